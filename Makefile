@@ -1,0 +1,40 @@
+# `make demo` and `make test` need python3 (>= 3.11, with venv), git and make; nothing else, and no root.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench screenshots clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "cbtop needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.12 demo"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## decode a model with instrumented bricks and watch it live
+	@$(BIN)/cbtop demo
+
+test: $(READY)  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(READY)  ## measure our own cost: ratios against a peer in the same run
+	$(BIN)/python -m benchmarks
+
+screenshots: $(READY)  ## redraw screenshots/ from a real run
+	$(BIN)/python screenshots/make.py
+
+clean:  ## remove the environment and every cache in this folder
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

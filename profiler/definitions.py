@@ -1,0 +1,66 @@
+"""What is known of a brick and its kernels before they run: name, category, backend, work, budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Floating-point operations and bytes moved, as a straight line in the record's `elements`.
+
+    A call with `n` elements does `flops_per_call + n * flops_per_element` operations and touches
+    `bytes_per_call + n * bytes_per_element` bytes. Every operation of a decoder fits this line exactly:
+    a matrix product's weights cost bytes per call, attention grows with its elements (heads x positions).
+    The bytes are those the algorithm touches as written, caches not considered.
+    """
+
+    flops_per_call: float = 0.0
+    flops_per_element: float = 0.0
+    bytes_per_call: float = 0.0
+    bytes_per_element: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDefinition:
+    """One kernel that a brick launches. `grid`, `block` and `shared_memory_bytes` are a GPU launch's own."""
+
+    name: str
+    backend: str
+    grid: tuple[int, int, int] | None = None
+    block: tuple[int, int, int] | None = None
+    shared_memory_bytes: int | None = None
+    ptx_hash: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BrickDefinition:
+    """A brick as it stands in one place of a model; pass it to `BrickProfiler.start_brick`.
+
+    `name` is what every screen shows: a BrickId's display name, or any name for a dynamic brick.
+    Two definitions under one layer are two nodes even when they carry the same name (the two RmsNorms).
+    `budget_us_per_token` is None when nobody set one.
+    """
+
+    name: str
+    category: BrickCategory
+    brick: BrickId | None = None
+    backend: str = ""
+    work: Work | None = None
+    kernels: tuple[KernelDefinition, ...] = field(default=())
+    budget_us_per_token: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        brick: BrickId,
+        *,
+        backend: str = "",
+        work: Work | None = None,
+        kernels: tuple[KernelDefinition, ...] = (),
+        budget_us_per_token: float | None = None,
+    ) -> BrickDefinition:
+        """A definition of a well-known brick, with its own name and category."""
+        return cls(brick.display_name, brick.category, brick, backend, work, kernels, budget_us_per_token)

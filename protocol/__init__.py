@@ -1,0 +1,1 @@
+"""What is said between a profiled process, the daemon and its viewers."""

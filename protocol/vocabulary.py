@@ -1,0 +1,126 @@
+"""The words both sides of the wire share: bricks, categories, modes, node kinds, provenance."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+
+class BrickCategory(IntEnum):
+    """The four groups that a report rolls bricks up into."""
+
+    NORM = 0
+    ATTENTION = 1
+    FFN = 2
+    OTHER = 3
+
+    @property
+    def display_name(self) -> str:
+        return _CATEGORY_NAMES[self]
+
+
+_CATEGORY_NAMES = {
+    BrickCategory.NORM: "Norm",
+    BrickCategory.ATTENTION: "Attention",
+    BrickCategory.FFN: "FFN",
+    BrickCategory.OTHER: "Other",
+}
+
+
+class BrickId(IntEnum):
+    """The fifteen well-known bricks of a transformer decoder, in index order."""
+
+    RMS_NORM = 0
+    LAYER_NORM = 1
+    QKV_PROJECTION = 2
+    ROPE_EMBEDDING = 3
+    ATTENTION_SCORE = 4
+    ATTENTION_SOFTMAX = 5
+    ATTENTION_OUTPUT = 6
+    OUTPUT_PROJECTION = 7
+    GATE_PROJECTION = 8
+    UP_PROJECTION = 9
+    ACTIVATION = 10
+    DOWN_PROJECTION = 11
+    EMBEDDING = 12
+    LM_HEAD = 13
+    SAMPLING = 14
+
+    @property
+    def display_name(self) -> str:
+        """The name shown everywhere, `RmsNorm` for RMS_NORM."""
+        return _BRICK_NAMES[self]
+
+    @property
+    def category(self) -> BrickCategory:
+        return _BRICK_CATEGORIES[self]
+
+    @classmethod
+    def from_name(cls, name: str) -> BrickId:
+        """The brick called `name`: a display name or one of the usual aliases (`Qkv`, `SiLU`, `Head`, …).
+
+        Raises ValueError, naming what is known, when there is none.
+        """
+        try:
+            return _BRICKS_BY_NAME[name]
+        except KeyError:
+            known = ", ".join(_BRICK_NAMES.values())
+            raise ValueError(f"no brick is called {name!r}; the bricks are {known}") from None
+
+
+_BRICK_NAMES = {brick: "".join(word.capitalize() for word in brick.name.split("_")) for brick in BrickId}
+
+_BRICK_CATEGORIES = {
+    BrickId.RMS_NORM: BrickCategory.NORM,
+    BrickId.LAYER_NORM: BrickCategory.NORM,
+    BrickId.QKV_PROJECTION: BrickCategory.ATTENTION,
+    BrickId.ROPE_EMBEDDING: BrickCategory.ATTENTION,
+    BrickId.ATTENTION_SCORE: BrickCategory.ATTENTION,
+    BrickId.ATTENTION_SOFTMAX: BrickCategory.ATTENTION,
+    BrickId.ATTENTION_OUTPUT: BrickCategory.ATTENTION,
+    BrickId.OUTPUT_PROJECTION: BrickCategory.ATTENTION,
+    BrickId.GATE_PROJECTION: BrickCategory.FFN,
+    BrickId.UP_PROJECTION: BrickCategory.FFN,
+    BrickId.ACTIVATION: BrickCategory.FFN,
+    BrickId.DOWN_PROJECTION: BrickCategory.FFN,
+    BrickId.EMBEDDING: BrickCategory.OTHER,
+    BrickId.LM_HEAD: BrickCategory.OTHER,
+    BrickId.SAMPLING: BrickCategory.OTHER,
+}
+
+_BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
+    "Qkv": BrickId.QKV_PROJECTION,
+    "Rope": BrickId.ROPE_EMBEDDING,
+    "RoPE": BrickId.ROPE_EMBEDDING,
+    "Softmax": BrickId.ATTENTION_SOFTMAX,
+    "OutProj": BrickId.OUTPUT_PROJECTION,
+    "Gate": BrickId.GATE_PROJECTION,
+    "Up": BrickId.UP_PROJECTION,
+    "SiLU": BrickId.ACTIVATION,
+    "GELU": BrickId.ACTIVATION,
+    "ReLU": BrickId.ACTIVATION,
+    "Down": BrickId.DOWN_PROJECTION,
+    "Embed": BrickId.EMBEDDING,
+    "Head": BrickId.LM_HEAD,
+    "Sample": BrickId.SAMPLING,
+}
+
+
+class NodeKind(IntEnum):
+    """What a node of the execution graph stands for."""
+
+    STEP = 0
+    LAYER = 1
+    BRICK = 2
+    KERNEL = 3
+    TRANSFER = 4
+    FUNCTION = 5
+    ASYNC_TASK = 6
+
+
+class Provenance(str, Enum):
+    """Where a number comes from; shown beside every number that was not simply measured."""
+
+    MEASURED = "measured"
+    DERIVED = "derived"  # computed from measured numbers, or from shapes
+    STATIC = "static"  # read from a file or a declaration, true whether or not anything ran
+    UNAVAILABLE = "n/a"
