@@ -1,0 +1,52 @@
+"""cbtop: measure the bricks of an inference process for real, and watch them live.
+
+Nothing heavy loads here: the public names arrive when they are first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from cbtop.version import __version__
+
+if TYPE_CHECKING:
+    from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+    from cbtop.profiler.graph.execution_graph import ExecutionGraph
+    from cbtop.profiler.profiler import BrickProfiler
+    from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance
+
+_HOMES = {
+    "BrickProfiler": "cbtop.profiler.profiler",
+    "BrickDefinition": "cbtop.profiler.definitions",
+    "KernelDefinition": "cbtop.profiler.definitions",
+    "Work": "cbtop.profiler.definitions",
+    "ExecutionGraph": "cbtop.profiler.graph.execution_graph",
+    "BrickCategory": "cbtop.protocol.vocabulary",
+    "BrickId": "cbtop.protocol.vocabulary",
+    "NodeKind": "cbtop.protocol.vocabulary",
+    "Provenance": "cbtop.protocol.vocabulary",
+}
+
+__all__ = [
+    "BrickCategory",
+    "BrickDefinition",
+    "BrickId",
+    "BrickProfiler",
+    "ExecutionGraph",
+    "KernelDefinition",
+    "NodeKind",
+    "Provenance",
+    "Work",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cbtop' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,199 @@
+"""What a screen or a report shows of one source, as frozen data: the one place both are drawn from.
+
+A None is a number nobody measured; every output prints it as `n/a` (text) or `null` (JSON).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class StepsView:
+    """The steps of one phase (`decode`, `prefill`): every figure measured over whole steps."""
+
+    phase: str
+    count: int
+    tokens: int
+    tokens_per_sec: float | None  # tokens / step wall time, whole life
+    recent_tokens_per_sec: float | None  # the same over the last seconds; None while nothing moves
+    mean_us: float | None
+    p50_us: float | None
+    p95_us: float | None
+    p99_us: float | None
+    us_per_token_p50: float | None
+    us_per_token_p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BrickRow:
+    """One brick summed over the layers (and occurrences) of a phase."""
+
+    name: str
+    category: BrickCategory
+    count: int
+    failed: int
+    total_us: float
+    exclusive_us: float
+    avg_us: float
+    min_us: float
+    max_us: float
+    p50_us: float
+    p95_us: float
+    p99_us: float
+    us_per_token: float | None
+    elements: int
+    flops: float | None  # derived from shapes
+    bytes: float | None  # derived from shapes
+    gflops: float | None
+    gb_per_sec: float | None
+    percent: float | None  # exclusive time / step wall time
+    budget_us_per_token: float | None
+    checks_passed: int
+    checks_failed: int
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryRow:
+    name: str
+    category: BrickCategory
+    count: int
+    total_us: float
+    exclusive_us: float
+    avg_us: float
+    us_per_token: float | None
+    percent: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingRow:
+    """A roof: `kind` is `bandwidth` (GB/s) or `compute` (GFLOP/s)."""
+
+    name: str
+    kind: str
+    value: float
+    unit: str
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class RooflinePoint:
+    """A brick on the roofline; `above_roof` is flagged, never hidden."""
+
+    brick: str
+    category: BrickCategory
+    intensity: float  # flops / byte, derived
+    gflops: float
+    gb_per_sec: float
+    attainable_gflops: float | None
+    percent_of_roof: float | None
+    bound: str  # "memory", "compute" or "n/a" where a ceiling is missing
+    above_roof: bool
+    percent: float | None  # share of the step's wall time, for sorting and emphasis
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineView:
+    ceilings: tuple[CeilingRow, ...]
+    points: tuple[RooflinePoint, ...]
+    without_work: tuple[str, ...]  # bricks whose flops or bytes nobody declared
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """One node of layer → brick → kernel, in drawing order (a parent before its children)."""
+
+    id: int
+    parent: int | None
+    depth: int
+    kind: NodeKind
+    name: str
+    label: str  # exactly the text the ASCII tree prints for this node, connectors left out
+    category: BrickCategory | None
+    backend: str
+    count: int | None
+    total_us: float | None
+    avg_us: float | None
+    p50_us: float | None
+    p99_us: float | None
+    elements: int | None  # per call, mean
+    percent: float | None  # of the step's wall time
+    grid: tuple[int, int, int] | None
+    block: tuple[int, int, int] | None
+    shared_memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    name: str
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class BooksView:
+    """wall = bricks + gaps + unattributed, over the closed steps of a phase; `open_us` stands beside it."""
+
+    wall_us: float
+    bricks_us: float
+    gaps: tuple[Gap, ...]
+    gaps_us: float
+    unattributed_us: float
+    residual_percent: float | None
+    open_us: float  # brick time already recorded in a step that has not ended
+
+
+@dataclass(frozen=True, slots=True)
+class LossView:
+    """produced == received + dropped, always. `before_attach` is the part of `dropped` that was overwritten
+    before the daemon first read the ring; `rejected` the part that named no known node."""
+
+    produced: int
+    received: int
+    dropped: int
+    before_attach: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    brick: str
+    assertion: str
+    passed: bool
+    max_error: float | None
+    tolerance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """Everything one profiled process shows, for one phase of its steps."""
+
+    key: str  # host:pid:start, stable for the life of the process
+    pid: int
+    host: str
+    program: str
+    state: str  # "live", "ended", "killed" or "faulty"
+    state_reason: str
+    activity: str  # what the process says it is doing ("measuring ceilings"), "" in the main loop
+    activity_done: float | None  # 0..1
+    model: str | None
+    architecture: str | None
+    backend: str | None
+    quantization: str | None
+    threads: int | None
+    layers: int | None
+    weights_bytes: int | None
+    phase: str | None  # the phase shown; None when the process has no steps
+    phases: tuple[StepsView, ...]
+    steps: StepsView | None  # of the phase shown
+    bricks: tuple[BrickRow, ...]  # by exclusive time, largest first
+    categories: tuple[CategoryRow, ...]
+    roofline: RooflineView
+    graph: tuple[GraphRow, ...]
+    tree_text: str  # the ASCII tree
+    books: BooksView | None  # None without steps
+    loss: LossView
+    checks: tuple[CheckRow, ...]
+    tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
