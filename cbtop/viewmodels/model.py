@@ -197,3 +197,12 @@ class SourceView:
     loss: LossView
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSummary:
+    """One entry in the list of sources."""
+
+    key: str
+    label: str  # program, pid@host
+    state: str

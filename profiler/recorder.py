@@ -1,0 +1,139 @@
+"""The recorder: this process's ring and catalog files, opened on first use and again in a forked child."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from cbtop.protocol.catalog import CatalogWriter
+from cbtop.protocol.endpoint import runtime_dir
+from cbtop.protocol.errors import ProtocolError
+from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessage, Goodbye, HostHello
+from cbtop.protocol.process import boot_id, process_start
+from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
+
+_log = logging.getLogger("cbtop")
+_serial = itertools.count()
+_recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
+
+
+class RingRecorder:
+    """Writes records into this process's ring and messages into its catalog.
+
+    Nothing is opened before something is recorded. When the files cannot be made (no room, no safe runtime
+    directory) one warning is logged and nothing is recorded; the host goes on. A forked child never writes its
+    parent's files: it opens its own pair on first use and says again what its parent had said.
+    """
+
+    record: Record
+
+    def __init__(self, directory: Path | None = None, ring_bytes: int = DEFAULT_RING_BYTES) -> None:
+        self._directory = directory
+        self._ring_bytes = ring_bytes
+        self._said: list[CatalogMessage] = []
+        self._forget()
+        _recorders.add(self)
+
+    def announce(self, message: CatalogMessage) -> None:
+        """Write `message` into the catalog."""
+        with self._opening:
+            self._said.append(message)
+            if self._catalog:
+                self._catalog.write(message)
+                return
+        self._open()
+
+    def close(self, reason: str) -> None:
+        """Say goodbye; the files stay for the daemon to read to their end."""
+        with self._opening:
+            if self._catalog:
+                self._catalog.write(Goodbye(reason))
+                self._catalog.close()
+            self._catalog = None
+            self._ring = None
+            self._closed = True
+            self.record = _nowhere
+
+    def _forget(self) -> None:
+        """Back to not having opened anything: at the start, and in a forked child."""
+        self._opening = threading.RLock()
+        self._ring: RingWriter | None = None
+        self._catalog: CatalogWriter | None = None
+        self._closed = False
+        self.record = self._first_record
+
+    def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+        self._open()
+        self.record(tag, start_ns, end_ns, elements)
+
+    def _open(self) -> None:
+        with self._opening:
+            if self._ring or self._closed:
+                return
+            try:
+                stem = f"{os.getpid()}-{process_start(os.getpid()) or 0}-{next(_serial)}"
+                directory = self._directory or runtime_dir()
+                # The catalog comes first: whoever sees the ring finds the catalog beside it.
+                catalog = CatalogWriter(directory / f"{stem}.catalog")
+                catalog.write(_hello())
+                for message in self._said:
+                    catalog.write(message)
+                ring = RingWriter(directory / f"{stem}.ring", self._ring_bytes)
+            except ProtocolError as error:
+                _log.warning("cbtop records nothing in process %d: %s", os.getpid(), error)
+                self._closed = True
+                self.record = _nowhere
+                return
+            self._ring, self._catalog, self.record = ring, catalog, ring.record
+
+
+def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+    """Where records go when there is no ring."""
+
+
+def _hello() -> HostHello:
+    return HostHello(
+        protocol_major=PROTOCOL_MAJOR,
+        protocol_minor=PROTOCOL_MINOR,
+        pid=os.getpid(),
+        process_start=process_start(os.getpid()) or 0,
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        program=_program(),
+        python=platform.python_version(),
+        recorder="python",
+        monotonic_ns=time.perf_counter_ns(),
+        realtime_ns=time.time_ns(),
+    )
+
+
+def _program() -> str:
+    """What a user would call this process: the script or module it runs."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+
+
+def _after_fork() -> None:
+    for recorder in _recorders:
+        recorder._forget()
+
+
+def _at_exit() -> None:
+    for recorder in list(_recorders):
+        recorder.close("exit")
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

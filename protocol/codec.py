@@ -1,0 +1,184 @@
+"""Bytes to messages and back. No sockets here.
+
+Rules
+- A message is one msgpack map: its kind under "k", its fields by name. Unknown fields and unknown kinds of
+  the same major version are ignored (`decode` gives None for an unknown kind).
+- What comes in is hostile: every length is bounded before anything is allocated, every field is checked
+  against its declared type, every number against its range.
+- Every string is sanitised here and nowhere else: control and bidi characters become U+FFFD, length is cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from cbtop.protocol import messages
+from cbtop.protocol.errors import DecodeError
+
+MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histograms stays below
+MAX_NAME_CHARS = 256
+MAX_ITEMS = 200_000  # of any list: the node table is bounded at 100,000
+I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
+U64_MAX = (1 << 64) - 1  # a PTX hash is the one u64
+
+# C0, DEL, C1, line/paragraph separators, bidi controls, zero-width and BOM, lone surrogates.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+Check = Callable[[Any, str], Any]
+
+
+def sanitise(text: str) -> str:
+    """`text` made safe to show: at most MAX_NAME_CHARS characters, none of which moves a cursor or reorders."""
+    return _UNSAFE.sub("\ufffd", text[:MAX_NAME_CHARS])
+
+
+def encode(message: messages.Message) -> bytes:
+    """One message as one msgpack map."""
+    packed: bytes = msgpack.packb(_plain(message), use_bin_type=True, unicode_errors="replace")
+    return packed
+
+
+def decode(frame: bytes | memoryview) -> messages.Message | None:
+    """The message in `frame`; None when its kind is unknown to this minor version.
+
+    Raises DecodeError for anything else that is not a message.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise DecodeError(f"a frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} are taken")
+    try:
+        raw = msgpack.unpackb(
+            frame,
+            strict_map_key=True,
+            max_str_len=1 << 16,
+            max_bin_len=MAX_FRAME_BYTES,
+            max_array_len=MAX_ITEMS,
+            max_map_len=64,
+            max_ext_len=0,
+            unicode_errors="replace",
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise DecodeError(f"not a message: {error}") from error
+    return _message(raw)
+
+
+def _message(raw: object) -> messages.Message | None:
+    if not isinstance(raw, dict) or not isinstance(raw.get("k"), str):
+        raise DecodeError("not a message: a map with its kind under 'k' was wanted")
+    reader = _READERS.get(raw["k"])
+    return reader(raw) if reader else None
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Enum():
+            return value.value
+        case str() | bytes() | int() | float() | None:
+            return value
+        case tuple():
+            return [_plain(item) for item in value]
+        case _ if dataclasses.is_dataclass(value):
+            fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return {"k": type(value).__name__} | fields
+        case _:
+            raise TypeError(f"a message cannot carry a {type(value).__name__}")
+
+
+def _integer(value: Any, where: str) -> int:
+    if type(value) is not int or not I64_MIN <= value <= U64_MAX:
+        raise DecodeError(f"{where}: {value!r:.40} is no 64-bit integer")
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise DecodeError(f"{where}: {value!r:.40} is no finite number")
+    return float(value)
+
+
+def _boolean(value: Any, where: str) -> bool:
+    if type(value) is not bool:
+        raise DecodeError(f"{where}: {value!r:.40} is neither true nor false")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if type(value) is not str:
+        raise DecodeError(f"{where}: {value!r:.40} is no string")
+    return sanitise(value)
+
+
+def _column(value: Any, where: str) -> bytes:
+    if type(value) is not bytes or len(value) % 8:
+        raise DecodeError(f"{where}: no column of 64-bit integers")
+    return value
+
+
+def _enum(kind: type[Enum]) -> Check:
+    def check(value: Any, where: str) -> Enum:
+        try:
+            return kind(value)
+        except ValueError:
+            raise DecodeError(f"{where}: {value!r:.40} is no {kind.__name__}") from None
+
+    return check
+
+
+def _optional(inner: Check) -> Check:
+    return lambda value, where: None if value is None else inner(value, where)
+
+
+def _triple(value: Any, where: str) -> tuple[int, int, int]:
+    if type(value) is not list or len(value) != 3:
+        raise DecodeError(f"{where}: three integers were wanted")
+    x, y, z = (_integer(item, where) for item in value)
+    return x, y, z
+
+
+def _nested(value: Any, where: str) -> tuple[messages.Message, ...]:
+    if type(value) is not list:
+        raise DecodeError(f"{where}: a list of messages was wanted")
+    found = (_message(item) for item in value)
+    return tuple(item for item in found if item is not None)
+
+
+_SCALARS: dict[Any, Check] = {int: _integer, float: _number, bool: _boolean, str: _text, bytes: _column}
+
+
+def _check_for(annotation: Any) -> Check:
+    if annotation in _SCALARS:
+        return _SCALARS[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _enum(annotation)
+    if annotation == tuple[int, int, int]:
+        return _triple
+    if get_origin(annotation) is tuple:
+        return _nested
+    if get_origin(annotation) in (types.UnionType, Union):
+        (inner,) = (a for a in get_args(annotation) if a is not type(None))
+        return _optional(_check_for(inner))
+    raise TypeError(f"no rule for a field of type {annotation}")
+
+
+def _reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
+    hints = get_type_hints(kind)
+    required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
+    rules = [(name, f"{kind.__name__}.{name}", _check_for(hint)) for name, hint in hints.items()]
+
+    def read(raw: dict[str, Any]) -> Any:
+        missing = required - raw.keys()
+        if missing:
+            raise DecodeError(f"{kind.__name__}: no {', '.join(sorted(missing))}")
+        return kind(**{name: rule(raw[name], where) for name, where, rule in rules if name in raw})
+
+    return read
+
+
+_READERS = {kind.__name__: _reader_for(kind) for kind in get_args(messages.Message)}

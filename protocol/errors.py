@@ -1,0 +1,21 @@
+"""What can go wrong on the wire, and whose fault it is."""
+
+
+class ProtocolError(Exception):
+    """The root of every error this package raises."""
+
+
+class DecodeError(ProtocolError):
+    """The other side's fault: bytes that are not a message, a field out of place, a number out of range."""
+
+
+class VersionError(DecodeError):
+    """The other side speaks another major version; the message names both."""
+
+
+class RingError(ProtocolError):
+    """A ring or catalog file that cannot be made, or is not one of ours."""
+
+
+class EndpointError(ProtocolError):
+    """Our side's fault: an address that cannot be used, or a runtime directory that is not safe."""

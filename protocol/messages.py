@@ -1,0 +1,207 @@
+"""Every message, as frozen data. A message's class name is its kind on the wire.
+
+Adding one: write the class here, add it to the union below, and give it a `case` in `cbtop/store.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+
+# --- said by the profiled process, kept in its catalog file -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostHello:
+    """The first message of a catalog: who measures, on which clock.
+
+    `monotonic_ns` and `realtime_ns` were read together; records carry monotonic time.
+    `process_start` is /proc's start time in clock ticks since boot: pid and start name a process for ever.
+    """
+
+    protocol_major: int
+    protocol_minor: int
+    pid: int
+    process_start: int
+    host: str
+    boot_id: str
+    program: str
+    python: str
+    recorder: str
+    monotonic_ns: int
+    realtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of the execution graph, said once, before the first record that names it.
+
+    `flops_*` and `bytes_*` are the straight line of `cbtop.profiler.definitions.Work`; None is unknown.
+    """
+
+    id: int
+    parent: int | None
+    kind: NodeKind
+    name: str
+    category: BrickCategory | None = None
+    brick: BrickId | None = None
+    backend: str = ""
+    flops_per_call: float | None = None
+    flops_per_element: float | None = None
+    bytes_per_call: float | None = None
+    bytes_per_element: float | None = None
+    budget_us_per_token: float | None = None
+    grid: tuple[int, int, int] | None = None
+    block: tuple[int, int, int] | None = None
+    shared_memory_bytes: int | None = None
+    ptx_hash: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What model is being run, read from its file (static)."""
+
+    model: str
+    architecture: str
+    backend: str
+    quantization: str
+    threads: int
+    layers: int
+    hidden_size: int
+    context_length: int
+    parameters: int
+    weights_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """A roof of this machine. `kind` is `bandwidth` (unit GB/s) or `compute` (unit GFLOP/s)."""
+
+    name: str
+    kind: str
+    value: float
+    unit: str
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One assertion of one brick, really evaluated."""
+
+    brick: str
+    assertion: str
+    passed: bool
+    max_error: float | None
+    tolerance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the process is busy with before (or instead of) its main loop; an empty name: the main loop."""
+
+    name: str
+    done: float | None = None  # 0..1
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The last message of a process that ended by itself."""
+
+    reason: str
+
+
+CatalogMessage = HostHello | Node | Manifest | Ceiling | CheckResult | Activity | Goodbye
+
+# --- said by the daemon, to every viewer --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonHello:
+    """The first message a viewer gets, and the only one whose meaning no version may change."""
+
+    protocol_major: int
+    protocol_minor: int
+    pid: int
+    host: str
+    boot_id: str
+    version: str
+    monotonic_ns: int
+    realtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCatalog:
+    """What a source has said: all of it (`complete`, replacing what the viewer had) or what came since."""
+
+    source: str
+    complete: bool
+    messages: tuple[CatalogMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """How a source is: `live`, `ended` (it said goodbye), `killed` (it did not) or `faulty`; and its counters.
+
+    `produced == received + overwritten + rejected`: records the source wrote; those in the statistics; those
+    overwritten in the ring before they were read (`before_attach` of them before the daemon first looked);
+    those that named no node the catalog knows, or ran backwards.
+    """
+
+    source: str
+    state: str
+    reason: str
+    produced: int
+    received: int
+    overwritten: int
+    before_attach: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatsUpdate:
+    """Cumulative statistics of the nodes that changed (all of them in a keyframe), in columns.
+
+    Every value is a total since the source began, so a lost update costs freshness, never truth. The byte
+    fields are little-endian i64 columns: one entry a node for `node` … `closed_ns`, one entry a histogram
+    bucket that changed for `bucket_*` (see `cbtop.profiler.stats` for the buckets).
+    `closed_ns` is the part of `total_ns` that lies in steps that have ended.
+    """
+
+    source: str
+    sequence: int
+    monotonic_ns: int
+    received: int
+    node: bytes
+    count: bytes
+    failed: bytes
+    total_ns: bytes
+    min_ns: bytes
+    max_ns: bytes
+    elements: bytes
+    closed_ns: bytes
+    bucket_node: bytes
+    bucket_index: bytes
+    bucket_count: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Said every second, so that silence means something."""
+
+    monotonic_ns: int
+    sources: tuple[SourceState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceGone:
+    """The daemon has let go of a source that ended long ago."""
+
+    source: str
+
+
+WireMessage = DaemonHello | SourceCatalog | SourceState | StatsUpdate | Heartbeat | SourceGone
+Message = CatalogMessage | WireMessage

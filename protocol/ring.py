@@ -1,0 +1,244 @@
+"""The ring of records a profiled process writes and the daemon reads: one mmapped file, bounded for ever.
+
+Layout (little-endian, all words i64; version 1)
+    byte 0     magic b"CBTOPRNG"
+    word 1     version            word 2  record size in bytes (32)      word 3  capacity in records (a power of 2)
+    word 4     pid                word 5  process start, clock ticks since boot
+    word 6, 7  monotonic ns and realtime ns, read together
+    word 8, 9  boot id, 16 raw bytes
+    word 16    cursor: how many records were ever begun (a cache line of its own)
+    byte 4096  the records: start ns, end ns, elements, tag
+    tag        bits 0-23 node id, bits 24-31 flags, bits 32-62 (record number + 1) mod 2^31
+
+Rules
+- Everything that moves the ring's cursor is in this file.
+- Threads of one process share the ring: a slot is reserved by one atomic counter step, its tag is stored last.
+  The tag carries the record's number, so a reader knows a record that is complete from one that is not yet, and
+  from one that was overwritten under its eyes. No lock, no lost record.
+- The writer allocates the whole file first: a full disk is an error at start, not a SIGBUS later.
+- The reader never writes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import struct
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cbtop.protocol.errors import RingError
+from cbtop.protocol.process import boot_id, process_start
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MAGIC = b"CBTOPRNG"
+VERSION = 1
+HEADER_BYTES = 4096
+RECORD_BYTES = 32
+DEFAULT_RING_BYTES = 8 << 20
+MAX_RING_BYTES = 1 << 30
+CURSOR_WORD = 16
+
+NODE_BITS = 24
+MAX_NODE = (1 << NODE_BITS) - 1
+NO_NODE = 0  # a record against it is counted as rejected: bad arguments, or a node table that was full
+FLAG_FAILED = 1 << NODE_BITS  # the brick ended in an exception
+SEQUENCE_SHIFT = 32
+SEQUENCE_MASK = (1 << 31) - 1
+
+# A reserved slot that stays empty this long belongs to a thread that was killed in the middle: it is lost.
+ABANDONED_AFTER_S = 2.0
+# Writers may be inside this many slots beyond the cursor; what lay there may be half overwritten.
+MAX_WRITERS_INSIDE = 64
+
+_HEADER = struct.Struct("<8sqqqqqqq16s")
+_RECORD = struct.Struct("<qqqq")
+
+Record = Callable[[int, int, int, int], None]
+
+
+class RingWriter:
+    """Writes records into a new ring file at `path` (mode 0600).
+
+    `record(tag, start_ns, end_ns, elements)` is the hot path. Raises RingError when the file cannot be made.
+    """
+
+    record: Record
+
+    def __init__(self, path: Path, size_bytes: int = DEFAULT_RING_BYTES) -> None:
+        capacity = size_bytes // RECORD_BYTES
+        if capacity < 1 or capacity & (capacity - 1) or size_bytes > MAX_RING_BYTES:
+            raise RingError(
+                f"a ring of {size_bytes} bytes; a power of two from {RECORD_BYTES} to {MAX_RING_BYTES} is wanted"
+            )
+        self.path = path
+        total = HEADER_BYTES + capacity * RECORD_BYTES
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RingError(f"ring {path}: {error.strerror}") from error
+        try:
+            os.posix_fallocate(descriptor, 0, total)
+            self._memory = mmap.mmap(descriptor, total)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise RingError(f"ring {path} of {total} bytes: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        boot = uuid.UUID(boot_id() or "0" * 32).bytes
+        pid = os.getpid()
+        header = (VERSION, RECORD_BYTES, capacity, pid, process_start(pid) or 0)
+        _HEADER.pack_into(self._memory, 0, MAGIC, *header, time.perf_counter_ns(), time.time_ns(), boot)
+        self._words = memoryview(self._memory).cast("q")
+        self.record = _record_function(self._memory, self._words, capacity)
+
+    @property
+    def produced(self) -> int:
+        """How many records were ever written."""
+        return self._words[CURSOR_WORD]
+
+
+def _record_function(memory: mmap.mmap, words: memoryview[int], capacity: int) -> Record:
+    """The hot path as a closure: everything it touches is a local or a cell, nothing is looked up."""
+    reserve = itertools.count().__next__  # one C call: atomic among the threads of a process
+    pack_into = _RECORD.pack_into
+    wrap = capacity - 1
+
+    def record(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+        number = reserve()
+        at = HEADER_BYTES + (number & wrap) * RECORD_BYTES
+        sequence = ((number + 1) & SEQUENCE_MASK) << SEQUENCE_SHIFT
+        try:
+            pack_into(memory, at, start_ns, end_ns, elements, tag | sequence)
+        except struct.error:  # the caller's elements are no 64-bit integer: keep the count, not the record
+            pack_into(memory, at, 0, 0, 0, NO_NODE | sequence)
+        words[CURSOR_WORD] = number + 1
+
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The records of one read, in columns (i64, one entry a record), and what was lost before them."""
+
+    node: NDArray[np.int64]
+    flags: NDArray[np.int64]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    elements: NDArray[np.int64]
+    overwritten: int
+
+
+class RingReader:
+    """Reads the ring at `path` from its oldest record on; remembers where it was.
+
+    Raises RingError when the file is no ring of this version, or its header and size disagree.
+    """
+
+    def __init__(self, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self._clock_s = clock_s
+        try:
+            with path.open("rb") as file:
+                self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise RingError(f"ring {path}: {error}") from error
+        if len(self._memory) < HEADER_BYTES:
+            raise RingError(f"ring {path}: {len(self._memory)} bytes are less than a header")
+        magic, version, record_bytes, capacity, pid, start, monotonic, realtime, boot = _HEADER.unpack_from(
+            self._memory
+        )
+        if magic != MAGIC:
+            raise RingError(f"ring {path}: not a ring file")
+        if version != VERSION or record_bytes != RECORD_BYTES:
+            raise RingError(f"ring {path}: version {version}, this cbtop reads version {VERSION}")
+        fits = len(self._memory) == HEADER_BYTES + capacity * RECORD_BYTES
+        if capacity < 1 or capacity & (capacity - 1) or not fits:
+            raise RingError(f"ring {path}: the header speaks of {capacity} records, the file is not that long")
+        self.capacity: int = capacity
+        self.pid: int = pid
+        self.process_start: int = start
+        self.monotonic_ns: int = monotonic
+        self.realtime_ns: int = realtime
+        self.boot_id = str(uuid.UUID(bytes=boot))
+        self._next = 0  # number of the next record to read
+        self._stuck_at = -1
+        self._stuck_since_s = 0.0
+
+    @property
+    def produced(self) -> int:
+        """How many records the writer has begun."""
+        return self._word(CURSOR_WORD)
+
+    @property
+    def read_to(self) -> int:
+        """The number of the next record: everything below it was read or counted as overwritten."""
+        return self._next
+
+    def read(self, *, final: bool = False) -> Batch:
+        """The complete records since the last read, at most one ring full.
+
+        With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once.
+        Raises RingError when the cursor jumped backwards or is negative.
+        """
+        import numpy as np  # the daemon's side only: a profiled process need not load it
+
+        produced = self.produced
+        if produced < self._next:
+            raise RingError(f"ring {self.path}: the cursor went back from {self._next} to {produced}")
+        lost = max(0, produced - self.capacity - self._next)
+        first = self._next + lost
+        count = produced - first
+        words = np.frombuffer(self._memory, dtype="<i8", offset=HEADER_BYTES).reshape(-1, 4)
+        at = first % self.capacity
+        records = np.concatenate((words[at : at + count], words[: max(0, at + count - self.capacity)]))
+        # What the writer may have begun to overwrite while we copied is given up, not guessed at.
+        margin = 0 if final else min(MAX_WRITERS_INSIDE, self.capacity // 16)
+        unsafe = min(max(0, self.produced - self.capacity + margin - first), count)
+        records, first, count, lost = records[unsafe:], first + unsafe, count - unsafe, lost + unsafe
+        expected = (np.arange(first + 1, first + count + 1, dtype=np.int64)) & SEQUENCE_MASK
+        found = records[:, 3] >> SEQUENCE_SHIFT
+        if not np.array_equal(found, expected):
+            age = (found - expected) & SEQUENCE_MASK
+            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # a newer record lies there already
+            missing = (age != 0) & ~overtaken  # reserved, not yet complete
+            # What is not yet complete is waited for: reading stops before it.
+            if missing.any() and not (final or self._abandoned(first + int(missing.argmax()))):
+                records = records[: int(missing.argmax())]
+            complete = age[: len(records)] == 0
+            lost += int(len(records) - complete.sum())
+            self._next = first + len(records)
+            records = records[complete]
+        else:
+            self._next = produced
+        tag = records[:, 3]
+        return Batch(
+            node=tag & MAX_NODE,
+            flags=tag & (0xFF << NODE_BITS),
+            start_ns=records[:, 0],
+            end_ns=records[:, 1],
+            elements=records[:, 2],
+            overwritten=lost,
+        )
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._memory.close()
+
+    def _abandoned(self, number: int) -> bool:
+        now_s = self._clock_s()
+        if number != self._stuck_at:
+            self._stuck_at, self._stuck_since_s = number, now_s
+        return now_s - self._stuck_since_s >= ABANDONED_AFTER_S
+
+    def _word(self, index: int) -> int:
+        value: int = struct.unpack_from("<q", self._memory, index * 8)[0]
+        return value
