@@ -1,0 +1,39 @@
+"""Every kernel, one file an operation, in the order a token meets them."""
+
+# The list is built when it is first asked for: it loads Numba (half a second).
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cbtop.compute.kernels.base import Kernel
+
+
+def all_kernels() -> tuple[Kernel, ...]:
+    from cbtop.compute.kernels.activation import SWIGLU
+    from cbtop.compute.kernels.attention_output import ATTENTION_OUTPUT
+    from cbtop.compute.kernels.attention_score import ATTENTION_SCORE
+    from cbtop.compute.kernels.attention_softmax import ATTENTION_SOFTMAX
+    from cbtop.compute.kernels.embedding import EMBEDDING
+    from cbtop.compute.kernels.kv_write import KV_WRITE
+    from cbtop.compute.kernels.linear import LINEAR
+    from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
+    from cbtop.compute.kernels.rms_norm import RMS_NORM
+    from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL
+    from cbtop.compute.kernels.sampling import GREEDY
+
+    return (
+        EMBEDDING,
+        RMS_NORM,
+        *LINEAR.values(),
+        ROPE_NORMAL,
+        ROPE_NEOX,
+        KV_WRITE,
+        ATTENTION_SCORE,
+        ATTENTION_SOFTMAX,
+        ATTENTION_OUTPUT,
+        SWIGLU,
+        RESIDUAL_ADD,
+        GREEDY,
+    )

@@ -1,0 +1,55 @@
+"""What a kernel is: one meaning, one quick version, its work, and inputs to try it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+FLOAT_BYTES = 4  # all activations, norms and the KV cache are float32
+
+Arguments = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWork:
+    """Operations and bytes of one call with n elements: per_call + n * per_element."""
+
+    flops_per_call: float = 0.0
+    flops_per_element: float = 0.0
+    bytes_per_call: float = 0.0
+    bytes_per_element: float = 0.0
+
+
+def everything(arguments: Arguments) -> Arguments:
+    """The `narrow` of a kernel whose reference is cheap enough to run on all of its input."""
+    return arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One operation.
+
+    `reference` (NumPy, the meaning) and `implementation` (Numba) take the same arguments and write into those
+    at the positions `outputs`; nothing is returned or allocated.
+    `work` computes the KernelWork from shapes; its parameters are the kernel's own.
+    `tolerance` bounds max|difference| / max|reference| between the two, in float32.
+    `examples` makes arguments of about `size` elements a dimension.
+    `narrow` cuts arguments down to what the reference can do in a moment: the same operation on fewer rows.
+    """
+
+    name: str
+    reference: Callable[..., None]
+    implementation: Callable[..., None]
+    work: Callable[..., KernelWork]
+    outputs: tuple[int, ...]
+    tolerance: float
+    examples: Callable[[np.random.Generator, int], Arguments]
+    narrow: Callable[[Arguments], Arguments] = everything
+
+
+def floats(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Normal random float32 of `shape`, for examples."""
+    return rng.standard_normal(shape, dtype=np.float32)

@@ -1,0 +1,47 @@
+"""Embedding: one row of the embedding matrix a token, dequantised.
+
+reference    dequantises the rows with NumPy
+numba        the row dequantiser of the weight's format, straight into the output
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+from cbtop.compute.kernels.jit import jit
+from cbtop.compute.kernels.linear import dequantize_row
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.q6_k import Q6_K
+
+
+def reference(code: int, weights: Any, tokens: Any, out: Any) -> None:
+    """out[t] = W[tokens[t]]; weights uint8 (vocabulary, row_bytes), tokens int64, out float32 (tokens, hidden)."""
+    out[:] = FORMATS[code].dequantize(weights[tokens])
+
+
+@jit
+def embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
+    """As `reference`."""
+    for t in range(tokens.shape[0]):
+        dequantize_row(code, weights, np.uint64(tokens[t]), out, np.uint64(t))
+
+
+def work(matrix: QuantizedMatrix) -> KernelWork:
+    """Elements are outputs, tokens x hidden; a multiplication each where there is a scale."""
+    return KernelWork(
+        flops_per_element=1.0 if matrix.format.block_elements > 1 else 0.0,
+        bytes_per_element=FLOAT_BYTES + matrix.format.block_bytes / matrix.format.block_elements,
+    )
+
+
+def _examples(rng: np.random.Generator, size: int) -> Arguments:
+    matrix = QuantizedMatrix.of(Q6_K, floats(rng, 50, 256 * (1 + size // 64)))
+    tokens = rng.integers(0, 50, size)
+    return Q6_K.code, matrix.data, tokens, np.zeros((size, matrix.columns), np.float32)
+
+
+EMBEDDING = Kernel("embedding", reference, embedding, work, (3,), 1e-6, _examples)

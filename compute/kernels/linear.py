@@ -1,0 +1,182 @@
+"""Linear: y = x @ W.T + bias with W quantised; the bulk of a decoder's time.
+
+reference    dequantises all of W: the meaning, 10-100x slower
+numba        one token: weights are dequantised inside the dot product, so the bytes read are the quantised ones.
+             More tokens: one row at a time is dequantised into a scratch row that stays in L1 and meets all
+             tokens, four at a time. One thread or a chunk of rows for each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+from cbtop.compute.kernels.jit import jit, jit_parallel, prange
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
+from cbtop.compute.quantization.floats import (
+    BF16,
+    F16,
+    dequantize_row_bf16,
+    dequantize_row_f16,
+    dequantize_row_f32,
+    dot_row_bf16,
+    dot_row_f16,
+    dot_row_f32,
+)
+from cbtop.compute.quantization.q4_k import Q4_K, dequantize_row_q4_k, dot_row_q4_k, sum_sub_blocks
+from cbtop.compute.quantization.q6_k import Q6_K, dequantize_row_q6_k, dot_row_q6_k
+from cbtop.compute.quantization.q8_0 import Q8_0, dequantize_row_q8_0, dot_row_q8_0
+
+F16_CODE, BF16_CODE = F16.code, BF16.code
+Q8_0_CODE, Q4_K_CODE, Q6_K_CODE = Q8_0.code, Q4_K.code, Q6_K.code
+CHECKED_ROWS = 64  # of a live matrix; the whole of an output matrix would take seconds to dequantise
+
+
+def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
+    """out[tokens, rows] = x[tokens, columns] @ W.T + bias; `bias` has no elements where there is none."""
+    matrix = FORMATS[code].dequantize(weights).astype(np.float64)  # (rows, columns)
+    out[:] = x.astype(np.float64) @ matrix.T + (bias if bias.size else 0.0)
+
+
+@jit
+def dequantize_row(code: int, weights: Any, row: Any, out: Any, out_row: Any) -> None:
+    """Row `row` of weights, uint8 (rows, row_bytes), into out[out_row] as float32."""
+    if code == Q4_K_CODE:
+        dequantize_row_q4_k(weights, row, out, out_row)
+    elif code == Q6_K_CODE:
+        dequantize_row_q6_k(weights, row, out, out_row)
+    elif code == Q8_0_CODE:
+        dequantize_row_q8_0(weights, row, out, out_row)
+    elif code == F16_CODE:
+        dequantize_row_f16(weights, row, out, out_row)
+    elif code == BF16_CODE:
+        dequantize_row_bf16(weights, row, out, out_row)
+    else:
+        dequantize_row_f32(weights, row, out, out_row)
+
+
+@jit
+def _dot_row(code: int, weights: Any, row: Any, x: Any, sums: Any) -> Any:
+    token = np.uint64(0)
+    if code == Q4_K_CODE:
+        return dot_row_q4_k(weights, row, x, token, sums)
+    if code == Q6_K_CODE:
+        return dot_row_q6_k(weights, row, x, token)
+    if code == Q8_0_CODE:
+        return dot_row_q8_0(weights, row, x, token)
+    if code == F16_CODE:
+        return dot_row_f16(weights, row, x, token)
+    if code == BF16_CODE:
+        return dot_row_bf16(weights, row, x, token)
+    return dot_row_f32(weights, row, x, token)
+
+
+@jit
+def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any) -> None:
+    """out[:, row] = x @ scratch[chunk] + bias, four tokens for each reading of the scratch row."""
+    tokens = np.uint64(x.shape[0])
+    columns = np.uint64(x.shape[1])
+    whole = tokens - tokens % np.uint64(4)
+    t = np.uint64(0)
+    while t < whole:
+        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for i in range(columns):
+            weight = scratch[chunk, i]
+            a += weight * x[t, i]
+            b += weight * x[t + np.uint64(1), i]
+            c += weight * x[t + np.uint64(2), i]
+            d += weight * x[t + np.uint64(3), i]
+        out[t, row] = a + bias
+        out[t + np.uint64(1), row] = b + bias
+        out[t + np.uint64(2), row] = c + bias
+        out[t + np.uint64(3), row] = d + bias
+        t += np.uint64(4)
+    while t < tokens:
+        a = np.float32(0)
+        for i in range(columns):
+            a += scratch[chunk, i] * x[t, i]
+        out[t, row] = a + bias
+        t += np.uint64(1)
+
+
+@jit
+def _rows(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any, chunk: Any, chunks: Any) -> None:
+    """The rows of one chunk of `chunks`."""
+    rows = weights.shape[0]
+    for row in range(np.uint64(chunk * rows // chunks), np.uint64((chunk + 1) * rows // chunks)):
+        offset = bias[row] if bias.shape[0] else np.float32(0)
+        if x.shape[0] == 1:
+            out[np.uint64(0), row] = _dot_row(code, weights, row, x, scratch) + offset
+        else:
+            dequantize_row(code, weights, row, scratch, np.uint64(chunk))
+            _dot_tokens(scratch, np.uint64(chunk), x, out, row, offset)
+
+
+@jit
+def _linear_serial(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
+    if code == Q4_K_CODE and x.shape[0] == 1:
+        sum_sub_blocks(x, np.uint64(0), scratch)
+    _rows(code, weights, bias, x, out, scratch, 0, 1)
+
+
+@jit_parallel
+def _linear_parallel(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
+    if code == Q4_K_CODE and x.shape[0] == 1:
+        sum_sub_blocks(x, np.uint64(0), scratch)
+    chunks = scratch.shape[0]
+    for chunk in prange(chunks):
+        _rows(code, weights, bias, x, out, scratch, chunk, chunks)
+
+
+def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
+    """As `reference`. `scratch` is float32 (threads, at least columns): its rows say how many threads to use."""
+    # A parallel launch costs over a microsecond even for one thread.
+    run = _linear_serial if scratch.shape[0] == 1 else _linear_parallel
+    run(code, weights, bias, x, out, scratch)
+
+
+def work(matrix: QuantizedMatrix, has_bias: bool) -> KernelWork:
+    """Elements are outputs, tokens x rows. Weights are read once a call, x once a token."""
+    return KernelWork(
+        flops_per_element=2.0 * matrix.columns + has_bias,
+        bytes_per_call=matrix.size_bytes + has_bias * matrix.rows * FLOAT_BYTES,
+        bytes_per_element=FLOAT_BYTES + FLOAT_BYTES * matrix.columns / matrix.rows,
+    )
+
+
+def narrow(arguments: Arguments) -> Arguments:
+    """The same product for CHECKED_ROWS rows, spread over the matrix."""
+    code, weights, bias, x, out, scratch = arguments
+    rows = np.unique(np.linspace(0, weights.shape[0] - 1, CHECKED_ROWS).astype(np.int64))
+    return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
+
+
+def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
+    def examples(rng: np.random.Generator, size: int) -> Arguments:
+        rows, columns = size + 3, 256 * (1 + size // 64)
+        matrix = QuantizedMatrix.of(block_format, floats(rng, rows, columns))
+        bias = floats(rng, rows if tokens == 1 else 0)
+        x, out = floats(rng, tokens, columns), np.zeros((tokens, rows), np.float32)
+        return block_format.code, matrix.data, bias, x, out, np.zeros((threads, columns), np.float32)
+
+    return examples
+
+
+def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> Kernel:
+    """The linear kernel as it multiplies weights of one format; the examples are of `tokens` and `threads`."""
+    return Kernel(
+        name=f"{block_format.name.lower()}_linear",
+        reference=reference,
+        implementation=linear,
+        work=work,
+        outputs=(4,),
+        tolerance=2e-5,
+        examples=_examples(block_format, tokens, threads),
+        narrow=narrow,
+    )
+
+
+LINEAR: dict[int, Kernel] = {code: kernel_for(block_format) for code, block_format in FORMATS.items()}

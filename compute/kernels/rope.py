@@ -1,0 +1,80 @@
+"""RoPE: rotates pairs of a head's dimensions by an angle that grows with the position.
+
+reference    NumPy, float64
+numba        in place; angles come from a table made once a model, so no sine on the decode path (4-6x of NumPy)
+
+Two layouts of the pairs: "normal" (llama) rotates neighbours (2i, 2i+1), NEOX (qwen2) rotates (i, i + n/2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+from cbtop.compute.kernels.jit import jit
+
+
+def angle_table(
+    positions: int, dimensions: int, base: float, scale: float, factors: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Cosines and sines, float32 (2, positions, dimensions / 2), of position * scale * base^(-2i/dimensions).
+
+    `factors` divide the frequencies one by one (`rope_freqs.weight`, Llama 3.1).
+    """
+    frequencies = scale * base ** (-np.arange(0, dimensions, 2, dtype=np.float64) / dimensions)
+    if factors is not None:
+        frequencies = frequencies / factors
+    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
+    return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
+
+
+def reference(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
+    """x: float32 (tokens, heads * head_dim), token t at position start + t; table as `angle_table` gives it."""
+    tokens, pairs = x.shape[0], table.shape[2]
+    heads = x.reshape(tokens, -1, head_dim)  # a view: x is contiguous
+    cos, sin = table[:, start : start + tokens, None, :].astype(np.float64)
+    first, second = (
+        (slice(0, pairs), slice(pairs, 2 * pairs))
+        if neox
+        else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+    )
+    a, b = heads[..., first].astype(np.float64), heads[..., second].astype(np.float64)
+    heads[..., first], heads[..., second] = a * cos - b * sin, a * sin + b * cos
+
+
+@jit
+def rope(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
+    """As `reference`."""
+    pairs = np.uint64(table.shape[2])
+    stride, gap = (np.uint64(1), pairs) if neox else (np.uint64(2), np.uint64(1))
+    for t in range(np.uint64(x.shape[0])):
+        position = np.uint64(start) + t
+        for head in range(np.uint64(x.shape[1] // head_dim)):
+            first = head * np.uint64(head_dim)
+            for i in range(pairs):
+                cos, sin = table[np.uint64(0), position, i], table[np.uint64(1), position, i]
+                a, b = x[t, first + stride * i], x[t, first + stride * i + gap]
+                x[t, first + stride * i] = a * cos - b * sin
+                x[t, first + stride * i + gap] = a * sin + b * cos
+
+
+def work() -> KernelWork:
+    """Elements are rotated values. A pair takes 4 multiplications and 2 additions, and reads two angles."""
+    return KernelWork(flops_per_element=3.0, bytes_per_element=3.0 * FLOAT_BYTES)
+
+
+def _examples(neox: bool) -> Any:
+    def examples(rng: np.random.Generator, size: int) -> Arguments:
+        head_dim = 2 * size
+        factors = np.linspace(1, 4, size, dtype=np.float32)
+        table = angle_table(9, head_dim, 1e4, 1.0, None if neox else factors)
+        return floats(rng, 5, 3 * head_dim), head_dim, 4, table, neox
+
+    return examples
+
+
+ROPE_NORMAL = Kernel("rope_normal", reference, rope, work, (0,), 1e-5, _examples(neox=False))
+ROPE_NEOX = Kernel("rope_neox", reference, rope, work, (0,), 1e-5, _examples(neox=True))

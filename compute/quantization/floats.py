@@ -1,0 +1,104 @@
+"""F32, F16 and BF16: weights that are plain floats in the file.
+
+One element a block. BF16 is the upper half of a float32; F16 is IEEE binary16. (ggml: ggml_fp16_t, ggml_bf16_t)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.kernels.jit import half_to_float, jit
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats
+
+
+def _dequantize_f32(data: Bytes) -> Floats:
+    return np.ascontiguousarray(data).view("<f4").astype(np.float32)
+
+
+def _quantize_f32(weights: Floats) -> Bytes:
+    return weights.astype("<f4").view(np.uint8)
+
+
+def _dequantize_f16(data: Bytes) -> Floats:
+    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
+
+
+def _quantize_f16(weights: Floats) -> Bytes:
+    return weights.astype("<f2").view(np.uint8)
+
+
+def _dequantize_bf16(data: Bytes) -> Floats:
+    return (np.ascontiguousarray(data).view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _quantize_bf16(weights: Floats) -> Bytes:
+    # To nearest, ties to even, as ggml_compute_fp32_to_bf16.
+    bits = weights.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype("<u2").view(np.uint8)
+
+
+@jit
+def dot_row_f32(weights: Any, row: Any, x: Any, token: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
+    values = weights[row].view(np.float32)
+    total = np.float32(0)
+    for i in range(np.uint64(values.shape[0])):
+        total += values[i] * x[token, i]
+    return total
+
+
+@jit
+def dequantize_row_f32(weights: Any, row: Any, out: Any, out_row: Any) -> None:
+    """Row `row` as float32 into out[out_row]."""
+    values = weights[row].view(np.float32)
+    for i in range(np.uint64(values.shape[0])):
+        out[out_row, i] = values[i]
+
+
+@jit
+def dot_row_f16(weights: Any, row: Any, x: Any, token: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
+    values = weights[row].view(np.uint16)
+    total = np.float32(0)
+    for i in range(np.uint64(values.shape[0])):
+        total += half_to_float(values[i]) * x[token, i]
+    return total
+
+
+@jit
+def dequantize_row_f16(weights: Any, row: Any, out: Any, out_row: Any) -> None:
+    """Row `row` as float32 into out[out_row]."""
+    values = weights[row].view(np.uint16)
+    for i in range(np.uint64(values.shape[0])):
+        out[out_row, i] = half_to_float(values[i])
+
+
+@jit
+def _bfloat_to_float(bits: Any) -> Any:
+    return np.int32(np.int32(bits) << np.int32(16)).view(np.float32)
+
+
+@jit
+def dot_row_bf16(weights: Any, row: Any, x: Any, token: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
+    values = weights[row].view(np.uint16)
+    total = np.float32(0)
+    for i in range(np.uint64(values.shape[0])):
+        total += _bfloat_to_float(values[i]) * x[token, i]
+    return total
+
+
+@jit
+def dequantize_row_bf16(weights: Any, row: Any, out: Any, out_row: Any) -> None:
+    """Row `row` as float32 into out[out_row]."""
+    values = weights[row].view(np.uint16)
+    for i in range(np.uint64(values.shape[0])):
+        out[out_row, i] = _bfloat_to_float(values[i])
+
+
+F32 = BlockFormat("F32", 0, 1, 4, _dequantize_f32, _quantize_f32)
+F16 = BlockFormat("F16", 1, 1, 2, _dequantize_f16, _quantize_f16)
+BF16 = BlockFormat("BF16", 30, 1, 2, _dequantize_bf16, _quantize_bf16)

@@ -1,0 +1,136 @@
+"""Q6_K: 256 weights of 6 bits in sixteen sub-blocks, each with a signed 8-bit scale.
+
+ggml's block_q6_K, 210 bytes; each half h (128 weights) has 64 bytes of ql and 32 of qh:
+
+    ql      128   low 4 bits: byte l of the half's 64 holds weights l (low nibble) and 64+l (high nibble)
+    qh       64   high 2 bits: byte l of the half's 32 holds weights l, 32+l, 64+l and 96+l, two bits each
+    scales   16   int8, one for 16 weights
+    d         2   scale of the scales, binary16
+
+    weight[i] = d * scales[i // 16] * (q - 32)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.kernels.jit import jit, load_half
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, nearest
+
+BLOCK_ELEMENTS = 256
+BLOCK_BYTES = 210
+QH_OFFSET = 128
+SCALES_OFFSET = 192
+D_OFFSET = 208
+SUB_BLOCK_ELEMENTS = 16
+LARGEST_SCALE = np.float32(127)
+LARGEST_MAGNITUDE = np.float32(31)  # of a signed 6-bit value, on both sides
+
+
+def _dequantize(data: Bytes) -> Floats:
+    blocks = np.ascontiguousarray(data).reshape(-1, BLOCK_BYTES)
+    ql = blocks[:, :QH_OFFSET].reshape(-1, 2, 1, 64)
+    low = np.concatenate([ql & 15, ql >> 4], axis=2).reshape(-1, 2, 4, 32)
+    qh = blocks[:, QH_OFFSET:SCALES_OFFSET].reshape(-1, 2, 1, 32)
+    high = (qh >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3  # (blocks, 2, 4, 32)
+    q = (low | (high << 4)).reshape(-1, 16, SUB_BLOCK_ELEMENTS).astype(np.float32) - np.float32(32)
+    d = blocks[:, D_OFFSET:].copy().view("<f2").astype(np.float32)  # (blocks, 1)
+    scales = blocks[:, SCALES_OFFSET:D_OFFSET].view(np.int8).astype(np.float32)
+    weights: Floats = (d * scales)[:, :, None] * q
+    return weights.reshape(data.shape[0], -1)
+
+
+def _quantize(weights: Floats) -> Bytes:
+    blocks = weights.reshape(-1, 16, SUB_BLOCK_ELEMENTS)
+    step = np.maximum(blocks.max(axis=2), -blocks.min(axis=2)) / LARGEST_MAGNITUDE  # (blocks, 16)
+    d = (step.max(axis=1, keepdims=True) / LARGEST_SCALE).astype("<f2")
+    unit = d.astype(np.float32)
+    inverse_unit = np.divide(np.float32(1), unit, out=np.zeros_like(unit), where=unit > 0)
+    scales = np.minimum(nearest(step * inverse_unit), LARGEST_SCALE).astype(np.int8)
+    effective = unit * scales
+    inverse = np.divide(np.float32(1), effective, out=np.zeros_like(effective), where=effective > 0)
+    shifted = blocks * inverse[:, :, None] + np.float32(32.5)
+    q = np.clip(np.floor(shifted), 0, 63).astype(np.uint8).reshape(-1, 2, 4, 32)
+
+    out = np.empty((len(blocks), BLOCK_BYTES), np.uint8)
+    low = q & 15
+    out[:, :QH_OFFSET] = (low[:, :, :2] | (low[:, :, 2:] << 4)).reshape(-1, 128)
+    high = q >> 4
+    packed = high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)
+    out[:, QH_OFFSET:SCALES_OFFSET] = packed.reshape(-1, 64)
+    out[:, SCALES_OFFSET:D_OFFSET] = scales.view(np.uint8)
+    out[:, D_OFFSET:] = d.view(np.uint8)
+    return out.reshape(weights.shape[0], -1)
+
+
+@jit
+def _scale(weights: Any, row: Any, offset: Any) -> Any:
+    return np.float32(np.int8(weights[row, offset]))
+
+
+@jit
+def _weight(low: Any, high: Any) -> Any:
+    """The value of four low bits and two high ones (already in place, as 0x30)."""
+    return np.float32(np.int32(np.int32(low | high) - np.int32(32)))
+
+
+@jit
+def dot_row_q6_k(weights: Any, row: Any, x: Any, token: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
+    total = np.float32(0)
+    for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
+        base = block * np.uint64(BLOCK_BYTES)
+        d = load_half(weights, row, base + np.uint64(D_OFFSET))
+        block_total = np.float32(0)
+        for part in range(np.uint64(4)):  # 16 bytes of qh: sub-blocks part's half, at its own 16 columns
+            half, column = part >> np.uint64(1), (part & np.uint64(1)) * np.uint64(16)
+            ql = base + half * np.uint64(64) + column
+            qh = base + np.uint64(QH_OFFSET) + half * np.uint64(32) + column
+            scales = base + np.uint64(SCALES_OFFSET) + half * np.uint64(8) + (part & np.uint64(1))
+            s0 = _scale(weights, row, scales)
+            s1 = _scale(weights, row, scales + np.uint64(2))
+            s2 = _scale(weights, row, scales + np.uint64(4))
+            s3 = _scale(weights, row, scales + np.uint64(6))
+            first = block * np.uint64(BLOCK_ELEMENTS) + half * np.uint64(128) + column
+            for i in range(np.uint64(SUB_BLOCK_ELEMENTS)):
+                a = np.int32(weights[row, ql + i])
+                b = np.int32(weights[row, ql + np.uint64(32) + i])
+                h = np.int32(weights[row, qh + i])
+                q0 = _weight(np.int32(a & np.int32(15)), np.int32(np.int32(h << np.int32(4)) & np.int32(0x30)))
+                q1 = _weight(np.int32(b & np.int32(15)), np.int32(np.int32(h << np.int32(2)) & np.int32(0x30)))
+                q2 = _weight(np.int32(a >> np.int32(4)), np.int32(h & np.int32(0x30)))
+                q3 = _weight(np.int32(b >> np.int32(4)), np.int32(np.int32(h >> np.int32(2)) & np.int32(0x30)))
+                block_total += (
+                    s0 * q0 * x[token, first + i]
+                    + s1 * q1 * x[token, first + np.uint64(32) + i]
+                    + s2 * q2 * x[token, first + np.uint64(64) + i]
+                    + s3 * q3 * x[token, first + np.uint64(96) + i]
+                )
+        total += d * block_total
+    return total
+
+
+@jit
+def dequantize_row_q6_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
+    """Row `row` as float32 into out[out_row]."""
+    for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
+        base = block * np.uint64(BLOCK_BYTES)
+        d = load_half(weights, row, base + np.uint64(D_OFFSET))
+        for sub_block in range(np.uint64(16)):
+            scale = d * _scale(weights, row, base + np.uint64(SCALES_OFFSET) + sub_block)
+            half, inside = sub_block >> np.uint64(3), sub_block & np.uint64(7)
+            quarter, column = inside >> np.uint64(1), (inside & np.uint64(1)) * np.uint64(16)
+            ql = base + half * np.uint64(64) + (quarter & np.uint64(1)) * np.uint64(32) + column
+            qh = base + np.uint64(QH_OFFSET) + half * np.uint64(32) + column
+            low_shift = np.int32((quarter >> np.uint64(1)) * np.uint64(4))
+            high_shift = np.int32(quarter * np.uint64(2))
+            first = block * np.uint64(BLOCK_ELEMENTS) + sub_block * np.uint64(SUB_BLOCK_ELEMENTS)
+            for i in range(np.uint64(SUB_BLOCK_ELEMENTS)):
+                low = np.int32(np.int32(np.int32(weights[row, ql + i]) >> low_shift) & np.int32(15))
+                high = np.int32(np.int32(np.int32(weights[row, qh + i]) >> high_shift) & np.int32(3))
+                out[out_row, first + i] = scale * _weight(low, np.int32(high << np.int32(4)))
+
+
+Q6_K = BlockFormat("Q6_K", 14, BLOCK_ELEMENTS, BLOCK_BYTES, _dequantize, _quantize)

@@ -1,0 +1,65 @@
+"""Q8_0: 32 signed bytes that share one scale.
+
+ggml's block_q8_0, 34 bytes:
+
+    d      2   scale, binary16
+    qs    32   int8; weight[i] = d * qs[i]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.kernels.jit import jit, load_half
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, nearest
+
+BLOCK_ELEMENTS = 32
+BLOCK_BYTES = 34
+
+
+def _dequantize(data: Bytes) -> Floats:
+    blocks = np.ascontiguousarray(data).reshape(-1, BLOCK_BYTES)
+    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)  # (blocks, 1)
+    weights: Floats = scale * blocks[:, 2:].view(np.int8).astype(np.float32)
+    return weights.reshape(data.shape[0], -1)
+
+
+def _quantize(weights: Floats) -> Bytes:
+    blocks = weights.reshape(-1, BLOCK_ELEMENTS)
+    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    out = np.empty((len(blocks), BLOCK_BYTES), np.uint8)
+    out[:, :2] = scale.astype("<f2").view(np.uint8)
+    out[:, 2:] = nearest(blocks * inverse).astype(np.int8).view(np.uint8)
+    return out.reshape(weights.shape[0], -1)
+
+
+@jit
+def dot_row_q8_0(weights: Any, row: Any, x: Any, token: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
+    total = np.float32(0)
+    for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
+        base = block * np.uint64(BLOCK_BYTES)
+        scale = load_half(weights, row, base)
+        base += np.uint64(2)
+        first = block * np.uint64(BLOCK_ELEMENTS)
+        for i in range(np.uint64(BLOCK_ELEMENTS)):
+            total += scale * (np.float32(np.int8(weights[row, base + i])) * x[token, first + i])
+    return total
+
+
+@jit
+def dequantize_row_q8_0(weights: Any, row: Any, out: Any, out_row: Any) -> None:
+    """Row `row` as float32 into out[out_row]."""
+    for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
+        base = block * np.uint64(BLOCK_BYTES)
+        scale = load_half(weights, row, base)
+        base += np.uint64(2)
+        first = block * np.uint64(BLOCK_ELEMENTS)
+        for i in range(np.uint64(BLOCK_ELEMENTS)):
+            out[out_row, first + i] = scale * np.float32(np.int8(weights[row, base + i]))
+
+
+Q8_0 = BlockFormat("Q8_0", 8, BLOCK_ELEMENTS, BLOCK_BYTES, _dequantize, _quantize)

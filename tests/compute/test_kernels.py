@@ -1,0 +1,35 @@
+"""Every kernel against its NumPy reference, on its own examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop.compute.kernels import all_kernels
+from cbtop.compute.kernels.base import Kernel
+from cbtop.compute.kernels.linear import kernel_for
+from cbtop.compute.quantization import FORMATS
+
+PREFILL_AND_THREADS = [
+    kernel_for(block_format, tokens, threads)
+    for block_format in FORMATS.values()
+    for tokens, threads in ((1, 2), (6, 1), (6, 2))
+]
+
+
+def copied(arguments: tuple[Any, ...], outputs: tuple[int, ...]) -> tuple[Any, ...]:
+    return tuple(a.copy() if place in outputs else a for place, a in enumerate(arguments))
+
+
+@pytest.mark.parametrize("size", [1, 7, 32, 200])
+@pytest.mark.parametrize("kernel", [*all_kernels(), *PREFILL_AND_THREADS], ids=lambda kernel: kernel.name)
+def test_a_kernel_agrees_with_its_reference(kernel: Kernel, size: int) -> None:
+    arguments = kernel.examples(np.random.default_rng(size), size)
+    expected = copied(arguments, kernel.outputs)
+    kernel.implementation(*arguments)
+    kernel.reference(*expected)
+    for place in kernel.outputs:
+        error = np.abs(arguments[place].astype(np.float64) - expected[place]).max()
+        assert error <= kernel.tolerance * np.abs(expected[place]).max()
