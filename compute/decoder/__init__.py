@@ -1,0 +1,9 @@
+"""The decoder: a GGUF model run token by token, every operation through a brick."""
+
+from __future__ import annotations
+
+from cbtop.compute.decoder.base import Family
+from cbtop.compute.decoder.llama import LLAMA
+from cbtop.compute.decoder.qwen2 import QWEN2
+
+FAMILIES: dict[str, Family] = {family.architecture: family for family in (QWEN2, LLAMA)}

@@ -1,0 +1,48 @@
+"""What the machine has to compute with. The only file that asks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from cbtop.compute.kernels.jit import jit_parallel, prange
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Compiled kernels on `threads` CPU threads. `label` is what screens show: `numba-omp×2`."""
+
+    threads: int
+    threading_layer: str
+    numba_version: str
+
+    @property
+    def label(self) -> str:
+        return f"numba-{self.threading_layer}×{self.threads}"
+
+
+@jit_parallel
+def _launch(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    for i in prange(counts.shape[0]):
+        counts[i] += 1
+
+
+def available_threads() -> int:
+    """The processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_backend(threads: int | None = None) -> Backend:
+    """Numba set to use `threads` threads; all that this process may run on when None.
+
+    Held to what Numba was started with (NUMBA_NUM_THREADS, by default the processors).
+    """
+    limit = int(numba.config.NUMBA_NUM_THREADS)
+    wanted = min(threads or available_threads(), limit)
+    numba.set_num_threads(wanted)
+    # Numba knows its threading layer only once something has run in parallel.
+    _launch(np.zeros(wanted, np.int64))
+    return Backend(wanted, str(numba.threading_layer()), str(numba.__version__))

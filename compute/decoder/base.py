@@ -1,0 +1,221 @@
+"""What a decoder is made of: its sizes, its weights, and how a family of architectures reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.compute.errors import ModelError
+from cbtop.compute.gguf import GgufFile
+from cbtop.compute.kernels.rope import angle_table
+from cbtop.compute.quantization.base import QuantizedMatrix
+
+# Bounds on metadata: above any model that runs on one machine, below what would overflow a buffer's size.
+MOST_LAYERS = 1_000
+MOST_HIDDEN = 1 << 17
+MOST_HEADS = 1_024
+MOST_CONTEXT = 1 << 24
+
+RopeLayout = Literal["normal", "neox"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An architecture family: what its GGUF files call `general.architecture`, and where it differs.
+
+    `qkv_bias`: the three attention projections must have biases. Other biases are read where they stand.
+    """
+
+    architecture: str
+    rope_layout: RopeLayout
+    qkv_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A weight matrix and its bias, float32 (rows,), without elements where there is none."""
+
+    weight: QuantizedMatrix
+    bias: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One transformer layer."""
+
+    attention_norm: NDArray[np.float32]
+    q: Projection
+    k: Projection
+    v: Projection
+    output: Projection
+    ffn_norm: NDArray[np.float32]
+    gate: Projection
+    up: Projection
+    down: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How positions turn into angles. `dimensions` of a head rotate; `factors` divide the frequencies."""
+
+    layout: RopeLayout
+    dimensions: int
+    base: float
+    scale: float
+    factors: NDArray[np.float32] | None
+
+    def table(self, positions: int) -> NDArray[np.float32]:
+        return angle_table(positions, self.dimensions, self.base, self.scale, self.factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder's sizes and weights. The matrices lie in the mapped file."""
+
+    name: str
+    architecture: str
+    quantization: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+    context_length: int
+    epsilon: float
+    rope: Rope
+    embedding: QuantizedMatrix
+    layers: tuple[LayerWeights, ...]
+    final_norm: NDArray[np.float32]
+    lm_head: QuantizedMatrix
+    parameters: int
+    weights_bytes: int
+
+
+def read_model(path: Path, families: dict[str, Family]) -> Model:
+    """The model in the GGUF file at `path`; ModelError where it is not one that `families` run."""
+    file = GgufFile.open(path)
+    architecture = file.text("general.architecture")
+    if architecture not in families:
+        raise ModelError(
+            f"{path} is of architecture {architecture[:60]!r}; supported are {', '.join(families)}: "
+            "give a model of one of these"
+        )
+    return _FamilyReader(file, families[architecture]).model()
+
+
+class _FamilyReader:
+    """Reads one file by the rules of one family."""
+
+    def __init__(self, file: GgufFile, family: Family) -> None:
+        self._file = file
+        self._family = family
+        prefix = self._prefix = family.architecture
+        self._hidden = file.integer(f"{prefix}.embedding_length", MOST_HIDDEN)
+        self._heads = file.integer(f"{prefix}.attention.head_count", MOST_HEADS)
+        self._kv_heads = file.integer(f"{prefix}.attention.head_count_kv", MOST_HEADS, default=self._heads)
+        default_dim = max(self._hidden // self._heads, 1)
+        self._head_dim = file.integer(f"{prefix}.attention.key_length", MOST_HIDDEN, default=default_dim)
+        self._feed_forward = file.integer(f"{prefix}.feed_forward_length", MOST_HIDDEN)
+
+    def model(self) -> Model:
+        file, prefix, hidden = self._file, self._prefix, self._hidden
+        self._refuse_what_would_be_ignored()
+        vocabulary = file.rows_of("token_embd.weight")
+        embedding = file.matrix("token_embd.weight", vocabulary, hidden)
+        # Tied embeddings: the output matrix is the embedding's own.
+        tied = not file.has_tensor("output.weight")
+        layers = file.integer(f"{prefix}.block_count", MOST_LAYERS)
+        model = Model(
+            name=file.text("general.name", default=file.path.stem),
+            architecture=prefix,
+            quantization=self._quantization(),
+            hidden=hidden,
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            head_dim=self._head_dim,
+            feed_forward=self._feed_forward,
+            vocabulary=vocabulary,
+            context_length=file.integer(f"{prefix}.context_length", MOST_CONTEXT),
+            epsilon=file.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+            rope=self._rope(),
+            embedding=embedding,
+            layers=tuple(self._layer(index) for index in range(layers)),
+            final_norm=file.vector("output_norm.weight", hidden),
+            lm_head=embedding if tied else file.matrix("output.weight", vocabulary, hidden),
+            parameters=file.elements(),
+            weights_bytes=file.size_bytes(),
+        )
+        if untaken := file.untaken_tensors():
+            raise ModelError(
+                f"{file.path} has tensors that a {prefix} decoder would ignore ({untaken[0]!r} and "
+                f"{len(untaken) - 1} more); its results would be wrong: give a plain {prefix} model"
+            )
+        return model
+
+    def _refuse_what_would_be_ignored(self) -> None:
+        file, prefix = self._file, self._prefix
+        if self._heads % self._kv_heads:
+            raise ModelError(
+                f"{file.path} has {self._heads} heads for {self._kv_heads} key/value heads; a multiple is wanted"
+            )
+        value_dim = file.integer(f"{prefix}.attention.value_length", MOST_HIDDEN, default=self._head_dim)
+        if value_dim != self._head_dim:
+            raise ModelError(
+                f"{file.path} has keys of {self._head_dim} and values of {value_dim} dimensions; equal ones are wanted"
+            )
+        if file.has_key(f"{prefix}.expert_count"):
+            raise ModelError(f"{file.path} is a mixture of experts, which is not supported; give a dense model")
+
+    def _quantization(self) -> str:
+        """The formats by their share of the bytes, the largest first: `Q4_K+Q6_K`; F32 only where it is all."""
+        sizes = self._file.format_sizes()
+        names = sorted(sizes, key=lambda name: -sizes[name])
+        return "+".join(name for name in names if name != "F32") or "F32"
+
+    def _rope(self) -> Rope:
+        file, prefix = self._file, self._prefix
+        dimensions = file.integer(f"{prefix}.rope.dimension_count", MOST_HIDDEN, default=self._head_dim)
+        if dimensions % 2 or dimensions > self._head_dim:
+            raise ModelError(
+                f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; an even number up to that is wanted"
+            )
+        scaling = file.text(f"{prefix}.rope.scaling.type", default="none")
+        if scaling not in ("none", "linear"):
+            raise ModelError(
+                f"{file.path} has rope scaling {scaling[:60]!r}; supported are none and linear: "
+                "give the model without context extension"
+            )
+        factor = file.number(f"{prefix}.rope.scaling.factor", default=1.0) if scaling == "linear" else 1.0
+        has_factors = file.has_tensor("rope_freqs.weight")
+        factors = file.vector("rope_freqs.weight", dimensions // 2) if has_factors else None
+        if factors is not None and not (factors > 0).all():
+            raise ModelError(f"{file.path}: rope_freqs.weight holds factors that are not above zero: it is damaged")
+        base = file.number(f"{prefix}.rope.freq_base", default=10_000.0)
+        return Rope(self._family.rope_layout, dimensions, base, 1.0 / factor, factors)
+
+    def _layer(self, index: int) -> LayerWeights:
+        hidden, feed_forward = self._hidden, self._feed_forward
+        query_rows, kv_rows = self._heads * self._head_dim, self._kv_heads * self._head_dim
+        bias = self._family.qkv_bias
+        return LayerWeights(
+            attention_norm=self._file.vector(f"blk.{index}.attn_norm.weight", hidden),
+            q=self._projection(f"blk.{index}.attn_q", query_rows, hidden, bias),
+            k=self._projection(f"blk.{index}.attn_k", kv_rows, hidden, bias),
+            v=self._projection(f"blk.{index}.attn_v", kv_rows, hidden, bias),
+            output=self._projection(f"blk.{index}.attn_output", hidden, query_rows),
+            ffn_norm=self._file.vector(f"blk.{index}.ffn_norm.weight", hidden),
+            gate=self._projection(f"blk.{index}.ffn_gate", feed_forward, hidden),
+            up=self._projection(f"blk.{index}.ffn_up", feed_forward, hidden),
+            down=self._projection(f"blk.{index}.ffn_down", hidden, feed_forward),
+        )
+
+    def _projection(self, name: str, rows: int, columns: int, needs_bias: bool = False) -> Projection:
+        weight = self._file.matrix(f"{name}.weight", rows, columns)
+        has_bias = needs_bias or self._file.has_tensor(f"{name}.bias")
+        bias = self._file.vector(f"{name}.bias", rows) if has_bias else np.zeros(0, np.float32)
+        return Projection(weight, bias)

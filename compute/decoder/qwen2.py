@@ -1,0 +1,10 @@
+"""Qwen2 and Qwen2.5: biases on queries, keys and values; RoPE over split halves.
+
+Source: Qwen2 technical report (2024); tensor names and the RoPE layout as llama.cpp's LLM_ARCH_QWEN2.
+"""
+
+from __future__ import annotations
+
+from cbtop.compute.decoder.base import Family
+
+QWEN2 = Family(architecture="qwen2", rope_layout="neox", qkv_bias=True)

@@ -1,0 +1,70 @@
+"""The same forward pass in plain NumPy, float64, over dequantised weights: what the decoder must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.compute.decoder.base import LayerWeights, Model, Projection, Rope
+
+Wide = NDArray[np.float64]
+
+
+def forward_reference(model: Model, tokens: Sequence[int]) -> Wide:
+    """Logits, float64 (tokens, vocabulary), of every position of `tokens`, which start at position 0."""
+    x = model.embedding.dequantized()[np.asarray(tokens)].astype(np.float64)  # (tokens, hidden)
+    for layer in model.layers:
+        x = x + _attention(model, layer, _norm(x, layer.attention_norm, model.epsilon))
+        x = x + _feed_forward(layer, _norm(x, layer.ffn_norm, model.epsilon))
+    normed = _norm(x, model.final_norm, model.epsilon)
+    return _times(normed, Projection(model.lm_head, np.zeros(0, np.float32)))
+
+
+def _times(x: Wide, projection: Projection) -> Wide:
+    y: Wide = x @ projection.weight.dequantized().astype(np.float64).T
+    return y + projection.bias if projection.bias.size else y
+
+
+def _norm(x: Wide, weight: NDArray[np.float32], epsilon: float) -> Wide:
+    normed: Wide = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + epsilon) * weight
+    return normed
+
+
+def _rotated(x: Wide, rope: Rope) -> Wide:
+    """x: (tokens, heads, head_dim); as complex numbers, a pair turns by multiplication."""
+    half = rope.dimensions // 2
+    frequencies = rope.scale * rope.base ** (-2.0 * np.arange(half) / rope.dimensions)
+    if rope.factors is not None:
+        frequencies = frequencies / rope.factors
+    turn = np.exp(1j * np.arange(len(x))[:, None] * frequencies)[:, None, :]  # (tokens, 1, half)
+    rotating = x[..., : rope.dimensions]
+    pairs = rotating.reshape(*x.shape[:2], 2, half).swapaxes(2, 3)
+    if rope.layout == "normal":
+        pairs = rotating.reshape(*x.shape[:2], half, 2)
+    turned = (pairs[..., 0] + 1j * pairs[..., 1]) * turn
+    out = x.copy()
+    if rope.layout == "normal":
+        out[..., 0 : rope.dimensions : 2], out[..., 1 : rope.dimensions : 2] = turned.real, turned.imag
+    else:
+        out[..., :half], out[..., half : rope.dimensions] = turned.real, turned.imag
+    return out
+
+
+def _attention(model: Model, layer: LayerWeights, x: Wide) -> Wide:
+    tokens, group = len(x), model.heads // model.kv_heads
+    q = _rotated(_times(x, layer.q).reshape(tokens, model.heads, -1), model.rope)
+    k = _rotated(_times(x, layer.k).reshape(tokens, model.kv_heads, -1), model.rope)
+    v = _times(x, layer.v).reshape(tokens, model.kv_heads, -1)
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = np.einsum("thd,phd->htp", q, k) / np.sqrt(model.head_dim)
+    scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    weights /= weights.sum(axis=2, keepdims=True)
+    return _times(np.einsum("htp,phd->thd", weights, v).reshape(tokens, -1), layer.output)
+
+
+def _feed_forward(layer: LayerWeights, x: Wide) -> Wide:
+    gate = _times(x, layer.gate)
+    return _times(gate / (1 + np.exp(-gate)) * _times(x, layer.up), layer.down)

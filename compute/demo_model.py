@@ -1,0 +1,167 @@
+"""A model to run when none is given: random weights, seeded, in the shape of a small Qwen2, written once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from cbtop.compute.cache import cache_dir
+from cbtop.compute.quantization.base import BlockFormat, Bytes
+from cbtop.compute.quantization.floats import F32
+from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q6_k import Q6_K
+
+Progress = Callable[[str, float | None], None]
+
+FORMAT_VERSION = 1  # raise it with any edit that changes the file: it is part of the name
+SEED = 20260
+CHUNK_ELEMENTS = 1 << 19  # quantised at a time, so that NumPy's temporaries stay in cache
+BIAS_DEVIATION = 0.1
+NORM_DEVIATION = 0.05
+PREDICTED_LOGIT_DEVIATION = 3.0  # about what a trained model shows; makes the greedy choice a clear one
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model's sizes. Matrices have hidden or feed_forward columns: both must be multiples of 256."""
+
+    architecture: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    layers: int
+    vocabulary: int
+    context_length: int
+    tied: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+DEMO = Shape("qwen2", 768, 12, 2, 3840, 10, 32_768, 512)
+TINY = Shape("qwen2", 256, 4, 2, 512, 2, 512, 64)
+TINY_LLAMA = replace(TINY, architecture="llama", tied=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor to be drawn: normal around `mean`. `shape` as NumPy has it, rows first."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: BlockFormat
+    deviation: float
+    mean: float = 0.0
+
+    @property
+    def elements(self) -> int:
+        return int(np.prod(self.shape))
+
+
+def demo_model(progress: Progress) -> Path:
+    """The path of the demo model, which is written first where it is not there yet."""
+    path = cache_dir() / f"demo-{DEMO.architecture}-v{FORMAT_VERSION}.gguf"
+    if not path.exists():
+        write_model(path, DEMO, progress)
+    return path
+
+
+def write_model(path: Path, shape: Shape, progress: Progress, seed: int = SEED) -> None:
+    """Write a random model of `shape` at `path`, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        _write(temporary, shape, progress, seed)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # also after Ctrl-C
+
+
+def _write(path: Path, shape: Shape, progress: Progress, seed: int) -> None:
+    tensors = list(_tensors(shape))
+    writer = GGUFWriter(path, shape.architecture)
+    try:
+        _add_metadata(writer, shape)
+        for tensor in tensors:
+            row_bytes = tensor.format.row_bytes(tensor.shape[-1])
+            writer.add_tensor_info(
+                tensor.name,
+                tensor.shape if tensor.format is F32 else (*tensor.shape[:-1], row_bytes),
+                np.dtype(np.float32 if tensor.format is F32 else np.uint8),
+                row_bytes * (tensor.elements // tensor.shape[-1]),
+                raw_dtype=GGMLQuantizationType(tensor.format.code),
+            )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        rng = np.random.default_rng(seed)
+        done, total = 0, sum(tensor.elements for tensor in tensors)
+        for tensor in tensors:
+            progress("writing the demo model", done / total)
+            writer.write_tensor_data(_draw(tensor, rng))
+            done += tensor.elements
+        progress("writing the demo model", 1.0)
+    finally:
+        writer.close()
+
+
+def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
+    """The tensor's bytes, uint8 (rows, row_bytes), quantised a few rows at a time."""
+    columns = tensor.shape[-1]
+    rows = tensor.elements // columns
+    out = np.empty((rows, tensor.format.row_bytes(columns)), np.uint8)
+    step = max(CHUNK_ELEMENTS // columns, 1)
+    for first in range(0, rows, step):
+        weights = rng.standard_normal((min(step, rows - first), columns), dtype=np.float32)
+        weights *= np.float32(tensor.deviation)
+        weights += np.float32(tensor.mean)
+        out[first : first + step] = tensor.format.quantize(weights)
+    return out
+
+
+def _add_metadata(writer: GGUFWriter, shape: Shape) -> None:
+    writer.add_name(f"cbtop demo ({shape.layers} layers, random weights)")
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.context_length)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+
+
+def _tensors(shape: Shape) -> Iterator[_Tensor]:
+    """All tensors, in the mix that llama.cpp calls Q4_K_M: Q6_K for the output, and for half of v and down."""
+    hidden, kv_rows = shape.hidden, shape.kv_heads * shape.head_dim
+    # Deviation 1/sqrt(columns) keeps a product as large as its input.
+    spread, ffn_spread = hidden**-0.5, shape.feed_forward**-0.5
+    # A tied matrix also makes the logits; the first norm takes any scale from the embedding.
+    head_spread = PREDICTED_LOGIT_DEVIATION * spread
+    yield _Tensor("token_embd.weight", (shape.vocabulary, hidden), Q6_K if shape.tied else Q4_K, head_spread)
+    for index in range(shape.layers):
+        rich = Q6_K if index % 2 == 0 else Q4_K
+        layer = f"blk.{index}"
+        yield _Tensor(f"{layer}.attn_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
+        yield _Tensor(f"{layer}.attn_q.weight", (hidden, hidden), Q4_K, spread)
+        yield _Tensor(f"{layer}.attn_k.weight", (kv_rows, hidden), Q4_K, spread)
+        yield _Tensor(f"{layer}.attn_v.weight", (kv_rows, hidden), rich, spread)
+        if shape.architecture == "qwen2":
+            yield _Tensor(f"{layer}.attn_q.bias", (hidden,), F32, BIAS_DEVIATION)
+            yield _Tensor(f"{layer}.attn_k.bias", (kv_rows,), F32, BIAS_DEVIATION)
+            yield _Tensor(f"{layer}.attn_v.bias", (kv_rows,), F32, BIAS_DEVIATION)
+        yield _Tensor(f"{layer}.attn_output.weight", (hidden, hidden), Q4_K, spread)
+        yield _Tensor(f"{layer}.ffn_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
+        yield _Tensor(f"{layer}.ffn_gate.weight", (shape.feed_forward, hidden), Q4_K, spread)
+        yield _Tensor(f"{layer}.ffn_up.weight", (shape.feed_forward, hidden), Q4_K, spread)
+        yield _Tensor(f"{layer}.ffn_down.weight", (hidden, shape.feed_forward), rich, ffn_spread)
+    yield _Tensor("output_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
+    if not shape.tied:
+        yield _Tensor("output.weight", (shape.vocabulary, hidden), Q6_K, head_spread)
