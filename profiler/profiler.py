@@ -14,16 +14,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
+from cbtop.profiler.graph.node_table import MAX_NODES
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage, Node
 from cbtop.protocol.ring import FLAG_FAILED, NO_NODE
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
-
-MAX_NODES = 100_000
 
 Brick = BrickId | BrickDefinition | str
 
@@ -229,7 +229,8 @@ def _nodes(key: object, first_id: int, parent: int | None) -> list[Node]:
 
 
 def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None) -> list[Node]:
-    work = definition.work
+    # An unknown amount of work leaves the fields None.
+    work: dict[str, Any] = asdict(definition.work) if definition.work else {}
     brick = Node(
         first_id,
         parent,
@@ -238,11 +239,8 @@ def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None)
         category=definition.category,
         brick=definition.brick,
         backend=definition.backend,
-        flops_per_call=work and work.flops_per_call,
-        flops_per_element=work and work.flops_per_element,
-        bytes_per_call=work and work.bytes_per_call,
-        bytes_per_element=work and work.bytes_per_element,
         budget_us_per_token=definition.budget_us_per_token,
+        **work,
     )
     kernels = enumerate(definition.kernels, start=first_id + 1)
     return [brick, *(_kernel_node(kernel, at, definition, first_id) for at, kernel in kernels)]

@@ -40,7 +40,11 @@ class RingRecorder:
         self._directory = directory
         self._ring_bytes = ring_bytes
         self._said: list[CatalogMessage] = []
-        self._forget()
+        self._opening = threading.RLock()
+        self._ring: RingWriter | None = None
+        self._catalog: CatalogWriter | None = None
+        self._closed = False
+        self.record = self._first_record
         _recorders.add(self)
 
     def announce(self, message: CatalogMessage) -> None:
@@ -63,11 +67,10 @@ class RingRecorder:
             self._closed = True
             self.record = _nowhere
 
-    def _forget(self) -> None:
-        """Back to not having opened anything: at the start, and in a forked child."""
-        self._opening = threading.RLock()
-        self._ring: RingWriter | None = None
-        self._catalog: CatalogWriter | None = None
+    def forget(self) -> None:
+        """Back to not having opened anything, without touching the files: they are the parent's."""
+        self._opening = threading.RLock()  # another thread of the parent may have held the old one
+        self._ring = self._catalog = None
         self._closed = False
         self.record = self._first_record
 
@@ -127,7 +130,7 @@ def _program() -> str:
 
 def _after_fork() -> None:
     for recorder in _recorders:
-        recorder._forget()
+        recorder.forget()
 
 
 def _at_exit() -> None:

@@ -81,15 +81,17 @@ class RingWriter:
             )
         self.path = path
         total = HEADER_BYTES + capacity * RECORD_BYTES
+        # A reader must never meet a half-made ring: it gets its name when it is whole.
+        unfinished = path.with_suffix(".new")
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise RingError(f"ring {path}: {error.strerror}") from error
         try:
             os.posix_fallocate(descriptor, 0, total)
             self._memory = mmap.mmap(descriptor, total)
         except OSError as error:
-            path.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             raise RingError(f"ring {path} of {total} bytes: {error.strerror}") from error
         finally:
             os.close(descriptor)
@@ -97,6 +99,7 @@ class RingWriter:
         pid = os.getpid()
         header = (VERSION, RECORD_BYTES, capacity, pid, process_start(pid) or 0)
         _HEADER.pack_into(self._memory, 0, MAGIC, *header, time.perf_counter_ns(), time.time_ns(), boot)
+        os.rename(unfinished, path)
         self._words = memoryview(self._memory).cast("q")
         self.record = _record_function(self._memory, self._words, capacity)
 
@@ -135,6 +138,12 @@ class Batch:
     end_ns: NDArray[np.int64]
     elements: NDArray[np.int64]
     overwritten: int
+
+    def only(self, chosen: NDArray[np.bool_]) -> Batch:
+        """The chosen records."""
+        columns = (self.node, self.flags, self.start_ns, self.end_ns, self.elements)
+        node, flags, start_ns, end_ns, elements = (column[chosen] for column in columns)
+        return Batch(node, flags, start_ns, end_ns, elements, self.overwritten)
 
 
 class RingReader:

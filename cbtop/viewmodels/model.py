@@ -40,9 +40,9 @@ class BrickRow:
     avg_us: float
     min_us: float
     max_us: float
-    p50_us: float
-    p95_us: float
-    p99_us: float
+    p50_us: float | None
+    p95_us: float | None
+    p99_us: float | None
     us_per_token: float | None
     elements: int
     flops: float | None  # derived from shapes

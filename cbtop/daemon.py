@@ -1,0 +1,189 @@
+"""The daemon: finds every ring of this user, adds up what they hold and publishes it.
+
+It runs as a process of its own (`cbtop daemon`) or in a thread of a viewer that found none, on the same path.
+The profiled processes do not know it exists: it can come late, die and come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+from cbtop.protocol.endpoint import runtime_dir
+from cbtop.protocol.errors import ProtocolError, RingError
+from cbtop.protocol.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    DaemonHello,
+    Heartbeat,
+    SourceGone,
+    WireMessage,
+)
+from cbtop.protocol.process import boot_id, process_start
+from cbtop.protocol.publisher import LIVE, Publisher
+from cbtop.source import Source, modified_s
+from cbtop.version import __version__
+
+READ_S = 0.05
+PUBLISH_S = 0.1
+DISCOVER_S = 0.2
+HEARTBEAT_S = 1.0
+KEYFRAME_S = 5.0
+KEEP_ENDED_S = 600.0  # an ended process stays readable this long
+MAX_SOURCES = 256
+
+_RING_NAME = re.compile(r"\d+-\d+-\d+\.ring")  # pid, process start, serial
+_log = logging.getLogger("cbtop.daemon")
+
+
+class Daemon:
+    """Serves `endpoint` from `directory` until told to stop. Raises EndpointError when the address is taken."""
+
+    def __init__(self, endpoint: str, directory: Path | None = None) -> None:
+        self._directory = directory or runtime_dir()
+        self._publisher = Publisher(endpoint)
+        self._sources: dict[Path, Source] = {}
+        self._complained: set[Path] = set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Read and publish until `stop` is set, then close the address."""
+        due = _Timetable(
+            {
+                self._discover: DISCOVER_S,
+                self._read: READ_S,
+                self._publish: PUBLISH_S,
+                self._beat: HEARTBEAT_S,
+                self._keyframe: KEYFRAME_S,
+            }
+        )
+        try:
+            while not stop.is_set():
+                for job in due.now():
+                    job()
+                for topic in self._publisher.joined(due.wait_ms()):
+                    self._publisher.send(topic, [self._hello(), *self._everything()])
+        finally:
+            self._publisher.close()
+
+    def _discover(self) -> None:
+        rings = sorted(path for path in self._directory.glob("*.ring") if _RING_NAME.fullmatch(path.name))
+        for path in rings:
+            if path not in self._sources and len(self._sources) < MAX_SOURCES:
+                self._open(path)
+        for path, source in list(self._sources.items()):
+            if source.ended_at_s is not None and time.monotonic() - source.ended_at_s > KEEP_ENDED_S:
+                self._publisher.send(LIVE, [SourceGone(source.key)])
+                source.remove_files()
+                del self._sources[path]
+
+    def _open(self, path: Path) -> None:
+        try:
+            if _is_left_over(path):
+                path.unlink(missing_ok=True)
+                path.with_suffix(".catalog").unlink(missing_ok=True)
+                return
+            source = Source(path)
+        except (RingError, OSError) as error:
+            if path not in self._complained:
+                self._complained.add(path)
+                _log.warning("%s", error)
+            return
+        source.poll()
+        self._sources[path] = source
+        self._publisher.send(LIVE, source.everything())
+        source.news()  # it is part of everything
+
+    def _read(self) -> None:
+        for source in self._sources.values():
+            source.poll()
+
+    def _publish(self) -> None:
+        for source in self._sources.values():
+            self._publisher.send(LIVE, source.news())
+
+    def _beat(self) -> None:
+        states = tuple(source.state_message() for source in self._sources.values())
+        self._publisher.send(LIVE, [Heartbeat(time.perf_counter_ns(), states)])
+
+    def _keyframe(self) -> None:
+        for source in self._sources.values():
+            if source.state == "live":
+                self._publisher.send(LIVE, source.everything())
+
+    def _everything(self) -> Iterator[WireMessage]:
+        for source in self._sources.values():
+            yield from source.everything()
+        yield Heartbeat(time.perf_counter_ns(), tuple(s.state_message() for s in self._sources.values()))
+
+    def _hello(self) -> DaemonHello:
+        return DaemonHello(
+            protocol_major=PROTOCOL_MAJOR,
+            protocol_minor=PROTOCOL_MINOR,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            boot_id=boot_id(),
+            version=__version__,
+            monotonic_ns=time.perf_counter_ns(),
+            realtime_ns=time.time_ns(),
+        )
+
+
+class DaemonInside:
+    """A daemon in a thread of this process, for a viewer that found none running."""
+
+    def __init__(self, endpoint: str, directory: Path | None = None) -> None:
+        self._stop = threading.Event()
+        self._daemon = Daemon(endpoint, directory)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="cbtop-daemon", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop it and wait until its address is free."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            self._daemon.run(self._stop)
+        except (ProtocolError, OSError) as error:
+            self.error = error  # the viewer shows it
+
+
+class _Timetable:
+    """Jobs that come round at their own periods (s), in the order given."""
+
+    def __init__(self, periods_s: dict[Callable[[], None], float]) -> None:
+        self._periods_s = periods_s
+        self._due_s = dict.fromkeys(periods_s, time.monotonic())
+
+    def now(self) -> list[Callable[[], None]]:
+        """The jobs that are due; each is next due a period from now (a late daemon does not hurry after)."""
+        now_s = time.monotonic()
+        jobs = [job for job, at_s in self._due_s.items() if at_s <= now_s]
+        for job in jobs:
+            self._due_s[job] = now_s + self._periods_s[job]
+        return jobs
+
+    def wait_ms(self) -> int:
+        """How long nothing is due."""
+        return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether a ring's process ended so long ago that nobody asks for it any more."""
+    pid, start, _serial = (int(part) for part in path.stem.split("-"))
+    return process_start(pid) != start and time.time() - modified_s(path) > KEEP_ENDED_S

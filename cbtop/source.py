@@ -1,0 +1,207 @@
+"""One profiled process as the daemon sees it: its ring and catalog, read, checked and added up."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.stats import COLUMNS, Column, NodeStats
+from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.errors import ProtocolError
+from cbtop.protocol.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    CatalogMessage,
+    Goodbye,
+    HostHello,
+    Node,
+    SourceCatalog,
+    SourceState,
+    StatsUpdate,
+)
+from cbtop.protocol.process import process_start
+from cbtop.protocol.ring import Batch, RingReader
+
+ALIVE_CHECK_S = 0.25
+MAX_ANNOUNCEMENTS = 10_000  # of a catalog, nodes not counted
+SANE = 1 << 50  # 13 days in ns, and more elements than any brick has: beyond it a record is nonsense
+
+
+class Source:
+    """Reads one ring and its catalog, and keeps the totals. Whatever is wrong with them stays in here."""
+
+    def __init__(self, ring_path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.ring_path = ring_path
+        self.state = "live"
+        self.reason = ""
+        self.ended_at_s: float | None = None
+        self.hello: HostHello | None = None
+        self.catalog: list[CatalogMessage] = []
+        self.stats = NodeStats()
+        self._clock_s = clock_s
+        self._alive_checked_s = -ALIVE_CHECK_S
+        self._nodes = NodeTable()
+        self._received = self._overwritten = self._before_attach = self._rejected = 0
+        self._published = 0  # catalog messages already sent
+        self._sequence = 0
+        self._goodbye: Goodbye | None = None
+        self._changed_nodes: list[Column] = []
+        self._changed_cells: list[tuple[Column, Column]] = []
+        self._ring = RingReader(ring_path)
+        self._catalog_reader = CatalogReader(ring_path.with_suffix(".catalog"))
+
+    @property
+    def key(self) -> str:
+        """host:pid:start:serial, the same for the life of the process."""
+        host = self.hello.host if self.hello else "?"
+        return f"{host}:{self.ring_path.stem.replace('-', ':')}"
+
+    def poll(self) -> None:
+        """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""
+        if self.state != "live":
+            return
+        try:
+            alive = self._is_alive()  # asked first: if it is dead now, this read is the last there is to read
+            batch = self._ring.read(final=not alive)
+            self._read_catalog()  # after the ring: every node a record names was announced before it
+            self._count(batch)
+            if self._goodbye is not None:
+                # What was recorded before the goodbye is in the ring by now: read it to its end.
+                self._count(self._ring.read(final=True))
+                self._end("ended", self._goodbye.reason)
+            elif not alive:
+                self._end("killed", "the process ended without a goodbye")
+        except (ProtocolError, ValueError) as error:
+            self._end("faulty", str(error))
+
+    def state_message(self) -> SourceState:
+        """How the source is, and its counters."""
+        return SourceState(
+            source=self.key,
+            state=self.state,
+            reason=self.reason,
+            produced=self._ring.read_to,
+            received=self._received,
+            overwritten=self._overwritten,
+            before_attach=self._before_attach,
+            rejected=self._rejected,
+        )
+
+    def news(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
+        """What changed since the last call, for viewers that know the rest."""
+        messages: list[SourceCatalog | StatsUpdate | SourceState] = []
+        if self._published < len(self.catalog):
+            fresh = tuple(self.catalog[self._published :])
+            messages.append(SourceCatalog(self.key, complete=False, messages=fresh))
+            self._published = len(self.catalog)
+        if self._changed_nodes:
+            node = np.unique(np.concatenate(self._changed_nodes))
+            cells = np.unique(np.concatenate([np.stack(pair) for pair in self._changed_cells], axis=1), axis=1)
+            messages.append(self._update(node, cells[0], cells[1]))
+            self._changed_nodes.clear()
+            self._changed_cells.clear()
+        if messages:
+            messages.append(self.state_message())
+        return messages
+
+    def everything(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
+        """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
+        node = np.flatnonzero(self.stats.column("count"))
+        return [
+            SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
+            self._update(node, *self.stats.all_buckets()),
+            self.state_message(),
+        ]
+
+    def remove_files(self) -> None:
+        """Delete the ring and the catalog of a process that is no more."""
+        self._ring.close()
+        self.ring_path.unlink(missing_ok=True)
+        self.ring_path.with_suffix(".catalog").unlink(missing_ok=True)
+
+    def _is_alive(self) -> bool:
+        now_s = self._clock_s()
+        if now_s - self._alive_checked_s < ALIVE_CHECK_S:
+            return True
+        self._alive_checked_s = now_s
+        return process_start(self._ring.pid) == self._ring.process_start
+
+    def _end(self, state: str, reason: str) -> None:
+        self.state, self.reason, self.ended_at_s = state, reason, self._clock_s()
+
+    def _read_catalog(self) -> None:
+        for message in self._catalog_reader.read():
+            if (self.hello is None) != isinstance(message, HostHello):
+                raise ValueError("the catalog does not begin with one hello")
+            match message:
+                case HostHello():
+                    if message.protocol_major != PROTOCOL_MAJOR:
+                        raise ValueError(
+                            f"it records protocol {message.protocol_major}.{message.protocol_minor}, "
+                            f"this cbtop reads {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
+                        )
+                    self.hello = message
+                case Node():
+                    self._nodes.add(message)
+                case Goodbye():
+                    self._goodbye = message
+                case _:
+                    pass
+            self.catalog.append(message)
+            if len(self.catalog) - len(self._nodes) > MAX_ANNOUNCEMENTS:
+                raise ValueError(f"more than {MAX_ANNOUNCEMENTS} announcements")
+
+    def _count(self, batch: Batch) -> None:
+        self._overwritten += batch.overwritten
+        if not self._received and not self._rejected:
+            self._before_attach = self._overwritten
+        if not len(batch.node):
+            return
+        duration = batch.end_ns - batch.start_ns
+        good = (batch.node >= 1) & (batch.node <= len(self._nodes)) & (duration >= 0) & (duration < SANE)
+        good &= (batch.elements >= 0) & (batch.elements < SANE)
+        self._rejected += int(len(good) - good.sum())
+        if not good.all():
+            batch = batch.only(good)
+        if not len(batch.node):
+            return
+        self._received += len(batch.node)
+        self.stats.grow(len(self._nodes) + 1)
+        nodes, cell_nodes, cell_buckets = self.stats.add(batch, np.array(self._nodes.step_of, np.int64))
+        self._changed_nodes.append(nodes)
+        self._changed_cells.append((cell_nodes, cell_buckets))
+
+    def _update(self, node: Column, cell_node: Column, cell_bucket: Column) -> StatsUpdate:
+        self._sequence += 1
+        columns = {name: _bytes(self.stats.column(name)[node]) for name in COLUMNS}
+        return StatsUpdate(
+            source=self.key,
+            sequence=self._sequence,
+            monotonic_ns=time.perf_counter_ns(),
+            received=self._received,
+            node=_bytes(node),
+            bucket_node=_bytes(cell_node),
+            bucket_index=_bytes(cell_bucket),
+            bucket_count=_bytes(self.stats.buckets(cell_node, cell_bucket)),
+            **columns,
+        )
+
+
+def _bytes(column: Column) -> bytes:
+    return column.astype("<i8", copy=False).tobytes()
+
+
+def modified_s(ring_path: Path) -> float:
+    """When the ring or its catalog was last written (Unix time); 0 when neither is there."""
+    times = [0.0]
+    for path in (ring_path, ring_path.with_suffix(".catalog")):
+        try:
+            times.append(os.stat(path).st_mtime)
+        except FileNotFoundError:
+            continue
+    return max(times)

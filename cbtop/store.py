@@ -1,0 +1,189 @@
+"""What a viewer knows: every source's catalog, totals and a bounded history, fed by messages."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import numpy as np
+
+from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
+from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, Column, NodeStats
+from cbtop.protocol.errors import DecodeError, VersionError
+from cbtop.protocol.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Activity,
+    CatalogMessage,
+    Ceiling,
+    CheckResult,
+    DaemonHello,
+    Goodbye,
+    Heartbeat,
+    HostHello,
+    Manifest,
+    Message,
+    Node,
+    SourceCatalog,
+    SourceGone,
+    SourceState,
+    StatsUpdate,
+)
+from cbtop.protocol.vocabulary import NodeKind
+
+HISTORY_S = 120
+MAX_SOURCES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """The totals of one phase at one moment."""
+
+    monotonic_ns: int
+    count: int
+    tokens: int
+    total_ns: int
+
+
+@dataclass(slots=True)
+class SourceRecord:
+    """One profiled process, as far as this viewer knows it."""
+
+    key: str
+    hello: HostHello | None = None
+    nodes: NodeTable = field(default_factory=NodeTable)
+    manifest: Manifest | None = None
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)
+    checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
+    activity: Activity = Activity("")  # noqa: RUF009 - frozen
+    goodbye: Goodbye | None = None
+    state: SourceState | None = None
+    stats: NodeStats = field(default_factory=NodeStats)
+    history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
+    latest: dict[str, StepSample] = field(default_factory=dict)
+
+    def forget_catalog(self) -> None:
+        """Back to knowing nothing but the past: everything follows anew."""
+        self.nodes = NodeTable()
+        self.ceilings.clear()
+        self.checks.clear()
+        self.stats.clear()
+
+
+class Store:
+    """Applies messages to sources. Data of an unknown source is passed over: its catalog is on the way."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, SourceRecord] = {}
+        self.daemon: DaemonHello | None = None
+
+    def apply(self, message: Message) -> None:
+        """Take one message in.
+
+        Raises VersionError when the daemon speaks another major version, DecodeError when a message contradicts
+        itself.
+        """
+        match message:
+            case DaemonHello():
+                if message.protocol_major != PROTOCOL_MAJOR:
+                    raise VersionError(
+                        f"the daemon (cbtop {message.version}) speaks protocol {message.protocol_major}."
+                        f"{message.protocol_minor}, this viewer {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}: "
+                        "run the same cbtop on both sides"
+                    )
+                self.daemon = message
+                self.sources.clear()  # everything the daemon knows follows
+            case SourceCatalog():
+                self._catalog(message)
+            case SourceState():
+                if message.source in self.sources:
+                    self.sources[message.source].state = message
+            case Heartbeat():
+                for state in message.sources:
+                    if isinstance(state, SourceState) and state.source in self.sources:
+                        self.sources[state.source].state = state
+            case StatsUpdate():
+                if message.source in self.sources:
+                    _update_stats(self.sources[message.source], message)
+            case SourceGone():
+                self.sources.pop(message.source, None)
+            case HostHello() | Node() | Manifest() | Ceiling() | CheckResult() | Activity() | Goodbye():
+                raise DecodeError(f"a {type(message).__name__} outside a catalog")
+            case _:
+                assert_never(message)
+
+    def _catalog(self, message: SourceCatalog) -> None:
+        record = self.sources.get(message.source)
+        if record is None:
+            if not message.complete or len(self.sources) >= MAX_SOURCES:
+                return
+            record = self.sources[message.source] = SourceRecord(message.source)
+        elif message.complete:
+            record.forget_catalog()
+        for said in message.messages:
+            _catalog_message(record, said)
+
+
+def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
+    match message:
+        case HostHello():
+            record.hello = message
+        case Node():
+            if message.id <= len(record.nodes):
+                return  # said twice: news and a keyframe crossed
+            try:
+                record.nodes.add(message)
+            except ValueError as error:
+                raise DecodeError(f"{record.key}: {error}") from error
+        case Manifest():
+            record.manifest = message
+        case Ceiling():
+            record.ceilings[message.name] = message
+        case CheckResult():
+            record.checks[message.brick, message.assertion] = message
+        case Activity():
+            record.activity = message
+        case Goodbye():
+            record.goodbye = message
+        case _:
+            assert_never(message)
+
+
+def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
+    node = _column(update.node)
+    columns = {name: _column(getattr(update, name)) for name in COLUMNS}
+    cells = _column(update.bucket_node), _column(update.bucket_index), _column(update.bucket_count)
+    even = all(len(column) == len(node) for column in columns.values())
+    even &= len({len(column) for column in cells}) == 1
+    if not even or not _within(node, 1, MAX_NODES + 1):
+        raise DecodeError(f"an update of {record.key} with uneven columns or node ids out of range")
+    if not (_within(cells[0], 1, MAX_HISTOGRAM_NODES) and _within(cells[1], 0, BUCKETS)):
+        raise DecodeError(f"an update of {record.key} with histogram cells out of range")
+    record.stats.set(node, columns)
+    record.stats.set_buckets(*cells)
+    _remember(record, update.monotonic_ns)
+
+
+def _remember(record: SourceRecord, monotonic_ns: int) -> None:
+    totals = {name: record.stats.column(name) for name in ("count", "elements", "total_ns")}
+    for node in record.nodes.children[None]:
+        if node.kind is NodeKind.STEP and node.id < len(record.stats):
+            sample = StepSample(
+                monotonic_ns,
+                count=int(totals["count"][node.id]),
+                tokens=int(totals["elements"][node.id]),
+                total_ns=int(totals["total_ns"][node.id]),
+            )
+            record.latest[node.name] = sample
+            history = record.history.setdefault(node.name, deque(maxlen=HISTORY_S + 1))
+            if not history or monotonic_ns - history[-1].monotonic_ns >= 1_000_000_000:
+                history.append(sample)
+
+
+def _column(data: bytes) -> Column:
+    return np.frombuffer(data, dtype="<i8")
+
+
+def _within(column: Column, low: int, high: int) -> bool:
+    return not len(column) or bool(column.min() >= low and column.max() < high)

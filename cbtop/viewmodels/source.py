@@ -1,0 +1,100 @@
+"""One source, from the store's record to the frozen SourceView that every screen and report draws."""
+
+from __future__ import annotations
+
+from cbtop.profiler.graph.tree import to_ascii_tree
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.store import SourceRecord, Store
+from cbtop.viewmodels.books import books
+from cbtop.viewmodels.bricks import brick_rows
+from cbtop.viewmodels.categories import category_rows
+from cbtop.viewmodels.graph import execution_graph, graph_rows
+from cbtop.viewmodels.model import CheckRow, LossView, SourceSummary, SourceView
+from cbtop.viewmodels.phase import PhaseTotals
+from cbtop.viewmodels.roofline import roofline
+from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
+
+DEFAULT_PHASE = "decode"
+
+
+def summaries(store: Store) -> tuple[SourceSummary, ...]:
+    """Every known source: the live ones first, the newest of each first."""
+    records = sorted(store.sources.values(), key=_newest_first)
+    return tuple(SourceSummary(record.key, _label(record), _state(record)) for record in records)
+
+
+def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
+    """Everything `record` shows for `phase` (None: decode, or whatever the process has)."""
+    phases = steps_views(record)
+    names = [node.name for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
+    shown = phase if phase in names else DEFAULT_PHASE if DEFAULT_PHASE in names else next(iter(names), None)
+    totals = PhaseTotals.of(record, shown)
+    checks = tuple(
+        CheckRow(check.brick, check.assertion, check.passed, check.max_error, check.tolerance)
+        for check in record.checks.values()
+    )
+    steps = next((steps for steps in phases if steps.phase == shown), None)
+    bricks = brick_rows(totals, checks)
+    graph, ids = execution_graph(totals)
+    hello, manifest, state = record.hello, record.manifest, record.state
+    return SourceView(
+        key=record.key,
+        pid=hello.pid if hello else 0,
+        host=hello.host if hello else "",
+        program=hello.program if hello else "",
+        state=_state(record),
+        state_reason=state.reason if state else "",
+        activity=record.activity.name,
+        activity_done=record.activity.done,
+        model=manifest.model if manifest else None,
+        architecture=manifest.architecture if manifest else None,
+        backend=manifest.backend if manifest else _only_backend(record),
+        quantization=manifest.quantization if manifest else None,
+        threads=manifest.threads if manifest else None,
+        layers=manifest.layers if manifest else None,
+        weights_bytes=manifest.weights_bytes if manifest else None,
+        phase=shown,
+        phases=phases,
+        steps=steps,
+        bricks=bricks,
+        categories=category_rows(bricks, totals.tokens),
+        roofline=roofline(record.ceilings.values(), bricks),
+        graph=graph_rows(totals, graph, ids),
+        tree_text=to_ascii_tree(graph),
+        books=books(totals),
+        loss=_loss(record),
+        checks=checks,
+        tokens_per_sec_history=tokens_per_sec_history(record, shown),
+    )
+
+
+def _loss(record: SourceRecord) -> LossView:
+    received = int(record.stats.column("count").sum())
+    state = record.state
+    produced = max(state.produced if state else 0, received)
+    return LossView(
+        produced=produced,
+        received=received,
+        dropped=produced - received,
+        before_attach=state.before_attach if state else 0,
+        rejected=state.rejected if state else 0,
+    )
+
+
+def _state(record: SourceRecord) -> str:
+    return record.state.state if record.state else "live"
+
+
+def _label(record: SourceRecord) -> str:
+    hello = record.hello
+    return f"{hello.program}, {hello.pid}@{hello.host}" if hello else record.key
+
+
+def _newest_first(record: SourceRecord) -> tuple[bool, int]:
+    return _state(record) != "live", -(record.hello.realtime_ns if record.hello else 0)
+
+
+def _only_backend(record: SourceRecord) -> str | None:
+    """The backend, where no manifest says it and all bricks agree."""
+    named = {node.backend for node in record.nodes.nodes if node.backend}
+    return named.pop() if len(named) == 1 else None

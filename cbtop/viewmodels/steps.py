@@ -1,0 +1,65 @@
+"""Steps: how long a forward pass takes and how many tokens it brings, phase by phase."""
+
+from __future__ import annotations
+
+from cbtop.profiler.stats import percentile_ns
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.store import SourceRecord
+from cbtop.viewmodels.model import StepsView
+
+RECENT_NS = 3_000_000_000
+
+
+def steps_views(record: SourceRecord) -> tuple[StepsView, ...]:
+    """One entry a phase that ended at least one step, in the order they first ran."""
+    steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
+    counts = record.stats.column("count")
+    return tuple(_steps_view(record, step) for step in steps if step.id < len(counts) and counts[step.id])
+
+
+def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[float, ...]:
+    """Tokens per second of step time, one value a second, oldest first; 0 where no step ended in a second."""
+    samples = list(record.history.get(phase or "", ()))
+    return tuple(
+        _rate(new.tokens - old.tokens, new.total_ns - old.total_ns) or 0.0
+        for old, new in zip(samples, samples[1:], strict=False)
+    )
+
+
+def _steps_view(record: SourceRecord, step: Node) -> StepsView:
+    count, tokens, total_ns = (int(record.stats.column(name)[step.id]) for name in ("count", "elements", "total_ns"))
+    histogram = record.stats.histogram([step.id])
+    p50, p95, p99 = (_us(percentile_ns(histogram, fraction)) for fraction in (0.50, 0.95, 0.99))
+    tokens_a_step = tokens / count if count else 0
+    return StepsView(
+        phase=step.name,
+        count=count,
+        tokens=tokens,
+        tokens_per_sec=_rate(tokens, total_ns),
+        recent_tokens_per_sec=_recent(record, step.name),
+        mean_us=total_ns / count / 1e3 if count else None,
+        p50_us=p50,
+        p95_us=p95,
+        p99_us=p99,
+        us_per_token_p50=p50 / tokens_a_step if p50 and tokens_a_step else None,
+        us_per_token_p99=p99 / tokens_a_step if p99 and tokens_a_step else None,
+    )
+
+
+def _recent(record: SourceRecord, phase: str) -> float | None:
+    latest = record.latest.get(phase)
+    if latest is None:
+        return None
+    older = [s for s in record.history.get(phase, ()) if latest.monotonic_ns - s.monotonic_ns <= RECENT_NS]
+    if not older:
+        return None
+    return _rate(latest.tokens - older[0].tokens, latest.total_ns - older[0].total_ns)
+
+
+def _rate(tokens: int, time_ns: int) -> float | None:
+    return tokens / time_ns * 1e9 if time_ns > 0 else None
+
+
+def _us(value_ns: float | None) -> float | None:
+    return None if value_ns is None else value_ns / 1e3

@@ -1,0 +1,52 @@
+"""The node table of one source: nodes as they were defined, checked as they come in."""
+
+from __future__ import annotations
+
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+
+MAX_NODES = 100_000
+MAX_DEPTH = 32  # step, layer, brick, kernel, and room for bricks inside bricks
+
+
+class NodeTable:
+    """Nodes by id (1, 2, 3, …), each after its parent, so there are no cycles; at most MAX_NODES, MAX_DEPTH deep."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.children: dict[int | None, list[Node]] = {None: []}
+        self.step_of: list[int] = [-1]  # the step above each id (itself for a step), -1 where there is none
+        self._depth: list[int] = [0]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, node: int) -> Node:
+        return self.nodes[node - 1]
+
+    def add(self, node: Node) -> None:
+        """Take the next node in. Raises ValueError when it does not fit."""
+        expected = len(self.nodes) + 1
+        if node.id != expected or expected > MAX_NODES:
+            raise ValueError(f"node {node.id} where {expected} was due (at most {MAX_NODES} are taken)")
+        if node.parent is not None and not 1 <= node.parent < expected:
+            raise ValueError(f"node {node.id} lies inside {node.parent}, which is not defined before it")
+        depth = 1 if node.parent is None else self._depth[node.parent] + 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"node {node.id} lies {depth} deep, at most {MAX_DEPTH} are taken")
+        above = -1 if node.parent is None else self.step_of[node.parent]
+        self.nodes.append(node)
+        self.children[node.id] = []
+        self.children[node.parent].append(node)
+        self.step_of.append(node.id if node.kind is NodeKind.STEP and above < 0 else above)
+        self._depth.append(depth)
+
+    def below(self, node: int | None) -> list[Node]:
+        """Everything inside `node` (None: everything), a parent before its children, in drawing order."""
+        found: list[Node] = []
+        waiting = list(reversed(self.children[node]))
+        while waiting:
+            here = waiting.pop()
+            found.append(here)
+            waiting.extend(reversed(self.children[here.id]))
+        return found

@@ -1,0 +1,156 @@
+"""Cumulative statistics per node, in columns: what the daemon adds up and the viewer keeps.
+
+A duration falls into a log-linear bucket (the layout of HdrHistogram, with 64 buckets an octave): exact below
+64 ns, and above it a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in
+it. Buckets are counted for the life of the source, so percentiles of any sum of nodes are those of all its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.protocol.ring import FLAG_FAILED, Batch
+
+Column = NDArray[np.int64]
+
+SUB_BUCKET_BITS = 6
+SUB_BUCKETS = 1 << SUB_BUCKET_BITS
+MAX_DURATION_NS = (1 << 42) - 1  # 73 minutes; longer ones are counted in the last bucket
+BUCKETS = (42 - SUB_BUCKET_BITS) * SUB_BUCKETS + SUB_BUCKETS
+# A histogram row is 18.5 KiB; a hostile node table must not cost more than this many of them.
+MAX_HISTOGRAM_NODES = 8_192
+
+COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
+NO_MINIMUM = np.iinfo(np.int64).max
+
+
+def bucket_of(duration_ns: Column) -> Column:
+    """The bucket of each duration (ns, >= 0)."""
+    value = np.clip(duration_ns, 0, MAX_DURATION_NS)
+    octave = np.maximum(np.frexp(value.astype(np.float64))[1].astype(np.int64) - 1 - SUB_BUCKET_BITS, 0)
+    found: Column = octave * SUB_BUCKETS + (value >> octave)
+    return found
+
+
+def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
+    """The middle of each bucket, in ns."""
+    octave = np.maximum(bucket // SUB_BUCKETS - 1, 0)
+    low = (bucket - octave * SUB_BUCKETS) << octave
+    middle: NDArray[np.float64] = low + ((1 << octave) - 1) / 2
+    return middle
+
+
+def percentile_ns(counts: Column, fraction: float) -> float | None:
+    """The duration below which `fraction` of the counted calls lie (nearest rank); None where nothing was counted.
+
+    `counts` is a histogram row, or the sum of several.
+    """
+    running = np.cumsum(counts)
+    total = int(running[-1])
+    if not total:
+        return None
+    rank = max(1, int(np.ceil(fraction * total)))
+    bucket = np.flatnonzero(running >= rank)[:1]
+    return float(bucket_middle_ns(bucket)[0])
+
+
+class NodeStats:
+    """One row a node id; rows appear as ids do. Columns are named as in `StatsUpdate`."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._columns = {name: np.zeros(0, np.int64) for name in COLUMNS}
+        # The kernel gives zeroed pages as they are touched: rows that count nothing cost nothing.
+        self._histogram = np.zeros((MAX_HISTOGRAM_NODES, BUCKETS), np.int64)
+
+    def __len__(self) -> int:
+        """One more than the highest node id there is a row for."""
+        return self._size
+
+    def column(self, name: str) -> Column:
+        """A view of one column, one entry a node id; ids without records hold 0 (min_ns: NO_MINIMUM)."""
+        return self._columns[name][: self._size]
+
+    def histogram(self, nodes: Iterable[int]) -> Column:
+        """The histograms of `nodes`, summed. Nodes beyond MAX_HISTOGRAM_NODES have none."""
+        rows = [node for node in nodes if node < min(self._size, MAX_HISTOGRAM_NODES)]
+        summed: Column = self._histogram[rows].sum(axis=0)
+        return summed
+
+    def has_histogram(self, node: int) -> bool:
+        """Whether calls of `node` are counted by duration."""
+        return node < MAX_HISTOGRAM_NODES
+
+    def grow(self, size: int) -> None:
+        """Make room for node ids below `size`."""
+        if size <= self._size:
+            return
+        room = len(self._columns["count"])
+        if size > room:
+            room = max(size, 2 * room, 64)
+            for name, column in self._columns.items():
+                grown = np.full(room, NO_MINIMUM if name == "min_ns" else 0, np.int64)
+                grown[: self._size] = column[: self._size]
+                self._columns[name] = grown
+        self._size = size
+
+    def add(self, batch: Batch, step_of: Column) -> tuple[Column, Column, Column]:
+        """Count the records of `batch`; gives the nodes that changed and the (node, bucket) pairs that did.
+
+        `step_of[node]` is the step node above `node` (itself for a step, -1 where there is none): when a step ends,
+        what its bricks took so far is closed.
+        """
+        node, duration = batch.node, batch.end_ns - batch.start_ns
+        self.grow(int(node.max(initial=-1)) + 1)
+        columns = self._columns
+        np.add.at(columns["count"], node, 1)
+        np.add.at(columns["failed"], node, (batch.flags & FLAG_FAILED) // FLAG_FAILED)
+        np.add.at(columns["total_ns"], node, duration)
+        np.add.at(columns["elements"], node, batch.elements)
+        np.minimum.at(columns["min_ns"], node, duration)
+        np.maximum.at(columns["max_ns"], node, duration)
+        self._close_steps(node, duration, step_of)
+        counted = node < MAX_HISTOGRAM_NODES
+        cells = np.unique(node[counted] * BUCKETS + bucket_of(duration[counted]), return_counts=True)
+        self._histogram.reshape(-1)[cells[0]] += cells[1]
+        return np.unique(node), cells[0] // BUCKETS, cells[0] % BUCKETS
+
+    def clear(self) -> None:
+        """Forget every count."""
+        for name, column in self._columns.items():
+            column[: self._size] = NO_MINIMUM if name == "min_ns" else 0
+        self._histogram[: self._size] = 0
+        self._size = 0
+
+    def set(self, node: Column, columns: dict[str, Column]) -> None:
+        """Take over the totals of `node` from another table (a StatsUpdate)."""
+        self.grow(int(node.max(initial=-1)) + 1)
+        for name, values in columns.items():
+            self._columns[name][node] = values
+
+    def set_buckets(self, node: Column, bucket: Column, count: Column) -> None:
+        """Take over histogram counts."""
+        self.grow(int(node.max(initial=-1)) + 1)
+        self._histogram[node, bucket] = count
+
+    def buckets(self, node: Column, bucket: Column) -> Column:
+        """The histogram counts at (node, bucket)."""
+        return self._histogram[node, bucket]
+
+    def all_buckets(self) -> tuple[Column, Column]:
+        """Every (node, bucket) that counted anything."""
+        node, bucket = np.nonzero(self._histogram[: self._size])
+        return node.astype(np.int64), bucket.astype(np.int64)
+
+    def _close_steps(self, node: Column, duration: Column, step_of: Column) -> None:
+        step_here = step_of[node]
+        ended = step_here == node  # records of steps themselves
+        for step in np.unique(node[ended]):
+            last = int(np.flatnonzero(node == step)[-1])
+            below = np.flatnonzero(step_of[: self._size] == step)
+            self._columns["closed_ns"][below] = self._columns["total_ns"][below]
+            still_open = np.flatnonzero(step_here[last + 1 :] == step) + last + 1
+            np.subtract.at(self._columns["closed_ns"], node[still_open], duration[still_open])
