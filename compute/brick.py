@@ -1,0 +1,90 @@
+"""A brick of the catalog bound to its kernels: it runs them, timed, or checks them against their references."""
+
+# The only file of compute that imports the profiler.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cbtop.compute.catalog import BrickSpec
+from cbtop.compute.checks import Finding
+from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.profiler import BrickProfiler
+
+Profiler = BrickProfiler  # as the rest of compute knows it
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel as one brick runs it. `elements_per_token` is its part of the brick's elements."""
+
+    kernel: Kernel
+    work: KernelWork
+    elements_per_token: float = 1.0
+
+
+class ComputeBrick:
+    """One brick in one place of a model. Calling it runs its kernels and records one timing."""
+
+    __slots__ = ("_implementations", "_kernels", "_profiler", "definition", "spec")
+
+    def __init__(
+        self,
+        spec: BrickSpec,
+        launches: Sequence[Launch],
+        backend: str,
+        profiler: Profiler,
+        budget_us_per_token: float | None = None,
+    ) -> None:
+        self.spec = spec
+        self._profiler = profiler
+        self._kernels = tuple(launch.kernel for launch in launches)
+        self._implementations = tuple(kernel.implementation for kernel in self._kernels)
+        self.definition = BrickDefinition(
+            name=spec.name,
+            category=spec.category,
+            brick=spec.brick,
+            backend=backend,
+            work=combined_work(launches),
+            kernels=tuple(KernelDefinition(kernel.name, backend) for kernel in self._kernels),
+            budget_us_per_token=budget_us_per_token,
+        )
+
+    def __call__(self, elements: int, *calls: Arguments) -> None:
+        """Run each kernel with its arguments. `elements` is what the definition's Work is linear in."""
+        timer = self._profiler.start_brick(self.definition)
+        for implementation, arguments in zip(self._implementations, calls, strict=True):
+            implementation(*arguments)
+        self._profiler.stop_brick(timer, elements)
+
+    def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
+        """Run each kernel untimed, then its reference on the same input: (brick, assertion, finding) for each."""
+        for kernel, arguments in zip(self._kernels, calls, strict=True):
+            before = tuple(
+                argument.copy() if place in kernel.outputs else argument
+                for place, argument in enumerate(arguments)
+            )
+            kernel.implementation(*arguments)
+            output, expected = kernel.narrow(arguments), kernel.narrow(before)
+            kernel.reference(*expected)
+            for place in kernel.outputs:
+                for assertion in self.spec.assertions:
+                    found = assertion.evaluate(output[place], expected[place])
+                    yield self.spec.name, assertion.name, found
+
+
+def combined_work(launches: Sequence[Launch]) -> Work:
+    """The work of all kernels in a row, as one line in the sum of their elements."""
+    total = sum(launch.elements_per_token for launch in launches)
+
+    def per_element(values: Sequence[float]) -> float:
+        return sum(v * one.elements_per_token / total for v, one in zip(values, launches, strict=True))
+
+    return Work(
+        flops_per_call=sum(launch.work.flops_per_call for launch in launches),
+        flops_per_element=per_element([launch.work.flops_per_element for launch in launches]),
+        bytes_per_call=sum(launch.work.bytes_per_call for launch in launches),
+        bytes_per_element=per_element([launch.work.bytes_per_element for launch in launches]),
+    )

@@ -1,0 +1,65 @@
+"""The bricks of the decoder, a table: what each is called and what must hold of its output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.compute.checks import Assertion, Equivalent, Finite, Within
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
+
+# A product of a few thousand float32 terms, summed in another order: about 1e-6 of the largest output.
+PRODUCT = Equivalent(5e-5)
+ELEMENTWISE = Equivalent(1e-5)
+EXACT = Equivalent(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BrickSpec:
+    """One row of the table. `brick` is None for a dynamic brick, known by its name alone."""
+
+    name: str
+    category: BrickCategory
+    assertions: tuple[Assertion, ...]
+    brick: BrickId | None = None
+
+    @classmethod
+    def of(cls, brick: BrickId, *assertions: Assertion) -> BrickSpec:
+        return cls(brick.display_name, brick.category, assertions, brick)
+
+
+EMBEDDING = BrickSpec.of(BrickId.EMBEDDING, Finite(), ELEMENTWISE)
+RMS_NORM = BrickSpec.of(BrickId.RMS_NORM, Finite(), ELEMENTWISE)
+QKV_PROJECTION = BrickSpec.of(BrickId.QKV_PROJECTION, Finite(), PRODUCT)
+ROPE_EMBEDDING = BrickSpec.of(BrickId.ROPE_EMBEDDING, Finite(), ELEMENTWISE)
+KV_WRITE = BrickSpec("KvWrite", BrickCategory.ATTENTION, (Finite(), EXACT))
+ATTENTION_SCORE = BrickSpec.of(BrickId.ATTENTION_SCORE, Finite(), PRODUCT)
+ATTENTION_SOFTMAX = BrickSpec.of(BrickId.ATTENTION_SOFTMAX, Finite(), ELEMENTWISE, Within(0.0, 1.0))
+ATTENTION_OUTPUT = BrickSpec.of(BrickId.ATTENTION_OUTPUT, Finite(), PRODUCT)
+OUTPUT_PROJECTION = BrickSpec.of(BrickId.OUTPUT_PROJECTION, Finite(), PRODUCT)
+RESIDUAL_ADD = BrickSpec("ResidualAdd", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
+GATE_PROJECTION = BrickSpec.of(BrickId.GATE_PROJECTION, Finite(), PRODUCT)
+UP_PROJECTION = BrickSpec.of(BrickId.UP_PROJECTION, Finite(), PRODUCT)
+ACTIVATION = BrickSpec.of(BrickId.ACTIVATION, Finite(), ELEMENTWISE)
+DOWN_PROJECTION = BrickSpec.of(BrickId.DOWN_PROJECTION, Finite(), PRODUCT)
+LM_HEAD = BrickSpec.of(BrickId.LM_HEAD, Finite(), PRODUCT)
+SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
+
+# In the order in which a token meets them.
+BRICKS: tuple[BrickSpec, ...] = (
+    EMBEDDING,
+    RMS_NORM,
+    QKV_PROJECTION,
+    ROPE_EMBEDDING,
+    KV_WRITE,
+    ATTENTION_SCORE,
+    ATTENTION_SOFTMAX,
+    ATTENTION_OUTPUT,
+    OUTPUT_PROJECTION,
+    RESIDUAL_ADD,
+    GATE_PROJECTION,
+    UP_PROJECTION,
+    ACTIVATION,
+    DOWN_PROJECTION,
+    LM_HEAD,
+    SAMPLING,
+)

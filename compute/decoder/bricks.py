@@ -1,0 +1,120 @@
+"""The bricks of a whole model: one for each place where an operation runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cbtop.compute import catalog
+from cbtop.compute.brick import ComputeBrick, Launch, Profiler
+from cbtop.compute.catalog import BrickSpec
+from cbtop.compute.decoder.base import LayerWeights, Model, Projection
+from cbtop.compute.kernels import (
+    activation,
+    attention_output,
+    attention_score,
+    attention_softmax,
+    embedding,
+    kv_write,
+    linear,
+    residual_add,
+    rms_norm,
+    rope,
+    sampling,
+)
+from cbtop.compute.quantization.base import QuantizedMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBricks:
+    """One layer's bricks, in the order they run."""
+
+    attention_norm: ComputeBrick
+    qkv: ComputeBrick
+    rope: ComputeBrick
+    kv_write: ComputeBrick
+    score: ComputeBrick
+    softmax: ComputeBrick
+    attention_output: ComputeBrick
+    output_projection: ComputeBrick
+    attention_add: ComputeBrick
+    ffn_norm: ComputeBrick
+    gate: ComputeBrick
+    up: ComputeBrick
+    activation: ComputeBrick
+    down: ComputeBrick
+    ffn_add: ComputeBrick
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBricks:
+    """A model's bricks, in the order they run."""
+
+    embedding: ComputeBrick
+    layers: tuple[LayerBricks, ...]
+    final_norm: ComputeBrick
+    lm_head: ComputeBrick
+    sampling: ComputeBrick
+
+
+class BrickMaker:
+    """Makes the bricks of one model for one backend and one profiler."""
+
+    def __init__(self, model: Model, backend: str, profiler: Profiler) -> None:
+        self._model = model
+        self._backend = backend
+        self._profiler = profiler
+
+    def bricks(self) -> ModelBricks:
+        model = self._model
+        embed = Launch(embedding.EMBEDDING, embedding.work(model.embedding))
+        return ModelBricks(
+            embedding=self._brick(catalog.EMBEDDING, embed),
+            layers=tuple(self._layer(weights) for weights in model.layers),
+            final_norm=self._norm(),
+            lm_head=self._brick(catalog.LM_HEAD, _product(model.lm_head, has_bias=False)),
+            sampling=self._brick(catalog.SAMPLING, Launch(sampling.GREEDY, sampling.work())),
+        )
+
+    def _layer(self, weights: LayerWeights) -> LayerBricks:
+        model = self._model
+        score = Launch(attention_score.ATTENTION_SCORE, attention_score.work(model.head_dim))
+        softmax = Launch(attention_softmax.ATTENTION_SOFTMAX, attention_softmax.work())
+        output = Launch(attention_output.ATTENTION_OUTPUT, attention_output.work(model.head_dim))
+        return LayerBricks(
+            attention_norm=self._norm(),
+            qkv=self._projections(catalog.QKV_PROJECTION, weights.q, weights.k, weights.v),
+            rope=self._brick(catalog.ROPE_EMBEDDING, *self._rope()),
+            kv_write=self._brick(catalog.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work())),
+            score=self._brick(catalog.ATTENTION_SCORE, score),
+            softmax=self._brick(catalog.ATTENTION_SOFTMAX, softmax),
+            attention_output=self._brick(catalog.ATTENTION_OUTPUT, output),
+            output_projection=self._projections(catalog.OUTPUT_PROJECTION, weights.output),
+            attention_add=self._add(),
+            ffn_norm=self._norm(),
+            gate=self._projections(catalog.GATE_PROJECTION, weights.gate),
+            up=self._projections(catalog.UP_PROJECTION, weights.up),
+            activation=self._brick(catalog.ACTIVATION, Launch(activation.SWIGLU, activation.work())),
+            down=self._projections(catalog.DOWN_PROJECTION, weights.down),
+            ffn_add=self._add(),
+        )
+
+    def _brick(self, spec: BrickSpec, *launches: Launch) -> ComputeBrick:
+        return ComputeBrick(spec, launches, self._backend, self._profiler)
+
+    def _norm(self) -> ComputeBrick:
+        return self._brick(catalog.RMS_NORM, Launch(rms_norm.RMS_NORM, rms_norm.work(self._model.hidden)))
+
+    def _add(self) -> ComputeBrick:
+        return self._brick(catalog.RESIDUAL_ADD, Launch(residual_add.RESIDUAL_ADD, residual_add.work()))
+
+    def _rope(self) -> Sequence[Launch]:
+        kernel = rope.ROPE_NEOX if self._model.rope.layout == "neox" else rope.ROPE_NORMAL
+        return [Launch(kernel, rope.work(), heads) for heads in (self._model.heads, self._model.kv_heads)]
+
+    def _projections(self, spec: BrickSpec, *projections: Projection) -> ComputeBrick:
+        return self._brick(spec, *(_product(p.weight, has_bias=p.bias.size > 0) for p in projections))
+
+
+def _product(weight: QuantizedMatrix, has_bias: bool) -> Launch:
+    return Launch(linear.LINEAR[weight.format.code], linear.work(weight, has_bias), weight.rows)

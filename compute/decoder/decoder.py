@@ -1,0 +1,167 @@
+"""The decoder: prefill, then one token after another with a KV cache, every operation through its brick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.compute.brick import ComputeBrick, Profiler
+from cbtop.compute.checks import Finding, summary
+from cbtop.compute.decoder.base import LayerWeights, Model, Projection
+from cbtop.compute.decoder.bricks import BrickMaker, LayerBricks
+from cbtop.compute.decoder.workspace import Workspace
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.kernels.base import Arguments
+from cbtop.protocol.messages import CheckResult
+
+Floats = NDArray[np.float32]
+Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
+Scope = Callable[[int], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A layer ready to run. The caches are float32 (kv_heads, context, head_dim)."""
+
+    bricks: LayerBricks
+    weights: LayerWeights
+    k_cache: Floats
+    v_cache: Floats
+
+
+def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+    brick(elements, *calls)
+
+
+class Decoder:
+    """Runs one model over one sequence of at most `context` tokens."""
+
+    def __init__(self, model: Model, backend: str, threads: int, profiler: Profiler, context: int) -> None:
+        self.model = model
+        self.context = context
+        self.position = 0  # tokens in the KV cache
+        self._profiler = profiler
+        self._bricks = BrickMaker(model, backend, profiler).bricks()
+        cache_shape = (model.kv_heads, context, model.head_dim)
+        self._layers = tuple(
+            _Layer(bricks, weights, np.zeros(cache_shape, np.float32), np.zeros(cache_shape, np.float32))
+            for bricks, weights in zip(self._bricks.layers, model.layers, strict=True)
+        )
+        columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
+        self._scratch = np.zeros((threads, columns), np.float32)
+        self._angles = model.rope.table(context)
+        self._spaces: dict[int, Workspace] = {}
+
+    def restart(self) -> None:
+        """Forget the sequence."""
+        self.position = 0
+
+    def prefill(self, tokens: Sequence[int]) -> int:
+        """Append `tokens` in one pass; the greedy next token."""
+        with self._profiler.step("prefill", tokens=len(tokens)):
+            return self._forward(tokens, _timed, self._profiler.layer)
+
+    def decode(self, token: int) -> int:
+        """Append one token; the greedy next one."""
+        with self._profiler.step("decode", tokens=1):
+            return self._forward((token,), _timed, self._profiler.layer)
+
+    def logits(self, tokens: int) -> Floats:
+        """The logits, float32 (vocabulary,), that the last pass over `tokens` tokens left; overwritten by the next."""
+        logits: Floats = self._spaces[tokens].logits[0]
+        return logits
+
+    def verify(self, tokens: Sequence[int]) -> list[CheckResult]:
+        """One untimed pass over `tokens` from position 0, each brick checked against its reference on the way.
+
+        A result for each brick name and assertion, over all places where the brick stands. Restarts the sequence.
+        """
+        findings: list[tuple[str, str, Finding]] = []
+
+        def checked(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+            findings.extend(brick.check(calls))
+
+        self.restart()
+        self._spaces.pop(len(tokens), None)  # buffers of an earlier pass are not all zeros
+        self._forward(tokens, checked, lambda index: nullcontext())
+        self.restart()
+        return summary(findings)
+
+    def _forward(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
+        count, model, bricks = len(tokens), self.model, self._bricks
+        if not 0 < count <= self.context - self.position:
+            raise ComputeError(
+                f"{count} tokens at position {self.position} do not fit a context of {self.context}; restart first"
+            )
+        if min(tokens) < 0 or max(tokens) >= model.vocabulary:
+            raise ComputeError(f"a token is outside of the vocabulary of {model.vocabulary}: {list(tokens)[:8]}")
+        space = self._space(count)
+        space.tokens[:] = tokens
+        embedding = model.embedding
+        arguments = (embedding.format.code, embedding.data, space.tokens, space.x)
+        run(bricks.embedding, count * model.hidden, arguments)
+        for index, layer in enumerate(self._layers):
+            with scope(index):
+                self._attention(layer, space, count, run)
+                self._feed_forward(layer, space, count, run)
+        self.position += count
+
+        head = model.lm_head
+        run(bricks.final_norm, model.hidden, (space.last, model.final_norm, model.epsilon, space.last_normed))
+        run(bricks.lm_head, head.rows, self._product(Projection(head, _NO_BIAS), space.last_normed, space.logits))
+        run(bricks.sampling, model.vocabulary, (space.logits, space.choice))
+        return int(space.choice[0])
+
+    def _attention(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
+        model, bricks, weights, start = self.model, layer.bricks, layer.weights, self.position
+        product = self._product
+        query_rows, kv_rows = weights.q.weight.rows, weights.k.weight.rows
+        neox, angles, head_dim = model.rope.layout == "neox", self._angles, model.head_dim
+        # Token t sees start + t + 1 positions.
+        seen = model.heads * (count * start + count * (count + 1) // 2)
+
+        run(bricks.attention_norm, space.x.size, (space.x, weights.attention_norm, model.epsilon, space.normed))
+        run(
+            bricks.qkv,
+            count * (query_rows + 2 * kv_rows),
+            product(weights.q, space.normed, space.q),
+            product(weights.k, space.normed, space.k),
+            product(weights.v, space.normed, space.v),
+        )
+        run(
+            bricks.rope,
+            count * (model.heads + model.kv_heads) * model.rope.dimensions,
+            (space.q, head_dim, start, angles, neox),
+            (space.k, head_dim, start, angles, neox),
+        )
+        run(bricks.kv_write, 2 * count * kv_rows, (space.k, space.v, start, layer.k_cache, layer.v_cache))
+        run(bricks.score, seen, (space.q, layer.k_cache, start, head_dim**-0.5, space.scores))
+        run(bricks.softmax, seen, (space.scores, start))
+        run(bricks.attention_output, seen, (space.scores, layer.v_cache, start, space.attended))
+        run(bricks.output_projection, space.x.size, product(weights.output, space.attended, space.delta))
+        run(bricks.attention_add, space.x.size, (space.x, space.delta))
+
+    def _feed_forward(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
+        bricks, weights, inner = layer.bricks, layer.weights, space.gate.size
+        run(bricks.ffn_norm, space.x.size, (space.x, weights.ffn_norm, self.model.epsilon, space.normed))
+        run(bricks.gate, inner, self._product(weights.gate, space.normed, space.gate))
+        run(bricks.up, inner, self._product(weights.up, space.normed, space.up))
+        run(bricks.activation, inner, (space.gate, space.up, space.activated))
+        run(bricks.down, space.x.size, self._product(weights.down, space.activated, space.delta))
+        run(bricks.ffn_add, space.x.size, (space.x, space.delta))
+
+    def _product(self, projection: Projection, x: Floats, out: Floats) -> Arguments:
+        weight = projection.weight
+        return weight.format.code, weight.data, projection.bias, x, out, self._scratch
+
+    def _space(self, tokens: int) -> Workspace:
+        if tokens not in self._spaces:
+            self._spaces[tokens] = Workspace.of(self.model, tokens, self.context)
+        return self._spaces[tokens]
+
+
+_NO_BIAS = np.zeros(0, np.float32)

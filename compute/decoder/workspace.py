@@ -1,0 +1,64 @@
+"""Every buffer that a forward pass writes into, made once for each number of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.compute.decoder.base import Model
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Buffers for a pass over some tokens. Only the last token's logits are computed.
+
+    Zeros, not empty: attention leaves the scores of positions that a token may not see alone, and the checks
+    look at whole buffers.
+    """
+
+    tokens: NDArray[np.int64]  # (tokens,)
+    x: Floats  # (tokens, hidden), the residual stream
+    last: Floats  # (1, hidden), a view of its last row
+    normed: Floats  # (tokens, hidden)
+    q: Floats  # (tokens, heads * head_dim)
+    k: Floats  # (tokens, kv_heads * head_dim)
+    v: Floats
+    scores: Floats  # (tokens, heads, context)
+    attended: Floats  # (tokens, heads * head_dim)
+    delta: Floats  # (tokens, hidden), what a half layer adds
+    gate: Floats  # (tokens, feed_forward)
+    up: Floats
+    activated: Floats
+    last_normed: Floats  # (1, hidden)
+    logits: Floats  # (1, vocabulary)
+    choice: NDArray[np.int64]  # (1,)
+
+    @classmethod
+    def of(cls, model: Model, tokens: int, context: int) -> Workspace:
+        def floats(*shape: int) -> Floats:
+            return np.zeros(shape, np.float32)
+
+        x = floats(tokens, model.hidden)
+        query_rows, kv_rows = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        return cls(
+            tokens=np.zeros(tokens, np.int64),
+            x=x,
+            last=x[-1:],
+            normed=floats(tokens, model.hidden),
+            q=floats(tokens, query_rows),
+            k=floats(tokens, kv_rows),
+            v=floats(tokens, kv_rows),
+            scores=floats(tokens, model.heads, context),
+            attended=floats(tokens, query_rows),
+            delta=floats(tokens, model.hidden),
+            gate=floats(tokens, model.feed_forward),
+            up=floats(tokens, model.feed_forward),
+            activated=floats(tokens, model.feed_forward),
+            last_normed=floats(1, model.hidden),
+            logits=floats(1, model.vocabulary),
+            choice=np.zeros(1, np.int64),
+        )

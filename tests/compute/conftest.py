@@ -1,0 +1,64 @@
+"""What the tests of compute share: two tiny models, a recorder, and a decoder over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import Model, read_model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import CatalogMessage
+
+
+@dataclass
+class ListRecorder:
+    """Keeps what the profiler records; nothing leaves the test."""
+
+    messages: list[CatalogMessage] = field(default_factory=list)
+    records: list[tuple[int, int]] = field(default_factory=list)  # (tag, elements)
+
+    def record(self, tag: int, start_ns: int, end_ns: int, elements: int, /) -> None:
+        self.records.append((tag, elements))
+
+    def announce(self, message: CatalogMessage, /) -> None:
+        self.messages.append(message)
+
+    def close(self, reason: str, /) -> None:
+        pass
+
+
+@pytest.fixture
+def recorder() -> ListRecorder:
+    return ListRecorder()
+
+
+@pytest.fixture
+def profiler(recorder: ListRecorder) -> BrickProfiler:
+    return BrickProfiler(recorder=recorder)
+
+
+@pytest.fixture(scope="session")
+def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny model of each family."""
+    folder = tmp_path_factory.mktemp("models")
+    files = {shape.architecture: folder / f"{shape.architecture}.gguf" for shape in (TINY, TINY_LLAMA)}
+    for shape in (TINY, TINY_LLAMA):
+        write_model(files[shape.architecture], shape, lambda text, fraction: None)
+    return files
+
+
+@pytest.fixture(params=list(FAMILIES))
+def model(request: pytest.FixtureRequest, model_files: dict[str, Path]) -> Model:
+    return read_model(model_files[request.param], FAMILIES)
+
+
+@pytest.fixture
+def decoder_for(profiler: BrickProfiler) -> Callable[[Model, int], Decoder]:
+    """Makes a decoder of a model for a number of threads."""
+    return lambda model, threads: Decoder(model, "numba", threads, profiler, model.context_length)

@@ -1,0 +1,118 @@
+"""The decoder against a plain float64 forward pass, and what it records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop.compute.decoder.base import Model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.reference import forward_reference
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.kernels import rms_norm
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+
+from .conftest import ListRecorder
+
+PROMPT = [3, 141, 59, 26, 5, 358, 97]
+MakeDecoder = Callable[[Model, int], Decoder]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_logits_agree_with_the_float64_reference(model: Model, decoder_for: MakeDecoder, threads: int) -> None:
+    decoder = decoder_for(model, threads)
+    sequence = list(PROMPT)
+    sequence.append(decoder.prefill(PROMPT))
+    passes = [decoder.logits(len(PROMPT)).copy()]
+    for _ in range(5):
+        sequence.append(decoder.decode(sequence[-1]))
+        passes.append(decoder.logits(1).copy())
+    expected = forward_reference(model, sequence[:-1])[len(PROMPT) - 1 :]
+    error = np.abs(np.array(passes) - expected).max() / np.abs(expected).max()
+    assert error < 1e-3
+    assert sequence[len(PROMPT) :] == list(expected.argmax(axis=1))
+
+
+def test_a_second_sequence_is_not_touched_by_the_first(model: Model, decoder_for: MakeDecoder) -> None:
+    decoder = decoder_for(model, 1)
+    first = decoder.prefill(PROMPT)
+    logits = decoder.logits(len(PROMPT)).copy()
+    decoder.decode(first)
+    decoder.restart()
+    assert decoder.prefill(PROMPT) == first
+    np.testing.assert_array_equal(decoder.logits(len(PROMPT)), logits)
+
+
+def test_every_brick_of_a_step_is_recorded(
+    model: Model, decoder_for: MakeDecoder, recorder: ListRecorder
+) -> None:
+    decoder_for(model, 1).prefill(PROMPT)
+    nodes = {m.id: m for m in recorder.messages if isinstance(m, Node)}
+    ran = [nodes[tag] for tag, _ in recorder.records]
+    step = next(node for node in ran if node.kind is NodeKind.STEP)
+    assert step.name == "prefill"
+    layers = [node for node in ran if node.kind is NodeKind.LAYER]
+    assert [layer.parent for layer in layers] == [step.id] * len(model.layers)
+    in_layer = [node.name for node in ran if node.parent == layers[0].id]
+    assert in_layer == [
+        "RmsNorm", "QkvProjection", "RopeEmbedding", "KvWrite", "AttentionScore", "AttentionSoftmax",
+        "AttentionOutput", "OutputProjection", "ResidualAdd", "RmsNorm", "GateProjection", "UpProjection",
+        "Activation", "DownProjection", "ResidualAdd",
+    ]  # fmt: skip
+    directly = [node.name for node in ran if node.parent == step.id and node.kind is NodeKind.BRICK]
+    assert directly == ["Embedding", "RmsNorm", "LmHead", "Sampling"]
+
+
+def test_a_projections_work_is_its_shapes(model: Model, decoder_for: MakeDecoder, recorder: ListRecorder) -> None:
+    decoder_for(model, 1).prefill(PROMPT)
+    node = next(m for m in recorder.messages if isinstance(m, Node) and m.name == "QkvProjection")
+    layer = model.layers[0]
+    projections = (layer.q, layer.k, layer.v)
+    elements = len(PROMPT) * sum(p.weight.rows for p in projections)
+    assert (node.id, elements) in recorder.records
+    assert node.flops_per_element is not None
+    products = 2.0 * model.hidden * elements
+    biases = len(PROMPT) * sum(p.bias.size for p in projections)
+    assert node.flops_per_element * elements == pytest.approx(products + biases)
+    assert node.bytes_per_call == sum(p.weight.size_bytes + p.bias.nbytes for p in projections)
+
+
+def test_all_bricks_hold_their_assertions(
+    model: Model, decoder_for: MakeDecoder, recorder: ListRecorder
+) -> None:
+    results = decoder_for(model, 1).verify(PROMPT)
+    assert [result for result in results if not result.passed] == []
+    assert {result.assertion for result in results} == {"finite", "equals reference", "within [0, 1]"}
+    assert recorder.records == []
+
+
+def test_a_wrong_kernel_fails_its_check(
+    model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(x: Any, weight: Any, epsilon: float, out: Any) -> None:
+        rms_norm.reference(x, weight, epsilon, out)
+        out[-1, -1] *= 1.01
+
+    planted = replace(rms_norm.RMS_NORM, implementation=wrong)
+    monkeypatch.setattr(rms_norm, "RMS_NORM", planted)
+    failed = [result for result in decoder_for(model, 1).verify(PROMPT) if not result.passed]
+    assert [(result.brick, result.assertion) for result in failed] == [("RmsNorm", "equals reference")]
+    assert failed[0].max_error is not None
+    assert failed[0].tolerance is not None
+    assert failed[0].max_error > failed[0].tolerance
+
+
+def test_a_full_context_is_refused(model: Model, decoder_for: MakeDecoder) -> None:
+    decoder = decoder_for(model, 1)
+    with pytest.raises(ComputeError, match="do not fit a context of 64"):
+        decoder.prefill([1] * 65)
+
+
+def test_a_token_outside_the_vocabulary_is_refused(model: Model, decoder_for: MakeDecoder) -> None:
+    with pytest.raises(ComputeError, match="vocabulary of 512"):
+        decoder_for(model, 1).prefill([512])
