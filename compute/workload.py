@@ -1,0 +1,118 @@
+"""The main job of `cbtop demo`: prefill and greedy decode of a model, again and again, through bricks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cbtop.protocol.messages import Ceiling, Manifest
+from cbtop.protocol.vocabulary import Provenance
+
+if TYPE_CHECKING:
+    from cbtop.compute.backends import Backend
+    from cbtop.compute.brick import Profiler
+    from cbtop.compute.decoder.base import Model
+    from cbtop.compute.decoder.decoder import Decoder
+
+Progress = Callable[[str, float | None], None]
+ShouldStop = Callable[[], bool]
+
+LONGEST_DEFAULT_CONTEXT = 2048
+PROMPT_TOKENS = 32
+PROMPT_SEED = 7
+VERIFIED_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    """What to run. None: the demo model; until stopped; all processors; the model's context, up to 2048."""
+
+    model: Path | None = None
+    steps: int | None = None
+    threads: int | None = None
+    context: int | None = None
+
+
+def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, progress: Progress) -> None:
+    """Announce the model, its checks and the machine's ceilings, then decode until told to stop.
+
+    `should_stop` is asked between steps; `progress` is told what takes long. ModelError where the model cannot
+    be run.
+    """
+    # Numba and gguf load in half a second, which whoever only needs WorkloadOptions should not pay.
+    from cbtop.compute.backends import cpu_backend
+    from cbtop.compute.ceilings import measure_ceilings
+    from cbtop.compute.decoder import FAMILIES
+    from cbtop.compute.decoder.base import read_model
+    from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.compute.demo_model import demo_model
+
+    path = options.model or demo_model(progress)
+    progress("reading the model", None)
+    model = read_model(path, FAMILIES)
+    backend = cpu_backend(options.threads)
+    context = min(options.context or LONGEST_DEFAULT_CONTEXT, model.context_length)
+    profiler.announce(_manifest(model, backend, context))
+    decoder = Decoder(model, backend.label, backend.threads, profiler, context)
+    prompt = _prompt(model, context)
+
+    progress("compiling kernels", None)
+    _warm_up(decoder, prompt, profiler)
+    progress("checking the bricks", None)
+    for result in decoder.verify(prompt[:VERIFIED_TOKENS]):
+        profiler.announce(result)
+    progress("measuring ceilings", None)
+    for ceiling in measure_ceilings(backend.threads, model.weights_bytes):
+        profiler.announce(
+            Ceiling(ceiling.name, ceiling.kind, ceiling.value, ceiling.unit, provenance=Provenance.MEASURED)
+        )
+    progress("", None)
+    _decode_until(decoder, prompt, options.steps, should_stop)
+
+
+def _decode_until(decoder: Decoder, prompt: list[int], steps: int | None, should_stop: ShouldStop) -> None:
+    """Prefill, decode until the context is full, restart; `steps` counts decode steps over all sequences."""
+    done = 0
+    while not should_stop() and (steps is None or done < steps):
+        decoder.restart()
+        token = decoder.prefill(prompt)
+        while decoder.position < decoder.context and (steps is None or done < steps) and not should_stop():
+            token = decoder.decode(token)
+            done += 1
+
+
+def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
+    """Run both kinds of step unrecorded: their first call compiles, and reads the weights from disk."""
+    was_enabled = profiler.enabled
+    profiler.disable()
+    try:
+        decoder.decode(decoder.prefill(prompt))
+        decoder.restart()
+    finally:
+        if was_enabled:
+            profiler.enable()
+
+
+def _prompt(model: Model, context: int) -> list[int]:
+    """A fixed prompt of seeded random tokens that leaves at least half of the context to decode into."""
+    import numpy as np
+
+    count = max(min(PROMPT_TOKENS, context // 2), 1)
+    return [int(token) for token in np.random.default_rng(PROMPT_SEED).integers(0, model.vocabulary, count)]
+
+
+def _manifest(model: Model, backend: Backend, context: int) -> Manifest:
+    return Manifest(
+        model=model.name,
+        architecture=model.architecture,
+        backend=backend.label,
+        quantization=model.quantization,
+        threads=backend.threads,
+        layers=len(model.layers),
+        hidden_size=model.hidden,
+        context_length=context,
+        parameters=model.parameters,
+        weights_bytes=model.weights_bytes,
+    )
