@@ -1,0 +1,296 @@
+"""The terminal dashboard: a clock that polls a feed, and a screen drawn from the newest viewmodel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.theme import Theme
+from textual.timer import Timer
+from textual.widgets import ContentSwitcher
+
+from cbtop import formatting
+from cbtop.viewmodels.model import SourceSummary, SourceView
+from cbtop.views import VIEWS
+from cbtop.views.header import Header, Heading, Notice
+from cbtop.views.help import HelpScreen
+from cbtop.views.welcome import Welcome
+from cbtop.widgets.footer import KeyFooter
+from cbtop.widgets.lines import Line, clean
+from cbtop.widgets.tabs import TabBar
+
+INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
+TERMINAL_CHECK_S = 1.0
+HANG_UP_EXIT = 129
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEnd:
+    """The workload this app was started for has failed: leave with `exit_code` and say `message`."""
+
+    exit_code: int
+    message: str
+
+
+class Feed(Protocol):
+    """Where the numbers come from. No call blocks."""
+
+    def poll(self) -> None:
+        """Take in what has arrived. Called every tick, also while the screen is paused."""
+
+    def sources(self) -> tuple[SourceSummary, ...]:
+        """Every source seen, in a stable order."""
+
+    def view(self, key: str | None, phase: str | None) -> SourceView | None:
+        """The source `key` (None: the newest live one) in `phase` (None: the default), or None: none seen yet."""
+
+    def status(self) -> str:
+        """One line about the link."""
+
+    def finished(self) -> FeedEnd | None:
+        """Not None when the workload this app was started for has failed."""
+
+
+DARK = Theme(
+    name="cbtop-dark",
+    primary="#7fb7e8",
+    background="#0e1217",
+    surface="#0e1217",
+    panel="#171d25",
+    foreground="#c8d0da",
+    success="#7fc98f",
+    warning="#e3b95a",
+    error="#ff6b6b",
+    accent="#6cc5d0",
+    dark=True,
+    variables={
+        "dim": "#7d8896",
+        "faint": "#3b4552",
+        "bright": "#eef2f6",
+        "ink": "#0e1217",
+        "cursor": "#1f2935",
+        "track": "#1a212a",
+        # After Okabe and Ito: told apart with any kind of colour vision.
+        "norm": "#d38fb8",
+        "attention": "#5fb4ea",
+        "ffn": "#e8a33a",
+        "other": "#3dbd95",
+        "gap": "#8793a3",
+        "unknown": "#5a6675",
+    },
+)
+
+LIGHT = Theme(
+    name="cbtop-light",
+    primary="#1f5f99",
+    background="#fafafa",
+    surface="#fafafa",
+    panel="#eceff2",
+    foreground="#2a323c",
+    success="#1d7a3a",
+    warning="#9a6700",
+    error="#c62828",
+    accent="#0b7285",
+    dark=False,
+    variables={
+        "dim": "#66717f",
+        "faint": "#c3cad3",
+        "bright": "#0b0f14",
+        "ink": "#ffffff",
+        "cursor": "#dde5ee",
+        "track": "#e8ecf0",
+        "norm": "#a3457d",
+        "attention": "#0072b2",
+        "ffn": "#b35c00",
+        "other": "#00795a",
+        "gap": "#75808d",
+        "unknown": "#9aa4b0",
+    },
+)
+
+
+class CbtopApp(App[int]):
+    """Header, tabs, one view, footer. The result is the exit code."""
+
+    TITLE = "cbtop"
+    CSS_PATH = "cbtop.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(str(number), f"view({number - 1})", view.title, show=False)
+            for number, view in enumerate(VIEWS, 1)
+        ),
+        Binding("tab", "step_view(1)", "next view", show=False, priority=True),
+        Binding("shift+tab", "step_view(-1)", "previous view", show=False, priority=True),
+        Binding("p", "phase", "phase"),
+        Binding("space", "pause", "pause"),
+        Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
+        Binding("greater_than_sign", "step_source(1)", "next source", show=False),
+        Binding("plus,equals_sign", "faster", "refresh more often", show=False),
+        Binding("minus", "slower", "refresh less often", show=False),
+        Binding("t", "theme", "light or dark", show=False),
+        Binding("question_mark,f1", "help", "help", key_display="?"),
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+c,ctrl+q", "quit", "quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False, priority=True),
+    ]
+
+    def __init__(self, feed: Feed, *, interval_s: float = 0.5) -> None:
+        super().__init__()
+        for theme in (DARK, LIGHT):
+            self.register_theme(theme)
+        self.theme = DARK.name
+        self.feed = feed
+        self.interval_s = interval_s
+        self.paused = False
+        self.source: SourceView | None = None
+        self.source_key: str | None = None
+        self.phase: str | None = None
+        self._tick_timer: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        self._header = Header(id="header")
+        self._notice = Notice(id="notice")
+        self._tabs = TabBar([view.title for view in VIEWS], id="tabs")
+        self._welcome = Welcome(id="welcome")
+        self._views = [view(id=view.title.lower()) for view in VIEWS]
+        yield self._header
+        yield self._notice
+        yield self._tabs
+        self._switcher = ContentSwitcher(self._welcome, *self._views, initial="welcome", id="views")
+        yield self._switcher
+        yield KeyFooter(id="footer")
+
+    def on_mount(self) -> None:
+        self.tick()
+        self._tick_timer = self.set_interval(self.interval_s, self.tick)
+        if not self.is_headless:
+            self.set_interval(TERMINAL_CHECK_S, self.leave_if_hung_up)
+
+    def tick(self) -> None:
+        """Take in what arrived and, unless paused, show it."""
+        self.feed.poll()
+        if (end := self.feed.finished()) is not None:
+            self.exit(end.exit_code, return_code=end.exit_code, message=Text(clean(end.message)))
+        elif not self.paused:
+            self.show()
+
+    def show(self) -> None:
+        """Draw the newest viewmodel."""
+        source = self.feed.view(self.source_key, self.phase)
+        if source is None and self.source_key is not None:
+            self.source_key = None
+            source = self.feed.view(None, self.phase)
+        self.source = source
+        self._show_surroundings()
+        self._show_content()
+
+    def _show_surroundings(self) -> None:
+        sources = self.feed.sources()
+        keys = [summary.key for summary in sources]
+        position = ""
+        if self.source is not None and len(keys) > 1 and self.source.key in keys:
+            position = f"{keys.index(self.source.key) + 1}/{len(keys)}"
+        self._header.show_heading(Heading(self.source, self.paused, position))
+        self._notice.show_source(self.source)
+        note: Line = (
+            (clean(self.feed.status()), "dim"),
+            (f" · {formatting.seconds(self.interval_s)}", "faint"),
+        )
+        self._tabs.set_note(note)
+
+    def _show_content(self) -> None:
+        source = self.source
+        if source is None or (not source.bricks and not source.graph and source.state == "live"):
+            self._switcher.current = "welcome"
+            self._welcome.show(source, self.feed.status())
+            return
+        view = self._views[self._tabs.active]
+        view.source = source
+        if self._switcher.current != view.id:
+            self._switcher.current = view.id
+            self.call_after_refresh(view.focus_target.focus)
+
+    def action_view(self, index: int) -> None:
+        """Show the view `index`."""
+        self._tabs.set_active(index)
+        self._show_content()
+
+    def action_step_view(self, steps: int) -> None:
+        self.action_view((self._tabs.active + steps) % len(VIEWS))
+
+    def on_tab_bar_chosen(self, event: TabBar.Chosen) -> None:
+        self.action_view(event.index)
+
+    def action_pause(self) -> None:
+        """Freeze the screen, or let it go on. The feed is polled all the same."""
+        self.paused = not self.paused
+        if self.paused:
+            self._show_surroundings()
+        else:
+            self.show()
+
+    def action_phase(self) -> None:
+        """Show the next phase of the steps; a paused screen shows it as it is now."""
+        if self.source is None or not self.source.phases:
+            return
+        phases = [steps.phase for steps in self.source.phases]
+        at = phases.index(self.source.phase) if self.source.phase in phases else -1
+        self.phase = phases[(at + 1) % len(phases)]
+        self.show()
+
+    def action_step_source(self, steps: int) -> None:
+        """Show the next source, and stay with it."""
+        keys = [summary.key for summary in self.feed.sources()]
+        if not keys:
+            return
+        at = keys.index(self.source.key) if self.source is not None and self.source.key in keys else 0
+        self.source_key = keys[(at + steps) % len(keys)]
+        self.show()
+
+    def action_faster(self) -> None:
+        self._set_interval(
+            max((step for step in INTERVALS_S if step < self.interval_s), default=INTERVALS_S[0])
+        )
+
+    def action_slower(self) -> None:
+        self._set_interval(
+            min((step for step in INTERVALS_S if step > self.interval_s), default=INTERVALS_S[-1])
+        )
+
+    def _set_interval(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        if self._tick_timer is not None:
+            self._tick_timer.stop()
+        self._tick_timer = self.set_interval(interval_s, self.tick)
+        self._show_surroundings()
+
+    def action_theme(self) -> None:
+        self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS)))
+
+    async def action_quit(self) -> None:
+        self.exit(0)
+
+    def leave_if_hung_up(self, isatty: Callable[[int], bool] = os.isatty) -> None:
+        """Leave when the terminal is gone: Textual would spin on its dead input for ever."""
+        if not isatty(0):
+            self.exit(HANG_UP_EXIT, return_code=HANG_UP_EXIT)
+
+
+def run_app(feed: Feed, *, interval_s: float = 0.5) -> int:
+    """Run the dashboard on this terminal until it is left; the exit code."""
+    if not os.environ.get("NO_COLOR", "unset"):
+        del os.environ["NO_COLOR"]  # empty means unset (no-color.org); Textual takes it for set
+    result = CbtopApp(feed, interval_s=interval_s).run()
+    return 1 if result is None else result

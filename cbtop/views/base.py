@@ -1,0 +1,38 @@
+"""What every view is: a title, a text for the help, and a source to draw."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.containers import Vertical
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from cbtop.viewmodels.model import SourceView
+
+
+class View(Vertical):
+    """One screenful. It draws the viewmodel it is given and knows nothing of where that comes from."""
+
+    title: ClassVar[str]
+    doc: ClassVar[str]  # for the help: one paragraph
+    columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: what each column says
+
+    source: reactive[SourceView | None] = reactive(None, always_update=False)
+
+    def watch_source(self, source: SourceView | None) -> None:
+        if source is not None and self.is_mounted:
+            self.show_source(source)
+
+    def on_mount(self) -> None:
+        if self.source is not None:
+            self.show_source(self.source)
+
+    def show_source(self, source: SourceView) -> None:
+        """Put the numbers of `source` on the screen."""
+        raise NotImplementedError
+
+    @property
+    def focus_target(self) -> Widget:
+        """What gets the keys while this view is shown."""
+        return self

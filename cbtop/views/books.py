@@ -1,0 +1,87 @@
+"""The books of a step: wall = bricks + gaps + unattributed, as an equation and as a bar."""
+
+from __future__ import annotations
+
+from cbtop import formatting
+from cbtop.viewmodels.model import BooksView, SourceView
+from cbtop.views.looks import CATEGORY_LOOKS
+from cbtop.widgets.bars import Part, stacked
+from cbtop.widgets.drawing import Drawing
+from cbtop.widgets.lines import Line, Span, clean, fit_line, rule
+
+RESIDUAL_BOUND_PERCENT = 5.0  # more of a step than this without a name is worth a warning
+
+
+class Books(Drawing):
+    """A rule, the bar, and the equation under it: three lines."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._source: SourceView | None = None
+
+    def show_source(self, source: SourceView) -> None:
+        self._source = source
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        source = self._source
+        if source is None:
+            return []
+        if source.books is None:
+            return [rule((("books", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
+        title = (("where a step's time goes", "dim"),)
+        equation = fit_line((("  ", ""), *books_equation(source.books, _steps(source), width)), width)
+        bar: Line = (("  ", ""), *stacked(books_parts(source), width - 4))
+        return (
+            [rule(title, width), bar, equation][-height:]
+            if height < 3
+            else [rule(title, width), bar, equation]
+        )
+
+
+def _steps(source: SourceView) -> int:
+    return max(1, source.steps.count if source.steps else 1)
+
+
+def books_parts(source: SourceView) -> list[Part]:
+    """The wall time in parts: the categories of the bricks, then the gaps, then what nobody accounts for."""
+    books = source.books
+    if books is None:
+        return []
+    parts = [
+        Part(
+            row.exclusive_us,
+            CATEGORY_LOOKS[row.category].fill,
+            f"{CATEGORY_LOOKS[row.category].glyph} {clean(row.name)}",
+        )
+        for row in sorted(source.categories, key=lambda row: row.category)
+    ]
+    parts += [Part(gap.us, "fill-gap", clean(gap.name), "▒") for gap in books.gaps]
+    parts.append(Part(books.unattributed_us, "fill-unknown", "?", "░"))
+    return parts
+
+
+def books_equation(books: BooksView, steps: int, width: int) -> Line:
+    """`wall 8.45 ms = bricks 8.10 + dispatch 0.31 + unattributed 0.04 (0.5 %)`, the mean of `steps` steps."""
+    scale, unit = (1e3, "ms") if books.wall_us / steps >= 1e3 else (1.0, "µs")
+
+    def mean(us: float) -> str:
+        return formatting.number(us / steps / scale)
+
+    suspicious = books.residual_percent is not None and abs(books.residual_percent) > RESIDUAL_BOUND_PERCENT
+    spans: list[Span] = [
+        ("wall ", "dim"),
+        (f"{mean(books.wall_us)} {unit}", "strong"),
+        (" = bricks ", "dim"),
+        (mean(books.bricks_us), "strong"),
+    ]
+    for gap in books.gaps:
+        spans += [(f" + {clean(gap.name)} ", "dim"), (mean(gap.us), "gap")]
+    spans += [
+        (" + unattributed ", "dim"),
+        (mean(books.unattributed_us), "warn" if suspicious else "unknown"),
+        (f" ({formatting.percent(books.residual_percent)})", "warn" if suspicious else "dim"),
+    ]
+    if books.open_us > 0 and width >= 100:
+        spans.append((f"   open step {formatting.duration(books.open_us)}", "dim"))
+    return tuple(spans)

@@ -1,0 +1,179 @@
+"""The columns of the bricks table."""
+
+from __future__ import annotations
+
+from cbtop import formatting
+from cbtop.viewmodels.model import BrickRow
+from cbtop.views.looks import CATEGORY_LOOKS
+from cbtop.widgets.bars import bar
+from cbtop.widgets.columns import Column
+from cbtop.widgets.lines import Line, clean, clip
+
+NEAR_BUDGET_PERCENT = 90.0
+
+
+def _name(row: BrickRow, width: int) -> Line:
+    look = CATEGORY_LOOKS[row.category]
+    return ((f"{look.glyph} ", look.role), (clip(clean(row.name), width - 2), "strong"))
+
+
+def _category(row: BrickRow, width: int) -> Line:
+    return ((row.category.display_name, CATEGORY_LOOKS[row.category].role),)
+
+
+def _checks(row: BrickRow, width: int) -> Line:
+    if row.checks_failed:
+        return ((f"✗{row.checks_failed}", "bad"),)
+    return ((f"✓{row.checks_passed}", "good"),) if row.checks_passed else (("–", "faint"),)
+
+
+def budget_use(row: BrickRow) -> float | None:
+    """The part of its µs/token budget a brick uses, in percent."""
+    if row.budget_us_per_token is None or row.us_per_token is None or row.budget_us_per_token <= 0:
+        return None
+    return 100.0 * row.us_per_token / row.budget_us_per_token
+
+
+def _budget(row: BrickRow, width: int) -> Line:
+    used = budget_use(row)
+    if used is None:
+        return (("–", "faint"),)
+    role = "bad" if used > 100 else "warn" if used > NEAR_BUDGET_PERCENT else "good"
+    mark = "!" if used > 100 else ""
+    return ((f"{mark}{used:.0f} %", role),)
+
+
+def _figure(text: str, role: str = "") -> Line:
+    return ((text, "faint" if text == formatting.NOT_MEASURED else role),)
+
+
+def _or_less(value: float | None) -> float:
+    return -1.0 if value is None else value
+
+
+def brick_columns(largest_percent: float, *, budgets: bool, checks: bool) -> tuple[Column[BrickRow], ...]:
+    """The columns worth showing: those for budgets and checks only where a brick has one."""
+
+    def share(row: BrickRow, width: int) -> Line:
+        fraction = None if row.percent is None else row.percent / max(largest_percent, 1e-9)
+        return bar(fraction, width, CATEGORY_LOOKS[row.category].role)
+
+    columns: list[Column[BrickRow]] = [
+        Column(
+            "brick",
+            18,
+            0,
+            _name,
+            "name, in front the glyph of its category",
+            align="left",
+            stretch=1,
+            max_width=30,
+            sort_key=lambda row: row.name,
+        ),
+        Column("category", 9, 8, _category, "the group a report rolls it up into", align="left"),
+        Column(
+            "share",
+            8,
+            3,
+            share,
+            "the same as wall %, drawn; the largest fills the column",
+            align="left",
+            stretch=2,
+            max_width=48,
+        ),
+        Column(
+            "wall %",
+            7,
+            1,
+            lambda row, _: _figure(formatting.percent_number(row.percent), "strong"),
+            "exclusive time as a part of the step's wall time",
+            sort_key=lambda row: row.exclusive_us,
+        ),
+        Column(
+            "µs/tok",
+            8,
+            2,
+            lambda row, _: _figure(formatting.number(row.us_per_token)),
+            "exclusive µs for one token, all layers together",
+            sort_key=lambda row: _or_less(row.us_per_token),
+        ),
+        Column(
+            "avg µs",
+            8,
+            7,
+            lambda row, _: _figure(formatting.number(row.avg_us)),
+            "mean time of one call",
+            sort_key=lambda row: row.avg_us,
+        ),
+        Column(
+            "p50 µs",
+            8,
+            4,
+            lambda row, _: _figure(formatting.number(row.p50_us)),
+            "half of the calls took at most this",
+            sort_key=lambda row: _or_less(row.p50_us),
+        ),
+        Column(
+            "p95 µs",
+            8,
+            9,
+            lambda row, _: _figure(formatting.number(row.p95_us)),
+            "95 of 100 calls took at most this",
+            sort_key=lambda row: _or_less(row.p95_us),
+        ),
+        Column(
+            "p99 µs",
+            8,
+            5,
+            lambda row, _: _figure(formatting.number(row.p99_us)),
+            "99 of 100 calls took at most this",
+            sort_key=lambda row: _or_less(row.p99_us),
+        ),
+        Column(
+            "count",
+            9,
+            11,
+            lambda row, _: _figure(formatting.count(row.count)),
+            "calls recorded",
+            sort_key=lambda row: row.count,
+        ),
+        Column(
+            "GB/s",
+            6,
+            6,
+            lambda row, _: _figure(formatting.number(row.gb_per_sec)),
+            "bytes of its shapes over measured time (derived)",
+            sort_key=lambda row: _or_less(row.gb_per_sec),
+        ),
+        Column(
+            "GFLOP/s",
+            8,
+            10,
+            lambda row, _: _figure(formatting.number(row.gflops)),
+            "flops of its shapes over measured time (derived)",
+            sort_key=lambda row: _or_less(row.gflops),
+        ),
+    ]
+    if budgets:
+        columns.append(
+            Column(
+                "budget",
+                7,
+                6,
+                _budget,
+                "µs/token used of the budget set for it",
+                sort_key=lambda row: _or_less(budget_use(row)),
+            )
+        )
+    if checks:
+        columns.append(
+            Column(
+                "checks",
+                6,
+                6,
+                _checks,
+                "✓ checks against the reference passed, ✗ failed",
+                sort_key=lambda row: row.checks_failed,
+            )
+        )
+    return tuple(columns)

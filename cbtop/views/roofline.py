@@ -1,0 +1,252 @@
+"""The roofline: what the bricks reach, against ceilings measured on this machine."""
+
+# No roof is ever invented: without measured ceilings the plot shows the points alone and says so.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_lowercase, ascii_uppercase
+
+from textual.app import ComposeResult
+from textual.widget import Widget
+
+from cbtop import formatting
+from cbtop.viewmodels.model import CeilingRow, RooflinePoint, RooflineView, SourceView
+from cbtop.views.base import View
+from cbtop.views.looks import CATEGORY_LOOKS
+from cbtop.widgets.columns import Column
+from cbtop.widgets.drawing import Drawing
+from cbtop.widgets.lines import Line, clean, clip, fit_line
+from cbtop.widgets.loglog import LogLogPlot, span_around
+from cbtop.widgets.sorted_table import SortedTable
+from cbtop.widgets.table import Table
+
+LETTERS = ascii_lowercase + ascii_uppercase
+
+
+@dataclass(frozen=True, slots=True)
+class LetteredPoint:
+    """A point with the letter that marks it in the plot."""
+
+    letter: str
+    point: RooflinePoint
+
+
+def _or_less(value: float | None) -> float:
+    return -1.0 if value is None else value
+
+
+def _brick(row: LetteredPoint, width: int) -> Line:
+    look = CATEGORY_LOOKS[row.point.category]
+    return ((f"{row.letter} ", f"strong {look.role}"), (clip(clean(row.point.brick), width - 2), ""))
+
+
+def _of_roof(row: LetteredPoint, width: int) -> Line:
+    text = formatting.percent_number(row.point.percent_of_roof)
+    return ((f"⚠ {text}", "warn"),) if row.point.above_roof else ((text, "strong"),)
+
+
+POINT_COLUMNS: tuple[Column[LetteredPoint], ...] = (
+    Column(
+        "brick",
+        16,
+        0,
+        _brick,
+        "with the letter that marks it in the plot",
+        align="left",
+        stretch=1,
+        max_width=26,
+        sort_key=lambda row: row.point.brick,
+    ),
+    Column(
+        "FLOP/B",
+        6,
+        3,
+        lambda row, _: ((formatting.number(row.point.intensity), ""),),
+        "arithmetic intensity: flops for each byte moved (derived from shapes)",
+        sort_key=lambda row: row.point.intensity,
+    ),
+    Column(
+        "GFLOP/s",
+        8,
+        4,
+        lambda row, _: ((formatting.number(row.point.gflops), ""),),
+        "reached",
+        sort_key=lambda row: row.point.gflops,
+    ),
+    Column(
+        "GB/s",
+        6,
+        2,
+        lambda row, _: ((formatting.number(row.point.gb_per_sec), ""),),
+        "reached",
+        sort_key=lambda row: row.point.gb_per_sec,
+    ),
+    Column(
+        "% roof",
+        8,
+        1,
+        _of_roof,
+        "of what the roof allows at this intensity; ⚠ above it: look at the flops, the bytes or the caches",
+        sort_key=lambda row: _or_less(row.point.percent_of_roof),
+    ),
+    Column(
+        "bound",
+        7,
+        5,
+        lambda row, _: ((clean(row.point.bound), "dim"),),
+        "which ceiling limits it",
+        align="left",
+    ),
+    Column(
+        "wall %",
+        6,
+        6,
+        lambda row, _: ((formatting.percent_number(row.point.percent), "dim"),),
+        "its share of the step",
+        sort_key=lambda row: _or_less(row.point.percent),
+    ),
+)
+
+
+class Roofline(View):
+    """How far each brick is from what this machine can do."""
+
+    title = "Roofline"
+    doc = (
+        "Each letter is a brick: to the right more arithmetic for each byte, upwards more of it in a second. "
+        "The slanted lines are memory bandwidths, the flat one the compute ceiling, all measured on this machine "
+        "before the run. A letter that would cover another stands next to it; the one under the cursor is lit."
+    )
+    columns_doc = tuple((column.title, column.doc) for column in POINT_COLUMNS)
+
+    def compose(self) -> ComposeResult:
+        self._letters: dict[str, str] = {}
+        self._letters_of = ""
+        self._plot = RooflinePlot(id="roofline-plot")
+        self._table: SortedTable[LetteredPoint] = SortedTable(
+            POINT_COLUMNS,
+            lambda row: row.point.brick,
+            sort_by="wall %",
+            empty="n/a: no brick with declared flops and bytes has run yet",
+            id="roofline-table",
+        )
+        self._notes = Notes(id="roofline-notes")
+        yield self._plot
+        yield self._table
+        yield self._notes
+
+    @property
+    def focus_target(self) -> Widget:
+        return self._table
+
+    def show_source(self, source: SourceView) -> None:
+        if self._letters_of != source.key:
+            self._letters, self._letters_of = {}, source.key
+        points = source.roofline.points
+        for point in points:
+            self._letters.setdefault(point.brick, LETTERS[min(len(self._letters), len(LETTERS) - 1)])
+        rows = [LetteredPoint(self._letters[point.brick], point) for point in points]
+        self._table.show_rows(rows)
+        self._plot.show_points(source.roofline, rows, self._table.current)
+        self._notes.show_roofline(source.roofline)
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        self._plot.select(self._table.current)
+
+
+class RooflinePlot(Drawing):
+    """The plot itself."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._roofline = RooflineView((), (), ())
+        self._points: Sequence[LetteredPoint] = ()
+        self._selected: LetteredPoint | None = None
+
+    def show_points(
+        self, roofline: RooflineView, points: Sequence[LetteredPoint], selected: LetteredPoint | None
+    ) -> None:
+        self._roofline, self._points, self._selected = roofline, points, selected
+        self.redraw()
+
+    def select(self, point: LetteredPoint | None) -> None:
+        self._selected = point
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        letter = self._selected.letter if self._selected else ""
+        return roofline_lines(self._roofline.ceilings, self._points, letter, width, height)
+
+
+def roofline_lines(
+    ceilings: Sequence[CeilingRow], points: Sequence[LetteredPoint], selected: str, width: int, height: int
+) -> list[Line]:
+    """The plot in `width` x `height` cells: decades, roofs, then the points, the selected one last."""
+    bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth" and ceiling.value > 0]
+    peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute" and ceiling.value > 0]
+    drawable = [row for row in points if row.point.intensity > 0 and row.point.gflops > 0]
+    ridges = [peak.value / bandwidth.value for peak in peaks for bandwidth in bandwidths]
+    x = span_around([*(row.point.intensity for row in drawable), *ridges], margin=3.0)
+    y = span_around([*(row.point.gflops for row in drawable), *(peak.value for peak in peaks)], margin=2.5)
+    plot = LogLogPlot(width, height, x, y)
+    plot.grid("faint")
+    roof = max((peak.value for peak in peaks), default=None)
+    for bandwidth in bandwidths:
+        top = min(y.high, roof or y.high)
+        x0 = max(x.low, y.low / bandwidth.value)
+        x1 = min(x.high, top / bandwidth.value)
+        if x0 < x1:
+            plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, "accent")
+    for peak in peaks:
+        start = max(x.low, min((peak.value / bandwidth.value for bandwidth in bandwidths), default=x.low))
+        plot.segment(start, peak.value, x.high, peak.value, "warn")
+    for rows_up, bandwidth in enumerate(bandwidths):
+        x0 = max(x.low, y.low / bandwidth.value)
+        plot.label(x0, y.high, _ceiling_text(bandwidth), "accent", rows_up=-rows_up - len(peaks))
+    for rows_up, peak in enumerate(peaks):
+        plot.label(x.high, peak.value, _ceiling_text(peak), "warn", rows_up=rows_up + 1, align="right")
+    for row in sorted(drawable, key=lambda row: row.letter == selected, reverse=True):
+        role = CATEGORY_LOOKS[row.point.category].role
+        chosen = row.letter == selected
+        plot.mark(
+            row.point.intensity, row.point.gflops, row.letter, f"strong {role}{' cursor' if chosen else ''}"
+        )
+    return plot.lines("GFLOP/s", "FLOP/B")
+
+
+def _ceiling_text(ceiling: CeilingRow) -> str:
+    value = formatting.number(ceiling.value)
+    return f"{clean(ceiling.name)} {value} {clean(ceiling.unit)} ({ceiling.provenance.value})"
+
+
+class Notes(Drawing):
+    """What the plot cannot show, said in words."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._roofline = RooflineView((), (), ())
+
+    def show_roofline(self, roofline: RooflineView) -> None:
+        self._roofline = roofline
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return [fit_line(roofline_note(self._roofline), width)]
+
+
+def roofline_note(roofline: RooflineView) -> Line:
+    """One line: missing ceilings, points above the roof, bricks without declared work."""
+    kinds = {ceiling.kind for ceiling in roofline.ceilings}
+    missing = [name for name in ("bandwidth", "compute") if name not in kinds]
+    spans: Line = ()
+    if missing:
+        spans += ((f" {' and '.join(missing)} ceiling n/a: not measured by this source ", "warn"),)
+    above = [clean(point.brick) for point in roofline.points if point.above_roof]
+    if above:
+        spans += ((f" ⚠ above the roof: {', '.join(above)} ", "warn"),)
+    if roofline.without_work:
+        names = ", ".join(clean(name) for name in roofline.without_work)
+        spans += ((f" n/a, no flops or bytes declared: {names}", "dim"),)
+    return spans or ((" every brick that ran is in the plot", "dim"),)

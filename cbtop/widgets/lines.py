@@ -1,0 +1,149 @@
+"""Lines of styled text as plain data: what every drawing function returns and every widget paints."""
+
+# A role is a name from `ROLES`; what it looks like is written in cbtop.tcss and nowhere else.
+# Text from outside goes through `clean` before it reaches a span: no control character gets to the terminal.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.cells import cell_len, set_cell_size
+
+Span = tuple[str, str]  # text, roles separated by spaces; later roles win
+Line = tuple[Span, ...]
+
+BLANK: Line = ()
+
+ROLES = frozenset(
+    {
+        "brand",
+        "strong",
+        "dim",
+        "faint",
+        "accent",
+        "good",
+        "warn",
+        "bad",
+        "badge-live",
+        "badge-calm",
+        "badge-warn",
+        "badge-bad",
+        "norm",
+        "attention",
+        "ffn",
+        "other",
+        "gap",
+        "unknown",
+        "fill-norm",
+        "fill-attention",
+        "fill-ffn",
+        "fill-other",
+        "fill-gap",
+        "fill-unknown",
+        "track",
+        "cursor",
+        "tab-on",
+        "tab-off",
+        "key",
+    }
+)
+
+
+def clean(text: str) -> str:
+    """`text` with every character a terminal could obey, or cannot draw, replaced by `�`."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def width_of(line: Line) -> int:
+    """Terminal cells that `line` covers."""
+    return sum(cell_len(text) for text, _ in line)
+
+
+def clip(text: str, width: int) -> str:
+    """`text` in at most `width` cells, the cut marked with `…`."""
+    if cell_len(text) <= width:
+        return text
+    return "" if width < 1 else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def fit(text: str, width: int, align: str = "left") -> str:
+    """`text` in exactly `width` cells, clipped or padded."""
+    text = clip(text, width)
+    padding = " " * (width - cell_len(text))
+    return padding + text if align == "right" else text + padding
+
+
+def fit_line(line: Line, width: int, align: str = "left") -> Line:
+    """`line` in exactly `width` cells, clipped or padded."""
+    missing = width - width_of(line)
+    if missing > 0:
+        padding: Line = ((" " * missing, ""),)
+        return padding + line if align == "right" else line + padding
+    if missing == 0:
+        return line
+    kept: list[Span] = []
+    left = width
+    for text, role in line:
+        size = cell_len(text)
+        if size >= left:
+            # Something follows or is cut: the mark takes the last cell.
+            kept.append((set_cell_size(text, left - 1) + "…" if left > 0 else "", role))
+            break
+        kept.append((text, role))
+        left -= size
+    return tuple(kept)
+
+
+def restyle(line: Line, role: str) -> Line:
+    """`line` with `role` under every span: what the spans say themselves still wins."""
+    return tuple((text, f"{role} {own}") for text, own in line)
+
+
+def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
+    """The non-empty `parts` in one line with `gap` between them."""
+    line: list[Span] = []
+    for part in parts:
+        if not part:
+            continue
+        if line:
+            line.append((gap, role))
+        line.extend(part)
+    return tuple(line)
+
+
+def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
+    """As many of `parts`, from the first on, as fit into `width` whole."""
+    line: Line = BLANK
+    for part in parts:
+        longer = join((line, part), gap)
+        if width_of(longer) > width:
+            break
+        line = longer
+    return line
+
+
+def both_ends(left: Line, right: Line, width: int) -> Line:
+    """`left` and `right` pushed apart to fill `width`; `right` is clipped first, then dropped."""
+    free = width - width_of(left) - 2
+    if free < 8:
+        return fit_line(left, width)
+    if width_of(right) > free:
+        right = fit_line(right, free)
+    return (*left, (" " * (width - width_of(left) - width_of(right)), ""), *right)
+
+
+def plain(line: Line) -> str:
+    """The text of `line` without its roles."""
+    return "".join(text for text, _ in line)
+
+
+def rule(title: Line, width: int, right: Line = BLANK) -> Line:
+    """A thin horizontal rule carrying a title, and where it fits a note at its right end."""
+    left: Line = (("─ ", "faint"), *title, (" ", ""))
+    end: Line = ((" ", ""), *right, (" ─", "faint")) if right else BLANK
+    free = width - width_of(left) - width_of(end)
+    if free < 1:
+        return fit_line((*left, ("─" * max(0, width - width_of(left)), "faint")), width)
+    return (*left, ("─" * free, "faint"), *end)

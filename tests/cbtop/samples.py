@@ -1,0 +1,321 @@
+"""Hand-written viewmodels for the tests of the screen. Test data: nothing in the product can reach it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
+from cbtop.viewmodels.model import (
+    BooksView,
+    BrickRow,
+    CategoryRow,
+    CeilingRow,
+    CheckRow,
+    Gap,
+    GraphRow,
+    LossView,
+    RooflinePoint,
+    RooflineView,
+    SourceView,
+    StepsView,
+)
+
+STEPS = 1_200
+WALL_US = 8_450.0  # of one step
+DISPATCH_US = 310.0
+LAYERS = 10
+
+# name, category, µs a step, calls a step, Mflop a call, MB a call
+_BRICKS = (
+    ("Embedding", BrickCategory.OTHER, 6.0, 1, None, None),
+    ("RmsNorm", BrickCategory.NORM, 118.0, 21, 0.004, 0.008),
+    ("QkvProjection", BrickCategory.ATTENTION, 812.0, 10, 2.36, 0.66),
+    ("RopeEmbedding", BrickCategory.ATTENTION, 66.0, 10, 0.005, 0.007),
+    ("KvWrite", BrickCategory.OTHER, 41.0, 10, None, None),
+    ("AttentionScore", BrickCategory.ATTENTION, 402.0, 10, 0.79, 0.2),
+    ("AttentionSoftmax", BrickCategory.ATTENTION, 98.0, 10, 0.02, 0.02),
+    ("AttentionOutput", BrickCategory.ATTENTION, 377.0, 10, 0.79, 0.2),
+    ("OutputProjection", BrickCategory.ATTENTION, 559.0, 10, 1.57, 0.44),
+    ("ResidualAdd", BrickCategory.OTHER, 29.0, 20, 0.001, 0.012),
+    ("GateProjection", BrickCategory.FFN, 1_288.0, 10, 7.86, 2.2),
+    ("UpProjection", BrickCategory.FFN, 1_302.0, 10, 7.86, 2.2),
+    ("Activation", BrickCategory.FFN, 71.0, 10, 0.02, 0.06),
+    ("DownProjection", BrickCategory.FFN, 1_405.0, 10, 7.86, 3.2),
+    ("LmHead", BrickCategory.OTHER, 1_497.0, 1, 50.3, 20.6),
+    ("Sampling", BrickCategory.OTHER, 29.0, 1, None, None),
+)
+_PEAK_GFLOPS = 118.0
+_BANDWIDTH_GB_S = 31.2
+
+
+def _brick(
+    name: str, category: BrickCategory, us: float, calls: int, mflop: float | None, mb: float | None
+) -> BrickRow:
+    avg = us / calls
+    return BrickRow(
+        name=name,
+        category=category,
+        count=calls * STEPS,
+        failed=0,
+        total_us=us * STEPS,
+        exclusive_us=us * STEPS,
+        avg_us=avg,
+        min_us=avg * 0.91,
+        max_us=avg * 4.2,
+        p50_us=avg * 0.98,
+        p95_us=avg * 1.12,
+        p99_us=avg * 1.41,
+        us_per_token=us,
+        elements=1_024 * calls * STEPS,
+        flops=None if mflop is None else mflop * 1e6 * calls * STEPS,
+        bytes=None if mb is None else mb * 1e6 * calls * STEPS,
+        gflops=None if mflop is None else mflop * 1e3 / avg,
+        gb_per_sec=None if mb is None else mb * 1e3 / avg,
+        percent=100 * us / WALL_US,
+        budget_us_per_token=None,
+        checks_passed=0,
+        checks_failed=0,
+        backend="numba",
+    )
+
+
+BRICKS = tuple(sorted((_brick(*row) for row in _BRICKS), key=lambda row: -row.exclusive_us))
+BRICKS_US = sum(row.exclusive_us for row in BRICKS) / STEPS
+
+
+def _category(category: BrickCategory) -> CategoryRow:
+    rows = [row for row in BRICKS if row.category == category]
+    total, calls = sum(row.total_us for row in rows), sum(row.count for row in rows)
+    return CategoryRow(
+        name=category.display_name,
+        category=category,
+        count=calls,
+        total_us=total,
+        exclusive_us=total,
+        avg_us=total / calls,
+        us_per_token=total / STEPS,
+        percent=100 * total / STEPS / WALL_US,
+    )
+
+
+def _point(row: BrickRow) -> RooflinePoint:
+    assert row.flops and row.bytes, "only a brick with declared work is on the roofline"
+    assert row.gflops and row.gb_per_sec, "a brick with work has rates"
+    intensity = row.flops / row.bytes
+    roof = min(_PEAK_GFLOPS, _BANDWIDTH_GB_S * intensity)
+    return RooflinePoint(
+        brick=row.name,
+        category=row.category,
+        intensity=intensity,
+        gflops=row.gflops,
+        gb_per_sec=row.gb_per_sec,
+        attainable_gflops=roof,
+        percent_of_roof=100 * row.gflops / roof,
+        bound="memory" if roof < _PEAK_GFLOPS else "compute",
+        above_roof=row.gflops > roof,
+        percent=row.percent,
+    )
+
+
+CEILINGS = (
+    CeilingRow("DRAM read", "bandwidth", _BANDWIDTH_GB_S, "GB/s", Provenance.MEASURED),
+    CeilingRow("FMA f32", "compute", _PEAK_GFLOPS, "GFLOP/s", Provenance.MEASURED),
+)
+
+
+def _graph() -> tuple[GraphRow, ...]:
+    rows: list[GraphRow] = []
+
+    def add(
+        parent: int | None, depth: int, kind: NodeKind, name: str, label: str, brick: BrickRow | None
+    ) -> int:
+        timed = brick is not None and kind is NodeKind.BRICK
+        rows.append(
+            GraphRow(
+                id=len(rows) + 1,
+                parent=parent,
+                depth=depth,
+                kind=kind,
+                name=name,
+                label=label,
+                category=brick.category if brick else None,
+                backend="numba" if brick else "",
+                count=STEPS if kind is not NodeKind.KERNEL else None,
+                total_us=brick.avg_us * STEPS if brick and timed else None,
+                avg_us=brick.avg_us if brick and timed else 691.5 if kind is NodeKind.LAYER else None,
+                p50_us=brick.p50_us if brick and timed else 688.0 if kind is NodeKind.LAYER else None,
+                p99_us=brick.p99_us if brick and timed else 803.1 if kind is NodeKind.LAYER else None,
+                elements=1_024 if timed else None,
+                percent=100 * brick.avg_us / WALL_US
+                if brick and timed
+                else 8.2
+                if kind is NodeKind.LAYER
+                else None,
+                grid=None,
+                block=None,
+                shared_memory_bytes=None,
+            )
+        )
+        return len(rows)
+
+    in_layers = [row for row in BRICKS if row.count >= LAYERS * STEPS]
+    for layer in range(LAYERS):
+        at = add(None, 0, NodeKind.LAYER, f"Layer {layer}", f"Layer {layer}", None)
+        for brick in in_layers:
+            label = f"{brick.name}  {brick.avg_us:.1f}µs (1024 elem)"
+            child = add(at, 1, NodeKind.BRICK, brick.name, label, brick)
+            kernel = f"{brick.name.lower()}_kernel"
+            add(child, 2, NodeKind.KERNEL, kernel, f"{kernel}  numba", brick)
+    return tuple(rows)
+
+
+def _steps(phase: str, count: int, tokens: int, wall_us: float) -> StepsView:
+    per_token = wall_us * count / tokens
+    return StepsView(
+        phase=phase,
+        count=count,
+        tokens=tokens,
+        tokens_per_sec=1e6 / per_token,
+        recent_tokens_per_sec=1.02e6 / per_token,
+        mean_us=wall_us,
+        p50_us=wall_us * 0.99,
+        p95_us=wall_us * 1.06,
+        p99_us=wall_us * 1.22,
+        us_per_token_p50=per_token * 0.99,
+        us_per_token_p99=per_token * 1.22,
+    )
+
+
+DECODE = _steps("decode", STEPS, STEPS, WALL_US)
+PREFILL = _steps("prefill", 4, 2_048, 812_000.0)
+
+CHECKS = (
+    CheckRow("QkvProjection", "equals the NumPy reference", True, 1.2e-6, 1e-3),
+    CheckRow("QkvProjection", "finite", True, None, None),
+    CheckRow("DownProjection", "equals the NumPy reference", True, 3.1e-6, 1e-3),
+)
+
+LIVE = SourceView(
+    key="buildbox:4242:1",
+    pid=4242,
+    host="buildbox",
+    program="cbtop demo",
+    state="live",
+    state_reason="",
+    activity="",
+    activity_done=None,
+    model="demo-qwen2",
+    architecture="qwen2",
+    backend="numba",
+    quantization="Q4_K_M",
+    threads=2,
+    layers=LAYERS,
+    weights_bytes=78_200_000,
+    phase="decode",
+    phases=(DECODE, PREFILL),
+    steps=DECODE,
+    bricks=BRICKS,
+    categories=tuple(_category(category) for category in BrickCategory),
+    roofline=RooflineView(
+        ceilings=CEILINGS,
+        points=tuple(_point(row) for row in BRICKS if row.flops is not None),
+        without_work=("KvWrite", "Sampling", "Embedding"),
+    ),
+    graph=_graph(),
+    tree_text="Execution Graph",
+    books=BooksView(
+        wall_us=WALL_US * STEPS,
+        bricks_us=BRICKS_US * STEPS,
+        gaps=(Gap("dispatch", DISPATCH_US * STEPS),),
+        gaps_us=DISPATCH_US * STEPS,
+        unattributed_us=(WALL_US - BRICKS_US - DISPATCH_US) * STEPS,
+        residual_percent=100 * (WALL_US - BRICKS_US - DISPATCH_US) / WALL_US,
+        open_us=0.0,
+    ),
+    loss=LossView(produced=208_000, received=208_000, dropped=0, before_attach=0, rejected=0),
+    checks=CHECKS,
+    tokens_per_sec_history=tuple(
+        112.0 + 6 * ((index * 7) % 11) / 11 - (30 if index == 40 else 0) for index in range(90)
+    ),
+)
+
+PREFILLING = replace(LIVE, phase="prefill", steps=PREFILL)
+
+CHECKED = replace(
+    LIVE,
+    bricks=tuple(
+        replace(
+            row,
+            checks_passed=2 if row.name == "QkvProjection" else 1 if row.name == "DownProjection" else 0,
+            budget_us_per_token={"QkvProjection": 900.0, "DownProjection": 1_300.0}.get(row.name),
+        )
+        for row in BRICKS
+    ),
+)
+
+COMPILING = replace(
+    LIVE,
+    activity="compiling kernels",
+    activity_done=0.43,
+    phase=None,
+    phases=(),
+    steps=None,
+    bricks=(),
+    categories=(),
+    roofline=RooflineView((), (), ()),
+    graph=(),
+    books=None,
+    loss=LossView(0, 0, 0, 0, 0),
+    checks=(),
+    tokens_per_sec_history=(),
+)
+
+KILLED = replace(
+    LIVE,
+    state="killed",
+    state_reason="the process is gone without a goodbye",
+    loss=LossView(produced=208_000, received=206_500, dropped=1_500, before_attach=300, rejected=0),
+)
+
+NO_ROOF = replace(
+    LIVE,
+    roofline=RooflineView(
+        ceilings=(),
+        points=tuple(
+            replace(point, attainable_gflops=None, percent_of_roof=None, bound="n/a", above_roof=False)
+            for point in LIVE.roofline.points
+        ),
+        without_work=("KvWrite",),
+    ),
+)
+
+HOSTILE_NAMES = (
+    "[red]x[/]",
+    "[@click=app.quit]press me[/]",
+    "long" * 200,
+    "注意力投影層的名字",
+    "🚀🔥 emoji",
+    "tab\tnew\nline\x1b[31mred",
+    "",
+)
+
+HOSTILE = replace(
+    LIVE,
+    program="[bold]prog[/]\x1b]0;title\x07",
+    model="[link=http://x]m",
+    state_reason="[/]",
+    bricks=tuple(replace(row, name=name) for row, name in zip(BRICKS, HOSTILE_NAMES, strict=False)),
+    roofline=replace(
+        LIVE.roofline,
+        points=tuple(
+            replace(point, brick=name)
+            for point, name in zip(LIVE.roofline.points, HOSTILE_NAMES, strict=False)
+        ),
+        without_work=HOSTILE_NAMES,
+        ceilings=tuple(replace(ceiling, name="[red]roof[/]") for ceiling in CEILINGS),
+    ),
+    graph=tuple(
+        replace(row, name=name, label=name, parent=None)
+        for row, name in zip(LIVE.graph, HOSTILE_NAMES, strict=False)
+    ),
+)
