@@ -50,11 +50,10 @@ class Feed:
     def poll(self, timeout_ms: int = 0) -> None:
         """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
         self._collector.poll(timeout_ms)
-        now_s = time.monotonic()
-        if self._own and self._inside is None and self._collector.silent_s > SILENT_AFTER_S:
-            if now_s - self._tried_s > RETRY_INSIDE_S:
-                self._tried_s = now_s
-                self._start_inside(self._collector.endpoint)
+        alone = self._own and self._inside is None and self._collector.silent_s > SILENT_AFTER_S
+        if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
+            self._tried_s = time.monotonic()
+            self._start_inside(self._collector.endpoint)
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Every source, the newest live one first."""

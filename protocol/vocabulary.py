@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 
 
 class BrickCategory(IntEnum):
@@ -117,7 +117,7 @@ class NodeKind(IntEnum):
     ASYNC_TASK = 6
 
 
-class Provenance(str, Enum):
+class Provenance(StrEnum):
     """Where a number comes from; shown beside every number that was not simply measured."""
 
     MEASURED = "measured"

@@ -1,0 +1,24 @@
+"""The subcommands, in the order `cbtop --help` lists them. Each is a module with `add_arguments` and `run`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Protocol
+
+from cbtop.commands import daemon, demo, top
+
+
+class Command(Protocol):
+    """What `cbtop.cli` needs of a command module."""
+
+    HELP: str
+    DESCRIPTION: str
+    EPILOG: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, options: argparse.Namespace) -> int: ...
+
+
+COMMANDS: dict[str, Command] = {"demo": demo, "daemon": daemon}
+DEFAULT_COMMAND: Command = top

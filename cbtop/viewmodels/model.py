@@ -99,7 +99,7 @@ class RooflinePoint:
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
     points: tuple[RooflinePoint, ...]
-    without_work: tuple[str, ...]  # bricks whose flops or bytes nobody declared
+    without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes: they have no intensity
 
 
 @dataclass(frozen=True, slots=True)

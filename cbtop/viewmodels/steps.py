@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from cbtop.profiler.stats import percentile_ns
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -21,10 +23,7 @@ def steps_views(record: SourceRecord) -> tuple[StepsView, ...]:
 def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[float, ...]:
     """Tokens per second of step time, one value a second, oldest first; 0 where no step ended in a second."""
     samples = list(record.history.get(phase or "", ()))
-    return tuple(
-        _rate(new.tokens - old.tokens, new.total_ns - old.total_ns) or 0.0
-        for old, new in zip(samples, samples[1:], strict=False)
-    )
+    return tuple(_rate(new.tokens - old.tokens, new.total_ns - old.total_ns) or 0.0 for old, new in pairwise(samples))
 
 
 def _steps_view(record: SourceRecord, step: Node) -> StepsView:

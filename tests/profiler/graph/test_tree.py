@@ -71,9 +71,7 @@ def test_f126_an_empty_graph_says_so() -> None:
 
 def test_f127_the_exact_snapshot() -> None:
     assert to_ascii_tree(one_layer()) == (
-        "Layer 0\n"
-        "└── QkvProjection  200.0µs (4096 elem)\n"
-        "    └── batched_gemv  <<<32,256,1>>> smem=4096B"
+        "Layer 0\n└── QkvProjection  200.0µs (4096 elem)\n    └── batched_gemv  <<<32,256,1>>> smem=4096B"
     )
 
 

@@ -1,0 +1,9 @@
+"""`python -m cbtop` is `cbtop`."""
+
+from __future__ import annotations
+
+import sys
+
+from cbtop.cli import main
+
+sys.exit(main())

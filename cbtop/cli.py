@@ -1,0 +1,65 @@
+"""The command line: finds the command, runs it, and turns errors into one line and an exit code.
+
+Exit codes: 0 ran, data seen · 1 runtime error · 2 usage or bad model · 3 no publisher or no data within the
+timeout · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from cbtop.commands import COMMANDS, DEFAULT_COMMAND, Command
+from cbtop.errors import CbtopError
+from cbtop.protocol.errors import ProtocolError
+from cbtop.version import __version__
+
+DESCRIPTION = "Watch the bricks of running LLM inference processes: every number measured, or labelled."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `cbtop` with `argv` (default: the process's own) and give its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    command = COMMANDS[name] if name else DEFAULT_COMMAND
+    parser = _parser(command, name)
+    options = parser.parse_args(arguments[1:] if name else arguments)
+    logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if options.debug else logging.WARNING)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit_on_signal)
+    try:
+        return command.run(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read us has gone; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (CbtopError, ProtocolError) as error:
+        if options.debug:
+            raise
+        print(f"cbtop: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code if isinstance(error, CbtopError) else 1
+
+
+def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
+    others = "\n".join(f"  {key:<10}{value.HELP}" for key, value in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog=f"cbtop {name}" if name else "cbtop",
+        description=command.DESCRIPTION if name else DESCRIPTION,
+        epilog=command.EPILOG if name else f"commands (cbtop COMMAND --help):\n{others}\n\n{command.EPILOG}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"cbtop {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
+    command.add_arguments(parser)
+    return parser
+
+
+def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

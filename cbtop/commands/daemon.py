@@ -1,0 +1,44 @@
+"""`cbtop daemon`: read every ring of this user and publish, until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from types import FrameType
+
+from cbtop.daemon import Daemon
+from cbtop.protocol.endpoint import default_endpoint
+
+HELP = "serve what runs to any number of viewers"
+DESCRIPTION = (
+    "Find every instrumented process of yours and publish what it records. Viewers start a daemon inside "
+    "themselves where none runs; one of its own serves many viewers, and keeps what ended processes left."
+)
+EPILOG = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bind",
+        metavar="ENDPOINT",
+        help="ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: your own ipc socket)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    endpoint = options.bind or default_endpoint()
+    stop = threading.Event()
+    daemon = Daemon(endpoint)
+    caught: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    sys.stderr.write(f"cbtop daemon: serving {endpoint}; Ctrl-C stops it\n")
+    daemon.run(stop)
+    return 128 + caught[0] if caught else 0

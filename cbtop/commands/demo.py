@@ -1,0 +1,197 @@
+"""`cbtop demo`: decode a model in a process of its own, and watch it like any other."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from cbtop.commands.show import add_show_arguments, is_headless, print_report, show_on_screen
+from cbtop.errors import CbtopError, NoDataError, UsageError
+from cbtop.feed import Feed, FeedEnd
+from cbtop.progress import ProgressLine
+from cbtop.viewmodels.model import SourceSummary, SourceView
+
+HELP = "decode a model with instrumented bricks, and watch it"
+DESCRIPTION = (
+    "Decode a GGUF model (qwen2 and llama families; F32, F16, BF16, Q8_0, Q4_K, Q6_K) on the CPU in a process of "
+    "its own, and show it. Without --model, a small random one is written once into the cache."
+)
+EPILOG = """\
+examples:
+  cbtop demo                                    on screen, until you quit
+  cbtop demo --model qwen2.5-1.5b-q4_k_m.gguf   your own model
+  cbtop demo --headless --steps 50              50 decode steps, then a report: for CI
+  cbtop demo --serve-only                       only the workload; watch it with `cbtop`
+"""
+POLL_MS = 100
+STOP_S = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("workload")
+    group.add_argument("--model", type=Path, metavar="FILE.gguf", help="the model (default: a random one, 82 MB)")
+    group.add_argument("--steps", type=_count, metavar="N", help="stop after N decode steps (default: until stopped)")
+    group.add_argument("--threads", type=_count, metavar="N", help="CPU threads (default: all)")
+    group.add_argument(
+        "--context", type=_count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
+    )
+    group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
+    group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # stop when this process is no longer ours
+    add_show_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.serve_only:
+        return serve(options)
+    headless = is_headless(options)
+    # On screen the workload's words would tear the picture: they are kept, and shown if it fails.
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        _workload(options, None if headless else said) as process,
+        DemoFeed(process, said) as feed,
+    ):
+        return _print_when_done(feed, process, options) if headless else show_on_screen(feed, options)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """The workload itself, instrumented; returns when its steps are done or it was told to stop."""
+    from cbtop.profiler.profiler import BrickProfiler
+    from cbtop.protocol.messages import Activity
+
+    profiler = BrickProfiler()
+    profiler.announce(Activity("starting"))
+    stopped_by: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        # A watched workload leaves Ctrl-C to whoever watches: the terminal sends it to both.
+        ours = options.parent is None or number != signal.SIGINT
+        signal.signal(number, (lambda number, _frame: stopped_by.append(number)) if ours else signal.SIG_IGN)
+    line = ProgressLine(sys.stderr)
+
+    def progress(what: str, done: float | None) -> None:
+        if stopped_by:
+            raise SystemExit(128 + stopped_by[0])
+        profiler.announce(Activity(what, done))
+        line.show(what, done)
+
+    def should_stop() -> bool:
+        return bool(stopped_by) or (options.parent is not None and os.getppid() != options.parent)
+
+    # Numba and gguf take their time to load; the process is already there to be seen.
+    from cbtop.compute.errors import ModelError
+    from cbtop.compute.workload import WorkloadOptions
+    from cbtop.compute.workload import run as run_workload
+
+    try:
+        run_workload(
+            WorkloadOptions(options.model, options.steps, options.threads, options.context),
+            profiler,
+            should_stop,
+            progress,
+        )
+    except ModelError as error:
+        line.clear()
+        profiler.close("the model cannot be run")
+        raise UsageError(str(error)) from error
+    profiler.close("stopped" if should_stop() else "done")
+    return 128 + stopped_by[0] if stopped_by and options.parent is None else 0
+
+
+class DemoFeed(Feed):
+    """A feed that shows the workload it was made for."""
+
+    def __init__(self, process: subprocess.Popen[bytes], said: IO[str]) -> None:
+        super().__init__()
+        self._process = process
+        self._said = said
+
+    def sources(self) -> tuple[SourceSummary, ...]:
+        """Only the workload: whatever else runs is for `cbtop` to show."""
+        own = self.key_of(self._process.pid)
+        return tuple(source for source in super().sources() if source.key == own)
+
+    def finished(self) -> FeedEnd | None:
+        """The workload refused to run: its exit code and its own words."""
+        if not (self._process.poll() or 0) > 0:
+            return None
+        self._said.seek(0)
+        words = self._said.read().strip().splitlines()
+        return FeedEnd(
+            self._process.returncode, words[-1].removeprefix("cbtop: ") if words else "the workload failed"
+        )
+
+
+@contextmanager
+def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[subprocess.Popen[bytes]]:
+    """The workload as a child process; stopped when we leave, however we leave."""
+    command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--parent", str(os.getpid())]
+    for name in ("model", "steps", "threads", "context"):
+        if (value := getattr(options, name)) is not None:
+            command += [f"--{name}", str(value)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
+    line = ProgressLine(sys.stderr)
+    interrupted = False
+    try:
+        while process.poll() is None:
+            feed.poll(POLL_MS)
+            _show_steps(line, feed.view(), options.steps)
+    except KeyboardInterrupt:
+        interrupted = True  # what was measured so far is still worth printing
+        process.terminate()
+        process.wait(STOP_S)
+    line.clear()
+    if process.returncode and not interrupted and process.returncode > 0:
+        return process.returncode  # it has said why itself
+    view = _last_view(feed)
+    if view is None or not view.bricks:
+        raise NoDataError("the workload ended before its first step")
+    print_report([v for v in (feed.view(view.key, options.phase),) if v], options)
+    if process.returncode < 0 and not interrupted:
+        raise CbtopError(f"the workload was killed by signal {-process.returncode}; shown is what it had recorded")
+    return 130 if interrupted else 0
+
+
+def _last_view(feed: DemoFeed) -> SourceView | None:
+    """The view of the ended workload, read to its last record."""
+    deadline_s = time.monotonic() + STOP_S
+    view = feed.view()
+    while (view is None or view.state == "live") and time.monotonic() < deadline_s:
+        feed.poll(POLL_MS)
+        view = feed.view()
+    return view
+
+
+def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) -> None:
+    if view and not view.activity and view.steps:
+        wanted = f" of {steps}" if steps else ""
+        line.show(
+            f"{view.steps.phase}: step {view.steps.count}{wanted}",
+            view.steps.count / steps if steps else None,
+        )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return value

@@ -1,0 +1,67 @@
+"""What `cbtop` and `cbtop demo` share: the options of a report, and opening the screen."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from cbtop.feed import Feed
+from cbtop.reports import REPORTS, SECTIONS
+from cbtop.viewmodels.model import SourceView
+
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
+
+
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that choose what is shown, and how."""
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--headless",
+        action="store_true",
+        help="print text instead of opening the screen (as when stdout is no terminal)",
+    )
+    group.add_argument(
+        "--view", choices=[*SECTIONS, "all"], default="all", help="what a text report holds (default: all)"
+    )
+    group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
+    group.add_argument("--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode)")
+    group.add_argument(
+        "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
+        help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
+    )  # fmt: skip
+
+
+def is_headless(options: argparse.Namespace) -> bool:
+    """Whether to print instead of opening the screen: asked for, or there is no terminal to open it on."""
+    return bool(options.headless) or not (sys.stdin.isatty() and sys.stdout.isatty())
+
+
+def print_report(views: Sequence[SourceView], options: argparse.Namespace) -> None:
+    """One report on stdout."""
+    sections = list(SECTIONS) if options.view == "all" else [options.view]
+    sys.stdout.write(REPORTS[options.format](views, sections) + "\n")
+    sys.stdout.flush()
+
+
+def show_on_screen(feed: Feed, options: argparse.Namespace) -> int:
+    """Open the screen on `feed` and give the exit code when it closes."""
+    if not os.environ.get("NO_COLOR"):
+        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
+    # Textual takes a fifth of a second to load; reports and --help should not pay for it.
+    from cbtop.app import CbtopApp
+
+    app = CbtopApp(feed, interval_s=options.interval)
+    code = app.run()
+    end = feed.finished()
+    if end and end.message:
+        sys.stderr.write(f"cbtop: {end.message}\n")
+    return app.return_code or code or 0
+
+
+def _interval(text: str) -> float:
+    value = float(text)
+    if not MIN_INTERVAL_S <= value <= MAX_INTERVAL_S:
+        raise argparse.ArgumentTypeError(f"{text} is not between {MIN_INTERVAL_S:g} and {MAX_INTERVAL_S:g} seconds")
+    return value

@@ -1,0 +1,19 @@
+"""Errors that end a command with one line and an exit code of their own."""
+
+
+class CbtopError(Exception):
+    """Something the user should read; `exit_code` as in `cbtop.cli`."""
+
+    exit_code = 1
+
+
+class UsageError(CbtopError):
+    """Options or files that cannot be used."""
+
+    exit_code = 2
+
+
+class NoDataError(CbtopError):
+    """Nothing to show within the time allowed."""
+
+    exit_code = 3

@@ -1,0 +1,49 @@
+"""One line on a terminal that says what takes long, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from typing import TextIO
+
+REDRAW_S = 0.1
+BAR_CELLS = 24
+
+
+class ProgressLine:
+    """Redraws one line of `stream`; where that is no terminal, each new thing is said once, on a line of its own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._last = ""
+        self._drawn_s = 0.0
+
+    def show(self, what: str, done: float | None = None) -> None:
+        """Say `what` is going on, `done` of it (0..1); an empty `what` clears the line."""
+        if not what:
+            self.clear()
+        elif self._live:
+            self._redraw(what, done)
+        elif what.partition(":")[0] != self._last:
+            self._last = what.partition(":")[0]
+            self._stream.write(f"{self._last} …\n")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """Leave nothing behind."""
+        if self._live and self._drawn_s:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._drawn_s = 0.0
+
+    def _redraw(self, what: str, done: float | None) -> None:
+        now_s = time.monotonic()
+        if what == self._last and now_s - self._drawn_s < REDRAW_S:
+            return
+        self._last, self._drawn_s = what, now_s
+        bar = ""
+        if done is not None:
+            filled = round(BAR_CELLS * min(max(done, 0), 1))
+            bar = f"  {'█' * filled}{'░' * (BAR_CELLS - filled)} {100 * done:3.0f} %"
+        self._stream.write(f"\r\x1b[K{what}{bar}")
+        self._stream.flush()

@@ -1,0 +1,190 @@
+"""The JSON report, `cbtop.snapshot/1`: plain numbers, the unit in the key, null for what was not measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from cbtop.viewmodels.model import (
+    BooksView,
+    BrickRow,
+    CategoryRow,
+    GraphRow,
+    RooflineView,
+    SourceView,
+    StepsView,
+)
+
+SCHEMA = "cbtop.snapshot/1"
+
+
+def json_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
+    """All sources, whole: `sections` choose what a person reads, a program takes what it needs."""
+    return json.dumps({"schema": SCHEMA, "sources": [_source(source) for source in sources]}, allow_nan=False)
+
+
+def _source(view: SourceView) -> dict[str, Any]:
+    return {
+        "key": view.key,
+        "pid": view.pid,
+        "host": view.host,
+        "program": view.program,
+        "state": view.state,
+        "state_reason": view.state_reason,
+        "activity": view.activity,
+        "model": view.model,
+        "architecture": view.architecture,
+        "quantization": view.quantization,
+        "backend": view.backend,
+        "threads": view.threads,
+        "layers": view.layers,
+        "weights_bytes": view.weights_bytes,
+        "phase": view.phase,
+        "steps": _steps(view.steps),
+        "phases": [_steps(steps) for steps in view.phases],
+        "bricks": [_brick(row) for row in view.bricks],
+        "categories": [_category(row) for row in view.categories],
+        "roofline": _roofline(view.roofline),
+        "graph": [_node(row) for row in view.graph],
+        "tree": view.tree_text,
+        "books": _books(view.books),
+        "loss": {
+            "produced": view.loss.produced,
+            "received": view.loss.received,
+            "dropped": view.loss.dropped,
+            "dropped_before_attach": view.loss.before_attach,
+            "dropped_rejected": view.loss.rejected,
+        },
+        "checks": [
+            {
+                "brick": check.brick,
+                "assertion": check.assertion,
+                "passed": check.passed,
+                "max_error": check.max_error,
+                "tolerance": check.tolerance,
+            }
+            for check in view.checks
+        ],
+    }
+
+
+def _steps(steps: StepsView | None) -> dict[str, Any] | None:
+    if steps is None:
+        return None
+    return {
+        "phase": steps.phase,
+        "count": steps.count,
+        "tokens": steps.tokens,
+        "tokens_per_sec": steps.tokens_per_sec,
+        "wall_us": {
+            "mean": steps.mean_us,
+            "p50": steps.p50_us,
+            "p95": steps.p95_us,
+            "p99": steps.p99_us,
+        },
+    }
+
+
+def _brick(row: BrickRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "category": row.category.display_name,
+        "backend": row.backend or None,
+        "count": row.count,
+        "failed": row.failed,
+        "total_us": row.total_us,
+        "exclusive_us": row.exclusive_us,
+        "avg_us": row.avg_us,
+        "min_us": row.min_us,
+        "max_us": row.max_us,
+        "p50_us": row.p50_us,
+        "p95_us": row.p95_us,
+        "p99_us": row.p99_us,
+        "us_per_token": row.us_per_token,
+        "budget_us_per_token": row.budget_us_per_token,
+        "elements": row.elements,
+        "flops": row.flops,
+        "bytes": row.bytes,
+        "gflops": row.gflops,
+        "gb_per_sec": row.gb_per_sec,
+        "percent": row.percent,
+        "checks_passed": row.checks_passed,
+        "checks_failed": row.checks_failed,
+    }
+
+
+def _category(row: CategoryRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "count": row.count,
+        "total_us": row.total_us,
+        "exclusive_us": row.exclusive_us,
+        "avg_us": row.avg_us,
+        "us_per_token": row.us_per_token,
+        "percent": row.percent,
+    }
+
+
+def _roofline(view: RooflineView) -> dict[str, Any]:
+    return {
+        "ceilings": [
+            {
+                "name": row.name,
+                "kind": row.kind,
+                "value": row.value,
+                "unit": row.unit,
+                "provenance": row.provenance.value,
+            }
+            for row in view.ceilings
+        ],
+        "points": [
+            {
+                "brick": point.brick,
+                "intensity": point.intensity,
+                "gflops": point.gflops,
+                "gb_per_sec": point.gb_per_sec,
+                "attainable_gflops": point.attainable_gflops,
+                "percent_of_roof": point.percent_of_roof,
+                "bound": point.bound,
+                "above_roof": point.above_roof,
+            }
+            for point in view.points
+        ],
+        "without_work": list(view.without_work),
+    }
+
+
+def _node(row: GraphRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "parent": row.parent,
+        "kind": row.kind.name.lower(),
+        "name": row.name,
+        "category": None if row.category is None else row.category.display_name,
+        "backend": row.backend or None,
+        "count": row.count,
+        "total_us": row.total_us,
+        "avg_us": row.avg_us,
+        "p50_us": row.p50_us,
+        "p99_us": row.p99_us,
+        "elements": row.elements,
+        "percent": row.percent,
+        "grid": row.grid,
+        "block": row.block,
+        "shared_memory_bytes": row.shared_memory_bytes,
+    }
+
+
+def _books(books: BooksView | None) -> dict[str, Any] | None:
+    if books is None:
+        return None
+    return {
+        "wall_us": books.wall_us,
+        "bricks_us": books.bricks_us,
+        "gaps_us": books.gaps_us,
+        "gaps": [{"name": gap.name, "us": gap.us} for gap in books.gaps],
+        "unattributed_us": books.unattributed_us,
+        "residual_percent": books.residual_percent,
+        "open_us": books.open_us,
+    }

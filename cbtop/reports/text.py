@@ -1,0 +1,158 @@
+"""The text report: what the screens show, as plain lines for a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cbtop import formatting as fmt
+from cbtop.viewmodels.model import SourceView
+
+# A column that only names things is left-aligned, one of numbers right-aligned.
+Table = list[tuple[str, ...]]
+
+
+def text_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
+    """Each source with the chosen sections, in the order given."""
+    return "\n\n\n".join(_source(source, sections) for source in sources)
+
+
+def _source(view: SourceView, sections: Sequence[str]) -> str:
+    parts = [_head(view)]
+    parts += [SECTIONS[section](view) for section in sections]
+    parts.append(_foot(view))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(view: SourceView) -> str:
+    state = view.state.upper() + (f" ({view.state_reason})" if view.state_reason else "")
+    facts = [view.model, view.architecture, view.quantization, view.backend]
+    lines = [
+        f"{view.program}, pid {view.pid} on {view.host}: {state}",
+        " · ".join(fact for fact in facts if fact) or "model n/a",
+    ]
+    for steps in view.phases:
+        chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
+        lines.append(
+            f"{chosen}{steps.phase}: {fmt.count(steps.count)} steps, {fmt.count(steps.tokens)} tokens, "
+            f"{fmt.number(steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
+            f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}"
+        )
+    if len(view.phases) > 1:
+        lines.append(f"* what follows is {view.phase}")
+    return "\n".join(lines)
+
+
+def _bricks(view: SourceView) -> str:
+    rows: Table = [
+        ("brick", "category", "count", "total µs", "%", "avg µs", "p50 µs", "p95 µs", "p99 µs", "µs/token", "GB/s",
+         "GFLOP/s", "checks"),
+    ]  # fmt: skip
+    for row in view.bricks:
+        checked = row.checks_passed + row.checks_failed
+        rows.append(
+            (
+                row.name,
+                row.category.display_name,
+                str(row.count),
+                fmt.number(row.exclusive_us),
+                fmt.percent_number(row.percent),
+                fmt.number(row.avg_us),
+                fmt.number(row.p50_us),
+                fmt.number(row.p95_us),
+                fmt.number(row.p99_us),
+                fmt.number(row.us_per_token),
+                fmt.number(row.gb_per_sec),
+                fmt.number(row.gflops),
+                f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED,
+            )
+        )
+    return _table(rows, left=2) + "\n" + _books(view)
+
+
+def _books(view: SourceView) -> str:
+    books = view.books
+    if books is None:
+        return "books: n/a (the process marks no steps)"
+    gaps = "".join(f" + {gap.name} {fmt.duration(gap.us)}" for gap in books.gaps)
+    still_open = f"; {fmt.duration(books.open_us)} in a step still running" if books.open_us else ""
+    return (
+        f"books: wall {fmt.duration(books.wall_us)} = bricks {fmt.duration(books.bricks_us)}{gaps} "
+        f"+ unattributed {fmt.duration(books.unattributed_us)} ({fmt.percent(books.residual_percent)}){still_open}"
+    )
+
+
+def _categories(view: SourceView) -> str:
+    rows: Table = [("category", "count", "total µs", "%", "avg µs", "µs/token")]
+    for row in view.categories:
+        numbers = (row.exclusive_us, row.avg_us, row.us_per_token)
+        total, avg, per_token = (fmt.number(value) for value in numbers)
+        rows.append((row.name, str(row.count), total, fmt.percent_number(row.percent), avg, per_token))
+    return _table(rows, left=1)
+
+
+def _roofline(view: SourceView) -> str:
+    ceilings = [f"{c.name} {fmt.number(c.value)} {c.unit} ({c.provenance.value})" for c in view.roofline.ceilings]
+    rows: Table = [("brick", "bound", "FLOP/byte", "GFLOP/s", "GB/s", "% of roof", "")]
+    for point in view.roofline.points:
+        rows.append(
+            (
+                point.brick,
+                point.bound,
+                fmt.number(point.intensity),
+                fmt.number(point.gflops),
+                fmt.number(point.gb_per_sec),
+                fmt.percent_number(point.percent_of_roof),
+                "above the roof: check the work declared" if point.above_roof else "",
+            )
+        )
+    lines = ["ceilings: " + (", ".join(ceilings) or "n/a (the process measured none)")]
+    if view.roofline.points:
+        lines += [_table(rows, left=2), "FLOP and bytes are derived from shapes, times are measured"]
+    if view.roofline.without_work:
+        lines.append(f"not on the roofline, no FLOP or no bytes declared: {', '.join(view.roofline.without_work)}")
+    return "\n".join(lines)
+
+
+def _tree(view: SourceView) -> str:
+    return view.tree_text
+
+
+def _foot(view: SourceView) -> str:
+    loss = view.loss
+    line = f"records: {loss.produced} produced = {loss.received} received + {loss.dropped} dropped"
+    parts = []
+    if loss.before_attach:
+        parts.append(f"{loss.before_attach} before the daemon looked")
+    if loss.rejected:
+        parts.append(f"{loss.rejected} rejected")
+    if parts:
+        line += f" ({', '.join(parts)})"
+    failed = [check for check in view.checks if not check.passed]
+    checks = [
+        f"check FAILED: {check.brick} {check.assertion}, error {fmt.scientific(check.max_error)}, "
+        f"tolerance {fmt.scientific(check.tolerance)}"
+        for check in failed
+    ]
+    if view.checks and not failed:
+        checks = [f"checks: {len(view.checks)} of {len(view.checks)} passed"]
+    return "\n".join([line, *checks])
+
+
+def _table(rows: Table, *, left: int) -> str:
+    """Aligned columns, the first `left` of them to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+SECTIONS: dict[str, Callable[[SourceView], str]] = {
+    "bricks": _bricks,
+    "categories": _categories,
+    "roofline": _roofline,
+    "tree": _tree,
+}
