@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
 
-from cbtop.compute.kernels.jit import jit_parallel, prange
+from cbtop.compute.kernels.jit import jit_parallel, prange, settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,10 @@ def cpu_backend(threads: int | None = None) -> Backend:
 
     Held to what Numba was started with (NUMBA_NUM_THREADS, by default the processors).
     """
-    limit = int(numba.config.NUMBA_NUM_THREADS)
+    limit = int(settings.NUMBA_NUM_THREADS)
     wanted = min(threads or available_threads(), limit)
     numba.set_num_threads(wanted)
     # Numba knows its threading layer only once something has run in parallel.
     _launch(np.zeros(wanted, np.int64))
-    return Backend(wanted, str(numba.threading_layer()), str(numba.__version__))
+    untyped: Any = numba  # its stubs do not export threading_layer
+    return Backend(wanted, str(untyped.threading_layer()), str(numba.__version__))

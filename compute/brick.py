@@ -1,4 +1,4 @@
-"""A brick of the catalog bound to its kernels: it runs them, timed, or checks them against their references."""
+"""A brick of the catalog bound to its kernels: runs them timed, or checks them against their references."""
 
 # The only file of compute that imports the profiler.
 
@@ -60,11 +60,10 @@ class ComputeBrick:
         self._profiler.stop_brick(timer, elements)
 
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
-        """Run each kernel untimed, then its reference on the same input: (brick, assertion, finding) for each."""
+        """Run each kernel, then its reference on the same input; yields (brick, assertion, finding)."""
         for kernel, arguments in zip(self._kernels, calls, strict=True):
             before = tuple(
-                argument.copy() if place in kernel.outputs else argument
-                for place, argument in enumerate(arguments)
+                argument.copy() if place in kernel.outputs else argument for place, argument in enumerate(arguments)
             )
             kernel.implementation(*arguments)
             output, expected = kernel.narrow(arguments), kernel.narrow(before)

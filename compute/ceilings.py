@@ -1,7 +1,7 @@
 """The roofs of this machine, measured: how fast memory is read, and how fast floats are multiplied."""
 
-# Both run on the threads that the decoder uses, in code that the same compiler made: a ceiling is what a kernel
-# of ours could reach, not what a data sheet says.
+# Both run on the threads that the decoder uses, in code from the same compiler: a ceiling is what a kernel of
+# ours could reach, not what a data sheet says.
 
 from __future__ import annotations
 

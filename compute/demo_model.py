@@ -139,7 +139,7 @@ def _add_metadata(writer: GGUFWriter, shape: Shape) -> None:
 
 
 def _tensors(shape: Shape) -> Iterator[_Tensor]:
-    """All tensors, in the mix that llama.cpp calls Q4_K_M: Q6_K for the output, and for half of v and down."""
+    """All tensors, in the mix that llama.cpp calls Q4_K_M: Q6_K for the output, half of v and of down."""
     hidden, kv_rows = shape.hidden, shape.kv_heads * shape.head_dim
     # Deviation 1/sqrt(columns) keeps a product as large as its input.
     spread, ffn_spread = hidden**-0.5, shape.feed_forward**-0.5

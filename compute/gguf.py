@@ -1,8 +1,8 @@
 """GGUF files: what is in one, checked before it is believed. Other libraries' errors end here."""
 
-# A model file comes from anywhere. GGUFReader believes every count in it (a count of 2^60 is a MemoryError after
-# minutes, a short file an IndexError), so the header is walked here first against the file's real length; only a
-# file that holds what it announces reaches GGUFReader, which then maps the tensors.
+# A model file comes from anywhere. GGUFReader believes every count in it (a count of 2^60 is a MemoryError
+# after minutes, a short file an IndexError), so the header is walked here first, against the file's real
+# length; only a file that holds what it announces reaches GGUFReader, which then maps the tensors.
 
 from __future__ import annotations
 
@@ -109,9 +109,7 @@ class _Header:
         kind = self._number("<I")
         self._array_elements += (count := self._number("<Q"))
         if self._array_elements > MOST_ARRAY_ELEMENTS:
-            raise ModelError(
-                f"{self._path} has over {MOST_ARRAY_ELEMENTS:,} elements in its metadata arrays: it is damaged"
-            )
+            raise ModelError(f"{self._path} has over {MOST_ARRAY_ELEMENTS:,} elements in its metadata: it is damaged")
         if kind == STRING:
             for _ in range(count):
                 self._text()
@@ -139,8 +137,8 @@ class _Header:
         if code not in FORMATS:
             known = {kind.value: kind.name for kind in GGMLQuantizationType}
             raise ModelError(
-                f"{self._path}: tensor {name!r} is of type {known.get(code, code)}; supported are {SUPPORTED_TYPES}: "
-                "use a Q4_K_M, Q6_K, Q8_0 or F16 file of the model"
+                f"{self._path}: tensor {name!r} is of type {known.get(code, code)}; "
+                f"supported are {SUPPORTED_TYPES}: use a Q4_K_M, Q6_K, Q8_0 or F16 file of the model"
             )
         block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(code)]
         if shape[0] % block_elements or offset % self._alignment:
@@ -174,7 +172,16 @@ class GgufFile:
                 name: item.contents() for name, item in reader.fields.items() if item.types and item.types[0] != ARRAY
             }
             tensors = {tensor.name: tensor for tensor in reader.tensors}
-        except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, MemoryError, struct.error) as error:
+        except (
+            ValueError,
+            IndexError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            OSError,
+            MemoryError,
+            struct.error,
+        ) as error:
             # UnicodeDecodeError is a ValueError. KeyError's text is its argument in quotes.
             reason = str(error.args[0] if error.args else error).splitlines()[0][:200]
             raise ModelError(f"{path} is damaged ({reason}); download or convert it again") from error

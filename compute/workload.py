@@ -38,8 +38,8 @@ class WorkloadOptions:
 def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, progress: Progress) -> None:
     """Announce the model, its checks and the machine's ceilings, then decode until told to stop.
 
-    `should_stop` is asked between steps; `progress` is told what takes long. ModelError where the model cannot
-    be run.
+    `should_stop` is asked between steps; `progress` is told what takes long, with an empty text once
+    nothing does. ModelError where the model cannot be run.
     """
     # Numba and gguf load in half a second, which whoever only needs WorkloadOptions should not pay.
     from cbtop.compute.backends import cpu_backend

@@ -161,18 +161,20 @@ class _FamilyReader:
         file, prefix = self._file, self._prefix
         if self._heads % self._kv_heads:
             raise ModelError(
-                f"{file.path} has {self._heads} heads for {self._kv_heads} key/value heads; a multiple is wanted"
+                f"{file.path} has {self._heads} heads for {self._kv_heads} key/value heads; "
+                "a multiple is wanted: convert the model again"
             )
         value_dim = file.integer(f"{prefix}.attention.value_length", MOST_HIDDEN, default=self._head_dim)
         if value_dim != self._head_dim:
             raise ModelError(
-                f"{file.path} has keys of {self._head_dim} and values of {value_dim} dimensions; equal ones are wanted"
+                f"{file.path} has keys of {self._head_dim} and values of {value_dim} dimensions; "
+                "only equal ones are supported: give another model"
             )
         if file.has_key(f"{prefix}.expert_count"):
             raise ModelError(f"{file.path} is a mixture of experts, which is not supported; give a dense model")
 
     def _quantization(self) -> str:
-        """The formats by their share of the bytes, the largest first: `Q4_K+Q6_K`; F32 only where it is all."""
+        """The formats by their share of the bytes, largest first: `Q4_K+Q6_K`; F32 only where it is all."""
         sizes = self._file.format_sizes()
         names = sorted(sizes, key=lambda name: -sizes[name])
         return "+".join(name for name in names if name != "F32") or "F32"
@@ -182,7 +184,8 @@ class _FamilyReader:
         dimensions = file.integer(f"{prefix}.rope.dimension_count", MOST_HIDDEN, default=self._head_dim)
         if dimensions % 2 or dimensions > self._head_dim:
             raise ModelError(
-                f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; an even number up to that is wanted"
+                f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "
+                "an even number up to that is wanted: convert the model again"
             )
         scaling = file.text(f"{prefix}.rope.scaling.type", default="none")
         if scaling not in ("none", "linear"):

@@ -71,14 +71,14 @@ class Decoder:
             return self._forward((token,), _timed, self._profiler.layer)
 
     def logits(self, tokens: int) -> Floats:
-        """The logits, float32 (vocabulary,), that the last pass over `tokens` tokens left; overwritten by the next."""
+        """Logits, float32 (vocabulary,), of the last pass over `tokens` tokens; the next overwrites them."""
         logits: Floats = self._spaces[tokens].logits[0]
         return logits
 
     def verify(self, tokens: Sequence[int]) -> list[CheckResult]:
-        """One untimed pass over `tokens` from position 0, each brick checked against its reference on the way.
+        """One untimed pass over `tokens` from position 0, each brick checked against its reference.
 
-        A result for each brick name and assertion, over all places where the brick stands. Restarts the sequence.
+        A result for each brick name and assertion, over all places where it stands. Restarts the sequence.
         """
         findings: list[tuple[str, str, Finding]] = []
 
@@ -112,7 +112,11 @@ class Decoder:
 
         head = model.lm_head
         run(bricks.final_norm, model.hidden, (space.last, model.final_norm, model.epsilon, space.last_normed))
-        run(bricks.lm_head, head.rows, self._product(Projection(head, _NO_BIAS), space.last_normed, space.logits))
+        run(
+            bricks.lm_head,
+            head.rows,
+            self._product(Projection(head, _NO_BIAS), space.last_normed, space.logits),
+        )
         run(bricks.sampling, model.vocabulary, (space.logits, space.choice))
         return int(space.choice[0])
 
@@ -124,7 +128,11 @@ class Decoder:
         # Token t sees start + t + 1 positions.
         seen = model.heads * (count * start + count * (count + 1) // 2)
 
-        run(bricks.attention_norm, space.x.size, (space.x, weights.attention_norm, model.epsilon, space.normed))
+        run(
+            bricks.attention_norm,
+            space.x.size,
+            (space.x, weights.attention_norm, model.epsilon, space.normed),
+        )
         run(
             bricks.qkv,
             count * (query_rows + 2 * kv_rows),

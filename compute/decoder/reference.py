@@ -1,4 +1,4 @@
-"""The same forward pass in plain NumPy, float64, over dequantised weights: what the decoder must agree with."""
+"""The forward pass in plain NumPy, float64, over dequantised weights: what the decoder must agree with."""
 
 from __future__ import annotations
 

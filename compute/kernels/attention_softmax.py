@@ -54,6 +54,4 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return 20 * floats(rng, 3, 4, size + 5), size
 
 
-ATTENTION_SOFTMAX = Kernel(
-    "attention_softmax", reference, attention_softmax, work, (0,), 1e-5, _examples
-)
+ATTENTION_SOFTMAX = Kernel("attention_softmax", reference, attention_softmax, work, (0,), 1e-5, _examples)

@@ -19,7 +19,7 @@ from cbtop.compute.quantization.q6_k import Q6_K
 
 
 def reference(code: int, weights: Any, tokens: Any, out: Any) -> None:
-    """out[t] = W[tokens[t]]; weights uint8 (vocabulary, row_bytes), tokens int64, out float32 (tokens, hidden)."""
+    """out[t] = W[tokens[t]]; W uint8 (vocabulary, row_bytes), tokens int64, out float32 (tokens, hidden)."""
     out[:] = FORMATS[code].dequantize(weights[tokens])
 
 

@@ -17,6 +17,8 @@ from cbtop.compute.cache import cache_dir
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+settings: Any = numba.config  # its attributes are made at run time, unknown to type checkers
+
 HALF_TO_SINGLE_EXPONENT = np.float32(2.0**112)  # 2^(127-15): the bias of binary32 less that of binary16
 
 
@@ -26,7 +28,7 @@ def _usable_numba_cache() -> Path | None:
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(package.rglob("*.py")):
         digest.update(source.read_bytes())
-    root = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else cache_dir()
+    root = Path(settings.CACHE_DIR) if settings.CACHE_DIR else cache_dir()
     directory = root / f"numba-{digest.hexdigest()[:16]}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -38,7 +40,7 @@ def _usable_numba_cache() -> Path | None:
 
 NUMBA_CACHE = _usable_numba_cache()
 if NUMBA_CACHE is not None:
-    numba.config.CACHE_DIR = str(NUMBA_CACHE)
+    settings.CACHE_DIR = str(NUMBA_CACHE)
 
 prange = numba.prange
 

@@ -1,7 +1,7 @@
 """Linear: y = x @ W.T + bias with W quantised; the bulk of a decoder's time.
 
 reference    dequantises all of W: the meaning, 10-100x slower
-numba        one token: weights are dequantised inside the dot product, so the bytes read are the quantised ones.
+numba        one token: weights are dequantised inside the dot product, so only quantised bytes are read.
              More tokens: one row at a time is dequantised into a scratch row that stays in L1 and meets all
              tokens, four at a time. One thread or a chunk of rows for each.
 """
@@ -132,7 +132,7 @@ def _linear_parallel(code: int, weights: Any, bias: Any, x: Any, out: Any, scrat
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """As `reference`. `scratch` is float32 (threads, at least columns): its rows say how many threads to use."""
+    """As `reference`. `scratch` is float32 (threads, columns or more): its rows are the threads to use."""
     # A parallel launch costs over a microsecond even for one thread.
     run = _linear_serial if scratch.shape[0] == 1 else _linear_parallel
     run(code, weights, bias, x, out, scratch)
@@ -166,7 +166,7 @@ def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
 
 
 def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> Kernel:
-    """The linear kernel as it multiplies weights of one format; the examples are of `tokens` and `threads`."""
+    """The linear kernel for weights of one format; its examples are of `tokens` and `threads`."""
     return Kernel(
         name=f"{block_format.name.lower()}_linear",
         reference=reference,

@@ -35,9 +35,7 @@ def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
 
 def work(hidden: int) -> KernelWork:
     """Elements are outputs. Square, add, two multiplications; x is read twice, as written."""
-    return KernelWork(
-        flops_per_element=4.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=3.0 * FLOAT_BYTES
-    )
+    return KernelWork(flops_per_element=4.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=3.0 * FLOAT_BYTES)
 
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:

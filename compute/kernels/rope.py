@@ -1,7 +1,7 @@
 """RoPE: rotates pairs of a head's dimensions by an angle that grows with the position.
 
 reference    NumPy, float64
-numba        in place; angles come from a table made once a model, so no sine on the decode path (4-6x of NumPy)
+numba        in place; angles come from a table made once a model: no sine on the decode path (4-6x of NumPy)
 
 Two layouts of the pairs: "normal" (llama) rotates neighbours (2i, 2i+1), NEOX (qwen2) rotates (i, i + n/2).
 """
@@ -32,14 +32,12 @@ def angle_table(
 
 
 def reference(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
-    """x: float32 (tokens, heads * head_dim), token t at position start + t; table as `angle_table` gives it."""
+    """x: float32 (tokens, heads * head_dim), token t at position start + t; table as from `angle_table`."""
     tokens, pairs = x.shape[0], table.shape[2]
     heads = x.reshape(tokens, -1, head_dim)  # a view: x is contiguous
     cos, sin = table[:, start : start + tokens, None, :].astype(np.float64)
     first, second = (
-        (slice(0, pairs), slice(pairs, 2 * pairs))
-        if neox
-        else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+        (slice(0, pairs), slice(pairs, 2 * pairs)) if neox else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
     )
     a, b = heads[..., first].astype(np.float64), heads[..., second].astype(np.float64)
     heads[..., first], heads[..., second] = a * cos - b * sin, a * sin + b * cos

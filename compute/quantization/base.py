@@ -17,7 +17,7 @@ class BlockFormat:
     """One ggml tensor type: `block_elements` weights packed into `block_bytes` bytes.
 
     `code` is ggml's own number (enum ggml_type), as it stands in a GGUF file.
-    `dequantize` takes uint8 (rows, row_bytes) and gives float32 (rows, columns): it is the meaning of the bytes.
+    `dequantize` takes uint8 (rows, row_bytes) and gives float32 (rows, columns): the meaning of the bytes.
     `quantize` goes the other way by rounding to nearest.
     """
 
@@ -42,7 +42,8 @@ class QuantizedMatrix:
 
     @property
     def rows(self) -> int:
-        return self.data.shape[0]
+        rows: int = self.data.shape[0]
+        return rows
 
     @property
     def size_bytes(self) -> int:
@@ -60,6 +61,7 @@ class QuantizedMatrix:
         return cls(block_format, data, weights.shape[1])
 
 
-def nearest(values: NDArray[np.floating]) -> NDArray[np.floating]:
+def nearest(values: Floats) -> Floats:
     """Rounded half away from zero, as ggml's roundf does."""
-    return np.copysign(np.floor(np.abs(values) + 0.5), values)
+    rounded: Floats = np.copysign(np.floor(np.abs(values) + np.float32(0.5)), values)
+    return rounded

@@ -1,6 +1,6 @@
 """F32, F16 and BF16: weights that are plain floats in the file.
 
-One element a block. BF16 is the upper half of a float32; F16 is IEEE binary16. (ggml: ggml_fp16_t, ggml_bf16_t)
+One element a block. BF16 is the upper half of a float32, F16 is IEEE binary16. (ggml_bf16_t, ggml_fp16_t)
 """
 
 from __future__ import annotations

@@ -4,17 +4,17 @@ ggml's block_q4_K, 144 bytes:
 
     d         2   scale of the scales, binary16
     dmin      2   scale of the minima, binary16
-    scales   12   eight scales and eight minima of 6 bits: bytes 0-3 hold scales 0-3 in their low 6 bits, bytes
-                  4-7 minima 0-3, bytes 8-11 the low 4 bits of scales 4-7 (low nibble) and minima 4-7 (high
-                  nibble); the top 2 bits of bytes 0-3 and 4-7 are the high bits of scales and minima 4-7
+    scales   12   eight scales and eight minima of 6 bits: bytes 0-3 hold scales 0-3 in their low 6 bits,
+                  bytes 4-7 minima 0-3, bytes 8-11 the low 4 bits of scales 4-7 (low nibble) and minima 4-7
+                  (high nibble); the top 2 bits of bytes 0-3 and 4-7 are those of scales and minima 4-7
     qs      128   nibbles; byte 32j+i holds weight 64j+i (low) and weight 64j+32+i (high)
 
     weight[32s+i] = d * scale[s] * q - dmin * minimum[s]
 """
 
-# Three things make the product quick. The eight scales are unpacked in two 32-bit words and taken out of the
-# inner loop, which then handles all eight sub-blocks side by side and leaves one horizontal sum per 256 weights.
-# The minima meet only the sum of x over a sub-block, which is the same for all rows: `sums`, computed once.
+# What makes the product quick: the eight scales are unpacked in 32-bit words and taken out of the inner loop,
+# which handles all eight sub-blocks side by side and leaves one horizontal sum for 256 weights. The minima
+# meet only the sum of x over a sub-block, which is the same for all rows: `sums`, computed once.
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def _quantize(weights: Floats) -> Bytes:
 def _steps(values: Floats, unit: Floats) -> Bytes:
     """`values` (blocks, 8) in whole units (blocks, 1), 0 to 63."""
     inverse = np.divide(np.float32(1), unit, out=np.zeros_like(unit), where=unit > 0)
-    return np.clip(nearest(values * inverse), 0, LARGEST_6_BIT).astype(np.uint8)
+    steps: Bytes = np.clip(nearest(values * inverse), 0, LARGEST_6_BIT).astype(np.uint8)
+    return steps
 
 
 @jit
@@ -124,8 +125,18 @@ def dot_row_q4_k(weights: Any, row: Any, x: Any, token: Any, sums: Any) -> Any:
         dmin = load_half(weights, row, base + np.uint64(2))
         scales = _scales(weights, row, base)
         minima = _minima(weights, row, base)
-        s0, s1, s2, s3 = d * _byte(scales, 0), d * _byte(scales, 1), d * _byte(scales, 2), d * _byte(scales, 3)
-        s4, s5, s6, s7 = d * _byte(scales, 4), d * _byte(scales, 5), d * _byte(scales, 6), d * _byte(scales, 7)
+        s0, s1, s2, s3 = (
+            d * _byte(scales, 0),
+            d * _byte(scales, 1),
+            d * _byte(scales, 2),
+            d * _byte(scales, 3),
+        )
+        s4, s5, s6, s7 = (
+            d * _byte(scales, 4),
+            d * _byte(scales, 5),
+            d * _byte(scales, 6),
+            d * _byte(scales, 7),
+        )
         block_minima = np.float32(0)
         for s in range(8):
             block_minima += _byte(minima, s) * sums[0, block * np.uint64(8) + np.uint64(s)]

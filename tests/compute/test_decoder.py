@@ -48,9 +48,7 @@ def test_a_second_sequence_is_not_touched_by_the_first(model: Model, decoder_for
     np.testing.assert_array_equal(decoder.logits(len(PROMPT)), logits)
 
 
-def test_every_brick_of_a_step_is_recorded(
-    model: Model, decoder_for: MakeDecoder, recorder: ListRecorder
-) -> None:
+def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecoder, recorder: ListRecorder) -> None:
     decoder_for(model, 1).prefill(PROMPT)
     nodes = {m.id: m for m in recorder.messages if isinstance(m, Node)}
     ran = [nodes[tag] for tag, _ in recorder.records]
@@ -82,9 +80,7 @@ def test_a_projections_work_is_its_shapes(model: Model, decoder_for: MakeDecoder
     assert node.bytes_per_call == sum(p.weight.size_bytes + p.bias.nbytes for p in projections)
 
 
-def test_all_bricks_hold_their_assertions(
-    model: Model, decoder_for: MakeDecoder, recorder: ListRecorder
-) -> None:
+def test_all_bricks_hold_their_assertions(model: Model, decoder_for: MakeDecoder, recorder: ListRecorder) -> None:
     results = decoder_for(model, 1).verify(PROMPT)
     assert [result for result in results if not result.passed] == []
     assert {result.assertion for result in results} == {"finite", "equals reference", "within [0, 1]"}

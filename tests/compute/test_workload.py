@@ -1,0 +1,76 @@
+"""The whole workload on a tiny model: what it says, in which order, and when it stops."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cbtop.compute import ceilings
+from cbtop.compute.workload import WorkloadOptions, run
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
+
+from .conftest import ListRecorder
+
+
+@pytest.fixture(autouse=True)
+def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte is more than a test should touch."""
+    monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
+
+
+def steps_of(recorder: ListRecorder) -> Counter[str]:
+    names = {m.id: m.name for m in recorder.messages if isinstance(m, Node) and m.parent is None}
+    return Counter(names[tag] for tag, _ in recorder.records if tag in names)
+
+
+def test_it_says_what_it_runs_before_it_runs(
+    model_files: dict[str, Path], profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    told: list[str] = []
+    options = WorkloadOptions(model=model_files["qwen2"], steps=3, threads=1)
+    run(options, profiler, lambda: False, lambda text, fraction: told.append(text))
+    kinds = [type(message) for message in recorder.messages]
+    assert list(dict.fromkeys(kinds)) == [Manifest, CheckResult, Ceiling, Node]
+    assert told == ["reading the model", "compiling kernels", "checking the bricks", "measuring ceilings", ""]
+    manifest = next(m for m in recorder.messages if isinstance(m, Manifest))
+    assert (manifest.architecture, manifest.quantization, manifest.layers) == ("qwen2", "Q4_K+Q6_K", 2)
+    assert manifest.threads == 1
+    assert manifest.backend.endswith("×1")
+    assert all(message.passed for message in recorder.messages if isinstance(message, CheckResult))
+
+
+def test_a_full_context_starts_the_sequence_again(
+    model_files: dict[str, Path], profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    options = WorkloadOptions(model=model_files["llama"], steps=20, threads=1, context=16)
+    run(options, profiler, lambda: False, lambda text, fraction: None)
+    assert steps_of(recorder) == {"prefill": 3, "decode": 20}  # 8 tokens of prompt, 8 of room
+
+
+def test_it_stops_between_steps_when_told(
+    model_files: dict[str, Path], profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    options = WorkloadOptions(model=model_files["llama"], threads=1)
+    run(options, profiler, lambda: steps_of(recorder)["decode"] >= 5, lambda text, fraction: None)
+    assert steps_of(recorder) == {"prefill": 1, "decode": 5}
+
+
+def test_ceilings_are_of_the_right_order(model_files: dict[str, Path]) -> None:
+    measured = {ceiling.name: ceiling for ceiling in ceilings.measure_ceilings(1, 1 << 20)}
+    assert list(measured) == ["dram_read", "weights_read", "fma_float32"]
+    assert {c.unit for c in measured.values() if c.kind == "bandwidth"} == {"GB/s"}
+    assert all(0.1 < ceiling.value < 100_000 for ceiling in measured.values())
+
+
+def test_the_options_do_not_load_numba() -> None:
+    code = (
+        "import sys, cbtop.compute, cbtop.compute.workload;"
+        "print([m for m in ('numba', 'numpy', 'gguf') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
