@@ -47,7 +47,7 @@ class Feed(Protocol):
         """Every source seen, in a stable order."""
 
     def view(self, key: str | None, phase: str | None) -> SourceView | None:
-        """The source `key` (None: the newest live one) in `phase` (None: the default), or None: none seen yet."""
+        """Source `key` (None: the newest live one) in `phase` (None: the default); None: none seen yet."""
 
     def status(self) -> str:
         """One line about the link."""
@@ -120,9 +120,7 @@ class CbtopApp(App[int]):
     TITLE = "cbtop"
     CSS_PATH = "cbtop.tcss"
     ENABLE_COMMAND_PALETTE = False
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
-
+    AUTO_FOCUS = None
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"view({number - 1})", view.title, show=False)
@@ -145,6 +143,8 @@ class CbtopApp(App[int]):
 
     def __init__(self, feed: Feed, *, interval_s: float = 0.5) -> None:
         super().__init__()
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
+        self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
         for theme in (DARK, LIGHT):
             self.register_theme(theme)
         self.theme = DARK.name
@@ -200,7 +200,6 @@ class CbtopApp(App[int]):
         if self.source is not None and len(keys) > 1 and self.source.key in keys:
             position = f"{keys.index(self.source.key) + 1}/{len(keys)}"
         self._header.show_heading(Heading(self.source, self.paused, position))
-        self._notice.show_source(self.source)
         note: Line = (
             (clean(self.feed.status()), "dim"),
             (f" · {formatting.seconds(self.interval_s)}", "faint"),
@@ -210,9 +209,11 @@ class CbtopApp(App[int]):
     def _show_content(self) -> None:
         source = self.source
         if source is None or (not source.bricks and not source.graph and source.state == "live"):
+            self._notice.show_source(None)
             self._switcher.current = "welcome"
             self._welcome.show(source, self.feed.status())
             return
+        self._notice.show_source(source)
         view = self._views[self._tabs.active]
         view.source = source
         if self._switcher.current != view.id:
@@ -257,14 +258,10 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_faster(self) -> None:
-        self._set_interval(
-            max((step for step in INTERVALS_S if step < self.interval_s), default=INTERVALS_S[0])
-        )
+        self._set_interval(max((step for step in INTERVALS_S if step < self.interval_s), default=INTERVALS_S[0]))
 
     def action_slower(self) -> None:
-        self._set_interval(
-            min((step for step in INTERVALS_S if step > self.interval_s), default=INTERVALS_S[-1])
-        )
+        self._set_interval(min((step for step in INTERVALS_S if step > self.interval_s), default=INTERVALS_S[-1]))
 
     def _set_interval(self, interval_s: float) -> None:
         self.interval_s = interval_s

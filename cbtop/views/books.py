@@ -32,11 +32,7 @@ class Books(Drawing):
         title = (("where a step's time goes", "dim"),)
         equation = fit_line((("  ", ""), *books_equation(source.books, _steps(source), width)), width)
         bar: Line = (("  ", ""), *stacked(books_parts(source), width - 4))
-        return (
-            [rule(title, width), bar, equation][-height:]
-            if height < 3
-            else [rule(title, width), bar, equation]
-        )
+        return [rule(title, width), bar, equation][-height:] if height < 3 else [rule(title, width), bar, equation]
 
 
 def _steps(source: SourceView) -> int:

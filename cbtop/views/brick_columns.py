@@ -169,7 +169,7 @@ def brick_columns(largest_percent: float, *, budgets: bool, checks: bool) -> tup
         columns.append(
             Column(
                 "checks",
-                6,
+                7,
                 6,
                 _checks,
                 "✓ checks against the reference passed, ✗ failed",

@@ -12,7 +12,7 @@ from cbtop.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_o
 
 Fact = tuple[str, str]  # what, how much
 
-_FACT_WIDTH = 30
+_FACT_WIDTH = 28
 _LABEL_WIDTH = 13
 
 
@@ -119,16 +119,12 @@ def _heading(heading: str, provenance: str, width: int) -> Line:
 def _checks(brick: BrickRow, checks: list[CheckRow], width: int) -> list[Line]:
     if not checks:
         summary = (
-            f"✓{brick.checks_passed} ✗{brick.checks_failed}"
-            if brick.checks_passed + brick.checks_failed
-            else "none"
+            f"✓{brick.checks_passed} ✗{brick.checks_failed}" if brick.checks_passed + brick.checks_failed else "none"
         )
         return [_heading("checks", Provenance.MEASURED.value, width), (("  " + summary, "dim"),)]
     lines: list[Line] = [_heading("checks", Provenance.MEASURED.value, width)]
     for check in checks:
         role, glyph = ("good", "✓") if check.passed else ("bad", "✗")
-        error = (
-            f"max error {formatting.scientific(check.max_error)} of {formatting.scientific(check.tolerance)}"
-        )
+        error = f"max error {formatting.scientific(check.max_error)} of {formatting.scientific(check.tolerance)}"
         lines.append((("  " + glyph + " ", role), (clean(check.assertion), ""), ("  " + error, "dim")))
     return [fit_line(line, width) for line in lines]

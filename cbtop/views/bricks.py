@@ -26,12 +26,10 @@ class Bricks(View):
     doc = (
         "Every brick of the phase shown, summed over the layers, by exclusive time: its own, without that of "
         "bricks inside it. Rows change places only when one is clearly ahead, so they can be read while they "
-        "move. The line at the bottom closes the books: the wall time of a step is its bricks, the named gaps "
+        "move. The line at the bottom closes the books: a step's wall time is its bricks, the named gaps "
         "between them, and what is left unattributed."
     )
-    columns_doc = tuple(
-        (column.title, column.doc) for column in brick_columns(100.0, budgets=True, checks=True)
-    )
+    columns_doc = tuple((column.title, column.doc) for column in brick_columns(100.0, budgets=True, checks=True))
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "toggle_detail", "details"),
@@ -64,8 +62,7 @@ class Bricks(View):
         self._table.columns = brick_columns(
             max((row.percent or 0.0 for row in source.bricks), default=100.0),
             budgets=any(row.budget_us_per_token is not None for row in source.bricks),
-            checks=bool(source.checks)
-            or any(row.checks_passed or row.checks_failed for row in source.bricks),
+            checks=bool(source.checks) or any(row.checks_passed or row.checks_failed for row in source.bricks),
         )
         self._table.show_rows(source.bricks)
         self._books.show_source(source)

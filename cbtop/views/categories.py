@@ -84,7 +84,7 @@ class Categories(View, can_focus=True):
     title = "Categories"
     doc = (
         "The bricks rolled up into Norm, Attention, FFN and Other, then the whole step as one bar: "
-        "categories, named gaps (▒), and what is unattributed (░). Below, the steps of every phase, measured as a whole."
+        "categories, named gaps (▒), and what is unattributed (░). Below, the steps of every phase."
     )
     columns_doc = tuple((column.title, column.doc) for column in CATEGORY_COLUMNS)
 

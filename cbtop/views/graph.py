@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,60 +57,36 @@ def _node(row: TreeRow, width: int) -> Line:
     mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
     name, _, rest = clean(row.node.label).partition("  ")
     category = row.node.category
-    role = (
-        CATEGORY_LOOKS[category].role if category is not None else "strong" if row.node.parent is None else ""
-    )
+    role = CATEGORY_LOOKS[category].role if category is not None else "strong" if row.node.parent is None else ""
     return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
-
-
-def _share(row: TreeRow, width: int) -> Line:
-    category = row.node.category
-    role = CATEGORY_LOOKS[category].role if category is not None else "accent"
-    return bar(None if row.node.percent is None else row.node.percent / 100, width, role)
 
 
 def _figure(text: str) -> Line:
     return ((text, "faint" if text == formatting.NOT_MEASURED else ""),)
 
 
-GRAPH_COLUMNS: tuple[Column[TreeRow], ...] = (
-    Column("layer → brick → kernel", 34, 0, _node, "the node; ▸ folded, ▾ unfolded", align="left", stretch=5),
-    Column(
-        "avg µs", 8, 1, lambda row, _: _figure(formatting.number(row.node.avg_us)), "mean time of one call"
-    ),
-    Column(
-        "p50 µs",
-        8,
-        4,
-        lambda row, _: _figure(formatting.number(row.node.p50_us)),
-        "half of the calls took at most this",
-    ),
-    Column(
-        "p99 µs",
-        8,
-        3,
-        lambda row, _: _figure(formatting.number(row.node.p99_us)),
-        "99 of 100 calls took at most this",
-    ),
-    Column("count", 9, 6, lambda row, _: _figure(formatting.count(row.node.count)), "calls recorded"),
-    Column(
-        "share",
-        8,
-        5,
-        _share,
-        "wall %, drawn; a full column is the whole step",
-        align="left",
-        stretch=1,
-        max_width=24,
-    ),
-    Column(
-        "wall %",
-        6,
-        2,
-        lambda row, _: _figure(formatting.percent_number(row.node.percent)),
-        "of the step's wall time",
-    ),
-)
+def graph_columns(largest_percent: float) -> tuple[Column[TreeRow], ...]:
+    """The columns of the tree; the bar of a node with `largest_percent` fills its column."""
+
+    def share(row: TreeRow, width: int) -> Line:
+        category = row.node.category
+        role = CATEGORY_LOOKS[category].role if category is not None else "accent"
+        percent = row.node.percent
+        return bar(None if percent is None else percent / max(largest_percent, 1e-9), width, role)
+
+    return (
+        Column("layer → brick → kernel", 34, 0, _node, "the node; ▸ folded, ▾ unfolded", align="left", stretch=5),
+        _figures("avg µs", 1, "mean time of one call", lambda node: formatting.number(node.avg_us)),
+        _figures("p50 µs", 4, "half of the calls took at most this", lambda node: formatting.number(node.p50_us)),
+        _figures("p99 µs", 3, "99 of 100 calls took at most this", lambda node: formatting.number(node.p99_us)),
+        _figures("count", 6, "calls recorded", lambda node: formatting.count(node.count)),
+        Column("share", 8, 5, share, "wall %, drawn; the largest fills it", align="left", stretch=1, max_width=24),
+        _figures("wall %", 2, "of the step's wall time", lambda node: formatting.percent_number(node.percent)),
+    )
+
+
+def _figures(title: str, priority: int, doc: str, text: Callable[[GraphRow], str]) -> Column[TreeRow]:
+    return Column(title, 8, priority, lambda row, _: _figure(text(row.node)), doc)
 
 
 class Graph(View):
@@ -119,10 +95,10 @@ class Graph(View):
     title = "Graph"
     doc = (
         "Layers, the bricks in each, the kernels each brick launched. A kernel shows its launch "
-        "(<<<grid,block>>>, shared memory) on a GPU and its backend on a CPU. A time shown as n/a belongs to a "
-        "node that is not timed on its own."
+        "(<<<grid,block>>>, shared memory) on a GPU and its backend on a CPU. A time is n/a where a "
+        "node is not timed on its own."
     )
-    columns_doc = tuple((column.title, column.doc) for column in GRAPH_COLUMNS)
+    columns_doc = tuple((column.title, column.doc) for column in graph_columns(100.0))
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "toggle_fold", "fold/unfold"),
@@ -136,7 +112,7 @@ class Graph(View):
         self._fold_state_of = ""
         self._graph: tuple[GraphRow, ...] = ()
         self._table: Table[TreeRow] = Table(
-            GRAPH_COLUMNS, lambda row: row.node.id, empty="(empty graph)", id="graph-table"
+            graph_columns(100.0), lambda row: row.node.id, empty="(empty graph)", id="graph-table"
         )
         yield self._table
 
@@ -146,6 +122,7 @@ class Graph(View):
 
     def show_source(self, source: SourceView) -> None:
         self._graph = source.graph
+        self._table.columns = graph_columns(max((node.percent or 0.0 for node in source.graph), default=100.0))
         if self._fold_state_of != source.key and source.graph:
             self._fold_state_of = source.key
             self._unfolded = frozenset({source.graph[0].id})

@@ -85,16 +85,18 @@ class _Tile:
 
 def _tile_list(source: SourceView) -> list[_Tile]:
     steps = source.steps
-    return [
+    tiles = [
         _Tile("ms/token p50", ((_ms(steps.us_per_token_p50 if steps else None), "strong"),)),
         _Tile("p99", ((_ms(steps.us_per_token_p99 if steps else None), "strong"),)),
-        _Tile("drops", drops(source.loss)),
         _Tile("phase", ((clean(source.phase or formatting.NOT_MEASURED), "accent"),)),
         _Tile("steps", ((formatting.count(steps.count if steps else 0), ""),)),
         _Tile("mean", ((_ms(steps.mean_us if steps else None), ""), (" ms/step", "dim"))),
         _Tile("tokens", ((formatting.count(steps.tokens if steps else 0), ""),)),
         _Tile("records", ((formatting.si(source.loss.received), ""),)),
     ]
+    # Losses come first: whatever else falls off a narrow screen, they do not.
+    tiles.insert(0 if source.loss.dropped else 2, _Tile("drops", drops(source.loss)))
+    return tiles
 
 
 def _ms(us: float | None) -> str:
@@ -134,10 +136,10 @@ def _figures(source: SourceView, width: int) -> Line:
             (_ms(steps.us_per_token_p99 if steps else None), "strong"),
             (" ms/tok", "dim"),
         ),
-        (("drops ", "dim"), *drops(source.loss)),
         ((clean(source.phase or formatting.NOT_MEASURED), "accent"),),
         ((formatting.count(steps.count if steps else 0), ""), (" steps", "dim")),
     ]
+    parts.insert(1 if source.loss.dropped else 2, (("drops ", "dim"), *drops(source.loss)))
     return join_fitting(parts, width)
 
 

@@ -61,7 +61,7 @@ POINT_COLUMNS: tuple[Column[LetteredPoint], ...] = (
     ),
     Column(
         "FLOP/B",
-        6,
+        7,
         3,
         lambda row, _: ((formatting.number(row.point.intensity), ""),),
         "arithmetic intensity: flops for each byte moved (derived from shapes)",
@@ -101,7 +101,7 @@ POINT_COLUMNS: tuple[Column[LetteredPoint], ...] = (
     ),
     Column(
         "wall %",
-        6,
+        7,
         6,
         lambda row, _: ((formatting.percent_number(row.point.percent), "dim"),),
         "its share of the step",
@@ -116,8 +116,8 @@ class Roofline(View):
     title = "Roofline"
     doc = (
         "Each letter is a brick: to the right more arithmetic for each byte, upwards more of it in a second. "
-        "The slanted lines are memory bandwidths, the flat one the compute ceiling, all measured on this machine "
-        "before the run. A letter that would cover another stands next to it; the one under the cursor is lit."
+        "The slanted lines are memory bandwidths, the flat one the compute ceiling, measured on this machine "
+        "before the run. A letter that would cover another stands beside it; the row under the cursor is lit."
     )
     columns_doc = tuple((column.title, column.doc) for column in POINT_COLUMNS)
 
@@ -188,7 +188,7 @@ def roofline_lines(
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute" and ceiling.value > 0]
     drawable = [row for row in points if row.point.intensity > 0 and row.point.gflops > 0]
     ridges = [peak.value / bandwidth.value for peak in peaks for bandwidth in bandwidths]
-    x = span_around([*(row.point.intensity for row in drawable), *ridges], margin=3.0)
+    x = span_around([*(row.point.intensity for row in drawable), *ridges], margin=2.0)
     y = span_around([*(row.point.gflops for row in drawable), *(peak.value for peak in peaks)], margin=2.5)
     plot = LogLogPlot(width, height, x, y)
     plot.grid("faint")
@@ -202,17 +202,15 @@ def roofline_lines(
     for peak in peaks:
         start = max(x.low, min((peak.value / bandwidth.value for bandwidth in bandwidths), default=x.low))
         plot.segment(start, peak.value, x.high, peak.value, "warn")
-    for rows_up, bandwidth in enumerate(bandwidths):
-        x0 = max(x.low, y.low / bandwidth.value)
-        plot.label(x0, y.high, _ceiling_text(bandwidth), "accent", rows_up=-rows_up - len(peaks))
+    for index, bandwidth in enumerate(bandwidths):
+        at = y.value(0.62 - 0.12 * index)
+        plot.label(at / bandwidth.value, at, _ceiling_text(bandwidth) + "  ", "accent", align="right")
     for rows_up, peak in enumerate(peaks):
         plot.label(x.high, peak.value, _ceiling_text(peak), "warn", rows_up=rows_up + 1, align="right")
     for row in sorted(drawable, key=lambda row: row.letter == selected, reverse=True):
         role = CATEGORY_LOOKS[row.point.category].role
         chosen = row.letter == selected
-        plot.mark(
-            row.point.intensity, row.point.gflops, row.letter, f"strong {role}{' cursor' if chosen else ''}"
-        )
+        plot.mark(row.point.intensity, row.point.gflops, row.letter, f"strong {role}{' cursor' if chosen else ''}")
     return plot.lines("GFLOP/s", "FLOP/B")
 
 

@@ -52,9 +52,7 @@ class Welcome(Drawing):
 
 
 def _preparing(source: SourceView, bar_width: int) -> tuple[Line, ...]:
-    what = (
-        activity_line(source, bar_width) if source.activity else (("waiting for the first step …", "accent"),)
-    )
+    what = activity_line(source, bar_width) if source.activity else (("waiting for the first step …", "accent"),)
     who: Line = ((clean(source.program), "strong"), (" is getting ready", "dim"))
     return (who, BLANK, what, BLANK, (("The views open with its first step.", "dim"),))
 

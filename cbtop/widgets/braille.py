@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
+
 from cbtop.widgets.lines import Line, Span
 
 DOTS_ACROSS = 2
 DOTS_DOWN = 4
+_STEADY = 0.8
 _BASE = 0x2800
 _BITS = (
     (0x01, 0x08),
@@ -44,12 +47,12 @@ class BrailleCanvas:
             self.dot(round(x0 + (x1 - x0) * part), round(y0 + (y1 - y0) * part), role)
 
     def write(self, column: int, row: int, text: str, role: str) -> None:
-        """`text`, one character to a cell, from cell `column`, `row` on; what falls outside is cut."""
+        """`text` from cell `column`, `row` on; what falls outside is cut, what needs two cells becomes `�`."""
         if not 0 <= row < self.height:
             return
         for offset, character in enumerate(text):
             if 0 <= column + offset < self.width:
-                self._glyphs[row][column + offset] = character
+                self._glyphs[row][column + offset] = character if cell_len(character) == 1 else "�"
                 self._roles[row][column + offset] = role
 
     def is_free(self, column: int, row: int) -> bool:
@@ -75,15 +78,20 @@ class BrailleCanvas:
 
 
 def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:
-    """The newest `values` as a filled curve, newest at the right edge, on a scale from 0 to their maximum."""
+    """The newest `values` as a filled curve, newest at the right edge.
+
+    The scale ends at their maximum and begins at their minimum, or at 0.8 of the maximum where that is lower:
+    a steady rate is drawn steady, and its noise is not blown up to the full height.
+    """
     shown = values[-width * DOTS_ACROSS :]
     canvas = BrailleCanvas(width, height)
     top = max(shown, default=0.0)
+    bottom = min(min(shown, default=0.0), _STEADY * top)
     if top > 0:
         rows = height * DOTS_DOWN
         start = width * DOTS_ACROSS - len(shown)
         for index, value in enumerate(shown):
-            filled = max(1, round(value / top * rows)) if value > 0 else 0
+            filled = max(1, round((value - bottom) / (top - bottom) * rows)) if value > 0 else 0
             for dot in range(filled):
                 canvas.dot(start + index, rows - 1 - dot, role)
     return canvas.lines()

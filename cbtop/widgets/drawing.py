@@ -15,7 +15,7 @@ from cbtop.widgets.lines import BLANK, ROLES, Line
 
 
 class Drawing(Widget):
-    """A widget that is a list of lines. Subclasses say which in `draw`, and call `redraw` when they differ."""
+    """A widget that is a list of lines. Subclasses say which in `draw`, and call `redraw` for new ones."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
 

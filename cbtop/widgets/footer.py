@@ -18,6 +18,7 @@ _KEY_NAMES = {
     "greater_than_sign": ">",
     "plus": "+",
     "minus": "-",
+    "equals_sign": "=",
     "enter": "⏎",
     "escape": "esc",
     "pagedown": "pgdn",

@@ -65,9 +65,7 @@ class LogLogPlot:
         """A line straight on the two logarithmic axes."""
         self._canvas.line(self._dot_x(x0), self._dot_y(y0), self._dot_x(x1), self._dot_y(y1), role, dash)
 
-    def label(
-        self, x: float, y: float, text: str, role: str, *, rows_up: int = 0, align: str = "left"
-    ) -> None:
+    def label(self, x: float, y: float, text: str, role: str, *, rows_up: int = 0, align: str = "left") -> None:
         """`text` beginning (or with `right` ending) at a point, `rows_up` rows above it."""
         column, row = self._cell(x, y)
         if align == "right":
@@ -84,11 +82,10 @@ class LogLogPlot:
                 return
 
     def lines(self, y_title: str, x_title: str) -> list[Line]:
-        """The plot with its axes: ticks at the decades, the y title on top, the x title at the lower right."""
+        """The plot with its axes: ticks at the decades, the y title on top, the x title lower right."""
+        self._canvas.write(1, 0, y_title, "dim")
         rows = self._canvas.lines()
         ticks = {self._cell(self.x.low, value)[1]: _tick(value) for value in self.y.decades()}
-        if 0 not in ticks:
-            ticks[0] = y_title
         body: list[Line] = [
             (
                 (fit(ticks.get(index, ""), _TICK_WIDTH, "right"), "dim"),

@@ -99,8 +99,9 @@ class SortedTable(Table[RowT]):
         return next(column for column in self.columns if column.title == self.sort_by)
 
     def action_sort(self) -> None:
-        titles = [column.title for column in self.columns if column.sort_key is not None]
-        self.sort_by = titles[(titles.index(self.sort_by) + 1) % len(titles)]
+        titles = [column.title for column in self.visible_columns if column.sort_key is not None]
+        at = titles.index(self.sort_by) if self.sort_by in titles else -1
+        self.sort_by = titles[(at + 1) % len(titles)]
         self.descending = self._sort_column.align == "right"  # numbers largest first, names from A on
         self._sort_anew()
 

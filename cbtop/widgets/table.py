@@ -16,6 +16,7 @@ from cbtop.widgets.drawing import Drawing
 from cbtop.widgets.lines import Line, fit_line, restyle
 
 _WHEEL_ROWS = 3
+_MARGIN = 3  # the cursor's mark on the left; a blank and the scroll mark on the right
 
 
 class Table(Drawing, Generic[RowT], can_focus=True):
@@ -67,12 +68,21 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return self.rows[self.cursor] if self.rows else None
 
     @property
+    def _placed(self) -> tuple[Placed[RowT], ...]:
+        return place(self.columns, self.size.width - _MARGIN)
+
+    @property
+    def visible_columns(self) -> list[Column[RowT]]:
+        """The columns there is room for."""
+        return [placed.column for placed in self._placed]
+
+    @property
     def visible_rows(self) -> int:
         return max(1, self.size.height - 1)
 
     def draw(self, width: int, height: int) -> list[Line]:
         inner = width - 1  # the last cell shows where in the list we are
-        placed = place(self.columns, inner - 1)
+        placed = self._placed
         lines = [((" ", ""), *self.draw_head(placed))]
         if not self.rows:
             return [*lines, ((f" {self.empty}", "dim"),)]

@@ -73,7 +73,7 @@ def _brick(
         gb_per_sec=None if mb is None else mb * 1e3 / avg,
         percent=100 * us / WALL_US,
         budget_us_per_token=None,
-        checks_passed=0,
+        checks_passed={"QkvProjection": 2, "DownProjection": 1}.get(name, 0),
         checks_failed=0,
         backend="numba",
     )
@@ -99,20 +99,23 @@ def _category(category: BrickCategory) -> CategoryRow:
 
 
 def _point(row: BrickRow) -> RooflinePoint:
-    assert row.flops and row.bytes, "only a brick with declared work is on the roofline"
-    assert row.gflops and row.gb_per_sec, "a brick with work has rates"
-    intensity = row.flops / row.bytes
+    flops, size_bytes, gflops, gb_per_sec = row.flops, row.bytes, row.gflops, row.gb_per_sec
+    assert flops is not None
+    assert size_bytes is not None
+    assert gflops is not None
+    assert gb_per_sec is not None
+    intensity = flops / size_bytes
     roof = min(_PEAK_GFLOPS, _BANDWIDTH_GB_S * intensity)
     return RooflinePoint(
         brick=row.name,
         category=row.category,
         intensity=intensity,
-        gflops=row.gflops,
-        gb_per_sec=row.gb_per_sec,
+        gflops=gflops,
+        gb_per_sec=gb_per_sec,
         attainable_gflops=roof,
-        percent_of_roof=100 * row.gflops / roof,
+        percent_of_roof=100 * gflops / roof,
         bound="memory" if roof < _PEAK_GFLOPS else "compute",
-        above_roof=row.gflops > roof,
+        above_roof=gflops > roof,
         percent=row.percent,
     )
 
@@ -126,9 +129,7 @@ CEILINGS = (
 def _graph() -> tuple[GraphRow, ...]:
     rows: list[GraphRow] = []
 
-    def add(
-        parent: int | None, depth: int, kind: NodeKind, name: str, label: str, brick: BrickRow | None
-    ) -> int:
+    def add(parent: int | None, depth: int, kind: NodeKind, name: str, label: str, brick: BrickRow | None) -> int:
         timed = brick is not None and kind is NodeKind.BRICK
         rows.append(
             GraphRow(
@@ -146,11 +147,7 @@ def _graph() -> tuple[GraphRow, ...]:
                 p50_us=brick.p50_us if brick and timed else 688.0 if kind is NodeKind.LAYER else None,
                 p99_us=brick.p99_us if brick and timed else 803.1 if kind is NodeKind.LAYER else None,
                 elements=1_024 if timed else None,
-                percent=100 * brick.avg_us / WALL_US
-                if brick and timed
-                else 8.2
-                if kind is NodeKind.LAYER
-                else None,
+                percent=100 * brick.avg_us / WALL_US if brick and timed else 8.2 if kind is NodeKind.LAYER else None,
                 grid=None,
                 block=None,
                 shared_memory_bytes=None,
@@ -308,14 +305,12 @@ HOSTILE = replace(
     roofline=replace(
         LIVE.roofline,
         points=tuple(
-            replace(point, brick=name)
-            for point, name in zip(LIVE.roofline.points, HOSTILE_NAMES, strict=False)
+            replace(point, brick=name) for point, name in zip(LIVE.roofline.points, HOSTILE_NAMES, strict=False)
         ),
         without_work=HOSTILE_NAMES,
         ceilings=tuple(replace(ceiling, name="[red]roof[/]") for ceiling in CEILINGS),
     ),
     graph=tuple(
-        replace(row, name=name, label=name, parent=None)
-        for row, name in zip(LIVE.graph, HOSTILE_NAMES, strict=False)
+        replace(row, name=name, label=name, parent=None) for row, name in zip(LIVE.graph, HOSTILE_NAMES, strict=False)
     ),
 )
