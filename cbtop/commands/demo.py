@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cbtop.commands.show import add_show_arguments, is_headless, print_report, show_on_screen
+from cbtop.commands.show import add_show_arguments, check_phase, is_headless, print_report, show_on_screen
 from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.feed import Feed, FeedEnd
 from cbtop.progress import ProgressLine
@@ -165,6 +165,7 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     view = _last_view(feed)
     if view is None or not view.bricks:
         raise NoDataError("the workload ended before its first step")
+    check_phase([view], options)
     print_report([v for v in (feed.view(view.key, options.phase),) if v], options)
     if process.returncode < 0 and not interrupted:
         raise CbtopError(f"the workload was killed by signal {-process.returncode}; shown is what it had recorded")

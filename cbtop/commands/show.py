@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from cbtop.errors import UsageError
 from cbtop.feed import Feed
 from cbtop.reports import REPORTS, SECTIONS
 from cbtop.viewmodels.model import SourceView
@@ -43,6 +44,13 @@ def print_report(views: Sequence[SourceView], options: argparse.Namespace) -> No
     sections = list(SECTIONS) if options.view == "all" else [options.view]
     sys.stdout.write(REPORTS[options.format](views, sections) + "\n")
     sys.stdout.flush()
+
+
+def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> None:
+    """Raises UsageError when no source has the phase that was asked for."""
+    known = {steps.phase for view in views for steps in view.phases}
+    if options.phase is not None and options.phase not in known:
+        raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
 
 
 def show_on_screen(feed: Feed, options: argparse.Namespace) -> int:

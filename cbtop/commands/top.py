@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from cbtop.commands.show import add_show_arguments, is_headless, print_report, show_on_screen
+from cbtop.commands.show import add_show_arguments, check_phase, is_headless, print_report, show_on_screen
 from cbtop.errors import NoDataError
 from cbtop.feed import Feed
 from cbtop.viewmodels.model import SourceView
@@ -87,13 +87,15 @@ def _watch(feed: Feed, duration_s: float | None) -> None:
 def _report(feed: Feed, options: argparse.Namespace) -> int:
     views = [view for source in feed.sources() if (view := feed.view(source.key, options.phase))]
     live = [view for view in views if view.state == "live"]
-    with_data = [view for view in live or views if _has_data(view)]
+    # What has ended is only of interest where nothing runs, and then the last of it.
+    with_data = [view for view in live if _has_data(view)] if live else [v for v in views if _has_data(v)][:1]
     if not with_data:
         busy = "".join(
             f"pid {view.pid} is {view.activity or 'there'} but has recorded no step yet; " for view in live
         )
         what = f"{busy}raise --timeout (now {options.timeout:g} s)" if busy else HOW_TO_START
         raise NoDataError(f"{'no data yet' if busy else 'nothing is running'} ({feed.status()}): {what}")
+    check_phase(with_data, options)
     print_report(with_data, options)
     if not live and feed.is_daemon_inside and (options.once or not options.headless):
         ended = with_data[0]

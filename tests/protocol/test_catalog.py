@@ -1,0 +1,81 @@
+"""A catalog is read whole, as far as it was written, and no further than it can be trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop.protocol import catalog
+from cbtop.protocol.catalog import CatalogReader, CatalogWriter
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.messages import Activity, Goodbye, Heartbeat
+
+
+@pytest.fixture
+def path(runtime: Path) -> Path:
+    return runtime / "1-2-0.catalog"
+
+
+def test_messages_come_back_in_order_and_once(path: Path) -> None:
+    writer, said = CatalogWriter(path), [Activity("compiling", 0.5), Goodbye("done")]
+    reader = CatalogReader(path)
+    for message in said:
+        writer.write(message)
+        assert reader.read() == [message]
+    assert reader.read() == []
+    assert CatalogReader(path).read() == said
+    writer.close()
+
+
+def test_a_torn_tail_is_left_for_later(path: Path) -> None:
+    writer = CatalogWriter(path)
+    writer.write(Activity("a"))
+    writer.write(Activity("b"))
+    writer.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    reader = CatalogReader(path)
+    assert reader.read() == [Activity("a")]
+    path.write_bytes(whole)
+    assert reader.read() == [Activity("b")]
+
+
+def test_a_damaged_frame_is_an_error(path: Path) -> None:
+    CatalogWriter(path).write(Activity("compiling"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DecodeError, match="damaged"):
+        CatalogReader(path).read()
+
+
+def test_a_daemons_message_has_no_place_in_a_catalog(path: Path) -> None:
+    CatalogWriter(path).write(Heartbeat(0, ()))  # type: ignore[arg-type]
+    with pytest.raises(DecodeError, match="Heartbeat has no place"):
+        CatalogReader(path).read()
+
+
+def test_past_its_bound_the_writer_counts_what_it_drops(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "MAX_CATALOG_BYTES", 100)
+    writer = CatalogWriter(path)
+    for _ in range(50):
+        writer.write(Activity("compiling"))
+    assert path.stat().st_size <= 100
+    assert writer.dropped == 50 - len(CatalogReader(path).read())
+    writer.close()
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_never_crash_the_reader(data: bytes) -> None:
+    import os
+
+    path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "fuzz.catalog"
+    path.write_bytes(data)
+    try:
+        CatalogReader(path).read()
+    except DecodeError:
+        pass

@@ -1,0 +1,112 @@
+"""Messages survive the wire; what is not a message never does."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.protocol import codec, messages
+from cbtop.protocol.errors import DecodeError
+
+KINDS = get_args(messages.Message)
+CATALOG_KINDS = get_args(messages.CatalogMessage)
+
+
+def values(annotation: Any) -> st.SearchStrategy[Any]:
+    """Values a field may really hold."""
+    if annotation is str:
+        return st.text(max_size=300).map(codec.sanitise)
+    if annotation is int:
+        return st.integers(codec.I64_MIN, codec.I64_MAX)
+    if annotation is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    if annotation is bytes:
+        return st.integers(0, 4).map(lambda n: bytes(8 * n))
+    if get_origin(annotation) in (types.UnionType, Union):
+        (inner,) = (a for a in get_args(annotation) if a is not type(None))
+        return st.none() | values(inner)
+    if annotation == tuple[int, int, int]:
+        return st.tuples(values(int), values(int), values(int))
+    if get_origin(annotation) is tuple:
+        (item, _) = get_args(annotation)
+        inner_kinds = CATALOG_KINDS if item == messages.CatalogMessage else (item,)
+        return st.lists(st.one_of([instances(kind) for kind in inner_kinds]), max_size=3).map(tuple)
+    return st.from_type(annotation)
+
+
+def instances(kind: Any) -> st.SearchStrategy[Any]:
+    return st.builds(kind, **{name: values(hint) for name, hint in get_type_hints(kind).items()})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_message_comes_back_as_it_went(kind: Any) -> None:
+    @given(instances(kind))
+    def comes_back(message: Any) -> None:
+        assert codec.decode(codec.encode(message)) == message
+
+    comes_back()
+
+
+@given(st.binary(max_size=400))
+def test_arbitrary_bytes_are_an_error_or_nothing_and_never_a_crash(data: bytes) -> None:
+    try:
+        codec.decode(data)
+    except DecodeError:
+        pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_of_the_wrong_type_is_refused_by_name(kind: Any) -> None:
+    for field in dataclasses.fields(kind):
+        if "bool" in str(field.type):
+            continue
+        fields = {"k": kind.__name__} | {f.name: None for f in dataclasses.fields(kind)} | {field.name: True}
+        with pytest.raises(DecodeError, match=kind.__name__):
+            codec.decode(msgpack.packb(fields))
+
+
+def test_what_a_later_minor_version_adds_is_ignored() -> None:
+    packed = msgpack.packb({"k": "Goodbye", "reason": "done", "mood": "fine"})
+    assert codec.decode(packed) == messages.Goodbye("done")
+    assert codec.decode(msgpack.packb({"k": "Weather", "sun": True})) is None
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(DecodeError, match="Goodbye: no reason"):
+        codec.decode(msgpack.packb({"k": "Goodbye"}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1 << 64])
+def test_numbers_out_of_range_are_refused(value: float) -> None:
+    with pytest.raises((DecodeError, OverflowError)):
+        codec.decode(msgpack.packb({"k": "Activity", "name": "x", "done": value}))
+
+
+@pytest.mark.parametrize("sign", ["\x1b[31m", "\x9b2J", "\u202e", "\r\n", "\u2028", "\ufeff", "\x7f", "\ud800"])
+def test_no_control_or_bidi_character_of_a_name_gets_through(sign: str) -> None:
+    decoded = codec.decode(codec.encode(messages.Goodbye(f"a{sign}b")))
+    assert isinstance(decoded, messages.Goodbye)
+    assert not set(decoded.reason) & set(sign) - set("[0123456789mJ?")
+    assert decoded.reason.startswith("a")
+
+
+def test_a_long_name_is_cut() -> None:
+    decoded = codec.decode(codec.encode(messages.Goodbye("x" * 10_000)))
+    assert decoded == messages.Goodbye("x" * codec.MAX_NAME_CHARS)
+
+
+def test_a_frame_beyond_the_bound_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 16)
+    with pytest.raises(DecodeError, match="at most 16"):
+        codec.decode(b"\xc0" * 17)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(DecodeError):
+        codec.decode(b"\x91" * 100_000 + b"\xc0")

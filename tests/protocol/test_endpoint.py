@@ -1,0 +1,69 @@
+"""Where things are, and which addresses and directories are refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cbtop.protocol.endpoint import default_endpoint, parse_endpoint, runtime_dir
+from cbtop.protocol.errors import EndpointError
+
+
+def test_the_runtime_directory_is_made_for_the_user_alone(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CBTOP_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert runtime_dir() == runtime / "cbtop"
+    assert stat.S_IMODE((runtime / "cbtop").stat().st_mode) == 0o700
+
+
+def test_without_xdg_it_lies_in_the_temporary_directory(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CBTOP_RUNTIME_DIR")
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(runtime))
+    assert runtime_dir() == runtime / f"cbtop-{os.getuid()}"
+
+
+def test_a_directory_that_others_may_enter_is_refused_with_the_way_out(runtime: Path) -> None:
+    runtime.chmod(0o755)
+    with pytest.raises(EndpointError, match="mode 0755, 0700 is wanted: chmod 700"):
+        runtime_dir()
+    runtime.chmod(0o700)
+
+
+def test_a_link_is_no_directory(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (runtime / "real").mkdir(mode=0o700)
+    (runtime / "link").symlink_to(runtime / "real")
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(runtime / "link"))
+    with pytest.raises(EndpointError, match="not a directory"):
+        runtime_dir()
+
+
+def test_the_default_address_is_an_ipc_socket_in_it(runtime: Path) -> None:
+    assert default_endpoint() == f"ipc://{runtime}/daemon.sock"
+
+
+@pytest.mark.parametrize("good", ["ipc:///tmp/x.sock", "tcp://127.0.0.1:5555", "tcp://localhost:5555", "tcp://[::1]:5"])
+def test_ipc_and_loopback_are_taken(good: str) -> None:
+    assert parse_endpoint(good) == good
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        ("tcp://0.0.0.0:5555", "only loopback"),
+        ("tcp://*:5555", "only loopback"),
+        ("tcp://10.0.0.7:5555", "only loopback"),
+        ("tcp://127.0.0.1", "is wanted"),
+        ("tcp://127.0.0.1:99999", "is wanted"),
+        ("http://127.0.0.1:5555", "is wanted"),
+        ("", "is wanted"),
+        ("ipc://", "1 to 107 bytes"),
+        ("ipc:///" + "x" * 107, "1 to 107 bytes"),
+    ],
+)
+def test_other_addresses_are_refused_and_say_what_is_wanted(bad: str, complaint: str) -> None:
+    with pytest.raises(EndpointError, match=complaint):
+        parse_endpoint(bad)
