@@ -124,11 +124,11 @@ class BrickProfiler:
 
     def stop_brick(self, timer: BrickTimer, elements: int, *, failed: bool = False) -> None:
         """Record the brick that `timer` timed, with the `elements` it worked on."""
+        if timer is self._off:
+            return
         end_ns = self._clock_ns()
         place = timer.place
-        if place.above is None:  # started while disabled
-            return
-        self._position.place = place.above
+        self._position.place = place.above or self._root
         if self._enabled:
             tag = place.node | FLAG_FAILED if failed else place.node
             self._recorder.record(tag, timer.start_ns, end_ns, elements)

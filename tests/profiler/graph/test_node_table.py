@@ -1,0 +1,53 @@
+"""A node table takes nodes in order, and nothing that would make it lie or loop."""
+
+from __future__ import annotations
+
+import pytest
+
+from cbtop.profiler.graph import node_table
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+
+
+def node(number: int, parent: int | None, kind: NodeKind = NodeKind.BRICK) -> Node:
+    return Node(number, parent, kind, f"n{number}")
+
+
+def test_what_is_below_a_node_comes_in_drawing_order() -> None:
+    table = NodeTable()
+    for number, parent in ((1, None), (2, 1), (3, None), (4, 1), (5, 2)):
+        table.add(node(number, parent))
+    assert [n.id for n in table.below(None)] == [1, 2, 5, 4, 3]
+    assert [n.id for n in table.below(1)] == [2, 5, 4]
+
+
+def test_every_node_knows_its_step() -> None:
+    table = NodeTable()
+    for one in (node(1, None, NodeKind.STEP), node(2, 1, NodeKind.LAYER), node(3, 2), node(4, None)):
+        table.add(one)
+    assert table.step_of == [-1, 1, 1, 1, -1]
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [(node(3, None), "2 was due"), (node(1, None), "2 was due"), (node(2, 2), "not defined"), (node(2, -1), "not defined")],
+)
+def test_gaps_repeats_and_cycles_are_refused(bad: Node, complaint: str) -> None:
+    table = NodeTable()
+    table.add(node(1, None))
+    with pytest.raises(ValueError, match=complaint):
+        table.add(bad)
+
+
+def test_depth_and_number_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_table, "MAX_DEPTH", 2)
+    monkeypatch.setattr(node_table, "MAX_NODES", 3)
+    table = NodeTable()
+    table.add(node(1, None))
+    table.add(node(2, 1))
+    with pytest.raises(ValueError, match="3 deep"):
+        table.add(node(3, 2))
+    table.add(node(3, None))
+    with pytest.raises(ValueError, match="at most 3"):
+        table.add(node(4, None))

@@ -1,0 +1,259 @@
+"""BrickProfiler times what runs, where it runs, and never disturbs its host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from cbtop.profiler import profiler as profiler_module
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.messages import Activity, CatalogMessage, Goodbye, HostHello, Node
+from cbtop.protocol.ring import FLAG_FAILED, RingReader
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
+
+
+class Memory:
+    """A recorder that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, int, int, int]] = []
+        self.said: list[CatalogMessage] = []
+
+    def record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+        self.records.append((tag, start_ns, end_ns, elements))
+
+    def announce(self, message: CatalogMessage) -> None:
+        self.said.append(message)
+
+    def close(self, reason: str) -> None:
+        self.said.append(Goodbye(reason))
+
+    @property
+    def nodes(self) -> list[tuple[int, int | None, NodeKind, str]]:
+        return [(n.id, n.parent, n.kind, n.name) for n in self.said if isinstance(n, Node)]
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def profiler(memory: Memory) -> BrickProfiler:
+    return BrickProfiler(clock_ns=count(100, 50).__next__, recorder=memory)
+
+
+def test_a_brick_is_one_record_between_two_looks_at_the_clock(profiler: BrickProfiler, memory: Memory) -> None:
+    timer = profiler.start_brick(BrickId.RMS_NORM)
+    profiler.stop_brick(timer, 4096)
+    assert memory.records == [(1, 100, 150, 4096)]
+    assert memory.nodes == [(1, None, NodeKind.BRICK, "RmsNorm")]
+
+
+def test_the_graph_grows_as_things_run_inside_one_another(profiler: BrickProfiler, memory: Memory) -> None:
+    for _ in range(2):
+        with profiler.step("decode", tokens=1), profiler.layer(3), profiler.brick(BrickId.ACTIVATION, 8):
+            pass
+    assert memory.nodes == [
+        (1, None, NodeKind.STEP, "decode"),
+        (2, 1, NodeKind.LAYER, "3"),
+        (3, 2, NodeKind.BRICK, "Activation"),
+    ]
+    assert [record[0] for record in memory.records] == [3, 2, 1] * 2
+
+
+def test_a_definition_brings_its_kernels_and_its_work(profiler: BrickProfiler, memory: Memory) -> None:
+    definition = BrickDefinition.of(
+        BrickId.QKV_PROJECTION,
+        backend="numba",
+        work=Work(flops_per_call=8, bytes_per_element=2),
+        kernels=(KernelDefinition("gemv", "cuda", (32, 1, 1), (256, 1, 1), 4096, 99),),
+        budget_us_per_token=6.0,
+    )
+    with profiler.brick(definition):
+        pass
+    brick, kernel = (n for n in memory.said if isinstance(n, Node))
+    assert (brick.flops_per_call, brick.bytes_per_element, brick.budget_us_per_token) == (8, 2, 6.0)
+    assert (kernel.parent, kernel.grid, kernel.block, kernel.shared_memory_bytes) == (1, (32, 1, 1), (256, 1, 1), 4096)
+
+
+def test_two_definitions_of_one_brick_are_two_nodes_and_a_name_is_one(profiler: BrickProfiler, memory: Memory) -> None:
+    before, after = (BrickDefinition.of(BrickId.RMS_NORM) for _ in range(2))
+    for brick in (before, after, "ResidualAdd", "ResidualAdd"):
+        with profiler.brick(brick):
+            pass
+    assert [(node[0], node[3]) for node in memory.nodes] == [(1, "RmsNorm"), (2, "RmsNorm"), (3, "ResidualAdd")]
+    dynamic = memory.said[-1]
+    assert isinstance(dynamic, Node)
+    assert dynamic.category is BrickCategory.OTHER
+
+
+def test_an_exception_closes_the_brick_and_marks_it_failed(profiler: BrickProfiler, memory: Memory) -> None:
+    with pytest.raises(ZeroDivisionError), profiler.layer(0), profiler.brick(BrickId.SAMPLING):
+        raise ZeroDivisionError
+    assert [(tag & 0xFFFFFF, bool(tag & FLAG_FAILED)) for tag, *_ in memory.records] == [(2, True), (1, True)]
+    with profiler.brick(BrickId.SAMPLING):
+        pass
+    assert memory.nodes[-1][:2] == (3, None)  # back at the root
+
+
+def test_disabled_it_records_nothing_and_reads_no_clock(memory: Memory) -> None:
+    def no_clock() -> int:
+        raise AssertionError("the clock was read")
+
+    profiler = BrickProfiler(enabled=False, clock_ns=no_clock, recorder=memory)
+    with profiler.step("decode", tokens=1), profiler.brick(BrickId.RMS_NORM):
+        profiler.start_brick(BrickId.ACTIVATION)
+    assert (memory.records, memory.said) == ([], [])
+
+
+def test_switching_on_and_off_in_the_middle_leaves_the_place_in_the_graph_right(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    profiler.disable()
+    with profiler.step("decode", tokens=1):
+        profiler.enable()
+        with profiler.layer(0):
+            profiler.disable()
+    profiler.enable()
+    with profiler.brick(BrickId.SAMPLING):
+        pass
+    assert memory.nodes == [(1, None, NodeKind.LAYER, "0"), (2, None, NodeKind.BRICK, "Sampling")]
+    assert [record[0] for record in memory.records] == [2]
+
+
+def test_a_host_that_loses_stops_does_not_grow_the_graph_for_ever(profiler: BrickProfiler, memory: Memory) -> None:
+    for _ in range(50):
+        profiler.start_brick(BrickId.GATE_PROJECTION)
+        profiler.start_brick(BrickId.UP_PROJECTION)  # neither is ever stopped
+    assert len(memory.nodes) == 2
+
+
+def test_each_thread_has_its_own_place_in_the_graph(memory: Memory) -> None:
+    profiler, both_inside = BrickProfiler(recorder=memory), threading.Barrier(2)
+
+    def run(layer: int) -> None:
+        with profiler.layer(layer):
+            both_inside.wait()
+            for _ in range(200):
+                with profiler.brick(BrickId.ACTIVATION, layer):
+                    pass
+
+    threads = [threading.Thread(target=run, args=(layer,)) for layer in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    layer_of = {node: int(memory.nodes[parent - 1][3]) for node, parent, _, _ in memory.nodes if parent}
+    bricks = [(layer_of[tag], elements) for tag, _, _, elements in memory.records if tag in layer_of]
+    assert bricks.count((0, 0)) == bricks.count((1, 1)) == 200
+
+
+def test_past_the_bound_on_nodes_records_name_no_node(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler_module, "MAX_NODES", 2)
+    profiler = BrickProfiler(recorder=memory)
+    for name in "abcd":
+        with profiler.brick(name):
+            pass
+    assert [record[0] for record in memory.records] == [1, 2, 0, 0]
+
+
+def test_it_loads_neither_numpy_nor_zmq_nor_anything_heavy() -> None:
+    script = (
+        "import sys, cbtop; from cbtop import BrickProfiler, BrickId\n"
+        "with BrickProfiler().brick(BrickId.RMS_NORM): pass\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'numpy', 'zmq', 'numba', 'textual', 'cupy', 'rich'}))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_process_says_hello_records_and_says_goodbye(runtime: Path) -> None:
+    script = (
+        "from cbtop import BrickProfiler, BrickId\n"
+        "p = BrickProfiler()\n"
+        "for _ in range(3):\n"
+        "    with p.brick(BrickId.RMS_NORM, 16): pass\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    (ring,) = runtime.glob("*.ring")
+    hello, node, goodbye = CatalogReader(ring.with_suffix(".catalog")).read()
+    assert isinstance(hello, HostHello)
+    assert ring.name == f"{hello.pid}-{hello.process_start}-0.ring"
+    assert isinstance(node, Node)
+    assert goodbye == Goodbye("exit")
+    assert RingReader(ring).read(final=True).elements.tolist() == [16, 16, 16]
+
+
+def test_a_forked_child_writes_its_own_ring_and_says_again_what_was_said(runtime: Path) -> None:
+    script = (
+        "import os, warnings; from cbtop import BrickProfiler, BrickId\n"
+        "from cbtop.protocol.messages import Activity\n"
+        "p = BrickProfiler()\n"
+        "p.announce(Activity('serving'))\n"
+        "with p.brick(BrickId.RMS_NORM, 1): pass\n"
+        "pid = os.fork()\n"
+        "with p.brick(BrickId.RMS_NORM, 2 if pid else 3): pass\n"
+        "if pid: os.waitpid(pid, 0)\n"
+        "else: os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    found = {}
+    for ring in runtime.glob("*.ring"):
+        hello, *said = CatalogReader(ring.with_suffix(".catalog")).read()
+        assert isinstance(hello, HostHello)
+        assert RingReader(ring).pid == hello.pid
+        assert Activity("serving") in said
+        found[tuple(RingReader(ring).read(final=True).elements.tolist())] = said[-1]
+    assert found[1, 2] == Goodbye("exit")
+    assert (3,) in found
+
+
+@pytest.mark.parametrize("trouble", ["no such place", "mode"])
+def test_without_a_safe_runtime_directory_the_host_goes_on_and_is_told_once(
+    trouble: str, runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if trouble == "mode":
+        runtime.chmod(0o777)
+    else:
+        (runtime / "file").touch()
+        monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(runtime / "file" / "below"))
+    profiler = BrickProfiler()
+    for _ in range(3):
+        with profiler.brick(BrickId.RMS_NORM):
+            pass
+    assert len(caplog.messages) == 1
+    assert "records nothing in process" in caplog.messages[0]
+    runtime.chmod(0o700)
+
+
+def test_two_profilers_of_one_process_do_not_meet(runtime: Path) -> None:
+    first, second = BrickProfiler(), BrickProfiler()
+    for profiler, elements in ((first, 1), (second, 2)):
+        with profiler.brick(BrickId.RMS_NORM, elements):
+            pass
+    rings = sorted(runtime.glob("*.ring"))
+    assert [RingReader(ring).read().elements.tolist() for ring in rings] == [[1], [2]]
+    assert {ring.name.split("-")[0] for ring in rings} == {str(os.getpid())}
+
+
+def test_after_close_nothing_is_recorded_and_nothing_breaks(runtime: Path) -> None:
+    profiler = BrickProfiler()
+    with profiler.brick(BrickId.RMS_NORM):
+        pass
+    with profiler.brick(BrickId.SAMPLING):
+        profiler.close("enough")
+    profiler.enable()
+    with profiler.brick(BrickId.RMS_NORM):
+        pass
+    profiler.close()
+    (ring,) = runtime.glob("*.ring")
+    assert len(RingReader(ring).read().node) == 1
+    assert CatalogReader(ring.with_suffix(".catalog")).read()[-1] == Goodbye("enough")

@@ -1,0 +1,115 @@
+"""Statistics are those of the calls themselves: sums exact, percentiles within one percent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.profiler.stats import (
+    BUCKETS,
+    COLUMNS,
+    MAX_DURATION_NS,
+    NodeStats,
+    bucket_middle_ns,
+    bucket_of,
+    percentile_ns,
+)
+from cbtop.protocol.ring import FLAG_FAILED, Batch
+
+durations = st.lists(st.integers(0, 10**10), min_size=1, max_size=200)
+NO_STEPS = np.full(64, -1, np.int64)
+
+
+def batch(rows: list[tuple[int, int, int]], failed: bool = False) -> Batch:
+    """Records of (node, duration, elements)."""
+    node, duration, elements = np.array(rows, np.int64).reshape(-1, 3).T
+    start = np.arange(len(node), dtype=np.int64)
+    return Batch(node, np.full(len(node), FLAG_FAILED if failed else 0), start, start + duration, elements, 0)
+
+
+@given(st.integers(0, MAX_DURATION_NS))
+def test_a_buckets_middle_is_within_one_percent_of_what_falls_into_it(duration_ns: int) -> None:
+    bucket = bucket_of(np.array([duration_ns]))
+    assert 0 <= bucket[0] < BUCKETS
+    assert abs(bucket_middle_ns(bucket)[0] - duration_ns) <= 0.01 * duration_ns
+
+
+@given(durations, st.sampled_from([0.5, 0.95, 0.99, 0.999]))
+def test_percentiles_are_within_one_percent_of_the_exact_ones(values: list[int], fraction: float) -> None:
+    counts = np.bincount(bucket_of(np.array(values)), minlength=BUCKETS)
+    exact = sorted(values)[max(1, int(np.ceil(fraction * len(values)))) - 1]
+    found = percentile_ns(counts, fraction)
+    assert found is not None
+    assert abs(found - exact) <= 0.01 * exact
+
+
+def test_nothing_counted_has_no_percentile() -> None:
+    assert percentile_ns(np.zeros(BUCKETS, np.int64), 0.5) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.integers(0, 10**6)), max_size=80))
+def test_sums_are_those_of_the_records(rows: list[tuple[int, int, int]]) -> None:
+    stats = NodeStats()
+    stats.grow(10)
+    for at in range(0, len(rows), 7):
+        stats.add(batch(rows[at : at + 7]), NO_STEPS)
+    for node in range(1, 10):
+        own = [row for row in rows if row[0] == node]
+        assert stats.column("count")[node] == len(own)
+        assert stats.column("total_ns")[node] == sum(duration for _, duration, _ in own)
+        assert stats.column("elements")[node] == sum(elements for _, _, elements in own)
+        assert stats.column("max_ns")[node] == max((duration for _, duration, _ in own), default=0)
+        assert stats.histogram([node]).sum() == len(own)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.integers(0, 9)), min_size=1, max_size=60))
+def test_a_table_fed_only_what_changed_is_the_same_table(rows: list[tuple[int, int, int]]) -> None:
+    ours, theirs = NodeStats(), NodeStats()
+    ours.grow(10)
+    for at in range(0, len(rows), 5):
+        node, cell_node, cell_bucket = ours.add(batch(rows[at : at + 5]), NO_STEPS)
+        theirs.set(node, {name: ours.column(name)[node] for name in COLUMNS})
+        theirs.set_buckets(cell_node, cell_bucket, ours.buckets(cell_node, cell_bucket))
+    theirs.grow(10)
+    for name in COLUMNS:
+        assert ours.column(name).tolist() == theirs.column(name).tolist()
+    assert ours.histogram(range(10)).tolist() == theirs.histogram(range(10)).tolist()
+
+
+def test_failed_calls_are_counted_apart() -> None:
+    stats = NodeStats()
+    stats.add(batch([(1, 5, 0)]), NO_STEPS)
+    stats.add(batch([(1, 5, 0), (1, 6, 0)], failed=True), NO_STEPS)
+    assert (stats.column("count")[1], stats.column("failed")[1]) == (3, 2)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(1, 7))
+def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: list[int], cut: int) -> None:
+    step_of = np.array([-1, 1, 1], np.int64)  # node 1 is a step, node 2 a brick in it
+    rows = [row for n in bricks for row in [(2, 10, 1)] * n + [(1, 100, 1)]] + [(2, 10, 1)] * 3
+    stats = NodeStats()
+    stats.grow(3)
+    for at in range(0, len(rows), cut):
+        stats.add(batch(rows[at : at + cut]), step_of)
+    assert stats.column("closed_ns").tolist() == [0, 100 * len(bricks), 10 * sum(bricks)]
+    assert stats.column("total_ns")[2] == 10 * (sum(bricks) + 3)
+
+
+def test_clearing_leaves_nothing_behind() -> None:
+    stats = NodeStats()
+    stats.add(batch([(3, 5, 7)]), NO_STEPS)
+    stats.clear()
+    stats.grow(4)
+    assert {name: int(stats.column(name)[3]) for name in COLUMNS if name != "min_ns"} == dict.fromkeys(
+        [name for name in COLUMNS if name != "min_ns"], 0
+    )
+    assert stats.histogram([3]).sum() == 0
+
+
+@pytest.mark.parametrize("nodes", [[1], [2], [1, 2]])
+def test_histograms_of_several_nodes_add_up(nodes: list[int]) -> None:
+    stats = NodeStats()
+    stats.add(batch([(1, 100, 0), (2, 100, 0), (2, 9000, 0)]), NO_STEPS)
+    assert stats.histogram(nodes).sum() == sum(int(stats.column("count")[node]) for node in nodes)
