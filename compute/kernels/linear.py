@@ -26,8 +26,8 @@ from cbtop.compute.quantization.floats import (
     dot_row_f16,
     dot_row_f32,
 )
-from cbtop.compute.quantization.q4_k import Q4_K, dequantize_row_q4_k, dot_row_q4_k, sum_sub_blocks
-from cbtop.compute.quantization.q6_k import Q6_K, dequantize_row_q6_k, dot_row_q6_k
+from cbtop.compute.quantization.q4_k import Q4_K, dequantize_row_q4_k, dot_row_q4_k, sum_sub_blocks_q4_k
+from cbtop.compute.quantization.q6_k import Q6_K, dequantize_row_q6_k, dot_row_q6_k, sum_sub_blocks_q6_k
 from cbtop.compute.quantization.q8_0 import Q8_0, dequantize_row_q8_0, dot_row_q8_0
 
 F16_CODE, BF16_CODE = F16.code, BF16.code
@@ -59,19 +59,27 @@ def dequantize_row(code: int, weights: Any, row: Any, out: Any, out_row: Any) ->
 
 
 @jit
+def _sum_sub_blocks(code: int, x: Any, scratch: Any) -> None:
+    """What `_dot_row` needs of a single token besides x, into scratch[0]."""
+    if x.shape[0] == 1 and code == Q4_K_CODE:
+        sum_sub_blocks_q4_k(x, scratch)
+    elif x.shape[0] == 1 and code == Q6_K_CODE:
+        sum_sub_blocks_q6_k(x, scratch)
+
+
+@jit
 def _dot_row(code: int, weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    token = np.uint64(0)
     if code == Q4_K_CODE:
-        return dot_row_q4_k(weights, row, x, token, sums)
+        return dot_row_q4_k(weights, row, x, sums)
     if code == Q6_K_CODE:
-        return dot_row_q6_k(weights, row, x, token)
+        return dot_row_q6_k(weights, row, x, sums)
     if code == Q8_0_CODE:
-        return dot_row_q8_0(weights, row, x, token)
+        return dot_row_q8_0(weights, row, x)
     if code == F16_CODE:
-        return dot_row_f16(weights, row, x, token)
+        return dot_row_f16(weights, row, x)
     if code == BF16_CODE:
-        return dot_row_bf16(weights, row, x, token)
-    return dot_row_f32(weights, row, x, token)
+        return dot_row_bf16(weights, row, x)
+    return dot_row_f32(weights, row, x)
 
 
 @jit
@@ -117,15 +125,13 @@ def _rows(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any, ch
 
 @jit
 def _linear_serial(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    if code == Q4_K_CODE and x.shape[0] == 1:
-        sum_sub_blocks(x, np.uint64(0), scratch)
+    _sum_sub_blocks(code, x, scratch)
     _rows(code, weights, bias, x, out, scratch, 0, 1)
 
 
 @jit_parallel
 def _linear_parallel(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    if code == Q4_K_CODE and x.shape[0] == 1:
-        sum_sub_blocks(x, np.uint64(0), scratch)
+    _sum_sub_blocks(code, x, scratch)
     chunks = scratch.shape[0]
     for chunk in prange(chunks):
         _rows(code, weights, bias, x, out, scratch, chunk, chunks)

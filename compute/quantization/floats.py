@@ -41,12 +41,12 @@ def _quantize_bf16(weights: Floats) -> Bytes:
 
 
 @jit
-def dot_row_f32(weights: Any, row: Any, x: Any, token: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
+def dot_row_f32(weights: Any, row: Any, x: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]."""
     values = weights[row].view(np.float32)
     total = np.float32(0)
     for i in range(np.uint64(values.shape[0])):
-        total += values[i] * x[token, i]
+        total += values[i] * x[0, i]
     return total
 
 
@@ -59,12 +59,12 @@ def dequantize_row_f32(weights: Any, row: Any, out: Any, out_row: Any) -> None:
 
 
 @jit
-def dot_row_f16(weights: Any, row: Any, x: Any, token: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
+def dot_row_f16(weights: Any, row: Any, x: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]."""
     values = weights[row].view(np.uint16)
     total = np.float32(0)
     for i in range(np.uint64(values.shape[0])):
-        total += half_to_float(values[i]) * x[token, i]
+        total += half_to_float(values[i]) * x[0, i]
     return total
 
 
@@ -82,12 +82,12 @@ def _bfloat_to_float(bits: Any) -> Any:
 
 
 @jit
-def dot_row_bf16(weights: Any, row: Any, x: Any, token: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
+def dot_row_bf16(weights: Any, row: Any, x: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]."""
     values = weights[row].view(np.uint16)
     total = np.float32(0)
     for i in range(np.uint64(values.shape[0])):
-        total += _bfloat_to_float(values[i]) * x[token, i]
+        total += _bfloat_to_float(values[i]) * x[0, i]
     return total
 
 

@@ -10,6 +10,10 @@ ggml's block_q6_K, 210 bytes; each half h (128 weights) has 64 bytes of ql and 3
     weight[i] = d * scales[i // 16] * (q - 32)
 """
 
+# What makes the product quick: a block's sixteen scales are one vector, its sixteen sub-blocks one vector each, and
+# all sums stay in vectors until the row ends. The -32 meets only the sum of x over a sub-block, which is the same
+# for all rows: `sums`, computed once.
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,6 +21,22 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.kernels.jit import jit, load_half
+from cbtop.compute.kernels.vectors import (
+    bits_and,
+    bits_or,
+    lane,
+    load_bytes,
+    load_floats,
+    load_signed_bytes,
+    multiply,
+    multiply_add,
+    prefetch,
+    shift_left,
+    shift_right,
+    splat,
+    to_floats,
+    total_of,
+)
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, nearest
 
 BLOCK_ELEMENTS = 256
@@ -26,6 +46,8 @@ SCALES_OFFSET = 192
 D_OFFSET = 208
 SUB_BLOCK_ELEMENTS = 16
 LARGEST_SCALE = np.float32(127)
+LOW_NIBBLE, HIGH_PAIR = np.int32(0x0F), np.int32(0x30)
+PREFETCH_BYTES = np.uint64(2048)
 LARGEST_MAGNITUDE = np.float32(31)  # of a signed 6-bit value, on both sides
 
 
@@ -77,39 +99,62 @@ def _weight(low: Any, high: Any) -> Any:
 
 
 @jit
-def dot_row_q6_k(weights: Any, row: Any, x: Any, token: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
-    total = np.float32(0)
+def sum_sub_blocks_q6_k(x: Any, sums: Any) -> None:
+    """For `dot_row_q6_k`: the sum of x[0] over each sub-block, sixteen a block."""
+    for s in range(np.uint64(x.shape[1] // SUB_BLOCK_ELEMENTS)):
+        total = np.float32(0)
+        for i in range(np.uint64(SUB_BLOCK_ELEMENTS)):
+            total += x[0, s * np.uint64(SUB_BLOCK_ELEMENTS) + i]
+        sums[0, s] = total
+
+
+@jit
+def _add(low: Any, high: Any, x: Any, first: Any, factor: Any, total: Any) -> Any:
+    """total + (low | high) . x[0, first : first + 16] * factor."""
+    q = to_floats(bits_or(low, bits_and(high, HIGH_PAIR)))
+    return multiply_add(multiply(q, load_floats(x, np.uint64(0), first)), factor, total)
+
+
+@jit
+def _add_quarter(
+    weights: Any, row: Any, ql: Any, qh: Any, x: Any, first: Any, factors: Any, scale: Any, total: Any
+) -> Any:
+    """total + the four sub-blocks that share 16 bytes of qh: every other scale from `scale`, 32 columns apart."""
+    a, b = load_bytes(weights, row, ql), load_bytes(weights, row, ql + np.uint64(32))
+    h = load_bytes(weights, row, qh)
+    four, two = np.int32(4), np.int32(2)
+    total = _add(bits_and(a, LOW_NIBBLE), shift_left(h, four), x, first, lane(factors, scale), total)
+    factor = lane(factors, scale + np.uint64(2))
+    total = _add(bits_and(b, LOW_NIBBLE), shift_left(h, two), x, first + np.uint64(32), factor, total)
+    factor = lane(factors, scale + np.uint64(4))
+    total = _add(shift_right(a, four), h, x, first + np.uint64(64), factor, total)
+    factor = lane(factors, scale + np.uint64(6))
+    return _add(shift_right(b, four), shift_right(h, two), x, first + np.uint64(96), factor, total)
+
+
+@jit
+def dot_row_q6_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` as `sum_sub_blocks_q6_k` leaves them."""
+    left, right = splat(np.float32(0)), splat(np.float32(0))
+    offset = splat(np.float32(-32))
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
         base = block * np.uint64(BLOCK_BYTES)
+        prefetch(weights, row, base + PREFETCH_BYTES)
+        prefetch(weights, row, base + PREFETCH_BYTES + np.uint64(64))
+        prefetch(weights, row, base + PREFETCH_BYTES + np.uint64(128))
         d = load_half(weights, row, base + np.uint64(D_OFFSET))
-        block_total = np.float32(0)
-        for part in range(np.uint64(4)):  # 16 bytes of qh: sub-blocks part's half, at its own 16 columns
-            half, column = part >> np.uint64(1), (part & np.uint64(1)) * np.uint64(16)
-            ql = base + half * np.uint64(64) + column
-            qh = base + np.uint64(QH_OFFSET) + half * np.uint64(32) + column
-            scales = base + np.uint64(SCALES_OFFSET) + half * np.uint64(8) + (part & np.uint64(1))
-            s0 = _scale(weights, row, scales)
-            s1 = _scale(weights, row, scales + np.uint64(2))
-            s2 = _scale(weights, row, scales + np.uint64(4))
-            s3 = _scale(weights, row, scales + np.uint64(6))
-            first = block * np.uint64(BLOCK_ELEMENTS) + half * np.uint64(128) + column
-            for i in range(np.uint64(SUB_BLOCK_ELEMENTS)):
-                a = np.int32(weights[row, ql + i])
-                b = np.int32(weights[row, ql + np.uint64(32) + i])
-                h = np.int32(weights[row, qh + i])
-                q0 = _weight(np.int32(a & np.int32(15)), np.int32(np.int32(h << np.int32(4)) & np.int32(0x30)))
-                q1 = _weight(np.int32(b & np.int32(15)), np.int32(np.int32(h << np.int32(2)) & np.int32(0x30)))
-                q2 = _weight(np.int32(a >> np.int32(4)), np.int32(h & np.int32(0x30)))
-                q3 = _weight(np.int32(b >> np.int32(4)), np.int32(np.int32(h >> np.int32(2)) & np.int32(0x30)))
-                block_total += (
-                    s0 * q0 * x[token, first + i]
-                    + s1 * q1 * x[token, first + np.uint64(32) + i]
-                    + s2 * q2 * x[token, first + np.uint64(64) + i]
-                    + s3 * q3 * x[token, first + np.uint64(96) + i]
-                )
-        total += d * block_total
-    return total
+        scales = to_floats(load_signed_bytes(weights, row, base + np.uint64(SCALES_OFFSET)))
+        factors = multiply(scales, splat(d))
+        of_block = load_floats(sums, np.uint64(0), block * np.uint64(16))
+        left = multiply_add(multiply(factors, offset), of_block, left)
+        ql, qh = base, base + np.uint64(QH_OFFSET)
+        first, column, half = block * np.uint64(BLOCK_ELEMENTS), np.uint64(16), np.uint64(128)
+        left = _add_quarter(weights, row, ql, qh, x, first, factors, np.uint64(0), left)
+        right = _add_quarter(weights, row, ql + column, qh + column, x, first + column, factors, np.uint64(1), right)
+        ql, qh, first = ql + np.uint64(64), qh + np.uint64(32), first + half
+        left = _add_quarter(weights, row, ql, qh, x, first, factors, np.uint64(8), left)
+        right = _add_quarter(weights, row, ql + column, qh + column, x, first + column, factors, np.uint64(9), right)
+    return total_of(left) + total_of(right)
 
 
 @jit

@@ -13,10 +13,21 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.kernels.jit import jit, load_half
+from cbtop.compute.kernels.vectors import (
+    load_floats,
+    load_signed_bytes,
+    multiply,
+    multiply_add,
+    prefetch,
+    splat,
+    to_floats,
+    total_of,
+)
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, nearest
 
 BLOCK_ELEMENTS = 32
 BLOCK_BYTES = 34
+PREFETCH_BYTES = np.uint64(2048)
 
 
 def _dequantize(data: Bytes) -> Floats:
@@ -37,17 +48,22 @@ def _quantize(weights: Floats) -> Bytes:
 
 
 @jit
-def dot_row_q8_0(weights: Any, row: Any, x: Any, token: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[token]."""
-    total = np.float32(0)
+def dot_row_q8_0(weights: Any, row: Any, x: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]."""
+    total = splat(np.float32(0))
+    token, sixteen = np.uint64(0), np.uint64(16)
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
         base = block * np.uint64(BLOCK_BYTES)
-        scale = load_half(weights, row, base)
+        prefetch(weights, row, base + PREFETCH_BYTES)
+        scale = splat(load_half(weights, row, base))
         base += np.uint64(2)
         first = block * np.uint64(BLOCK_ELEMENTS)
-        for i in range(np.uint64(BLOCK_ELEMENTS)):
-            total += scale * (np.float32(np.int8(weights[row, base + i])) * x[token, first + i])
-    return total
+        low = to_floats(load_signed_bytes(weights, row, base))
+        high = to_floats(load_signed_bytes(weights, row, base + sixteen))
+        products = multiply(low, load_floats(x, token, first))
+        products = multiply_add(high, load_floats(x, token, first + sixteen), products)
+        total = multiply_add(products, scale, total)
+    return total_of(total)
 
 
 @jit

@@ -1,0 +1,244 @@
+"""Sixteen numbers at a time: LLVM vectors as values inside compiled kernels.
+
+`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value: they live between the calls
+below, inside a function under @jit. LLVM lays them out as the processor has it: one register of 512 bits, two of
+256, four of 128.
+"""
+
+# Written as plain loops, a quantised dot product ends each block with a horizontal sum, and converts each scale
+# by itself. With accumulator and scales kept in vectors it is about twice as fast.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils as numba_cgutils
+from numba.core import types
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import models, register_model
+
+# Numba has no types for these.
+cgutils: Any = numba_cgutils
+_initialise_model: Any = models.PrimitiveModel.__init__
+
+LANES = 16
+_INT = ir.IntType(32)
+_INTS = ir.VectorType(_INT, LANES)
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
+_FAST = ("fast",)  # reorder sums, contract to fused multiply-add
+
+Codegen = Callable[[Any, Any, Any, Any], Any]
+
+
+class Ints16(types.Type):
+    """Sixteen int32."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Ints16")
+
+
+class Floats16(types.Type):
+    """Sixteen float32."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Floats16")
+
+
+@register_model(Ints16)
+class _Ints16Model(models.PrimitiveModel):
+    def __init__(self, manager: Any, numba_type: Any) -> None:
+        _initialise_model(self, manager, numba_type, _INTS)
+
+
+@register_model(Floats16)
+class _Floats16Model(models.PrimitiveModel):
+    def __init__(self, manager: Any, numba_type: Any) -> None:
+        _initialise_model(self, manager, numba_type, _FLOATS)
+
+
+_ints, _floats = Ints16(), Floats16()
+
+
+def _intrinsic(define: Any) -> Any:
+    """Numba's @intrinsic; what it returns is called from compiled code only."""
+    return numba_intrinsic(define)
+
+
+def _splat(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
+    """`scalar` in all lanes."""
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _INT(0))
+    return builder.shuffle_vector(
+        first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_INT, LANES), [0] * LANES)
+    )
+
+
+def _address(context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any) -> Any:
+    """Pointer to array[row, column] of a matrix whose rows are contiguous."""
+    view = context.make_array(array_type)(context, builder, array)
+    row_stride = cgutils.unpack_tuple(builder, view.strides, 2)[0]
+    # The element's size as a constant: a stride from the array would cost an addition for every load.
+    size_bytes = ir.IntType(64)(array_type.dtype.bitwidth // 8)
+    offset = builder.add(builder.mul(row, row_stride), builder.mul(column, size_bytes))
+    return builder.gep(builder.bitcast(view.data, ir.IntType(8).as_pointer()), [offset])
+
+
+def _load(builder: Any, pointer: Any, vector: ir.VectorType) -> Any:
+    return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=1, typ=vector)
+
+
+@_intrinsic
+def load_floats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """array[row, column : column + 16] of a float32 matrix."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _load(builder, _address(context, builder, array, *values), _FLOATS)
+
+    return _floats(array, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def load_bytes(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """array[row, column : column + 16] of a uint8 matrix, widened."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.zext(_load(builder, _address(context, builder, array, *values), _BYTES), _INTS)
+
+    return _ints(array, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def load_signed_bytes(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """array[row, column : column + 16] of a uint8 matrix, taken as int8 and widened."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.sext(_load(builder, _address(context, builder, array, *values), _BYTES), _INTS)
+
+    return _ints(array, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def bytes_of(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
+    """The eight bytes of each of two uint64, lowest first, widened."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pair = ir.VectorType(ir.IntType(64), 2)
+        words = builder.insert_element(ir.Constant(pair, ir.Undefined), values[0], _INT(0))
+        words = builder.insert_element(words, values[1], _INT(1))
+        return builder.zext(builder.bitcast(words, _BYTES), _INTS)
+
+    return _ints(types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """Ask for the cache line of array[row, column], which may lie beyond the end."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pointer = _address(context, builder, array, *values)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, _INT(0), _INT(3), _INT(1)])  # for reading, into L1, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, types.uint64), generate
+
+
+def _int_operation(name: str) -> Any:
+    def define(typing: Any, vector: Any, scalar: Any) -> tuple[Any, Codegen]:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return getattr(builder, name)(values[0], _splat(builder, values[1], _INTS))
+
+        return _ints(_ints, types.int32), generate
+
+    return _intrinsic(define)
+
+
+bits_and = _int_operation("and_")  # (ints, int32) -> ints
+shift_right = _int_operation("lshr")
+shift_left = _int_operation("shl")
+
+
+@_intrinsic
+def bits_or(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
+    """a | b of two Ints16."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.or_(*values)
+
+    return _ints(_ints, _ints), generate
+
+
+@_intrinsic
+def to_floats(typing: Any, vector: Any) -> tuple[Any, Codegen]:
+    """Ints16 to Floats16."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.sitofp(values[0], _FLOATS)
+
+    return _floats(_ints), generate
+
+
+@_intrinsic
+def splat(typing: Any, scalar: Any) -> tuple[Any, Codegen]:
+    """A float32 in all lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _splat(builder, values[0], _FLOATS)
+
+    return _floats(types.float32), generate
+
+
+@_intrinsic
+def lane(typing: Any, vector: Any, index: Any) -> tuple[Any, Codegen]:
+    """Lane `index` of a Floats16, in all lanes; a constant index becomes one shuffle."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _splat(builder, builder.extract_element(values[0], values[1]), _FLOATS)
+
+    return _floats(_floats, types.uint64), generate
+
+
+@_intrinsic
+def halves(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
+    """One float32 in lanes 0-7 and another in lanes 8-15."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        mask = ir.Constant(ir.VectorType(_INT, LANES), [0] * 8 + [LANES] * 8)
+        return builder.shuffle_vector(_splat(builder, values[0], _FLOATS), _splat(builder, values[1], _FLOATS), mask)
+
+    return _floats(types.float32, types.float32), generate
+
+
+@_intrinsic
+def multiply(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
+    """a * b of two Floats16."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fmul(*values, flags=_FAST)
+
+    return _floats(_floats, _floats), generate
+
+
+@_intrinsic
+def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> tuple[Any, Codegen]:
+    """a * b + c of Floats16, fused."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fadd(builder.fmul(values[0], values[1], flags=_FAST), values[2], flags=_FAST)
+
+    return _floats(_floats, _floats, _floats), generate
+
+
+@_intrinsic
+def total_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
+    """The sum of a Floats16's lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _FLOATS])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fadd.v16f32")
+        return builder.call(function, [ir.FloatType()(0.0), values[0]], fastmath=_FAST)
+
+    return types.float32(_floats), generate
