@@ -7,7 +7,7 @@ it. Buckets are counted for the life of the source, so percentiles of any sum of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +43,10 @@ def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
     return middle
 
 
-def percentile_ns(counts: Column, fraction: float) -> float | None:
+def percentile_ns(counts: Column, fraction: float, min_ns: int = 0, max_ns: int = MAX_DURATION_NS) -> float | None:
     """The duration below which `fraction` of the counted calls lie (nearest rank); None where nothing was counted.
 
-    `counts` is a histogram row, or the sum of several.
+    `counts` is a histogram row, or the sum of several; `min_ns` and `max_ns`, where known, are exact and bound it.
     """
     running = np.cumsum(counts)
     total = int(running[-1])
@@ -54,7 +54,7 @@ def percentile_ns(counts: Column, fraction: float) -> float | None:
         return None
     rank = max(1, int(np.ceil(fraction * total)))
     bucket = np.flatnonzero(running >= rank)[:1]
-    return float(bucket_middle_ns(bucket)[0])
+    return min(max(float(bucket_middle_ns(bucket)[0]), min_ns), max_ns)
 
 
 class NodeStats:
@@ -80,9 +80,12 @@ class NodeStats:
         summed: Column = self._histogram[rows].sum(axis=0)
         return summed
 
-    def has_histogram(self, node: int) -> bool:
-        """Whether calls of `node` are counted by duration."""
-        return node < MAX_HISTOGRAM_NODES
+    def percentile_ns(self, nodes: Sequence[int], fraction: float) -> float | None:
+        """A percentile over all calls of `nodes`."""
+        if not nodes:
+            return None
+        low, high = self.column("min_ns")[nodes].min(), self.column("max_ns")[nodes].max()
+        return percentile_ns(self.histogram(nodes), fraction, int(low), int(high))
 
     def grow(self, size: int) -> None:
         """Make room for node ids below `size`."""

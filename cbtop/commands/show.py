@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from cbtop.errors import UsageError
 from cbtop.feed import Feed
+from cbtop.protocol.endpoint import parse_endpoint
+from cbtop.protocol.errors import EndpointError
 from cbtop.reports import REPORTS, SECTIONS
 from cbtop.viewmodels.model import SourceView
 
@@ -66,6 +68,14 @@ def show_on_screen(feed: Feed, options: argparse.Namespace) -> int:
     if end and end.message:
         sys.stderr.write(f"cbtop: {end.message}\n")
     return app.return_code or code or 0
+
+
+def endpoint(text: str) -> str:
+    """An address, as argparse checks it."""
+    try:
+        return parse_endpoint(text)
+    except EndpointError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _interval(text: str) -> float:

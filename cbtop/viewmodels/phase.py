@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cbtop.profiler.stats import NodeStats, percentile_ns
+from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.store import SourceRecord
@@ -77,5 +77,5 @@ class PhaseTotals:
 
     def percentile_us(self, nodes: Iterable[Node], fraction: float) -> float | None:
         """A percentile over all calls of `nodes`."""
-        found = percentile_ns(self.stats.histogram(node.id for node in nodes), fraction)
+        found = self.stats.percentile_ns([node.id for node in nodes], fraction)
         return None if found is None else found / 1e3

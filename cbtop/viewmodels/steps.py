@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from cbtop.profiler.stats import percentile_ns
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.store import SourceRecord
@@ -28,8 +27,7 @@ def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[flo
 
 def _steps_view(record: SourceRecord, step: Node) -> StepsView:
     count, tokens, total_ns = (int(record.stats.column(name)[step.id]) for name in ("count", "elements", "total_ns"))
-    histogram = record.stats.histogram([step.id])
-    p50, p95, p99 = (_us(percentile_ns(histogram, fraction)) for fraction in (0.50, 0.95, 0.99))
+    p50, p95, p99 = (_us(record.stats.percentile_ns([step.id], fraction)) for fraction in (0.50, 0.95, 0.99))
     tokens_a_step = tokens / count if count else 0
     return StepsView(
         phase=step.name,

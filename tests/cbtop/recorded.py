@@ -1,0 +1,87 @@
+"""A process recorded under a made-up clock, read by the real source, store and viewmodels: every number is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol import codec
+from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Message
+from cbtop.protocol.vocabulary import BrickId, Provenance
+from cbtop.source import Source
+from cbtop.store import SourceRecord, Store
+
+
+@dataclass
+class Clock:
+    """Time that passes only when told to."""
+
+    now_ns: int = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def sleep_us(self, us: float) -> None:
+        self.now_ns += round(us * 1000)
+
+
+def profiler_in(directory: Path, clock: Clock, ring_bytes: int = 1 << 20) -> BrickProfiler:
+    return BrickProfiler(clock_ns=clock, recorder=RingRecorder(directory, ring_bytes))
+
+
+def source_of(directory: Path) -> Source:
+    (ring,) = directory.glob("*.ring")
+    return Source(ring)
+
+
+def apply(store: Store, messages: Sequence[Message]) -> None:
+    """Hand messages over as they would come off the wire."""
+    for message in messages:
+        decoded = codec.decode(codec.encode(message))
+        assert decoded is not None
+        store.apply(decoded)
+
+
+def record_of(source: Source) -> SourceRecord:
+    """What a viewer that joins now knows of `source`."""
+    source.poll()
+    store = Store()
+    apply(store, [*source.everything()])
+    return store.sources[source.key]
+
+
+def decode_run(directory: Path, steps: int = 10) -> SourceRecord:
+    """One prefill of 4 tokens, then `steps` decode steps of two layers: 100 µs a step with 3 µs outside the bricks."""
+    clock = Clock()
+    profiler = profiler_in(directory, clock)
+    profiler.announce(Manifest("toy 2L", "qwen2", "numba-omp×2", "Q4_K", 2, 2, 64, 512, 1_000_000, 560_000))
+    profiler.announce(Ceiling("dram_read", "bandwidth", 20.0, "GB/s", Provenance.MEASURED))
+    profiler.announce(Ceiling("fma_float32", "compute", 100.0, "GFLOP/s", Provenance.MEASURED))
+    profiler.announce(CheckResult("RmsNorm", "finite", True, None, None))
+    profiler.announce(CheckResult("QkvProjection", "equivalence", True, 2e-7, 1e-5))
+    norm = BrickDefinition.of(BrickId.RMS_NORM, backend="numba", work=Work(0, 4, 0, 8))
+    qkv = BrickDefinition.of(
+        BrickId.QKV_PROJECTION,
+        backend="numba",
+        work=Work(flops_per_element=128, bytes_per_call=4096, bytes_per_element=4),
+        kernels=(KernelDefinition("q4_k_linear", "numba-omp×2"),),
+    )
+    down = BrickDefinition.of(
+        BrickId.DOWN_PROJECTION,
+        backend="cuda",
+        kernels=(KernelDefinition("q4k_gemv", "cuda", (32, 1, 1), (256, 1, 1), 4096),),
+    )
+    for phase, tokens in [("prefill", 4)] + [("decode", 1)] * steps:
+        with profiler.step(phase, tokens):
+            for index in range(2):
+                with profiler.layer(index):
+                    for brick, us in ((norm, 2), (qkv, 20), (down, 26)):
+                        with profiler.brick(brick, 64 * tokens):
+                            clock.sleep_us(us * tokens)
+                    clock.sleep_us(1)
+            clock.sleep_us(2)
+    return record_of(source_of(directory))

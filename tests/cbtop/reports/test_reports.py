@@ -1,0 +1,90 @@
+"""Text and JSON are drawn from one view: the text is as agreed, the JSON as promised, and they do not disagree."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbtop.reports import REPORTS, SECTIONS
+from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import decode_run
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+@pytest.fixture
+def view(runtime: Path) -> SourceView:
+    found = source_view(decode_run(runtime))
+    return replace(found, key="host:1:2:0", pid=1, host="host", program="infer.py")
+
+
+def test_the_text_report_is_as_agreed(view: SourceView) -> None:
+    golden = GOLDENS / "report.txt"
+    text = REPORTS["text"]([view], list(SECTIONS)) + "\n"
+    if os.environ.get("CBTOP_UPDATE_GOLDENS"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_can_be_had_alone(view: SourceView, section: str) -> None:
+    alone, whole = REPORTS["text"]([view], [section]), REPORTS["text"]([view], list(SECTIONS))
+    assert len(alone) < len(whole)
+    assert SECTIONS[section](view) in alone
+
+
+def test_the_json_holds_what_was_promised(view: SourceView) -> None:
+    found = json.loads(REPORTS["json"]([view], []))
+    assert found["schema"] == "cbtop.snapshot/1"
+    (source,) = found["sources"]
+    assert {"pid", "host", "state", "model", "backend", "steps", "bricks", "categories", "roofline", "graph", "books",
+            "loss"} <= source.keys()  # fmt: skip
+    assert {"count", "tokens", "tokens_per_sec", "wall_us"} <= source["steps"].keys()
+    assert source["steps"]["wall_us"].keys() == {"mean", "p50", "p95", "p99"}
+    assert {"name", "category", "count", "total_us", "exclusive_us", "avg_us", "p50_us", "p95_us", "p99_us", "elements",
+            "flops", "bytes", "percent"} <= source["bricks"][0].keys()  # fmt: skip
+    assert {"name", "avg_us", "percent", "count"} <= source["categories"][0].keys()
+    assert {"name", "value", "unit", "provenance"} <= source["roofline"]["ceilings"][0].keys()
+    assert {"brick", "intensity", "gflops", "percent_of_roof"} <= source["roofline"]["points"][0].keys()
+    assert {"id", "parent", "kind", "name"} <= source["graph"][0].keys()
+    books, loss = source["books"], source["loss"]
+    assert books["wall_us"] == books["bricks_us"] + books["gaps_us"] + books["unattributed_us"]
+    assert loss["produced"] == loss["received"] + loss["dropped"]
+
+
+def test_what_was_not_measured_is_null_never_zero(view: SourceView) -> None:
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    down = next(row for row in source["bricks"] if row["name"] == "DownProjection")
+    assert (down["flops"], down["gflops"], down["budget_us_per_token"]) == (None, None, None)
+    assert all(row["avg_us"] is None for row in source["graph"] if row["kind"] == "kernel")
+
+
+def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    columns = {"count": "count", "total µs": "exclusive_us", "%": "percent", "avg µs": "avg_us", "p50 µs": "p50_us",
+               "p95 µs": "p95_us", "p99 µs": "p99_us", "µs/token": "us_per_token", "GB/s": "gb_per_sec",
+               "GFLOP/s": "gflops"}  # fmt: skip
+    table = _table(REPORTS["text"]([view], ["bricks"]))
+    assert set(table) == {row["name"] for row in source["bricks"]}
+    for row in source["bricks"]:
+        for shown, key in columns.items():
+            text, value = table[row["name"]][shown], row[key]
+            if value is None:
+                assert text == "n/a"
+            else:
+                assert float(text.replace(",", "")) == pytest.approx(value, rel=5e-3, abs=5e-3)
+
+
+def _table(text: str) -> dict[str, dict[str, str]]:
+    """The brick table of a text report, by brick and column."""
+    block: list[str] = next(part for part in text.split("\n\n") if part.startswith("brick")).splitlines()
+    head, *rows = [re.split(r"\s{2,}", line.strip()) for line in block if not line.startswith("books")]
+    found: dict[str, dict[str, Any]] = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    return found

@@ -1,0 +1,152 @@
+"""The view of a source: every figure is the one the clock made, and the books balance to the nanosecond."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
+
+
+@pytest.fixture
+def view(runtime: Path) -> SourceView:
+    return source_view(decode_run(runtime))
+
+
+def test_steps_count_tokens_once_a_forward_pass(view: SourceView) -> None:
+    assert view.steps is not None
+    assert (view.phase, view.steps.count, view.steps.tokens) == ("decode", 10, 10)
+    assert view.steps.mean_us == 100
+    assert view.steps.tokens_per_sec == pytest.approx(10_000)
+    prefill = next(steps for steps in view.phases if steps.phase == "prefill")
+    assert (prefill.count, prefill.tokens) == (1, 4)
+
+
+def test_a_brick_is_summed_over_its_layers(view: SourceView) -> None:
+    down = view.bricks[0]
+    assert (down.name, down.count, down.avg_us, down.us_per_token) == ("DownProjection", 20, 26, 52)
+    assert (down.total_us, down.elements, down.percent) == (520, 1280, 52)
+    assert down.p50_us == pytest.approx(26, rel=0.01)
+    assert (down.flops, down.gflops) == (None, None)
+    qkv = view.bricks[1]
+    assert (qkv.flops, qkv.bytes) == (1280 * 128, 20 * 4096 + 1280 * 4)
+    assert qkv.gflops == pytest.approx(1280 * 128 / 400_000)
+
+
+def test_categories_add_up_their_bricks(view: SourceView) -> None:
+    assert [(row.name, row.percent, row.count) for row in view.categories] == [
+        ("Norm", 4, 20),
+        ("Attention", 40, 20),
+        ("FFN", 52, 20),
+    ]
+
+
+def test_the_books_of_a_phase_balance(view: SourceView) -> None:
+    books = view.books
+    assert books is not None
+    assert (books.wall_us, books.bricks_us, books.gaps_us, books.unattributed_us) == (1000, 960, 20, 20)
+    assert (books.residual_percent, books.open_us) == (2, 0)
+
+
+def test_a_phase_can_be_chosen_and_an_unknown_one_falls_back(runtime: Path) -> None:
+    record = decode_run(runtime)
+    prefill = source_view(record, "prefill")
+    assert prefill.books is not None
+    assert (prefill.phase, prefill.books.wall_us) == ("prefill", 2 * (48 * 4 + 1) + 2)
+    assert source_view(record, "nonsense").phase == "decode"
+
+
+def test_the_graph_is_the_tree_the_text_draws(view: SourceView) -> None:
+    lines = view.tree_text.splitlines()
+    assert lines[:5] == [
+        "Execution Graph",
+        "├── Layer 0",
+        "│   ├── RmsNorm  2.0µs (64 elem)",
+        "│   ├── QkvProjection  20.0µs (64 elem)",
+        "│   │   └── q4_k_linear  numba-omp×2",
+    ]
+    assert lines[6] == "│       └── q4k_gemv  <<<32,256,1>>> smem=4096B"
+    assert [row.label for row in view.graph] == [line.lstrip("│├└─ ") for line in lines[1:]]
+    assert {row.depth for row in view.graph if row.kind is NodeKind.KERNEL} == {2}
+
+
+def test_bricks_without_work_are_named_not_placed(view: SourceView) -> None:
+    assert view.roofline.without_work == ("DownProjection",)
+    qkv = next(point for point in view.roofline.points if point.brick == "QkvProjection")
+    assert qkv.bound == "memory"
+    assert qkv.attainable_gflops == pytest.approx(qkv.intensity * 20)
+
+
+def test_a_process_without_steps_has_bricks_but_no_books(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.brick("outer", 1):
+        clock.sleep_us(3)
+        with profiler.brick("inner", 1):
+            clock.sleep_us(7)
+    view = source_view(record_of(source_of(runtime)))
+    assert (view.phase, view.steps, view.books) == (None, None, None)
+    assert {(row.name, row.total_us, row.exclusive_us) for row in view.bricks} == {("outer", 10, 3), ("inner", 7, 7)}
+    assert all(row.percent is None for row in view.bricks)
+
+
+# A step is layers of bricks (µs); every thing is followed by a pause outside of it (µs).
+steps = st.lists(
+    st.lists(
+        st.tuples(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=4), st.integers(0, 9)),
+        max_size=3,
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(run=steps, cut=st.booleans())
+def test_wall_is_bricks_plus_gaps_plus_unattributed_whatever_ran(
+    run: list[list[tuple[list[tuple[int, int]], int]]], cut: bool
+) -> None:
+    directory = Path(os.environ["CBTOP_RUNTIME_DIR"])
+    clock = Clock()
+    profiler = profiler_in(directory, clock)
+    spans = []
+    for layers in run:
+        span = profiler.step("decode", tokens=1)
+        span.__enter__()
+        spans.append(span)
+        for index, (bricks, pause_us) in enumerate(layers):
+            with profiler.layer(index):
+                for us, after_us in bricks:
+                    with profiler.brick("brick", 1):
+                        clock.sleep_us(us)
+                    clock.sleep_us(after_us)
+            clock.sleep_us(pause_us)
+        if layers is not run[-1] or not cut:
+            span.__exit__(None, None, None)
+    ended = run[:-1] if cut else run
+    if profiler_has_records(directory):
+        view = source_view(record_of(source_of(directory)))
+        books = view.books
+        assert books is not None
+        in_bricks = [sum(us for bricks, _ in layers for us, _ in bricks) for layers in run]
+        assert books.bricks_us == sum(in_bricks[: len(ended)])
+        assert books.gaps_us == sum(after for layers in ended for bricks, _ in layers for _, after in bricks)
+        assert books.unattributed_us == sum(pause for layers in ended for _, pause in layers)
+        assert books.wall_us == books.bricks_us + books.gaps_us + books.unattributed_us
+        assert books.open_us == sum(in_bricks) - books.bricks_us
+        assert sum(row.exclusive_us for row in view.bricks) == books.bricks_us + books.open_us
+        assert view.loss.produced == view.loss.received + view.loss.dropped
+    profiler.close()
+    for path in directory.iterdir():
+        path.unlink()
+
+
+def profiler_has_records(directory: Path) -> bool:
+    return any(directory.glob("*.ring"))

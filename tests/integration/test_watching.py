@@ -1,0 +1,198 @@
+"""Hosts, daemons and viewers as real processes: they come late, die and come back, and nothing is lost unsaid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cbtop.feed import Feed
+from cbtop.viewmodels.model import SourceView
+from tests.integration.hosts import cbtop, daemon, eventually, host, snapshot
+
+
+def see(feed: Feed, pid: int) -> SourceView | None:
+    feed.poll(20)
+    key = feed.key_of(pid)
+    return feed.view(key) if key else None
+
+
+def steps_of(feed: Feed, pid: int) -> int:
+    view = see(feed, pid)
+    return view.steps.count if view and view.steps else 0
+
+
+def state_of(feed: Feed, pid: int) -> str:
+    view = see(feed, pid)
+    return view.state if view else ""
+
+
+def test_once_prints_what_runs_and_the_books_and_the_losses_add_up() -> None:
+    with host() as process:
+        (source,) = snapshot()
+    assert (source["pid"], source["state"]) == (process.pid, "live")
+    assert source["steps"]["count"] >= 1
+    assert {row["name"] for row in source["bricks"]} == {"RmsNorm", "DownProjection"}
+    books, loss = source["books"], source["loss"]
+    assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
+    assert loss["produced"] == loss["received"] + loss["dropped"]
+    assert sum(row["exclusive_us"] for row in source["bricks"]) == pytest.approx(
+        books["bricks_us"] + books["open_us"]
+    )
+
+
+def test_with_nothing_running_it_exits_3_and_says_how_to_start_something() -> None:
+    done = cbtop("--headless", "--once", "--timeout", "0.5")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "nothing is running" in done.stderr
+    assert "cbtop demo" in done.stderr
+
+
+def test_without_a_terminal_it_prints_and_never_opens_the_screen() -> None:
+    with host():
+        done = cbtop()
+    assert done.returncode == 0
+    assert done.stdout.startswith("-c, pid ")
+    assert "\x1b" not in done.stdout
+
+
+def test_a_process_left_behind_is_shown_as_ended_but_nothing_runs() -> None:
+    with host(steps=20) as process:
+        process.wait()
+    done = cbtop("--headless", "--once", "--timeout", "0.5")
+    assert done.returncode == 3
+    assert "ENDED" in done.stdout
+    assert f"shown is pid {process.pid}, ended" in done.stderr
+
+
+def test_many_viewers_share_a_daemon_and_one_that_joins_late_sees_everything() -> None:
+    with daemon(), host(steps=300) as process, Feed() as early:
+        eventually(lambda: steps_of(early, process.pid) > 10)
+        assert not early.is_daemon_inside
+        process.wait()
+        eventually(lambda: state_of(early, process.pid) == "ended")
+        with Feed() as late:
+            begun_s = time.monotonic()
+            eventually(lambda: steps_of(late, process.pid) == 300)
+            assert time.monotonic() - begun_s < 2
+            ours, theirs = see(early, process.pid), see(late, process.pid)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.bricks == theirs.bricks
+    assert ours.loss == theirs.loss
+    assert ours.loss.dropped == 0
+
+
+def test_a_host_killed_with_9_keeps_its_last_data_and_is_marked() -> None:
+    with daemon(), Feed() as feed, host() as process:
+        eventually(lambda: steps_of(feed, process.pid) > 20)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        eventually(lambda: state_of(feed, process.pid) == "killed")
+        view = see(feed, process.pid)
+        assert view is not None
+        assert view.steps is not None
+        assert view.steps.count > 20
+        assert view.loss.produced == view.loss.received + view.loss.dropped
+        (printed,) = snapshot("--timeout", "1")
+        assert (printed["pid"], printed["state"]) == (process.pid, "killed")
+
+
+def test_a_host_that_starts_later_appears_by_itself() -> None:
+    with Feed() as feed:
+        assert feed.is_daemon_inside
+        feed.poll(100)
+        assert feed.sources() == ()
+        with host() as process:
+            eventually(lambda: steps_of(feed, process.pid) > 3)
+
+
+def test_a_daemon_that_is_killed_and_started_again_knows_everything_again() -> None:
+    with host() as process:
+        with daemon() as first, Feed() as feed:
+            eventually(lambda: steps_of(feed, process.pid) > 20)
+            first.kill()
+            first.wait()
+            before = steps_of(feed, process.pid)
+            with daemon():
+                eventually(lambda: steps_of(feed, process.pid) > before + 20)
+                view = see(feed, process.pid)
+                assert view is not None
+                assert view.loss.dropped == 0
+        assert process.poll() is None
+
+
+def test_when_the_daemon_dies_a_viewer_takes_its_place() -> None:
+    with host() as process, daemon() as other, Feed() as feed:
+        eventually(lambda: steps_of(feed, process.pid) > 5)
+        other.kill()
+        other.wait()
+        eventually(lambda: (feed.poll(20), feed.is_daemon_inside)[1])
+        before = steps_of(feed, process.pid)
+        eventually(lambda: steps_of(feed, process.pid) > before + 5)
+
+
+def test_a_second_daemon_is_refused_in_one_line() -> None:
+    with daemon():
+        done = cbtop("daemon")
+    assert done.returncode == 1
+    assert "another cbtop daemon serves this address" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_daemon_stops_at_once_when_told_to() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with daemon() as process:
+            begun_s = time.monotonic()
+            process.send_signal(number)
+            assert process.wait(5) == 128 + number
+            assert time.monotonic() - begun_s < 2
+
+
+def test_a_stopped_viewer_holds_nobody_up() -> None:
+    script = (
+        "import sys, time\nfrom cbtop.feed import Feed\nf = Feed()\nprint('up', flush=True)\nwhile True: f.poll(50)"
+    )
+    with daemon(), host() as process:
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as viewer, Feed() as feed:
+            assert viewer.stdout
+            viewer.stdout.readline()
+            viewer.send_signal(signal.SIGSTOP)
+            before = steps_of(feed, process.pid)
+            eventually(lambda: steps_of(feed, process.pid) > before + 1000)
+            viewer.send_signal(signal.SIGCONT)
+            viewer.kill()
+
+
+def test_a_reader_that_goes_away_ends_it_quietly() -> None:
+    with host():
+        done = subprocess.run(
+            f"{sys.executable} -m cbtop --headless --once | head -1", shell=True, capture_output=True, text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"}, check=False,
+        )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
+
+
+def test_ctrl_c_while_watching_prints_what_was_seen() -> None:
+    with host(), subprocess.Popen(
+        [sys.executable, "-m", "cbtop", "--headless", "--view", "bricks"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    ) as viewer:  # fmt: skip
+        time.sleep(2.5)
+        viewer.send_signal(signal.SIGINT)
+        out, _ = viewer.communicate(timeout=10)
+    assert b"DownProjection" in out
+
+
+@pytest.mark.parametrize(
+    "bad", [["--connect", "tcp://10.0.0.1:5"], ["--view", "nonsense"], ["--interval", "0"], ["x"]]
+)
+def test_what_cannot_be_meant_is_refused_before_anything_starts(bad: list[str]) -> None:
+    done = cbtop("--headless", "--once", *bad)
+    assert done.returncode in (1, 2)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
