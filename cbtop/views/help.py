@@ -35,6 +35,8 @@ _TERM_WIDTH = 16
 class HelpScreen(Screen[None]):
     """Everything there is to know, on one page."""
 
+    AUTO_FOCUS = "HelpPager"
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,f1", "dismiss", "close help", key_display="esc"),
     ]

@@ -210,7 +210,7 @@ def roofline_lines(
     for row in sorted(drawable, key=lambda row: row.letter == selected, reverse=True):
         role = CATEGORY_LOOKS[row.point.category].role
         chosen = row.letter == selected
-        plot.mark(row.point.intensity, row.point.gflops, row.letter, f"strong {role}{' cursor' if chosen else ''}")
+        plot.mark(row.point.intensity, row.point.gflops, row.letter, "strong lit" if chosen else f"strong {role}")
     return plot.lines("GFLOP/s", "FLOP/B")
 
 

@@ -42,6 +42,7 @@ ROLES = frozenset(
         "fill-unknown",
         "track",
         "cursor",
+        "lit",
         "tab-on",
         "tab-off",
         "key",

@@ -1,0 +1,71 @@
+"""A feed under the test's control, and what a screen says as plain text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cbtop.app import CbtopApp, FeedEnd
+from cbtop.viewmodels.model import SourceSummary, SourceView
+
+from tests.cbtop import samples
+
+GOLDENS = Path(__file__).parent / "views" / "goldens"
+
+
+class ScriptedFeed:
+    """Shows what the test puts into `sources_seen`, and counts what is asked of it."""
+
+    def __init__(self, *seen: SourceView) -> None:
+        self.seen = list(seen)
+        self.polls = 0
+        self.line = "connected ipc:///run/user/1000/cbtop/wire · 20 msg/s"
+        self.end: FeedEnd | None = None
+
+    def poll(self) -> None:
+        self.polls += 1
+
+    def sources(self) -> tuple[SourceSummary, ...]:
+        return tuple(SourceSummary(view.key, view.program, view.state) for view in self.seen)
+
+    def view(self, key: str | None, phase: str | None) -> SourceView | None:
+        wanted = [view for view in self.seen if key in (None, view.key)]
+        if not wanted:
+            return None
+        if phase == "prefill":
+            return replace(wanted[0], phase="prefill", steps=samples.PREFILL)
+        return wanted[0]
+
+    def status(self) -> str:
+        return self.line
+
+    def finished(self) -> FeedEnd | None:
+        return self.end
+
+
+@pytest.fixture
+def feed() -> ScriptedFeed:
+    return ScriptedFeed(samples.LIVE)
+
+
+def screen_text(app: CbtopApp) -> str:
+    """What stands on the screen, without colours and without blanks at line ends."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
+
+
+@pytest.fixture
+def golden() -> Callable[[str, str], None]:
+    """Compare with a file in views/goldens; CBTOP_UPDATE_GOLDENS=1 writes it instead."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDENS / f"{name}.txt"
+        if os.environ.get("CBTOP_UPDATE_GOLDENS") == "1":
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path.name} is missing; CBTOP_UPDATE_GOLDENS=1 writes it"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
