@@ -115,11 +115,11 @@ class NodeStats:
         np.add.at(columns["elements"], node, batch.elements)
         np.minimum.at(columns["min_ns"], node, duration)
         np.maximum.at(columns["max_ns"], node, duration)
-        self._close_steps(node, duration, step_of)
+        closed = self._close_steps(node, duration, step_of)
         counted = node < MAX_HISTOGRAM_NODES
         cells = np.unique(node[counted] * BUCKETS + bucket_of(duration[counted]), return_counts=True)
         self._histogram.reshape(-1)[cells[0]] += cells[1]
-        return np.unique(node), cells[0] // BUCKETS, cells[0] % BUCKETS
+        return np.unique(np.concatenate((node, closed))), cells[0] // BUCKETS, cells[0] % BUCKETS
 
     def clear(self) -> None:
         """Forget every count."""
@@ -148,7 +148,9 @@ class NodeStats:
         node, bucket = np.nonzero(self._histogram[: self._size])
         return node.astype(np.int64), bucket.astype(np.int64)
 
-    def _close_steps(self, node: Column, duration: Column, step_of: Column) -> None:
+    def _close_steps(self, node: Column, duration: Column, step_of: Column) -> Column:
+        """Close what lies in the steps that ended; gives the nodes concerned, which need not be in the batch."""
+        concerned = [np.zeros(0, np.int64)]
         step_here = step_of[node]
         ended = step_here == node  # records of steps themselves
         for step in np.unique(node[ended]):
@@ -157,3 +159,5 @@ class NodeStats:
             self._columns["closed_ns"][below] = self._columns["total_ns"][below]
             still_open = np.flatnonzero(step_here[last + 1 :] == step) + last + 1
             np.subtract.at(self._columns["closed_ns"], node[still_open], duration[still_open])
+            concerned.append(below[self._columns["count"][below] > 0])
+        return np.concatenate(concerned)

@@ -8,6 +8,7 @@ import sys
 import threading
 from types import FrameType
 
+from cbtop.commands.show import endpoint
 from cbtop.daemon import Daemon
 from cbtop.protocol.endpoint import default_endpoint
 
@@ -22,15 +23,16 @@ EPILOG = ""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bind",
+        type=endpoint,
         metavar="ENDPOINT",
         help="ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: your own ipc socket)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    endpoint = options.bind or default_endpoint()
+    address = options.bind or default_endpoint()
     stop = threading.Event()
-    daemon = Daemon(endpoint)
+    daemon = Daemon(address)
     caught: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -39,6 +41,6 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    sys.stderr.write(f"cbtop daemon: serving {endpoint}; Ctrl-C stops it\n")
+    sys.stderr.write(f"cbtop daemon: serving {address}; Ctrl-C stops it\n")
     daemon.run(stop)
     return 128 + caught[0] if caught else 0

@@ -37,8 +37,11 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_headless(options: argparse.Namespace) -> bool:
-    """Whether to print instead of opening the screen: asked for, or there is no terminal to open it on."""
-    return bool(options.headless) or not (sys.stdin.isatty() and sys.stdout.isatty())
+    """Whether to print instead of opening the screen: asked for, or there is no terminal to open it on.
+
+    Textual reads keys from stdin and draws on stderr; who redirects stdout wants text.
+    """
+    return bool(options.headless) or not all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def print_report(views: Sequence[SourceView], options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from cbtop.commands.show import add_show_arguments, check_phase, is_headless, print_report, show_on_screen
+from cbtop.commands.show import add_show_arguments, check_phase, endpoint, is_headless, print_report, show_on_screen
 from cbtop.errors import NoDataError
 from cbtop.feed import Feed
 from cbtop.viewmodels.model import SourceView
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--connect",
+        type=endpoint,
         metavar="ENDPOINT",
         help="a daemon's address (default: your own, started inside if none runs)",
     )

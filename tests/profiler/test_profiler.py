@@ -82,10 +82,17 @@ def test_a_definition_brings_its_kernels_and_its_work(profiler: BrickProfiler, m
         pass
     brick, kernel = (n for n in memory.said if isinstance(n, Node))
     assert (brick.flops_per_call, brick.bytes_per_element, brick.budget_us_per_token) == (8, 2, 6.0)
-    assert (kernel.parent, kernel.grid, kernel.block, kernel.shared_memory_bytes) == (1, (32, 1, 1), (256, 1, 1), 4096)
+    assert (kernel.parent, kernel.grid, kernel.block, kernel.shared_memory_bytes) == (
+        1,
+        (32, 1, 1),
+        (256, 1, 1),
+        4096,
+    )
 
 
-def test_two_definitions_of_one_brick_are_two_nodes_and_a_name_is_one(profiler: BrickProfiler, memory: Memory) -> None:
+def test_two_definitions_of_one_brick_are_two_nodes_and_a_name_is_one(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
     before, after = (BrickDefinition.of(BrickId.RMS_NORM) for _ in range(2))
     for brick in (before, after, "ResidualAdd", "ResidualAdd"):
         with profiler.brick(brick):

@@ -31,7 +31,12 @@ def test_every_node_knows_its_step() -> None:
 
 @pytest.mark.parametrize(
     ("bad", "complaint"),
-    [(node(3, None), "2 was due"), (node(1, None), "2 was due"), (node(2, 2), "not defined"), (node(2, -1), "not defined")],
+    [
+        (node(3, None), "2 was due"),
+        (node(1, None), "2 was due"),
+        (node(2, 2), "not defined"),
+        (node(2, -1), "not defined"),
+    ],
 )
 def test_gaps_repeats_and_cycles_are_refused(bad: Node, complaint: str) -> None:
     table = NodeTable()
