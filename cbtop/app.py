@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.theme import Theme
@@ -29,12 +27,11 @@ TERMINAL_CHECK_S = 1.0
 HANG_UP_EXIT = 129
 
 
-@dataclass(frozen=True, slots=True)
-class FeedEnd:
-    """The workload this app was started for has failed: leave with `exit_code` and say `message`."""
+class FeedEnd(Protocol):
+    """The workload this app was started for has failed; saying why is left to whoever started the app."""
 
-    exit_code: int
-    message: str
+    @property
+    def exit_code(self) -> int: ...
 
 
 class Feed(Protocol):
@@ -179,7 +176,7 @@ class CbtopApp(App[int]):
         """Take in what arrived and, unless paused, show it."""
         self.feed.poll()
         if (end := self.feed.finished()) is not None:
-            self.exit(end.exit_code, return_code=end.exit_code, message=Text(clean(end.message)))
+            self.exit(end.exit_code, return_code=end.exit_code)
         elif not self.paused:
             self.show()
 
@@ -202,7 +199,7 @@ class CbtopApp(App[int]):
         self._header.show_heading(Heading(self.source, self.paused, position))
         note: Line = (
             (clean(self.feed.status()), "dim"),
-            (f" · {formatting.seconds(self.interval_s)}", "faint"),
+            (f" · every {formatting.seconds(self.interval_s)}", "faint"),
         )
         self._tabs.set_note(note)
 
@@ -283,11 +280,3 @@ class CbtopApp(App[int]):
         """Leave when the terminal is gone: Textual would spin on its dead input for ever."""
         if not isatty(0):
             self.exit(HANG_UP_EXIT, return_code=HANG_UP_EXIT)
-
-
-def run_app(feed: Feed, *, interval_s: float = 0.5) -> int:
-    """Run the dashboard on this terminal until it is left; the exit code."""
-    if not os.environ.get("NO_COLOR", "unset"):
-        del os.environ["NO_COLOR"]  # empty means unset (no-color.org); Textual takes it for set
-    result = CbtopApp(feed, interval_s=interval_s).run()
-    return 1 if result is None else result

@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from cbtop import formatting
+from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import GraphRow, SourceView
 from cbtop.views.base import View
 from cbtop.views.looks import CATEGORY_LOOKS
@@ -125,7 +126,8 @@ class Graph(View):
         self._table.columns = graph_columns(max((node.percent or 0.0 for node in source.graph), default=100.0))
         if self._fold_state_of != source.key and source.graph:
             self._fold_state_of = source.key
-            self._unfolded = frozenset({source.graph[0].id})
+            layers = (node.id for node in source.graph if node.kind is NodeKind.LAYER)
+            self._unfolded = frozenset({next(layers, source.graph[0].id)})
         self._show_tree()
 
     def _show_tree(self) -> None:

@@ -202,9 +202,14 @@ def roofline_lines(
     for peak in peaks:
         start = max(x.low, min((peak.value / bandwidth.value for bandwidth in bandwidths), default=x.low))
         plot.segment(start, peak.value, x.high, peak.value, "warn")
-    for index, bandwidth in enumerate(bandwidths):
+    # The highest bandwidth is named on its upper side, the others on their lower side: no name crosses a roof.
+    for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
         at = y.value(0.62 - 0.12 * index)
-        plot.label(at / bandwidth.value, at, _ceiling_text(bandwidth) + "  ", "accent", align="right")
+        text = _ceiling_text(bandwidth)
+        if index == 0:
+            plot.label(at / bandwidth.value, at, f"{text}  ", "accent", align="right")
+        else:
+            plot.label(at / bandwidth.value, at, f"  {text}", "accent")
     for rows_up, peak in enumerate(peaks):
         plot.label(x.high, peak.value, _ceiling_text(peak), "warn", rows_up=rows_up + 1, align="right")
     for row in sorted(drawable, key=lambda row: row.letter == selected, reverse=True):

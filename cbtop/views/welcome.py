@@ -10,7 +10,7 @@ from cbtop.widgets.drawing import Drawing
 from cbtop.widgets.lines import BLANK, Line, clean, width_of
 
 _HOW_TO_START: tuple[Line, ...] = (
-    (("Nothing is running yet.", "strong"),),
+    (("Waiting for a process to watch.", "strong"),),
     BLANK,
     (("Watch a real model decode on this machine:", "dim"),),
     BLANK,
@@ -25,7 +25,7 @@ _HOW_TO_START: tuple[Line, ...] = (
     (("            ...", "accent"),),
 )
 _BRIEFLY: tuple[Line, ...] = (
-    (("Nothing is running yet.", "strong"),),
+    (("Waiting for a process to watch.", "strong"),),
     BLANK,
     (("Start one in another terminal: ", "dim"), ("cbtop demo", "accent")),
     (("or time your own bricks with ", "dim"), ("cbtop.BrickProfiler", "accent")),

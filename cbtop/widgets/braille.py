@@ -55,9 +55,9 @@ class BrailleCanvas:
                 self._glyphs[row][column + offset] = character if cell_len(character) == 1 else "�"
                 self._roles[row][column + offset] = role
 
-    def is_free(self, column: int, row: int) -> bool:
-        """Whether the cell exists and carries no glyph."""
-        return 0 <= row < self.height and 0 <= column < self.width and not self._glyphs[row][column]
+    def holds(self, column: int, row: int) -> bool:
+        """Whether the cell is on the canvas."""
+        return 0 <= row < self.height and 0 <= column < self.width
 
     def lines(self) -> list[Line]:
         """The canvas, row by row, runs of one role joined."""

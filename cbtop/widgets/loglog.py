@@ -54,6 +54,7 @@ class LogLogPlot:
         self.y = y
         self._canvas = BrailleCanvas(max(1, width - _TICK_WIDTH - 1), max(1, height - 2))
         self._width = width
+        self._marks: set[tuple[int, int]] = set()
 
     def grid(self, role: str) -> None:
         """Faint dots where the decades cross."""
@@ -74,12 +75,15 @@ class LogLogPlot:
         self._canvas.write(column, max(0, row - rows_up), clip(text, self._canvas.width), role)
 
     def mark(self, x: float, y: float, letter: str, role: str) -> None:
-        """A lettered point; where another stands already it takes the nearest free cell."""
+        """A lettered point; where another stands already it takes a cell beside it, or they become `+`."""
         column, row = self._cell(x, y)
         for across, down in _NEIGHBOURS:
-            if self._canvas.is_free(column + across, row + down):
-                self._canvas.write(column + across, row + down, letter, role)
+            cell = (column + across, row + down)
+            if cell not in self._marks and self._canvas.holds(*cell):
+                self._marks.add(cell)
+                self._canvas.write(*cell, letter, role)
                 return
+        self._canvas.write(column, row, "+", role)
 
     def lines(self, y_title: str, x_title: str) -> list[Line]:
         """The plot with its axes: ticks at the decades, the y title on top, the x title lower right."""

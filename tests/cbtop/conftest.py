@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cbtop.app import CbtopApp, FeedEnd
-from cbtop.viewmodels.model import SourceSummary, SourceView
 
+from cbtop.app import CbtopApp
+from cbtop.feed import FeedEnd
+from cbtop.viewmodels.model import SourceSummary, SourceView
 from tests.cbtop import samples
 
 GOLDENS = Path(__file__).parent / "views" / "goldens"

@@ -12,7 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cbtop.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp, FeedEnd
+from textual.binding import Binding
+from textual.pilot import Pilot
+
+from cbtop.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
+from cbtop.feed import FeedEnd
 from cbtop.views import VIEWS
 from cbtop.views.bricks import Bricks
 from cbtop.views.graph import Graph
@@ -21,9 +25,6 @@ from cbtop.views.roofline import Roofline
 from cbtop.widgets.pager import Pager
 from cbtop.widgets.sorted_table import SortedTable
 from cbtop.widgets.table import Table
-from textual.binding import Binding
-from textual.pilot import Pilot
-
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 
@@ -86,13 +87,13 @@ async def shows_another_source(pilot: AppPilot, key: str) -> None:
 
 async def refreshes_more_often(pilot: AppPilot, key: str) -> None:
     for expected in (0.25, 0.25):
-        assert f"· {expected:g} s" in await press(pilot, key)
+        assert f"· every {expected:g} s" in await press(pilot, key)
         assert app_of(pilot).interval_s == expected
 
 
 async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
     for expected in (1.0, 2.0, 5.0, 5.0):
-        assert f"· {expected:g} s" in await press(pilot, key)
+        assert f"· every {expected:g} s" in await press(pilot, key)
 
 
 async def turns_light_and_dark(pilot: AppPilot, key: str) -> None:
@@ -359,9 +360,9 @@ def test_a_lost_terminal_ends_the_app_even_when_the_hang_up_signal_is_ignored() 
     script = """
         import signal, sys
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        from cbtop.app import run_app
+        from cbtop.app import CbtopApp
         from tests.cbtop.conftest import ScriptedFeed
-        sys.exit(run_app(ScriptedFeed()))
+        sys.exit(CbtopApp(ScriptedFeed()).run())
     """
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -369,7 +370,7 @@ def test_a_lost_terminal_ends_the_app_even_when_the_hang_up_signal_is_ignored() 
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=os.environ | {"TERM": "xterm-256color", "NO_COLOR": ""},
+        env=os.environ | {"TERM": "xterm-256color"},
         start_new_session=True,
     )
     os.close(theirs)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from cbtop.app import CbtopApp
 from cbtop.viewmodels.model import SourceView
 from cbtop.views import VIEWS
-
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 

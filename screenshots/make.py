@@ -1,0 +1,83 @@
+"""Draws screenshots/*.svg from a real run: the demo decodes in a process of its own, the dashboard watches it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cbtop.app import CbtopApp
+from cbtop.feed import Feed
+from cbtop.views import VIEWS
+
+SIZE = (120, 34)
+FIRST_STEP_TIMEOUT_S = 180.0  # the first run writes a model and compiles every kernel
+STEPS_BEFORE = 20
+RECORDED_S = 10.0
+CELL_WIDTH = 12.2  # rich.console.Console.export_svg draws 20 px type, 0.61 em wide
+BLANK = "&#160;"
+TEXT = re.compile(
+    r'x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)" textLength="(?P<length>[\d.]+)"(?P<rest>[^>]*)>(?P<blanks>(?:&#160;)+)'
+)
+HERE = Path(__file__).parent
+
+
+def main() -> int:
+    workload = subprocess.Popen([sys.executable, "-m", "cbtop", "demo", "--serve-only"])
+    try:
+        with Feed() as feed:
+            wait_for_steps(feed, workload)
+            asyncio.run(take_pictures(feed))
+    finally:
+        workload.terminate()
+        workload.wait(timeout=10)
+    return 0
+
+
+def wait_for_steps(feed: Feed, workload: subprocess.Popen[bytes]) -> None:
+    """Return once the workload decodes; raises RuntimeError when it has ended or takes too long."""
+    deadline_s = time.monotonic() + FIRST_STEP_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if workload.poll() is not None:
+            raise RuntimeError(f"the demo ended with exit code {workload.returncode} before its first step")
+        feed.poll()
+        view = feed.view(None, "decode")
+        if view is not None and view.pid == workload.pid and view.steps and view.steps.count >= STEPS_BEFORE:
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"no decode step within {FIRST_STEP_TIMEOUT_S:.0f} s")
+
+
+async def take_pictures(feed: Feed) -> None:
+    """Watch for a while, then one picture of each view."""
+    app = CbtopApp(feed)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause(RECORDED_S)
+        for number, view in enumerate(VIEWS, 1):
+            await pilot.press(str(number))
+            await pilot.pause(2 * app.interval_s)
+            path = HERE / f"{view.title.lower()}.svg"
+            path.write_text(without_leading_blanks(app.export_screenshot(title="cbtop")), encoding="utf-8")
+            print(path.name)
+
+
+def without_leading_blanks(svg: str) -> str:
+    """Every text moved to its first visible character: some renderers drop the blanks before it, not their room."""
+
+    def moved(text: re.Match[str]) -> str:
+        blanks = text["blanks"].count(BLANK)
+        x, length = float(text["x"]), float(text["length"])
+        cells = length / CELL_WIDTH
+        if blanks >= round(cells):
+            return text[0]
+        x, length = x + blanks * CELL_WIDTH, length - blanks * CELL_WIDTH
+        return f'x="{x:g}" y="{text["y"]}" textLength="{length:g}"{text["rest"]}>'
+
+    return TEXT.sub(moved, svg)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
