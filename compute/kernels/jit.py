@@ -55,6 +55,14 @@ def jit(function: Function) -> Function:
     return cast(Function, decorate(function))
 
 
+def jit_inlined(function: Function) -> Function:
+    """As `jit`, and always inlined by LLVM: for what is called for every row, with five arrays as arguments."""
+    decorate = numba.njit(
+        cache=NUMBA_CACHE is not None, fastmath=True, error_model="numpy", nogil=True, forceinline=True
+    )
+    return cast(Function, decorate(function))
+
+
 def jit_parallel(function: Function) -> Function:
     """Compile with `prange` spread over Numba's threads."""
     decorate = numba.njit(

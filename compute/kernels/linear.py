@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.jit import jit, jit_parallel, prange
+from cbtop.compute.kernels.jit import jit, jit_inlined, jit_parallel, prange
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import (
@@ -32,6 +32,7 @@ from cbtop.compute.quantization.q8_0 import Q8_0, dequantize_row_q8_0, dot_row_q
 
 F16_CODE, BF16_CODE = F16.code, BF16.code
 Q8_0_CODE, Q4_K_CODE, Q6_K_CODE = Q8_0.code, Q4_K.code, Q6_K.code
+PARALLEL_FROM_BYTES = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
 CHECKED_ROWS = 64  # of a live matrix; the whole of an output matrix would take seconds to dequantise
 
 
@@ -67,7 +68,7 @@ def _sum_sub_blocks(code: int, x: Any, scratch: Any) -> None:
         sum_sub_blocks_q6_k(x, scratch)
 
 
-@jit
+@jit_inlined
 def _dot_row(code: int, weights: Any, row: Any, x: Any, sums: Any) -> Any:
     if code == Q4_K_CODE:
         return dot_row_q4_k(weights, row, x, sums)
@@ -123,25 +124,21 @@ def _rows(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any, ch
             _dot_tokens(scratch, np.uint64(chunk), x, out, row, offset)
 
 
-@jit
-def _linear_serial(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    _sum_sub_blocks(code, x, scratch)
-    _rows(code, weights, bias, x, out, scratch, 0, 1)
-
-
 @jit_parallel
 def _linear_parallel(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
     _sum_sub_blocks(code, x, scratch)
     chunks = scratch.shape[0]
     for chunk in prange(chunks):
-        _rows(code, weights, bias, x, out, scratch, chunk, chunks)
+        _rows(code, weights, bias, x, out, scratch, np.int64(chunk), chunks)
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
     """As `reference`. `scratch` is float32 (threads, columns or more): its rows are the threads to use."""
-    # A parallel launch costs over a microsecond even for one thread.
-    run = _linear_serial if scratch.shape[0] == 1 else _linear_parallel
-    run(code, weights, bias, x, out, scratch)
+    if scratch.shape[0] == 1 or weights.size * x.shape[0] < PARALLEL_FROM_BYTES:
+        _sum_sub_blocks(code, x, scratch)
+        _rows(code, weights, bias, x, out, scratch, 0, 1)
+    else:
+        _linear_parallel(code, weights, bias, x, out, scratch)
 
 
 def work(matrix: QuantizedMatrix, has_bias: bool) -> KernelWork:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import half_to_float, jit
+from cbtop.compute.kernels.jit import half_to_float, jit, jit_inlined
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats
 
 
@@ -40,7 +40,7 @@ def _quantize_bf16(weights: Floats) -> Bytes:
     return (rounded >> np.uint32(16)).astype("<u2").view(np.uint8)
 
 
-@jit
+@jit_inlined
 def dot_row_f32(weights: Any, row: Any, x: Any) -> Any:
     """Row `row` of uint8 (rows, row_bytes) times x[0]."""
     values = weights[row].view(np.float32)
@@ -58,7 +58,7 @@ def dequantize_row_f32(weights: Any, row: Any, out: Any, out_row: Any) -> None:
         out[out_row, i] = values[i]
 
 
-@jit
+@jit_inlined
 def dot_row_f16(weights: Any, row: Any, x: Any) -> Any:
     """Row `row` of uint8 (rows, row_bytes) times x[0]."""
     values = weights[row].view(np.uint16)
@@ -81,7 +81,7 @@ def _bfloat_to_float(bits: Any) -> Any:
     return np.int32(np.int32(bits) << np.int32(16)).view(np.float32)
 
 
-@jit
+@jit_inlined
 def dot_row_bf16(weights: Any, row: Any, x: Any) -> Any:
     """Row `row` of uint8 (rows, row_bytes) times x[0]."""
     values = weights[row].view(np.uint16)

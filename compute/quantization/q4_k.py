@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import jit, load_half, load_word
+from cbtop.compute.kernels.jit import jit, jit_inlined, load_half, load_word
 from cbtop.compute.kernels.vectors import (
     LANES,
     bits_and,
@@ -151,7 +151,7 @@ def _add_pair(weights: Any, row: Any, qs: Any, x: Any, first: Any, low: Any, hig
     return multiply_add(highs, high, multiply_add(lows, low, total))
 
 
-@jit
+@jit_inlined
 def dot_row_q4_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
     """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` as `sum_sub_blocks_q4_k` leaves them."""
     even, odd = splat(np.float32(0)), splat(np.float32(0))

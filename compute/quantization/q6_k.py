@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import jit, load_half
+from cbtop.compute.kernels.jit import jit, jit_inlined, load_half
 from cbtop.compute.kernels.vectors import (
     bits_and,
     bits_or,
@@ -132,7 +132,7 @@ def _add_quarter(
     return _add(shift_right(b, four), shift_right(h, two), x, first + np.uint64(96), factor, total)
 
 
-@jit
+@jit_inlined
 def dot_row_q6_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
     """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` as `sum_sub_blocks_q6_k` leaves them."""
     left, right = splat(np.float32(0)), splat(np.float32(0))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import jit, load_half
+from cbtop.compute.kernels.jit import jit, jit_inlined, load_half
 from cbtop.compute.kernels.vectors import (
     load_floats,
     load_signed_bytes,
@@ -47,7 +47,7 @@ def _quantize(weights: Floats) -> Bytes:
     return out.reshape(weights.shape[0], -1)
 
 
-@jit
+@jit_inlined
 def dot_row_q8_0(weights: Any, row: Any, x: Any) -> Any:
     """Row `row` of uint8 (rows, row_bytes) times x[0]."""
     total = splat(np.float32(0))
