@@ -1,0 +1,112 @@
+"""The demo: a model decoded in a process of its own, watched over the wire like anybody's."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
+from cbtop.feed import Feed
+from tests.integration.hosts import CBTOP, cbtop, eventually
+
+DECODED_BRICKS = {
+    "Embedding", "RmsNorm", "QkvProjection", "RopeEmbedding", "AttentionScore", "AttentionSoftmax", "AttentionOutput",
+    "OutputProjection", "GateProjection", "UpProjection", "Activation", "DownProjection", "LmHead", "Sampling",
+    "ResidualAdd", "KvWrite",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    shapes = {"qwen2": TINY, "llama": TINY_LLAMA}
+    for name, shape in shapes.items():
+        write_model(folder / f"{name}.gguf", shape, lambda *_: None)
+    return {name: folder / f"{name}.gguf" for name in shapes}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_headless_decodes_the_steps_asked_for_and_reports_every_brick(models: dict[str, Path], family: str) -> None:
+    done = cbtop("demo", "--model", str(models[family]), "--headless", "--steps", "100", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    (source,) = json.loads(done.stdout)["sources"]
+    assert (source["state"], source["architecture"], source["phase"]) == ("ended", family, "decode")
+    assert (source["steps"]["count"], source["steps"]["tokens"]) == (100, 100)
+    assert {row["name"] for row in source["bricks"]} == DECODED_BRICKS
+    assert all(row["checks_passed"] and not row["checks_failed"] for row in source["bricks"])
+    assert {phase["phase"] for phase in source["phases"]} == {"prefill", "decode"}  # restarted: the context is 64
+    assert {row["provenance"] for row in source["roofline"]["ceilings"]} == {"measured"}
+    assert {row["kind"] for row in source["graph"]} == {"layer", "brick", "kernel"}
+    books, loss = source["books"], source["loss"]
+    assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
+    assert sum(row["exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
+    assert (loss["dropped"], loss["produced"]) == (0, loss["received"])
+
+
+def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> None:
+    done = cbtop("demo", "--model", str(models["qwen2"]), "--headless", "--steps", "3", "--view", "tree")
+    lines = done.stdout.splitlines()
+    first = lines.index("Execution Graph")
+    assert lines[first + 1].startswith("├── Embedding  ")
+    assert lines[first + 3] == "├── Layer 0"
+    assert lines[first + 4].startswith("│   ├── RmsNorm  ")
+    assert lines[first + 4].endswith("µs (256 elem)")
+    assert lines[first + 5].startswith("│   │   └── rms_norm  numba")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [(None, "does not exist"), (b"", "empty"), (b"PK\x03\x04 not a model", "not a GGUF"), (b"GGUF\x03\0\0\0", "")],
+)
+def test_a_bad_model_is_one_clear_line_and_exit_code_2(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+    path = tmp_path / "bad.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    before = sorted(tmp_path.iterdir())
+    done = cbtop("demo", "--model", str(path), "--headless", "--steps", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    said = [line for line in done.stderr.splitlines() if not line.endswith("…")]
+    assert len(said) == 1
+    assert said[0].startswith("cbtop: ")
+    assert complaint in said[0].lower().replace("gguf", "GGUF")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_serve_only_runs_the_workload_alone_and_stops_when_told(models: dict[str, Path]) -> None:
+    command = [*CBTOP, "demo", "--serve-only", "--model", str(models["qwen2"])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process, Feed() as feed:
+        eventually(lambda: (feed.poll(20), (v := feed.view()) and v.steps and v.steps.count > 20)[1], 40)
+        view = feed.view()
+        assert view is not None
+        assert (view.pid, view.state, view.activity) == (process.pid, "live", "")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 143
+        eventually(lambda: (feed.poll(20), (v := feed.view()) and v.state == "ended")[1])
+        assert process.stdout
+        assert process.stdout.read() == b""
+
+
+def test_a_workload_does_not_outlive_who_watches_it(models: dict[str, Path]) -> None:
+    command = [*CBTOP, "demo", "--headless", "--model", str(models["qwen2"])]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as watcher, Feed() as feed:
+        eventually(lambda: (feed.poll(20), (v := feed.view()) and v.steps and v.steps.count > 20)[1], 40)
+        watcher.kill()
+        watcher.wait()
+        eventually(lambda: (feed.poll(20), (v := feed.view()) and v.state == "ended")[1])
+
+
+def test_ctrl_c_prints_what_was_measured_so_far_and_leaves_no_process(models: dict[str, Path]) -> None:
+    command = [*CBTOP, "demo", "--headless", "--model", str(models["qwen2"]), "--view", "bricks"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as watcher:
+        with Feed() as feed:
+            eventually(lambda: (feed.poll(20), (v := feed.view()) and v.steps and v.steps.count > 20)[1], 40)
+        time.sleep(0.2)
+        watcher.send_signal(signal.SIGINT)
+        out, _ = watcher.communicate(timeout=15)
+    assert watcher.returncode == 130
+    assert b"DownProjection" in out

@@ -1,0 +1,168 @@
+"""The screen in a real terminal: it shows what runs, and whatever ends it leaves the terminal as it was."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pyte
+import pytest
+
+from cbtop.compute.demo_model import TINY, write_model
+from tests.integration.hosts import CBTOP, host
+
+COLUMNS, ROWS = 120, 34
+
+
+class Terminal:
+    """A pseudo-terminal with a process on it, and the screen as a person would see it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self.before = termios.tcgetattr(slave)
+        self._slave = slave
+        self._screen = pyte.Screen(COLUMNS, ROWS)
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""
+        environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+
+    def read(self, timeout_s: float = 0.1) -> str:
+        """What is on the screen after everything written within `timeout_s`."""
+        os.set_blocking(self.master, False)
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            try:
+                data = os.read(self.master, 65536)
+            except BlockingIOError:
+                time.sleep(0.02)
+                continue
+            self.raw += data
+            self._stream.feed(data)
+        return "\n".join(self._screen.display)
+
+    def wait_for(self, *words: str, timeout_s: float = 40) -> str:
+        deadline_s = time.monotonic() + timeout_s
+        while not all(word in (shown := self.read()) for word in words):
+            assert time.monotonic() < deadline_s, f"no {words} on:\n{shown}"
+            assert self.process.poll() is None, f"ended with {self.process.returncode} on:\n{shown}"
+        return shown
+
+    def send(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def exit_code(self, timeout_s: float = 10) -> int:
+        deadline_s = time.monotonic() + timeout_s
+        while self.process.poll() is None and time.monotonic() < deadline_s:
+            self.read()
+        self.read()
+        return self.process.wait(0.1)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the modes are those of before, the main screen is back and the cursor shows."""
+        last = [self.raw.rfind(code) for code in (b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25l", b"\x1b[?25h")]
+        return termios.tcgetattr(self._slave) == self.before and last[1] > last[0] and last[3] > last[2]
+
+    def close(self) -> None:
+        for descriptor in (self.master, self._slave):
+            os.close(descriptor)
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[Terminal]:
+    opened = Terminal([*CBTOP, *arguments])
+    try:
+        yield opened
+    finally:
+        for process in family(opened.process):
+            process.kill()
+        opened.process.wait()
+        opened.close()
+
+
+def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(process.pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_model(path, TINY, lambda *_: None)
+    return str(path)
+
+
+@pytest.mark.parametrize("keys", ["q", "\x03", "\x11"])
+def test_quitting_the_demo_leaves_a_clean_terminal_and_no_process(model: str, keys: str) -> None:
+    with terminal("demo", "--model", model) as screen:
+        screen.wait_for("DownProjection", "LIVE", "qwen2")
+        workload = family(screen.process)[1:]
+        assert workload
+        screen.send(keys)
+        assert screen.exit_code() == 0
+        assert screen.is_clean
+        assert not any(process.is_running() for process in workload)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_a_clean_terminal_and_its_own_exit_code(model: str, number: signal.Signals) -> None:
+    with terminal("demo", "--model", model) as screen:
+        screen.wait_for("DownProjection")
+        workload = family(screen.process)[1:]
+        screen.process.send_signal(number)
+        assert screen.exit_code() == 128 + number
+        assert screen.is_clean
+        assert not any(process.is_running() for process in workload)
+
+
+def test_every_view_opens_by_its_key_and_shows_what_runs(model: str) -> None:
+    with terminal("demo", "--model", model) as screen:
+        screen.wait_for("DownProjection")
+        for key, words in (("2", "Attention"), ("3", "GFLOP/s"), ("4", "Layer 0"), ("1", "DownProjection")):
+            screen.send(key)
+            screen.wait_for(words)
+        screen.send("q")
+        assert screen.exit_code() == 0
+
+
+def test_a_lost_terminal_ends_it() -> None:
+    with host():
+        screen = Terminal(CBTOP)
+        screen.wait_for("DownProjection")
+        screen.close()
+        assert screen.process.wait(10) != 0
+
+
+def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp_path: Path) -> None:
+    with terminal("demo", "--model", str(tmp_path / "none.gguf")) as screen:
+        assert screen.exit_code(20) == 2
+        assert screen.is_clean
+        assert "none.gguf does not exist" in screen.read()
+
+
+def test_with_nothing_running_the_screen_says_how_to_start_something() -> None:
+    with terminal() as screen:
+        screen.wait_for("cbtop demo")
+        with host() as process:
+            screen.wait_for("DownProjection", f"{process.pid}@")
+        screen.wait_for("KILLED")
+        screen.send("q")
+        assert screen.exit_code() == 0
