@@ -45,7 +45,9 @@ def test_the_default_address_is_an_ipc_socket_in_it(runtime: Path) -> None:
     assert default_endpoint() == f"ipc://{runtime}/daemon.sock"
 
 
-@pytest.mark.parametrize("good", ["ipc:///tmp/x.sock", "tcp://127.0.0.1:5555", "tcp://localhost:5555", "tcp://[::1]:5"])
+@pytest.mark.parametrize(
+    "good", ["ipc:///tmp/x.sock", "tcp://127.0.0.1:5555", "tcp://localhost:5555", "tcp://[::1]:5"]
+)
 def test_ipc_and_loopback_are_taken(good: str) -> None:
     assert parse_endpoint(good) == good
 

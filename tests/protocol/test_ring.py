@@ -75,7 +75,13 @@ def test_eight_threads_lose_and_corrupt_nothing(path: Path) -> None:
         batch = reader.read()
         assert batch.overwritten == 0
         found += list(
-            zip(batch.node.tolist(), batch.start_ns.tolist(), batch.end_ns.tolist(), batch.elements.tolist(), strict=True)
+            zip(
+                batch.node.tolist(),
+                batch.start_ns.tolist(),
+                batch.end_ns.tolist(),
+                batch.elements.tolist(),
+                strict=True,
+            )
         )
     assert sorted(found) == [(n, i, i + n, n * i) for n in range(1, 9) for i in range(each)]
 

@@ -1,0 +1,31 @@
+"""`python -m benchmarks [NAME …]`: run the benchmarks and print their figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+
+from benchmarks import decode, hot_path, screen
+
+BENCHMARKS = {"hot_path": hot_path.run, "decode": decode.run, "screen": screen.run}
+
+
+def main() -> int:
+    chosen = sys.argv[1:] or list(BENCHMARKS)
+    if unknown := [name for name in chosen if name not in BENCHMARKS]:
+        print(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    print(f"Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, {platform.machine()}\n")
+    with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as directory:
+        os.environ["CBTOP_RUNTIME_DIR"] = directory
+        for name in chosen:
+            print(f"{name} …", file=sys.stderr, flush=True)
+            for figure in BENCHMARKS[name]():
+                ratio = f"{figure.ratio:8.3f} × {figure.peer}" if figure.ratio is not None else ""
+                print(f"{figure.what:<46}{figure.value:>12,.1f} {figure.unit:<12}{ratio}", flush=True)
+    return 0
+
+
+sys.exit(main())
