@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cbtop.compute.errors import ComputeError
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.vocabulary import Provenance
 
@@ -20,6 +21,7 @@ Progress = Callable[[str, float | None], None]
 ShouldStop = Callable[[], bool]
 
 LONGEST_DEFAULT_CONTEXT = 2048
+SHORTEST_CONTEXT = 2
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
 VERIFIED_TOKENS = 4
@@ -54,6 +56,8 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     model = read_model(path, FAMILIES)
     backend = cpu_backend(options.threads)
     context = min(options.context or LONGEST_DEFAULT_CONTEXT, model.context_length)
+    if context < SHORTEST_CONTEXT:
+        raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
     profiler.announce(_manifest(model, backend, context))
     decoder = Decoder(model, backend.label, backend.threads, profiler, context)
     prompt = _prompt(model, context)

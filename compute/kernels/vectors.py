@@ -27,6 +27,7 @@ LANES = 16
 _INT = ir.IntType(32)
 _INTS = ir.VectorType(_INT, LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _FAST = ("fast",)  # reorder sums, contract to fused multiply-add
 
@@ -95,6 +96,16 @@ def load_floats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Co
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _load(builder, _address(context, builder, array, *values), _FLOATS)
+
+    return _floats(array, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def load_halves(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """Sixteen binary16 from array[row, column : column + 32] of a uint8 matrix, as Floats16."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fpext(_load(builder, _address(context, builder, array, *values), _HALVES), _FLOATS)
 
     return _floats(array, types.uint64, types.uint64), generate
 
@@ -210,6 +221,16 @@ def halves(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
         return builder.shuffle_vector(_splat(builder, values[0], _FLOATS), _splat(builder, values[1], _FLOATS), mask)
 
     return _floats(types.float32, types.float32), generate
+
+
+@_intrinsic
+def add(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
+    """a + b of two Floats16."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fadd(*values, flags=_FAST)
+
+    return _floats(_floats, _floats), generate
 
 
 @_intrinsic

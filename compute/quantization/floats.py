@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import half_to_float, jit, jit_inlined
+from cbtop.compute.kernels.jit import half_to_float, jit, jit_inlined, load_half
+from cbtop.compute.kernels.vectors import LANES, add, load_floats, load_halves, multiply_add, splat, total_of
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats
 
 
@@ -61,10 +62,18 @@ def dequantize_row_f32(weights: Any, row: Any, out: Any, out_row: Any) -> None:
 @jit_inlined
 def dot_row_f16(weights: Any, row: Any, x: Any) -> Any:
     """Row `row` of uint8 (rows, row_bytes) times x[0]."""
-    values = weights[row].view(np.uint16)
-    total = np.float32(0)
-    for i in range(np.uint64(values.shape[0])):
-        total += half_to_float(values[i]) * x[0, i]
+    columns = np.uint64(x.shape[1])
+    even, odd = splat(np.float32(0)), splat(np.float32(0))
+    token, step, i = np.uint64(0), np.uint64(LANES), np.uint64(0)
+    while i + step + step <= columns:
+        even = multiply_add(load_halves(weights, row, i + i), load_floats(x, token, i), even)
+        i += step
+        odd = multiply_add(load_halves(weights, row, i + i), load_floats(x, token, i), odd)
+        i += step
+    total = total_of(add(even, odd))
+    while i < columns:
+        total += load_half(weights, row, i + i) * x[token, i]
+        i += np.uint64(1)
     return total
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from cbtop.compute.kernels.jit import jit, jit_inlined, load_half, load_word
 from cbtop.compute.kernels.vectors import (
     LANES,
+    add,
     bits_and,
     bytes_of,
     halves,
@@ -175,7 +176,7 @@ def dot_row_q4_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
         even = _add_pair(weights, row, qs + np.uint64(64), x, first + np.uint64(128), low, high, even)
         low, high = lane(factors, np.uint64(6)), lane(factors, np.uint64(7))
         odd = _add_pair(weights, row, qs + np.uint64(96), x, first + np.uint64(192), low, high, odd)
-    return total_of(even) + total_of(odd)
+    return total_of(add(even, odd))
 
 
 @jit

@@ -22,6 +22,7 @@ import numpy as np
 
 from cbtop.compute.kernels.jit import jit, jit_inlined, load_half
 from cbtop.compute.kernels.vectors import (
+    add,
     bits_and,
     bits_or,
     lane,
@@ -154,7 +155,7 @@ def dot_row_q6_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
         ql, qh, first = ql + np.uint64(64), qh + np.uint64(32), first + half
         left = _add_quarter(weights, row, ql, qh, x, first, factors, np.uint64(8), left)
         right = _add_quarter(weights, row, ql + column, qh + column, x, first + column, factors, np.uint64(9), right)
-    return total_of(left) + total_of(right)
+    return total_of(add(left, right))
 
 
 @jit

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.compute import ceilings
+from cbtop.compute.errors import ComputeError
 from cbtop.compute.workload import WorkloadOptions, run
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
@@ -60,7 +61,13 @@ def test_it_stops_between_steps_when_told(
     assert steps_of(recorder) == {"prefill": 1, "decode": 5}
 
 
-def test_ceilings_are_of_the_right_order(model_files: dict[str, Path]) -> None:
+def test_a_context_without_room_to_decode_is_refused(model_files: dict[str, Path], profiler: BrickProfiler) -> None:
+    options = WorkloadOptions(model=model_files["llama"], steps=1, threads=1, context=1)
+    with pytest.raises(ComputeError, match="give 2 or more"):
+        run(options, profiler, lambda: False, lambda text, fraction: None)
+
+
+def test_ceilings_are_of_the_right_order() -> None:
     measured = {ceiling.name: ceiling for ceiling in ceilings.measure_ceilings(1, 1 << 20)}
     assert list(measured) == ["dram_read", "weights_read", "fma_float32"]
     assert {c.unit for c in measured.values() if c.kind == "bandwidth"} == {"GB/s"}
