@@ -14,8 +14,8 @@ ggml's block_q4_K, 144 bytes:
 
 # What makes the product quick: scales and minima are unpacked together in 64-bit words and converted as one
 # vector; all sums stay in vectors until the row ends. The minima meet only the sum of x over a sub-block, which
-# is the same for all rows: `sums`, computed once. 8-10 GB/s of quantised bytes a thread, against 3.5-5.7 for the
-# same in plain loops (2.6 GHz Sapphire Rapids class, AVX-512).
+# is the same for all rows: `sums`, computed once. Quantised GB/s of one thread: 6.3 on rows of 768, 8.4 on rows
+# of 3840, 7.8 from DRAM; in plain loops 3.5 from DRAM and 5.7 from cache (2.6 GHz Xeon with AVX-512).
 
 from __future__ import annotations
 
