@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import ClassVar, Protocol
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.theme import Theme
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher
 
@@ -19,11 +23,13 @@ from cbtop.views.header import Header, Heading, Notice
 from cbtop.views.help import HelpScreen
 from cbtop.views.welcome import Welcome
 from cbtop.widgets.footer import KeyFooter
-from cbtop.widgets.lines import Line, clean
+from cbtop.widgets.lines import ROLES, Line, clean
 from cbtop.widgets.tabs import TabBar
+from cbtop.widgets.themes import DARK, LIGHT
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 TERMINAL_CHECK_S = 1.0
+LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five of them
 HANG_UP_EXIT = 129
 
 
@@ -53,64 +59,6 @@ class Feed(Protocol):
         """Not None when the workload this app was started for has failed."""
 
 
-DARK = Theme(
-    name="cbtop-dark",
-    primary="#7fb7e8",
-    background="#0e1217",
-    surface="#0e1217",
-    panel="#171d25",
-    foreground="#c8d0da",
-    success="#7fc98f",
-    warning="#e3b95a",
-    error="#ff6b6b",
-    accent="#6cc5d0",
-    dark=True,
-    variables={
-        "dim": "#7d8896",
-        "faint": "#3b4552",
-        "bright": "#eef2f6",
-        "ink": "#0e1217",
-        "cursor": "#1f2935",
-        "track": "#1a212a",
-        # After Okabe and Ito: told apart with any kind of colour vision.
-        "norm": "#d38fb8",
-        "attention": "#5fb4ea",
-        "ffn": "#e8a33a",
-        "other": "#3dbd95",
-        "gap": "#8793a3",
-        "unknown": "#5a6675",
-    },
-)
-
-LIGHT = Theme(
-    name="cbtop-light",
-    primary="#1f5f99",
-    background="#fafafa",
-    surface="#fafafa",
-    panel="#eceff2",
-    foreground="#2a323c",
-    success="#1d7a3a",
-    warning="#9a6700",
-    error="#c62828",
-    accent="#0b7285",
-    dark=False,
-    variables={
-        "dim": "#66717f",
-        "faint": "#c3cad3",
-        "bright": "#0b0f14",
-        "ink": "#ffffff",
-        "cursor": "#dde5ee",
-        "track": "#e8ecf0",
-        "norm": "#a3457d",
-        "attention": "#0072b2",
-        "ffn": "#b35c00",
-        "other": "#00795a",
-        "gap": "#75808d",
-        "unknown": "#9aa4b0",
-    },
-)
-
-
 class CbtopApp(App[int]):
     """Header, tabs, one view, footer. The result is the exit code."""
 
@@ -118,6 +66,7 @@ class CbtopApp(App[int]):
     CSS_PATH = "cbtop.tcss"
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = None
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"view({number - 1})", view.title, show=False)
@@ -170,7 +119,8 @@ class CbtopApp(App[int]):
         self.tick()
         self._tick_timer = self.set_interval(self.interval_s, self.tick)
         if not self.is_headless:
-            self.set_interval(TERMINAL_CHECK_S, self.leave_if_hung_up)
+            leave = partial(asyncio.get_running_loop().call_soon_threadsafe, self.leave_hung_up)
+            threading.Thread(target=watch_terminal, args=(leave,), name="cbtop-terminal", daemon=True).start()
 
     def tick(self) -> None:
         """Take in what arrived and, unless paused, show it."""
@@ -276,7 +226,20 @@ class CbtopApp(App[int]):
     async def action_quit(self) -> None:
         self.exit(0)
 
-    def leave_if_hung_up(self, isatty: Callable[[int], bool] = os.isatty) -> None:
-        """Leave when the terminal is gone: Textual would spin on its dead input for ever."""
-        if not isatty(0):
-            self.exit(HANG_UP_EXIT, return_code=HANG_UP_EXIT)
+    def leave_hung_up(self) -> None:
+        """Leave because the terminal is gone."""
+        self.exit(HANG_UP_EXIT, return_code=HANG_UP_EXIT)
+
+
+def watch_terminal(leave: Callable[[], object]) -> None:
+    """Runs in a thread: once stdin is no terminal any more, call `leave`, and end the process if it cannot.
+
+    On a dead terminal Textual's input spins for ever; its output stops, and whoever writes next blocks for ever,
+    also the event loop on its way out. There is nothing left to restore then, and nobody to restore it for.
+    """
+    while os.isatty(0):
+        time.sleep(TERMINAL_CHECK_S)
+    with suppress(RuntimeError):  # the loop is closed: the app has left already
+        leave()
+    time.sleep(LEAVE_WITHIN_S)
+    os._exit(HANG_UP_EXIT)

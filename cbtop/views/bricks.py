@@ -77,6 +77,7 @@ class Bricks(View):
 
     def action_toggle_detail(self) -> None:
         self.set_class(not self.has_class("-detail"), "-detail")
+        self._table.hold_row()
         self.call_after_refresh(self._show_detail)
 
     def action_filter(self) -> None:

@@ -134,6 +134,7 @@ class Graph(View):
         self._table.show_rows(visible_rows(self._graph, self._unfolded))
 
     def _set_unfolded(self, unfolded: frozenset[int]) -> None:
+        self._table.hold_row()
         self._unfolded = unfolded
         self._show_tree()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rich.segment import Segment
 from rich.style import Style
 from textual.events import Resize
@@ -11,13 +9,13 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from cbtop.widgets.lines import BLANK, ROLES, Line
+from cbtop.widgets.lines import BLANK, Line
+
+# The app owns the roles (its COMPONENT_CLASSES): thirty in each widget would double the time to the first frame.
 
 
 class Drawing(Widget):
     """A widget that is a list of lines. Subclasses say which in `draw`, and call `redraw` for new ones."""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -61,7 +59,7 @@ class Drawing(Widget):
         if style is None:
             style = Style()
             for role in roles.split():
-                style += self.get_component_rich_style(role, partial=True)
+                style += self.app.get_component_styles(role).partial_rich_style
             self._role_styles[roles] = style
         return style
 

@@ -59,13 +59,18 @@ class Table(Drawing, Generic[RowT], can_focus=True):
             self.cursor = keys.index(self._cursor_key)
         else:
             self.cursor = max(0, min(self.cursor, len(keys) - 1))
-            self._cursor_key = keys[self.cursor] if keys else None
+            self._cursor_key = keys[self.cursor] if keys and self._cursor_key is not None else None
         self.redraw()
 
     @property
     def current(self) -> RowT | None:
         """The row under the cursor."""
         return self.rows[self.cursor] if self.rows else None
+
+    def hold_row(self) -> None:
+        """Stay on this row from now on; before the cursor was moved it stays on the first, whichever that is."""
+        if self.rows:
+            self._cursor_key = self.key(self.rows[self.cursor])
 
     @property
     def _placed(self) -> tuple[Placed[RowT], ...]:
@@ -107,7 +112,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         if index == self.cursor or not self.rows:
             return
         self.cursor = index
-        self._cursor_key = self.key(self.rows[index])
+        self.hold_row()
         self.redraw()
         self.post_message(self.Moved())
 

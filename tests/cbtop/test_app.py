@@ -375,7 +375,9 @@ def test_a_lost_terminal_ends_the_app_even_when_the_hang_up_signal_is_ignored() 
     )
     os.close(theirs)
     try:
-        os.read(ours, 1)  # it has begun to draw
+        drawn = b""
+        while b"WAITING" not in drawn:
+            drawn += os.read(ours, 4096)
         os.close(ours)
         assert process.wait(timeout=20) == HANG_UP_EXIT
     finally:
