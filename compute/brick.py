@@ -13,6 +13,7 @@ from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
 from cbtop.profiler.profiler import BrickProfiler
 
+ONE_THREAD = "numba"  # the backend of a kernel that never spreads over threads
 Profiler = BrickProfiler  # as the rest of compute knows it
 
 
@@ -48,7 +49,9 @@ class ComputeBrick:
             brick=spec.brick,
             backend=backend,
             work=combined_work(launches),
-            kernels=tuple(KernelDefinition(kernel.name, backend) for kernel in self._kernels),
+            kernels=tuple(
+                KernelDefinition(kernel.name, backend if kernel.parallel else ONE_THREAD) for kernel in self._kernels
+            ),
             budget_us_per_token=budget_us_per_token,
         )
 

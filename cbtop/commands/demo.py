@@ -86,7 +86,7 @@ def serve(options: argparse.Namespace) -> int:
         return bool(stopped_by) or (options.parent is not None and os.getppid() != options.parent)
 
     # Numba and gguf take their time to load; the process is already there to be seen.
-    from cbtop.compute.errors import ModelError
+    from cbtop.compute.errors import ComputeError
     from cbtop.compute.workload import WorkloadOptions
     from cbtop.compute.workload import run as run_workload
 
@@ -97,7 +97,7 @@ def serve(options: argparse.Namespace) -> int:
             should_stop,
             progress,
         )
-    except ModelError as error:
+    except ComputeError as error:
         line.clear()
         profiler.close("the model cannot be run")
         raise UsageError(str(error)) from error

@@ -37,6 +37,7 @@ class Kernel:
     `work` computes the KernelWork from shapes; its parameters are the kernel's own.
     `tolerance` bounds max|difference| / max|reference| between the two, in float32.
     `examples` makes arguments of about `size` elements a dimension.
+    `parallel` says whether it may spread over all threads of the backend; the others run on one.
     `narrow` cuts arguments down to what the reference can do in a moment: the same operation on fewer rows.
     """
 
@@ -48,6 +49,7 @@ class Kernel:
     tolerance: float
     examples: Callable[[np.random.Generator, int], Arguments]
     narrow: Callable[[Arguments], Arguments] = everything
+    parallel: bool = False
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:

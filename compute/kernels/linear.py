@@ -181,6 +181,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> 
         tolerance=2e-5,
         examples=_examples(block_format, tokens, threads),
         narrow=narrow,
+        parallel=True,
     )
 
 
