@@ -43,12 +43,13 @@ def available_threads() -> int:
 
 
 def cpu_backend(threads: int | None = None) -> Backend:
-    """Numba set to use `threads` threads; all that this process may run on when None.
+    """Numba set to use `threads` threads; when None, all that this process may run on but one.
 
-    Held to what Numba was started with (NUMBA_NUM_THREADS, by default the processors).
+    The last is left to whoever watches: a parallel product waits for its slowest thread, and the screen on the same
+    core makes one slow. Held to what Numba was started with (NUMBA_NUM_THREADS, by default the processors).
     """
     limit = int(settings.NUMBA_NUM_THREADS)
-    wanted = min(threads or available_threads(), limit)
+    wanted = min(threads or max(1, available_threads() - 1), limit)
     if "OMP_WAIT_POLICY" not in os.environ:
         # Read when libgomp is loaded, which is when Numba launches for the first time.
         os.environ.setdefault("GOMP_SPINCOUNT", str(GOMP_SPIN_COUNT))

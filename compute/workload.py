@@ -29,7 +29,7 @@ VERIFIED_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """What to run. None: the demo model; until stopped; all processors; the model's context, up to 2048."""
+    """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048."""
 
     model: Path | None = None
     steps: int | None = None

@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--model", type=Path, metavar="FILE.gguf", help="the model (default: a random one, 82 MB)")
     group.add_argument("--steps", type=_count, metavar="N", help="stop after N decode steps (default: until stopped)")
-    group.add_argument("--threads", type=_count, metavar="N", help="CPU threads (default: all)")
+    group.add_argument(
+        "--threads", type=_count, metavar="N", help="CPU threads (default: all but one, which is left to the screen)"
+    )
     group.add_argument(
         "--context", type=_count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
     )

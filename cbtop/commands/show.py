@@ -66,6 +66,7 @@ def show_on_screen(feed: Feed, options: argparse.Namespace) -> int:
     from cbtop.app import CbtopApp
 
     app = CbtopApp(feed, interval_s=options.interval)
+    app.phase = options.phase
     code = app.run()
     end = feed.finished()
     if end and end.message:

@@ -102,7 +102,7 @@ def _roofline(view: SourceView) -> str:
                 fmt.number(point.gflops),
                 fmt.number(point.gb_per_sec),
                 fmt.percent_number(point.percent_of_roof),
-                "above the roof: check the work declared" if point.above_roof else "",
+                "above the roof: from a nearer cache, or the work declared is too much" if point.above_roof else "",
             )
         )
     lines = ["ceilings: " + (", ".join(ceilings) or "n/a (the process measured none)")]

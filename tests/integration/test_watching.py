@@ -12,7 +12,7 @@ import pytest
 
 from cbtop.feed import Feed
 from cbtop.viewmodels.model import SourceView
-from tests.integration.hosts import cbtop, daemon, eventually, host, snapshot
+from tests.integration.hosts import CBTOP, cbtop, daemon, eventually, host, snapshot
 
 
 def see(feed: Feed, pid: int) -> SourceView | None:
