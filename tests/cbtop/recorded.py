@@ -55,7 +55,7 @@ def record_of(source: Source) -> SourceRecord:
 
 
 def decode_run(directory: Path, steps: int = 10) -> SourceRecord:
-    """One prefill of 4 tokens, then `steps` decode steps of two layers: 100 µs a step with 3 µs outside the bricks."""
+    """One prefill of 4 tokens, then `steps` decode steps of 100 µs each, 4 µs of them outside the bricks."""
     clock = Clock()
     profiler = profiler_in(directory, clock)
     profiler.announce(Manifest("toy 2L", "qwen2", "numba-omp×2", "Q4_K", 2, 2, 64, 512, 1_000_000, 560_000))

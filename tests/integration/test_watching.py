@@ -157,15 +157,19 @@ def test_a_stopped_viewer_holds_nobody_up() -> None:
     script = (
         "import sys, time\nfrom cbtop.feed import Feed\nf = Feed()\nprint('up', flush=True)\nwhile True: f.poll(50)"
     )
-    with daemon(), host() as process:
-        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as viewer, Feed() as feed:
-            assert viewer.stdout
-            viewer.stdout.readline()
-            viewer.send_signal(signal.SIGSTOP)
-            before = steps_of(feed, process.pid)
-            eventually(lambda: steps_of(feed, process.pid) > before + 1000)
-            viewer.send_signal(signal.SIGCONT)
-            viewer.kill()
+    with (
+        daemon(),
+        host() as process,
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as viewer,
+        Feed() as feed,
+    ):
+        assert viewer.stdout
+        viewer.stdout.readline()
+        viewer.send_signal(signal.SIGSTOP)
+        before = steps_of(feed, process.pid)
+        eventually(lambda: steps_of(feed, process.pid) > before + 1000)
+        viewer.send_signal(signal.SIGCONT)
+        viewer.kill()
 
 
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:

@@ -45,5 +45,5 @@ def test_the_usual_aliases_are_known(alias: str, brick: BrickId) -> None:
 
 
 def test_an_unknown_brick_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no brick is called 'Conv'.*RmsNorm.*Sampling"):
+    with pytest.raises(ValueError, match=r"no brick is called 'Conv'.*RmsNorm.*Sampling"):
         BrickId.from_name("Conv")

@@ -48,8 +48,8 @@ def test_the_json_holds_what_was_promised(view: SourceView) -> None:
             "loss"} <= source.keys()  # fmt: skip
     assert {"count", "tokens", "tokens_per_sec", "wall_us"} <= source["steps"].keys()
     assert source["steps"]["wall_us"].keys() == {"mean", "p50", "p95", "p99"}
-    assert {"name", "category", "count", "total_us", "exclusive_us", "avg_us", "p50_us", "p95_us", "p99_us", "elements",
-            "flops", "bytes", "percent"} <= source["bricks"][0].keys()  # fmt: skip
+    assert {"name", "category", "count", "total_us", "exclusive_us", "avg_us", "p50_us", "p95_us", "p99_us",
+            "elements", "flops", "bytes", "percent"} <= source["bricks"][0].keys()  # fmt: skip
     assert {"name", "avg_us", "percent", "count"} <= source["categories"][0].keys()
     assert {"name", "value", "unit", "provenance"} <= source["roofline"]["ceilings"][0].keys()
     assert {"brick", "intensity", "gflops", "percent_of_roof"} <= source["roofline"]["points"][0].keys()
