@@ -29,6 +29,9 @@ from cbtop.protocol.messages import (
     SourceGone,
     SourceState,
     StatsUpdate,
+    TraceAnomaly,
+    TraceNumber,
+    TraceSummary,
 )
 from cbtop.protocol.vocabulary import NodeKind
 
@@ -56,6 +59,7 @@ class SourceRecord:
     manifest: Manifest | None = None
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
+    traces: dict[str, TraceSummary] = field(default_factory=dict)  # by their id, MLT-01 …
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
     goodbye: Goodbye | None = None
     state: SourceState | None = None
@@ -68,6 +72,7 @@ class SourceRecord:
         self.nodes = NodeTable()
         self.ceilings.clear()
         self.checks.clear()
+        self.traces.clear()
         self.stats.clear()
 
 
@@ -108,7 +113,18 @@ class Store:
                     _update_stats(self.sources[message.source], message)
             case SourceGone():
                 self.sources.pop(message.source, None)
-            case HostHello() | Node() | Manifest() | Ceiling() | CheckResult() | Activity() | Goodbye():
+            case (
+                HostHello()
+                | Node()
+                | Manifest()
+                | Ceiling()
+                | CheckResult()
+                | TraceSummary()
+                | TraceNumber()
+                | TraceAnomaly()
+                | Activity()
+                | Goodbye()
+            ):
                 raise DecodeError(f"a {type(message).__name__} outside a catalog")
             case _:
                 assert_never(message)
@@ -142,6 +158,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             record.ceilings[message.name] = message
         case CheckResult():
             record.checks[message.brick, message.assertion] = message
+        case TraceSummary():
+            record.traces[message.trace] = message
         case Activity():
             record.activity = message
         case Goodbye():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cbtop.compute.brick import Profiler
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.compute.decoder.tracing import DecodeTracing
 
 Progress = Callable[[str, float | None], None]
 ShouldStop = Callable[[], bool]
@@ -29,12 +30,16 @@ VERIFIED_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048."""
+    """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048.
+
+    `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in a sample of the decode steps.
+    """
 
     model: Path | None = None
     steps: int | None = None
     threads: int | None = None
     context: int | None = None
+    trace: tuple[str, ...] = ()
 
 
 def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, progress: Progress) -> None:
@@ -49,7 +54,9 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     from cbtop.compute.decoder import FAMILIES
     from cbtop.compute.decoder.base import read_model
     from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
+    from cbtop.profiler.traces.base import TracerConfig
 
     path = options.model or demo_model(progress)
     progress("reading the model", None)
@@ -73,18 +80,27 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
             Ceiling(ceiling.name, ceiling.kind, ceiling.value, ceiling.unit, provenance=Provenance.MEASURED)
         )
     progress("", None)
-    _decode_until(decoder, prompt, options.steps, should_stop)
+    tracing = DecodeTracing(decoder, profiler, TracerConfig.of(options.trace)) if options.trace else None
+    _decode_until(decoder, prompt, options.steps, should_stop, tracing)
 
 
-def _decode_until(decoder: Decoder, prompt: list[int], steps: int | None, should_stop: ShouldStop) -> None:
+def _decode_until(
+    decoder: Decoder,
+    prompt: list[int],
+    steps: int | None,
+    should_stop: ShouldStop,
+    tracing: DecodeTracing | None,
+) -> None:
     """Prefill, decode until the context is full, restart; `steps` counts decode steps over all sequences."""
     done = 0
     while not should_stop() and (steps is None or done < steps):
         decoder.restart()
         token = decoder.prefill(prompt)
         while decoder.position < decoder.context and (steps is None or done < steps) and not should_stop():
-            token = decoder.decode(token)
+            token = decoder.decode(token, tracing.observer() if tracing else None)
             done += 1
+    if tracing:
+        tracing.finish()
 
 
 def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:

@@ -100,6 +100,37 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceNumber:
+    """A named number of a TraceSummary, of the row `row` (`layer 3`) or, where that is empty, of the whole trace."""
+
+    row: str
+    name: str
+    value: float | None  # None is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class TraceAnomaly:
+    """One thing that a trace found wrong, in a sentence."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What one trace (`MLT-01` … `MLT-05`) has found so far; it replaces the one before it.
+
+    `forwards` counts the traced passes since the process began; the numbers are about the latest of them.
+    """
+
+    trace: str
+    name: str
+    about: str
+    forwards: int
+    numbers: tuple[TraceNumber, ...]
+    anomalies: tuple[TraceAnomaly, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Activity:
     """What the process is busy with before (or instead of) its main loop; an empty name: the main loop."""
 
@@ -114,7 +145,8 @@ class Goodbye:
     reason: str
 
 
-CatalogMessage = HostHello | Node | Manifest | Ceiling | CheckResult | Activity | Goodbye
+CatalogMessage = HostHello | Node | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Goodbye
+Part = TraceNumber | TraceAnomaly  # only ever inside another message
 
 # --- said by the daemon, to every viewer --------------------------------------------------------------------
 
@@ -204,4 +236,4 @@ class SourceGone:
 
 
 WireMessage = DaemonHello | SourceCatalog | SourceState | StatsUpdate | Heartbeat | SourceGone
-Message = CatalogMessage | WireMessage
+Message = CatalogMessage | WireMessage | Part

@@ -17,6 +17,7 @@ from typing import IO
 from cbtop.commands.show import add_show_arguments, check_phase, is_headless, print_report, show_on_screen
 from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.feed import Feed, FeedEnd
+from cbtop.profiler.traces import TRACES
 from cbtop.progress import ProgressLine
 from cbtop.viewmodels.model import SourceSummary, SourceView
 
@@ -30,6 +31,8 @@ examples:
   cbtop demo                                    on screen, until you quit
   cbtop demo --model qwen2.5-1.5b-q4_k_m.gguf   your own model
   cbtop demo --headless --steps 50              50 decode steps, then a report: for CI
+  cbtop demo --headless --steps 50 --trace all --view trace
+                                                what the model computed: MLT-01 to MLT-05
   cbtop demo --serve-only                       only the workload; watch it with `cbtop`
 """
 POLL_MS = 100
@@ -46,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--context", type=_count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
     )
+    group.add_argument(
+        "--trace", type=_traces, metavar="NAMES", default=(),
+        help=f"trace every 16th decode step: {', '.join(TRACES)} (a comma list) or all (default: none)",
+    )  # fmt: skip
     group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
     group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # stop when this process is no longer ours
     add_show_arguments(parser)
@@ -94,7 +101,7 @@ def serve(options: argparse.Namespace) -> int:
 
     try:
         run_workload(
-            WorkloadOptions(options.model, options.steps, options.threads, options.context),
+            WorkloadOptions(options.model, options.steps, options.threads, options.context, options.trace),
             profiler,
             should_stop,
             progress,
@@ -138,6 +145,8 @@ def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[s
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
             command += [f"--{name}", str(value)]
+    if options.trace:
+        command += ["--trace", ",".join(options.trace)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         yield process
@@ -198,3 +207,10 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
     return value
+
+
+def _traces(text: str) -> tuple[str, ...]:
+    names = tuple(TRACES) if text == "all" else tuple(text.split(","))
+    if unknown := [name for name in names if name not in TRACES]:
+        raise argparse.ArgumentTypeError(f"no trace {unknown[0]!r}; there are {', '.join(TRACES)}, or all")
+    return names

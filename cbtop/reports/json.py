@@ -14,6 +14,7 @@ from cbtop.viewmodels.model import (
     RooflineView,
     SourceView,
     StepsView,
+    TraceView,
 )
 
 SCHEMA = "cbtop.snapshot/1"
@@ -66,6 +67,7 @@ def _source(view: SourceView) -> dict[str, Any]:
             }
             for check in view.checks
         ],
+        "traces": [_trace(trace) for trace in view.traces],
     }
 
 
@@ -173,6 +175,20 @@ def _node(row: GraphRow) -> dict[str, Any]:
         "grid": row.grid,
         "block": row.block,
         "shared_memory_bytes": row.shared_memory_bytes,
+    }
+
+
+def _trace(view: TraceView) -> dict[str, Any]:
+    return {
+        "trace": view.trace,
+        "name": view.name,
+        "about": view.about,
+        "forwards": view.forwards,
+        "totals": {number.name: number.value for number in view.totals},
+        "rows": [
+            {"name": row.name, "numbers": {number.name: number.value for number in row.numbers}} for row in view.rows
+        ],
+        "anomalies": list(view.anomalies),
     }
 
 

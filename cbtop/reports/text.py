@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import SourceView, TraceView
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
@@ -18,7 +18,8 @@ def text_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
 
 def _source(view: SourceView, sections: Sequence[str]) -> str:
     parts = [_head(view)]
-    parts += [SECTIONS[section](view) for section in sections]
+    drawn = [SECTIONS[section](view) for section in sections]
+    parts += drawn if any(drawn) else [f"{', '.join(sections)}: n/a (the process sent none)"]
     parts.append(_foot(view))
     return "\n\n".join(part for part in parts if part)
 
@@ -117,6 +118,33 @@ def _tree(view: SourceView) -> str:
     return view.tree_text
 
 
+def _traces(view: SourceView) -> str:
+    return "\n\n".join(_trace(trace) for trace in view.traces)
+
+
+def _trace(trace: TraceView) -> str:
+    lines = [f"{trace.trace} {trace.name}, {fmt.count(trace.forwards)} passes traced: {trace.about}"]
+    totals: Table = [(number.name, _traced(number.value)) for number in trace.totals]
+    if trace.totals:
+        lines.append(", ".join(" ".join(pair) for pair in totals) if trace.rows else _table(totals, left=1))
+    if trace.rows:
+        columns = tuple(number.name for number in trace.rows[0].numbers)
+        rows: Table = [("", *columns)]
+        for row in trace.rows:
+            numbers = {number.name: number.value for number in row.numbers}
+            rows.append((row.name, *(_traced(numbers.get(column)) for column in columns)))
+        lines.append(_table(rows, left=1))
+    lines += [f"anomaly: {text}" for text in trace.anomalies] or ["no anomalies"]
+    return "\n".join(lines)
+
+
+def _traced(value: float | None) -> str:
+    """A traced number may be of any size: four digits, and an exponent where it needs one."""
+    if value is None:
+        return fmt.NOT_MEASURED
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.4g}"
+
+
 def _foot(view: SourceView) -> str:
     loss = view.loss
     line = f"records: {loss.produced} produced = {loss.received} received + {loss.dropped} dropped"
@@ -155,4 +183,5 @@ SECTIONS: dict[str, Callable[[SourceView], str]] = {
     "categories": _categories,
     "roofline": _roofline,
     "tree": _tree,
+    "trace": _traces,
 }

@@ -167,6 +167,33 @@ class CheckRow:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedNumber:
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One row of a trace (a layer, a brick); rows need not have the same numbers."""
+
+    name: str
+    numbers: tuple[NamedNumber, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceView:
+    """One trace of the model's insides, as the traced process measured it on `forwards` sampled passes."""
+
+    trace: str  # MLT-01 to MLT-05
+    name: str
+    about: str
+    forwards: int
+    totals: tuple[NamedNumber, ...]
+    rows: tuple[TraceRow, ...]
+    anomalies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SourceView:
     """Everything one profiled process shows, for one phase of its steps."""
 
@@ -197,6 +224,7 @@ class SourceView:
     loss: LossView
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
+    traces: tuple[TraceView, ...] = ()  # none where the process traces nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from cbtop.viewmodels.model import CheckRow, LossView, SourceSummary, SourceView
 from cbtop.viewmodels.phase import PhaseTotals
 from cbtop.viewmodels.roofline import roofline
 from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
+from cbtop.viewmodels.traces import trace_views
 
 DEFAULT_PHASE = "decode"
 
@@ -65,6 +66,7 @@ def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
         loss=_loss(record),
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, shown),
+        traces=trace_views(record.traces.values()),
     )
 
 

@@ -21,6 +21,7 @@ from cbtop.protocol.messages import CheckResult
 Floats = NDArray[np.float32]
 Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
 Scope = Callable[[int], AbstractContextManager[object]]
+Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # told of each brick of a pass once it has run
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,14 @@ def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
     brick(elements, *calls)
 
 
+def _observed(observe: Observer) -> Run:
+    def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+        brick(elements, *calls)
+        observe(brick, calls)
+
+    return run
+
+
 class Decoder:
     """Runs one model over one sequence of at most `context` tokens."""
 
@@ -45,11 +54,11 @@ class Decoder:
         self.context = context
         self.position = 0  # tokens in the KV cache
         self._profiler = profiler
-        self._bricks = BrickMaker(model, backend, profiler).bricks()
+        self.bricks = BrickMaker(model, backend, profiler).bricks()
         cache_shape = (model.kv_heads, context, model.head_dim)
         self._layers = tuple(
             _Layer(bricks, weights, np.zeros(cache_shape, np.float32), np.zeros(cache_shape, np.float32))
-            for bricks, weights in zip(self._bricks.layers, model.layers, strict=True)
+            for bricks, weights in zip(self.bricks.layers, model.layers, strict=True)
         )
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         self._scratch = np.zeros((threads, columns), np.float32)
@@ -60,15 +69,15 @@ class Decoder:
         """Forget the sequence."""
         self.position = 0
 
-    def prefill(self, tokens: Sequence[int]) -> int:
+    def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """Append `tokens` in one pass; the greedy next token."""
         with self._profiler.step("prefill", tokens=len(tokens)):
-            return self._forward(tokens, _timed, self._profiler.layer)
+            return self._forward(tokens, _timed if observe is None else _observed(observe), self._profiler.layer)
 
-    def decode(self, token: int) -> int:
+    def decode(self, token: int, observe: Observer | None = None) -> int:
         """Append one token; the greedy next one."""
         with self._profiler.step("decode", tokens=1):
-            return self._forward((token,), _timed, self._profiler.layer)
+            return self._forward((token,), _timed if observe is None else _observed(observe), self._profiler.layer)
 
     def logits(self, tokens: int) -> Floats:
         """Logits, float32 (vocabulary,), of the last pass over `tokens` tokens; the next overwrites them."""
@@ -92,7 +101,7 @@ class Decoder:
         return summary(findings)
 
     def _forward(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
-        count, model, bricks = len(tokens), self.model, self._bricks
+        count, model, bricks = len(tokens), self.model, self.bricks
         if not 0 < count <= self.context - self.position:
             raise ComputeError(
                 f"{count} tokens at position {self.position} do not fit a context of {self.context}; restart first"

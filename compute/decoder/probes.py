@@ -1,0 +1,232 @@
+"""Probes: what each trace reads from the arguments of a brick that has just run, one class a trace."""
+
+# A buffer is overwritten by the next layer, so whatever a trace needs of it is measured at once.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from cbtop.compute.brick import ComputeBrick
+from cbtop.compute.decoder.bricks import ModelBricks
+from cbtop.compute.decoder.workspace import Floats
+from cbtop.compute.kernels import linear, rms_norm
+from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.profiler.traces.activations import LayerActivationTrace
+from cbtop.profiler.traces.attention import attention_weights
+from cbtop.profiler.traces.kv_cache import KvCacheStateTrace
+from cbtop.profiler.traces.logits import logit_evolution
+from cbtop.profiler.traces.moments import TensorStats, tensor_stats
+from cbtop.profiler.traces.quantization import ErrorSource, quantization_error
+from cbtop.profiler.traces.tracer import ModelTracer
+
+Calls = Sequence[Arguments]
+Watch = Callable[[Calls], int]  # gives the number of values it looked at
+
+
+class Probe(Protocol):
+    """Something that watches bricks of a pass."""
+
+    def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
+        """What to call after which brick of the traced pass number `turn`."""
+
+
+class ActivationProbe:
+    """MLT-01: the residual stream before and after each layer, and what both halves add to it."""
+
+    def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
+        self._bricks = bricks
+        self._tracer = tracer
+        self._measured: list[TensorStats] = []  # of the layer that is running
+
+    def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
+        for layer, bricks in enumerate(self._bricks.layers):
+            yield bricks.attention_norm, self._entered
+            yield bricks.output_projection, self._added
+            yield bricks.down, self._added
+            yield bricks.ffn_add, partial(self._left, layer)
+
+    def _entered(self, calls: Calls) -> int:
+        x, _, _, normed = calls[0]
+        self._measured = [tensor_stats(x), tensor_stats(normed)]
+        return int(x.size + normed.size)
+
+    def _added(self, calls: Calls) -> int:
+        delta = calls[0][4]
+        self._measured.append(tensor_stats(delta))
+        return int(delta.size)
+
+    def _left(self, layer: int, calls: Calls) -> int:
+        x = calls[0][0]
+        entered, normed, attention, ffn = self._measured
+        self._tracer.record_layer_activation(
+            LayerActivationTrace(layer, entered, normed, attention, ffn, tensor_stats(x))
+        )
+        return int(x.size)
+
+
+class AttentionProbe:
+    """MLT-02: the softmax of the last query."""
+
+    def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
+        self._bricks = bricks
+        self._tracer = tracer
+
+    def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
+        chosen = self._tracer.config.attention_config.layers
+        for layer, bricks in enumerate(self._bricks.layers):
+            if chosen is None or layer in chosen:
+                yield bricks.softmax, partial(self._weighed, layer)
+
+    def _weighed(self, layer: int, calls: Calls) -> int:
+        scores, start = calls[0]
+        weights = scores[-1, :, : start + scores.shape[0]]  # (heads, positions)
+        self._tracer.record_attention(attention_weights(layer, weights, self._tracer.config.attention_config))
+        return int(weights.size)
+
+
+class LogitProbe:
+    """MLT-03: the logit lens. Each layer's output is kept, and read when the pass has chosen its token."""
+
+    def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
+        self._bricks = bricks
+        self._tracer = tracer
+        self._outputs: list[Floats] = []  # (1, hidden) each
+        self._norm: Arguments = ()
+
+    def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
+        self._outputs.clear()
+        for bricks in self._bricks.layers:
+            yield bricks.ffn_add, self._left
+        yield self._bricks.final_norm, self._normed
+        yield self._bricks.lm_head, self._chosen
+
+    def _left(self, calls: Calls) -> int:
+        self._outputs.append(calls[0][0][-1:].copy())
+        return self._outputs[-1].size
+
+    def _normed(self, calls: Calls) -> int:
+        self._norm = calls[0]
+        return 0
+
+    def _chosen(self, calls: Calls) -> int:
+        final = calls[0][4][0]
+        evolution = logit_evolution(
+            self._tracer.position, final, self._lens(calls[0]), self._tracer.config.tracked_tokens
+        )
+        self._tracer.record_logits(evolution)
+        return int(final.size) * (1 + len(self._outputs))
+
+    def _lens(self, head: Arguments) -> Iterator[Floats]:
+        """Each layer's logits, float32 (vocabulary,), in one buffer."""
+        code, weights, bias, normed_last, logits_last, scratch = head
+        _, norm_weight, epsilon, _ = self._norm
+        normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
+        for output in self._outputs:
+            rms_norm.RMS_NORM.implementation(output, norm_weight, epsilon, normed)
+            linear.LINEAR[code].implementation(code, weights, bias, normed, logits, scratch)
+            yield logits[0]
+
+
+class QuantizationProbe:
+    """MLT-04: products against float64, on rows spread over each matrix; another layer each pass, and the output.
+
+    Two errors can be measured on a GGUF: that of the kernel that ran, and that which rounding the activations to
+    Q8_0 would add. The error of the weights' own quantisation cannot: the file does not hold the original floats.
+    """
+
+    def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
+        self._bricks = bricks
+        self._tracer = tracer
+
+    def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
+        layer = turn % len(self._bricks.layers)
+        bricks = self._bricks.layers[layer]
+        for brick in (bricks.qkv, bricks.output_projection, bricks.gate, bricks.up, bricks.down):
+            yield brick, partial(self._multiplied, brick.spec.name, layer)
+        yield self._bricks.lm_head, partial(self._multiplied, self._bricks.lm_head.spec.name, None)
+
+    def _multiplied(self, brick: str, layer: int | None, calls: Calls) -> int:
+        looked_at = 0
+        for call in calls:
+            code, rows, bias, x, found, _ = linear.narrow(call)
+            block_format = FORMATS[code]
+            weights = block_format.dequantize(rows).astype(np.float64)  # (sampled rows, columns)
+            exact = x.astype(np.float64) @ weights.T
+            record = partial(
+                self._record,
+                brick,
+                layer,
+                block_format.name,
+                8 * block_format.block_bytes / block_format.block_elements,
+            )
+            record(ErrorSource.KERNEL, exact + bias if bias.size else exact, found)
+            if x.shape[1] % Q8_0.block_elements == 0 and np.isfinite(x).all():
+                rounded = Q8_0.dequantize(Q8_0.quantize(np.ascontiguousarray(x)))
+                record(ErrorSource.ACTIVATIONS, exact, rounded.astype(np.float64) @ weights.T)
+            looked_at += weights.size
+        return looked_at
+
+    def _record(
+        self,
+        brick: str,
+        layer: int | None,
+        quant_type: str,
+        bits: float,
+        source: ErrorSource,
+        expected: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+        actual: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    ) -> None:
+        self._tracer.record_quant_error(quantization_error(brick, layer, source, quant_type, bits, expected, actual))
+
+
+class KvCacheProbe:
+    """MLT-05: the decoder's own cache, which grows by a position a token and is thrown away as a whole."""
+
+    def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
+        self._bricks = bricks
+        self._tracer = tracer
+        self._steps = self._evictions = self._evicted_positions = 0
+        self._position = -1  # before the latest step
+        self._size_bytes = 0
+
+    def step(self, position: int) -> None:
+        """A decode step begins with `position` tokens cached; not more than before the last one: it was emptied."""
+        self._steps += 1
+        if position <= self._position:
+            self._evictions += 1
+            self._evicted_positions += self._position + 1
+        self._position = position
+
+    def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
+        self._size_bytes = 0
+        for bricks in self._bricks.layers:
+            yield bricks.kv_write, self._written
+        yield self._bricks.layers[-1].attention_output, self._read
+
+    def _written(self, calls: Calls) -> int:
+        _, _, _, k_cache, v_cache = calls[0]
+        self._size_bytes += k_cache.nbytes + v_cache.nbytes
+        return 0
+
+    def _read(self, calls: Calls) -> int:
+        weights, v_cache, start, _ = calls[0]
+        positions = start + weights.shape[0]
+        state = KvCacheStateTrace(
+            step=self._steps,
+            size_bytes=self._size_bytes,
+            valid_positions=positions,
+            max_positions=v_cache.shape[1],
+            evictions=self._evictions,
+            evicted_positions=self._evicted_positions,
+            oldest_position=0,
+            newest_position=positions - 1,
+            accessed_positions=positions,
+        )
+        self._tracer.record_kv_state(state)
+        return 0

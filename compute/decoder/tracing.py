@@ -1,0 +1,101 @@
+"""Tracing of a decoder: samples its steps, lets the probes look, and publishes what they found."""
+
+# What tracing costs is a brick of its own, `Trace`, inside the layer or step where it was spent.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cbtop.compute.brick import ComputeBrick, Profiler
+from cbtop.compute.decoder.decoder import Decoder, Observer
+from cbtop.compute.decoder.probes import (
+    ActivationProbe,
+    AttentionProbe,
+    Calls,
+    KvCacheProbe,
+    LogitProbe,
+    Probe,
+    QuantizationProbe,
+    Watch,
+)
+from cbtop.profiler.traces.base import TracerConfig
+from cbtop.profiler.traces.tracer import ModelTracer
+
+TRACE_BRICK = "Trace"
+TRACED_EVERY_STEPS = 16
+MIN_INTERVAL_S = 1.0
+# A summary is at most this much of the run old: a catalog is kept whole, so a long run must not fill it.
+MAX_AGE_SHARE = 0.05
+
+
+class DecodeTracing:
+    """Traces every TRACED_EVERY_STEPS-th decode step of `decoder`.
+
+    Ask for the `observer` of each step before it, and `finish` when there are no more.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        profiler: Profiler,
+        config: TracerConfig,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tracer = ModelTracer(config)
+        self._decoder = decoder
+        self._profiler = profiler
+        self._clock_s = clock_s
+        self._began_s = self._published_s = clock_s()
+        self._published_turn = 0
+        self._steps = self._turn = 0
+        self._kv = KvCacheProbe(decoder.bricks, self.tracer)
+        probes: tuple[tuple[bool, Probe], ...] = (
+            (config.trace_activations, ActivationProbe(decoder.bricks, self.tracer)),
+            (config.trace_attention, AttentionProbe(decoder.bricks, self.tracer)),
+            (config.trace_logits, LogitProbe(decoder.bricks, self.tracer)),
+            (config.trace_quant_error, QuantizationProbe(decoder.bricks, self.tracer)),
+            (config.trace_kv_cache, self._kv),
+        )
+        self._probes = tuple(probe for is_on, probe in probes if is_on)
+        self._watches: dict[ComputeBrick, list[Watch]] = {}
+
+    def observer(self) -> Observer | None:
+        """Who looks at the decode step that is about to run; None for one that is not traced."""
+        self._kv.step(self._decoder.position)
+        self._steps += 1
+        if (self._steps - 1) % TRACED_EVERY_STEPS:
+            return None
+        self._watches = {}
+        for probe in self._probes:
+            for brick, watch in probe.watches(self._turn):
+                self._watches.setdefault(brick, []).append(watch)
+        self._watches.setdefault(self._decoder.bricks.sampling, []).append(self._end)
+        self._turn += 1
+        self.tracer.begin_forward(self._decoder.position)
+        return self._observe
+
+    def finish(self) -> None:
+        """Publish what has not been published yet."""
+        if self._published_turn != self._turn:
+            self._publish()
+
+    def _observe(self, brick: ComputeBrick, calls: Calls) -> None:
+        watches = self._watches.get(brick)
+        if watches:
+            timer = self._profiler.start_brick(TRACE_BRICK)
+            looked_at = sum(watch(calls) for watch in watches)
+            self._profiler.stop_brick(timer, looked_at)
+
+    def _end(self, calls: Calls) -> int:
+        self.tracer.end_forward()
+        now_s = self._clock_s()
+        wanted_s = max(MIN_INTERVAL_S, MAX_AGE_SHARE * (now_s - self._began_s))
+        if not self._published_turn or now_s - self._published_s >= wanted_s:
+            self._publish()
+        return 0
+
+    def _publish(self) -> None:
+        self._published_s, self._published_turn = self._clock_s(), self._turn
+        for summary in self.tracer.trace_summaries():
+            self._profiler.announce(summary)

@@ -1,0 +1,135 @@
+"""Divergence: fingerprints of what a run computed, and the first place where another run computed something else."""
+
+# Two right runs differ in their last bits: threads and backends add in another order. So fingerprints are compared
+# by a tolerance, never bit by bit.
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.traces.moments import TensorStats, tensor_stats
+
+SAMPLED_VALUES = 64  # of a tensor, evenly spread
+MAX_FINGERPRINTS = 100_000
+# Far above what float32 loses by adding in another order, below what one wrong value does to what follows.
+DEFAULT_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """A tensor's statistics, and its values at fixed places."""
+
+    stats: TensorStats
+    places: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceInfo:
+    """The first place, in the order of execution, where a run left its reference.
+
+    `quantity` is what differs there (`mean`, `value[17]`, …); `expected` is the reference's. `None` is a number
+    that one of the two does not have, and a whole fingerprint missing has the quantity `recorded`.
+    """
+
+    brick: str
+    layer: int | None
+    position: int
+    quantity: str
+    expected: float | None
+    actual: float | None
+
+
+_Place = tuple[str, int | None, int, int]  # brick, layer, position, and which of the equal ones
+
+
+class Fingerprints:
+    """What a run computed: one fingerprint for each brick, layer and position, in the order of execution."""
+
+    def __init__(self) -> None:
+        self.dropped = 0  # not kept: MAX_FINGERPRINTS were there
+        self._kept: dict[_Place, Fingerprint] = {}
+        self._seen: Counter[tuple[str, int | None, int]] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def record(self, brick: str, layer: int | None, position: int, tensor: NDArray[Any]) -> None:
+        """Keep the fingerprint of `tensor`; a brick that runs twice in a layer is told apart by its turn."""
+        if len(self._kept) >= MAX_FINGERPRINTS:
+            self.dropped += 1
+            return
+        turn = self._seen[brick, layer, position]
+        self._seen[brick, layer, position] += 1
+        self._kept[brick, layer, position, turn] = fingerprint(tensor)
+
+    def find_divergence(self, reference: Fingerprints, tolerance: float = DEFAULT_TOLERANCE) -> DivergenceInfo | None:
+        """The first fingerprint of `reference` that this run does not have, or has different; None: they agree.
+
+        `tolerance` bounds how far one value may be off, relative to the size of the tensor's values.
+        """
+        for place, expected in reference._kept.items():
+            brick, layer, position, _ = place
+            actual = self._kept.get(place)
+            if actual is None:
+                return DivergenceInfo(brick, layer, position, "recorded", 1.0, None)
+            for quantity, wanted, found in _differences(expected, actual, tolerance):
+                return DivergenceInfo(brick, layer, position, quantity, wanted, found)
+        return None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.dropped = 0
+        self._kept.clear()
+        self._seen.clear()
+
+
+def fingerprint(tensor: NDArray[Any]) -> Fingerprint:
+    """The fingerprint of `tensor`, of any shape."""
+    flat = tensor.reshape(-1)
+    places = np.unique(np.linspace(0, max(flat.size - 1, 0), min(SAMPLED_VALUES, flat.size)).astype(np.int64))
+    return Fingerprint(
+        tensor_stats(flat),
+        tuple(int(place) for place in places),
+        tuple(float(value) for value in flat[places]),
+    )
+
+
+def _differences(
+    expected: Fingerprint, actual: Fingerprint, tolerance: float
+) -> Iterator[tuple[str, float | None, float | None]]:
+    """What of `actual` lies outside of `tolerance`: (quantity, expected, actual)."""
+    wanted, found = expected.stats, actual.stats
+    for name in ("count", "nan_count", "inf_count"):
+        if getattr(wanted, name) != getattr(found, name):
+            yield name, getattr(wanted, name), getattr(found, name)
+    finite = wanted.count - wanted.nan_count - wanted.inf_count
+    # Errors of single values are independent of each other, so a mean of n is off by 1/sqrt(n) of one.
+    of_value = tolerance * wanted.largest
+    of_mean = tolerance * _size(wanted) / math.sqrt(max(finite, 1))
+    bounds = {"mean": of_mean, "std": of_mean, "l2_norm": of_mean * math.sqrt(max(finite, 1)), "min": of_value}
+    bounds["max"] = of_value
+    for name, bound in bounds.items():
+        one, other = getattr(wanted, name), getattr(found, name)
+        if one is not None and other is not None and not abs(one - other) <= bound:
+            yield name, one, other
+    for place, one, other in zip(expected.places, expected.values, actual.values, strict=False):
+        if math.isfinite(one) and math.isfinite(other):
+            if not abs(one - other) <= of_value:
+                yield f"value[{place}]", one, other
+        elif not (one == other or (math.isnan(one) and math.isnan(other))):
+            yield f"value[{place}]", one, other
+
+
+def _size(stats: TensorStats) -> float:
+    """The root of the mean square: the size of a typical value."""
+    if stats.l2_norm is None:
+        return 0.0
+    return stats.l2_norm / math.sqrt(stats.count - stats.nan_count - stats.inf_count)

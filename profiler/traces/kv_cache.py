@@ -1,0 +1,87 @@
+"""MLT-05: how full the KV cache is, what it threw away, and whether it throws away too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cbtop.profiler.traces.base import mean, number
+from cbtop.protocol.messages import TraceNumber
+
+ABOUT = "the cache as the latest traced pass left it"
+HIGH_EVICTION_SHARE = 0.1  # of the steps
+THRASHING_EVICTION_SHARE = 0.5  # of the steps between the passes that are kept
+THRASHING_HIT_RATE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheStateTrace:
+    """The cache after one pass.
+
+    `step` and `evictions` count since the beginning, also over passes that are not traced; an eviction is an
+    event that throws positions away, `evicted_positions` are those it threw away.
+    `hit_rate` is None for a cache that never looks anything up (a decoder's own keeps every position it needs).
+    """
+
+    step: int
+    size_bytes: int
+    valid_positions: int
+    max_positions: int
+    evictions: int
+    evicted_positions: int
+    oldest_position: int
+    newest_position: int
+    accessed_positions: int
+    hit_rate: float | None = None
+
+    @property
+    def utilisation(self) -> float:
+        return self.valid_positions / self.max_positions
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of holes between the oldest and the newest position."""
+        span = self.newest_position - self.oldest_position + 1
+        return 1 - self.valid_positions / span if self.valid_positions else 0.0
+
+
+def has_high_eviction(latest: KvCacheStateTrace) -> bool:
+    """Whether more than HIGH_EVICTION_SHARE of all steps threw something away."""
+    return latest.evictions > HIGH_EVICTION_SHARE * latest.step
+
+
+def has_thrashing(states: Sequence[KvCacheStateTrace]) -> bool:
+    """Whether more than half of the steps among `states` evicted, with few hits where hits are known."""
+    if len(states) < 2:
+        return False
+    first, last = states[0], states[-1]
+    hits = mean([state.hit_rate for state in states])
+    evicting = last.evictions - first.evictions > THRASHING_EVICTION_SHARE * (last.step - first.step)
+    return evicting and (hits is None or hits < THRASHING_HIT_RATE)
+
+
+def anomalies(states: Sequence[KvCacheStateTrace]) -> Iterator[str]:
+    """What the latest of `states` makes plain."""
+    latest = states[-1]
+    if has_high_eviction(latest):
+        yield f"{latest.evictions} evictions in {latest.step} steps: more than {HIGH_EVICTION_SHARE:.0%}"
+    if has_thrashing(states):
+        yield f"thrashing: {latest.evictions - states[0].evictions} evictions in the latest traced steps"
+
+
+def numbers(states: Sequence[KvCacheStateTrace]) -> Iterator[TraceNumber]:
+    """The latest state."""
+    if not states:
+        return
+    latest = states[-1]
+    yield number("", "step", latest.step)
+    yield number("", "size bytes", latest.size_bytes)
+    yield number("", "valid positions", latest.valid_positions)
+    yield number("", "max positions", latest.max_positions)
+    yield number("", "utilisation", latest.utilisation)
+    yield number("", "oldest position", latest.oldest_position)
+    yield number("", "accessed positions", latest.accessed_positions)
+    yield number("", "fragmentation", latest.fragmentation)
+    yield number("", "evictions", latest.evictions)
+    yield number("", "evicted positions", latest.evicted_positions)
+    yield number("", "hit rate", mean([state.hit_rate for state in states]))

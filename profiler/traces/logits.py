@@ -1,0 +1,107 @@
+"""MLT-03: how the likely tokens rise through the layers, seen through the logit lens."""
+
+# The lens (nostalgebraist 2020) reads every layer's output as if it were the last: final norm, then output matrix.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.traces.base import mean, number, spread
+from cbtop.protocol.messages import TraceNumber
+
+ABOUT = "each layer's output through final norm and output matrix: logit and rank of the token that won the pass"
+TRACKED_TOKENS = 5  # followed when the config names none
+RANK_FIRST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogitEvolution:
+    """One token through the layers; rank 1 is the most likely, equal logits share the better rank."""
+
+    token: int
+    per_layer_logit: tuple[float, ...]
+    per_layer_rank: tuple[int, ...]
+
+    @property
+    def decisive_layer(self) -> int | None:
+        """The earliest layer from which on the token is first and stays it; None when it is not first at the end."""
+        decisive = None
+        for layer in reversed(range(len(self.per_layer_rank))):
+            if self.per_layer_rank[layer] != RANK_FIRST:
+                break
+            decisive = layer
+        return decisive
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEvolutionTrace:
+    """The tracked tokens of one pass, the one that won first (where it is tracked)."""
+
+    position: int
+    not_finite: int  # final logits that are NaN or infinite
+    tokens: tuple[TokenLogitEvolution, ...]
+
+
+def logit_evolution(
+    position: int,
+    final: NDArray[Any],
+    layers: Iterable[NDArray[Any]],
+    tracked: Sequence[int] | None = None,
+) -> LogitEvolutionTrace:
+    """Follow `tracked` tokens (None: the TRACKED_TOKENS most likely of `final`) through `layers`.
+
+    `final` and every one of `layers` are logits (vocabulary,); `layers` is read once, one at a time, so that a
+    generator may give the same buffer again and again.
+    """
+    tokens = _most_likely(final, TRACKED_TOKENS) if tracked is None else list(tracked)
+    logits: list[list[float]] = []
+    ranks: list[list[int]] = []
+    for layer in layers:
+        own = layer[tokens]
+        logits.append([float(value) for value in own])
+        ranks.append([RANK_FIRST + int(np.count_nonzero(layer > value)) for value in own])
+    evolutions = (
+        TokenLogitEvolution(token, tuple(row[place] for row in logits), tuple(row[place] for row in ranks))
+        for place, token in enumerate(tokens)
+    )
+    return LogitEvolutionTrace(position, int(final.size - np.isfinite(final).sum()), tuple(evolutions))
+
+
+def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
+    """Logits that cannot be ranked."""
+    if trace.not_finite:
+        yield f"position {trace.position}: {trace.not_finite} logits are NaN or infinite"
+
+
+def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
+    """Of the first tracked token of each pass: a row a layer, and the layers in which it was decided."""
+    winners = [trace.tokens[0] for trace in passes if trace.tokens]
+    decided = [winner.decisive_layer for winner in winners]
+    yield number("", "mean decisive layer", mean(decided))
+    yield number("", "undecided passes", decided.count(None))
+    if winners:
+        latest = winners[-1]
+        yield number("", "latest token", latest.token)
+        yield number("", "its decisive layer", latest.decisive_layer)
+    depth = min((len(winner.per_layer_rank) for winner in winners), default=0)
+    decided_in = Counter(decided)
+    for layer in spread(range(depth)):
+        row = f"layer {layer}"
+        ranks = [winner.per_layer_rank[layer] for winner in winners]
+        yield number(row, "mean logit", mean([winner.per_layer_logit[layer] for winner in winners]))
+        yield number(row, "median rank", float(np.median(ranks)))
+        yield number(row, "worst rank", max(ranks))
+        yield number(row, "first", sum(rank == RANK_FIRST for rank in ranks))
+        yield number(row, "decided here", decided_in[layer])
+
+
+def _most_likely(logits: NDArray[Any], count: int) -> list[int]:
+    """The `count` largest, largest first, of equals the smaller token."""
+    unsorted = np.argpartition(-logits, min(count, logits.size) - 1)[:count]
+    return [int(token) for token in sorted(unsorted, key=lambda token: (-logits[token], token))]

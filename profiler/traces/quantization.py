@@ -1,0 +1,140 @@
+"""MLT-04: how far a brick's output is from what exact arithmetic, or unrounded input, would have given."""
+
+# What can be measured depends on what is there. A quantised model file holds no float weights, so the error of
+# having quantised them is unknown, and nobody here makes one up: each trace names its `source`.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.traces.base import number, spread
+from cbtop.protocol.messages import TraceNumber
+
+ABOUT = (
+    "sampled outputs against a float64 product of the same stored weights; "
+    "the file holds no float weights, so the error of quantising them is unknown"
+)
+OK_COSINE = 0.995
+WARNING_COSINE = 0.99
+
+
+class ErrorSource(Enum):
+    """What was compared with the exact product of the stored weights and the float activations."""
+
+    KERNEL = "kernel rounding"  # the kernel's own output, as the model used it
+    ACTIVATIONS = (
+        "if activations were Q8_0"  # the exact product of activations rounded to Q8_0; not used by the model
+    )
+    WEIGHTS = "weights"  # a product of quantised weights against one of their float originals, where both are there
+
+
+class Verdict(Enum):
+    """By the cosine: above 0.995 ok, from 0.99 a warning, below critical."""
+
+    OK = "ok"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationErrorTrace:
+    """One sampled output. `snr_db` is None where nothing differs."""
+
+    brick: str
+    layer: int | None  # None outside the layers
+    source: ErrorSource
+    quant_type: str
+    bits_per_weight: float
+    mse: float
+    max_abs_error: float
+    cosine: float
+    snr_db: float | None
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.cosine > OK_COSINE:
+            return Verdict.OK
+        return Verdict.WARNING if self.cosine >= WARNING_COSINE else Verdict.CRITICAL  # also of a NaN
+
+
+def quantization_error(
+    brick: str,
+    layer: int | None,
+    source: ErrorSource,
+    quant_type: str,
+    bits_per_weight: float,
+    expected: NDArray[Any],
+    actual: NDArray[Any],
+) -> QuantizationErrorTrace:
+    """Compare `actual` with `expected`, of one shape and at least one element."""
+    wanted, found = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
+    # What is infinite has no error that could be stated; it comes out as NaN, and as critical.
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = found - wanted
+        signal, noise = float(wanted @ wanted), float(error @ error)
+        cosine = _cosine(wanted, found)
+    return QuantizationErrorTrace(
+        brick=brick,
+        layer=layer,
+        source=source,
+        quant_type=quant_type,
+        bits_per_weight=bits_per_weight,
+        mse=noise / error.size,
+        max_abs_error=float(np.abs(error).max()),
+        cosine=cosine,
+        snr_db=_decibels(signal, noise),
+    )
+
+
+def anomalies(trace: QuantizationErrorTrace) -> Iterator[str]:
+    """A sentence for a warning, or for what is critical."""
+    if trace.verdict is not Verdict.OK:
+        place = "" if trace.layer is None else f"layer {trace.layer} "
+        yield (
+            f"{place}{trace.brick} ({trace.quant_type}, {trace.source.value}): cosine {trace.cosine:.6f} "
+            f"is {trace.verdict.value}"
+        )
+
+
+def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[TraceNumber]:
+    """A row for each source, brick and format, over the layers sampled: the worst of each."""
+    traces = [trace for one in passes for trace in one]
+    for verdict in Verdict:
+        yield number("", verdict.value, sum(trace.verdict is verdict for trace in traces))
+    groups: dict[tuple[str, str, str], list[QuantizationErrorTrace]] = {}
+    for source in ErrorSource:
+        for trace in traces:
+            if trace.source is source:
+                groups.setdefault((source.value, trace.brick, trace.quant_type), []).append(trace)
+    for key in spread(list(groups)):
+        group = groups[key]
+        worst = min(group, key=lambda trace: -math.inf if math.isnan(trace.cosine) else trace.cosine)
+        source_name, brick, quant_type = key
+        row = f"{brick} {quant_type}, {source_name}"
+        yield number(row, "samples", len(group))
+        yield number(row, "bits/weight", worst.bits_per_weight)
+        yield number(row, "mse", max(trace.mse for trace in group))
+        yield number(row, "max error", max(trace.max_abs_error for trace in group))
+        yield number(row, "1-cosine", 1 - worst.cosine)
+        yield number(row, "SNR dB", min((t.snr_db for t in group if t.snr_db is not None), default=None))
+        yield number(row, "worst layer", worst.layer)
+
+
+def _decibels(signal: float, noise: float) -> float | None:
+    if noise == 0:
+        return None
+    return 10 * math.log10(signal / noise) if signal / noise > 0 else -math.inf
+
+
+def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    sizes = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    if 0 in sizes:
+        return 1.0 if sizes[0] == sizes[1] else 0.0
+    return float((a / sizes[0]) @ (b / sizes[1]))
