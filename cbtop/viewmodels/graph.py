@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
-from cbtop.profiler.graph.execution_graph import (
-    Brick,
-    ExecutionGraph,
-    Function,
-    GraphNode,
-    Kernel,
-    Layer,
-    Step,
-)
+from cbtop.profiler.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.graph.from_nodes import graph_of_nodes
 from cbtop.profiler.graph.tree import label
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import GraphRow
 from cbtop.viewmodels.phase import PhaseTotals
 
 
 def execution_graph(totals: PhaseTotals) -> tuple[ExecutionGraph, dict[int, int]]:
     """The phase's nodes with their mean times, and each node's id in the graph by its id in the table."""
-    graph = ExecutionGraph()
-    ids: dict[int, int] = {}
-    for node in totals.nodes:
-        ids[node.id] = graph.add_node(_graph_node(node, totals), ids.get(node.parent or 0))
-    return graph, ids
+    return graph_of_nodes(totals.nodes, totals.count, totals.total_ns, totals.elements)
 
 
 def graph_rows(totals: PhaseTotals, graph: ExecutionGraph, ids: dict[int, int]) -> tuple[GraphRow, ...]:
@@ -37,24 +23,6 @@ def graph_rows(totals: PhaseTotals, graph: ExecutionGraph, ids: dict[int, int]) 
         depths[node.id] = depth = depths[node.parent] + 1
         rows.append(_row(node, depth, label(graph.nodes[ids[node.id]]), totals))
     return tuple(rows)
-
-
-def _graph_node(node: Node, totals: PhaseTotals) -> GraphNode:
-    mean_ns, elements = _mean_ns(node, totals), _mean_elements(node, totals)
-    match node.kind:
-        case NodeKind.STEP:
-            return Step(node.name)
-        case NodeKind.LAYER:
-            return Layer(int(node.name)) if node.name.isdecimal() else Function(f"Layer {node.name}")
-        case NodeKind.BRICK:
-            return Brick(node.name, mean_ns, elements)
-        case NodeKind.KERNEL:
-            shared = node.shared_memory_bytes or 0
-            return Kernel(node.name, node.grid, node.block, shared, node.backend, node.ptx_hash, mean_ns)
-        case NodeKind.FUNCTION | NodeKind.TRANSFER | NodeKind.ASYNC_TASK:
-            return Function(node.name)  # all that is recorded of them
-        case _:
-            assert_never(node.kind)
 
 
 def _row(node: Node, depth: int, text: str, totals: PhaseTotals) -> GraphRow:

@@ -2,100 +2,83 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from cbtop.profiler.graph.node_table import MAX_NODES
+from cbtop.profiler.graph.nodes import (
+    DERIVED_KINDS,
+    AsyncTask,
+    Brick,
+    Direction,
+    Edge,
+    EdgeKind,
+    GraphNode,
+    Grid,
+    Kernel,
+    Transfer,
+    name_of,
+)
 from cbtop.protocol.vocabulary import BrickId
 
-Grid = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One forward pass, or the mean of many: `decode`, `prefill`."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Brick:
-    """`duration_ns` is None where the brick was never timed; `elements` are those of one call."""
-
-    name: str
-    duration_ns: float | None = None
-    elements: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel: a GPU launch has a grid and a block, a CPU kernel only its backend."""
-
-    name: str
-    grid: Grid | None = None
-    block: Grid | None = None
-    shared_memory_bytes: int = 0
-    backend: str = ""
-    ptx_hash: int | None = None
-    duration_ns: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """`direction` is H2D, D2H or D2D."""
-
-    source: str
-    destination: str
-    size_bytes: int
-    direction: str
-    duration_ns: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    name: str
-    file: str | None = None
-    line: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncTask:
-    name: str
-    polls: int
-    yields: int
-    total_poll_ns: float
-
-
-GraphNode = Layer | Step | Brick | Kernel | Transfer | Function | AsyncTask
+DROPPED = -1  # the id of a node there was no room for; what is put inside it, or tied to it, is dropped as well
+MAX_EDGES = MAX_NODES  # of those that were added; the others follow from the nodes
+_OPPOSITE: dict[Direction, Direction] = {"H2D": "D2H", "D2H": "H2D"}
 
 
 @dataclass(slots=True)
 class ExecutionGraph:
-    """Nodes and who contains whom. A node's id is its place in `nodes`.
+    """Nodes, who contains whom, and the edges that were added. A node's id is its place in `nodes`.
 
     `push_scope` and `pop_scope` say where the next node belongs:
 
         graph.push_scope(Layer(0))
         graph.record_brick(BrickId.QKV_PROJECTION, 200_000, elements=4096)
-        graph.record_kernel("batched_gemv", grid=(32, 1, 1), block=(256, 1, 1), shared_memory_bytes=4096)
+        graph.record_kernel("batched_gemv", ptx_hash, (32, 1, 1), (256, 1, 1), shared_memory_bytes=4096)
         graph.pop_scope()
+
+    Bounded at MAX_NODES nodes and MAX_EDGES added edges; `dropped` counts what found no room.
     """
 
     nodes: list[GraphNode] = field(default_factory=list)
     parents: list[int | None] = field(default_factory=list)
+    added_edges: list[Edge] = field(default_factory=list)
+    dropped: int = 0
     _scopes: list[int] = field(default_factory=list)
     _last_brick: int | None = None
 
     def add_node(self, node: GraphNode, parent: int | None = None) -> int:
-        """Add a node inside `parent` (None: a root) and give its id. Raises ValueError for an unknown parent."""
-        if parent is not None and not 0 <= parent < len(self.nodes):
-            raise ValueError(f"no node {parent} to hold {node}; there are {len(self.nodes)}")
+        """Add a node inside `parent` (None: a root) and give its id, DROPPED when there is no room.
+
+        Raises ValueError for an unknown parent.
+        """
+        if parent == DROPPED or len(self.nodes) >= MAX_NODES:
+            self.dropped += 1
+            return DROPPED
+        if parent is not None:
+            self._known(parent)
         self.nodes.append(node)
         self.parents.append(parent)
         return len(self.nodes) - 1
+
+    def add_edge(self, source: int, destination: int, kind: EdgeKind, weight: float = 1.0) -> None:
+        """Tie two nodes together. Contains, Launches and Sequence follow from the scopes and are not added.
+
+        Raises ValueError for those, for an unknown node, and for a weight that is no finite number.
+        """
+        if kind in DERIVED_KINDS:
+            raise ValueError(f"{kind.value} edges follow from the scopes; add Calls, DependsOn or Transfer")
+        if not math.isfinite(weight):
+            raise ValueError(f"a {kind.value} edge of weight {weight}; a finite number is wanted")
+        if DROPPED in (source, destination) or len(self.added_edges) >= MAX_EDGES:
+            self.dropped += 1
+            return
+        self.added_edges.append(Edge(self._known(source), self._known(destination), kind, weight))
+
+    def add_dependency(self, first: int, then: int) -> None:
+        """Say that `then` cannot start before `first` has ended."""
+        self.add_edge(first, then, EdgeKind.DEPENDS_ON)
 
     def push_scope(self, node: GraphNode) -> int:
         """Add a node where we are and go inside it."""
@@ -120,16 +103,109 @@ class ExecutionGraph:
         """Whether every scope that was entered was left."""
         return not self._scopes
 
-    def record_brick(self, brick: BrickId | str, duration_ns: float, elements: int) -> int:
+    def record_brick(
+        self,
+        brick: BrickId | str,
+        duration_ns: float,
+        elements: int,
+        flops: float | None = None,
+        moved_bytes: float | None = None,
+    ) -> int:
         """Add a timed brick where we are; kernels recorded next are its launches."""
         name = brick.display_name if isinstance(brick, BrickId) else brick
-        self._last_brick = self.add_node(Brick(name, duration_ns, elements), self.current_scope)
+        node = Brick(name, duration_ns, elements, flops, moved_bytes)
+        self._last_brick = self.add_node(node, self.current_scope)
         return self._last_brick
 
-    def record_kernel(self, name: str, grid: Grid, block: Grid, shared_memory_bytes: int) -> int:
+    def record_kernel(
+        self,
+        name: str,
+        ptx_hash: int | None = None,
+        grid: Grid | None = None,
+        block: Grid | None = None,
+        shared_memory_bytes: int = 0,
+        duration_ns: float | None = None,
+        flops: float | None = None,
+        moved_bytes: float | None = None,
+    ) -> int:
         """Add a kernel launch to the brick recorded last in this scope, or to the scope itself."""
         parent = self.current_scope if self._last_brick is None else self._last_brick
-        return self.add_node(Kernel(name, grid, block, shared_memory_bytes), parent)
+        kernel = Kernel(name, grid, block, shared_memory_bytes, "", ptx_hash, duration_ns, flops, moved_bytes)
+        return self.add_node(kernel, parent)
+
+    def record_transfer(
+        self, source: str, destination: str, size_bytes: int, direction: Direction, duration_ns: float | None = None
+    ) -> int:
+        """Add a copy between memories where we are."""
+        return self.add_node(Transfer(source, destination, size_bytes, direction, duration_ns), self.current_scope)
+
+    def clear(self) -> None:
+        """Forget everything, the open scopes too."""
+        self.nodes.clear()
+        self.parents.clear()
+        self.added_edges.clear()
+        self._scopes.clear()
+        self._last_brick = None
+        self.dropped = 0
+
+    def node(self, node: int) -> GraphNode:
+        """The node with this id. Raises ValueError where there is none."""
+        return self.nodes[self._known(node)]
+
+    def node_by_name(self, name: str) -> list[int]:
+        """Every node called `name`, in the order they were added."""
+        return [found for found, node in enumerate(self.nodes) if name_of(node) == name]
+
+    def kernel_nodes(self) -> list[tuple[int, Kernel]]:
+        """Every kernel with its id."""
+        return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, Kernel)]
+
+    def slowest_kernel(self) -> tuple[int, Kernel] | None:
+        """The kernel with the longest call, the first of several; None when none was timed."""
+        timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
+        return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
+
+    def detect_ping_pong(self) -> list[tuple[int, int]]:
+        """Pairs of transfers between host and device of which the second brings back what the first took away.
+
+        Back means as many bytes, the other direction, from where the first one went. A transfer is in one pair.
+        """
+        pairs: list[tuple[int, int]] = []
+        gone: dict[tuple[int, str, Direction], list[int]] = {}
+        for found, node in enumerate(self.nodes):
+            if not isinstance(node, Transfer) or node.direction not in _OPPOSITE:
+                continue
+            waiting = gone.get((node.size_bytes, node.source, _OPPOSITE[node.direction]))
+            if waiting:
+                pairs.append((waiting.pop(), found))
+            else:
+                gone.setdefault((node.size_bytes, node.destination, node.direction), []).append(found)
+        return pairs
+
+    def edges(self) -> Iterator[Edge]:
+        """Every edge: those that follow from the scopes, a node's at a time, then those that were added.
+
+        A kernel is launched by its parent, anything else contained in it. Among siblings (roots too) each one
+        follows the last before it that is no AsyncTask: what was recorded one after the other ran so.
+        """
+        before: dict[int | None, int] = {}
+        for node, parent in enumerate(self.parents):
+            if parent is not None:
+                launched = isinstance(self.nodes[node], Kernel)
+                yield Edge(parent, node, EdgeKind.LAUNCHES if launched else EdgeKind.CONTAINS)
+            if parent in before:
+                yield Edge(before[parent], node, EdgeKind.SEQUENCE)
+            if not isinstance(self.nodes[node], AsyncTask):
+                before[parent] = node
+        yield from self.added_edges
+
+    def outgoing_edges(self, node: int) -> list[Edge]:
+        """The edges that leave `node`: one pass over all edges (for every node at once, take `to_csr`)."""
+        return [edge for edge in self.edges() if edge.source == node]
+
+    def incoming_edges(self, node: int) -> list[Edge]:
+        """The edges that arrive at `node`: one pass over all edges."""
+        return [edge for edge in self.edges() if edge.destination == node]
 
     @property
     def roots(self) -> list[int]:
@@ -142,3 +218,8 @@ class ExecutionGraph:
             if parent is not None:
                 inside[parent].append(node)
         return inside
+
+    def _known(self, node: int) -> int:
+        if not 0 <= node < len(self.nodes):
+            raise ValueError(f"no node {node}; there are {len(self.nodes)}")
+        return node

@@ -2,24 +2,26 @@
 
 Connectors `├── ` and `└── `, continuation `│   ` or four spaces, two spaces between a name and its values, µ is
 U+00B5, one decimal. One root stands bare; several stand under `Execution Graph`; none is `(empty graph)`.
+A graph that had no room for everything says so below its last line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
-from cbtop.profiler.graph.execution_graph import (
+from cbtop.profiler.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.graph.nodes import (
     AsyncTask,
     Brick,
-    ExecutionGraph,
     Function,
     GraphNode,
     Kernel,
     Layer,
     Step,
     Transfer,
+    name_of,
+    printable,
 )
 
 EMPTY_TREE = "Empty Graph"
@@ -37,34 +39,23 @@ class TreeNode:
 
 
 def label(node: GraphNode) -> str:
-    """What one node prints, connectors left out."""
-    match node:
-        case Layer():
-            return f"Layer {node.index}"
-        case Step():
-            return node.name
-        case Brick():
-            return node.name + _time(node.duration_ns, "  ") + _elements(node.elements)
-        case Kernel():
-            return f"{node.name}  {_launch(node)}"
-        case Transfer():
-            size = f"{node.size_bytes}B"
-            duration = _time(node.duration_ns, " ") if node.duration_ns is not None else ""
-            return f"{node.direction}: {node.source} → {node.destination}  {size}{duration}"
-        case Function():
-            return node.name if node.file is None else f"{node.name} ({node.file}:{node.line})"
-        case AsyncTask():
-            efficiency = 100 / node.polls if node.polls else 0.0
-            times = f"{node.total_poll_ns / 1e3:.1f}µs ({efficiency:.0f}% eff)"
-            return f"{node.name}  polls:{node.polls} yields:{node.yields} {times}"
-        case _:
-            assert_never(node)
+    """What one node prints on its one line, connectors left out."""
+    return printable(name_of(node) + _values(node))
+
+
+def dropped_text(graph: ExecutionGraph) -> str:
+    """What a drawing says about what it does not show; empty when it shows everything."""
+    return f"({graph.dropped} dropped)" if graph.dropped else ""
 
 
 def to_tree_node(graph: ExecutionGraph) -> TreeNode:
     """The graph under one root; several roots get a synthetic one, an empty graph is a lone label."""
-    children = graph.children()
-    roots = tuple(_subtree(graph, root, children) for root in graph.roots)
+    below: dict[int | None, list[TreeNode]] = {}
+    # From the last node to the first: what is inside a node was added after it, and is complete before it.
+    for node in range(len(graph.nodes) - 1, -1, -1):
+        children = tuple(reversed(below.pop(node, [])))
+        below.setdefault(graph.parents[node], []).append(TreeNode(label(graph.nodes[node]), children, node))
+    roots = tuple(reversed(below.get(None, [])))
     if not roots:
         return TreeNode(EMPTY_TREE)
     return roots[0] if len(roots) == 1 else TreeNode(MANY_ROOTS, roots)
@@ -72,22 +63,44 @@ def to_tree_node(graph: ExecutionGraph) -> TreeNode:
 
 def to_ascii_tree(graph: ExecutionGraph) -> str:
     """The graph as text, lines joined by newlines and none at the end."""
-    if not graph.nodes:
-        return EMPTY_TEXT
-    root = to_tree_node(graph)
-    return "\n".join([root.label, *_lines(root, "")])
+    lines = _lines(to_tree_node(graph)) if graph.nodes else [EMPTY_TEXT]
+    if graph.dropped:
+        lines.append(dropped_text(graph))
+    return "\n".join(lines)
 
 
-def _subtree(graph: ExecutionGraph, node: int, children: dict[int, list[int]]) -> TreeNode:
-    below = tuple(_subtree(graph, child, children) for child in children[node])
-    return TreeNode(label(graph.nodes[node]), below, node)
+def _lines(root: TreeNode) -> list[str]:
+    lines: list[str] = []
+    waiting = [(root, "", "")]  # a node, what stands before its label, what stands before its children
+    while waiting:
+        here, before, prefix = waiting.pop()
+        lines.append(before + here.label)
+        last = len(here.children) - 1
+        for place in range(last, -1, -1):
+            connector, continuation = ("└── ", "    ") if place == last else ("├── ", "│   ")
+            waiting.append((here.children[place], prefix + connector, prefix + continuation))
+    return lines
 
 
-def _lines(tree: TreeNode, prefix: str) -> Iterator[str]:
-    for child in tree.children:
-        last = child is tree.children[-1]
-        yield f"{prefix}{'└── ' if last else '├── '}{child.label}"
-        yield from _lines(child, prefix + ("    " if last else "│   "))
+def _values(node: GraphNode) -> str:
+    match node:
+        case Layer() | Step():
+            return ""
+        case Brick():
+            return _time(node.duration_ns, "  ") + _elements(node.elements)
+        case Kernel():
+            return f"  {_launch(node)}"
+        case Transfer():
+            duration = _time(node.duration_ns, " ") if node.duration_ns is not None else ""
+            return f"  {node.size_bytes}B{duration}"
+        case Function():
+            return "" if node.file is None else f" ({node.file}:{node.line})"
+        case AsyncTask():
+            efficiency = 100 / node.polls if node.polls else 0.0
+            times = f"{node.total_poll_ns / 1e3:.1f}µs ({efficiency:.0f}% eff)"
+            return f"  polls:{node.polls} yields:{node.yields} {times}"
+        case _:
+            assert_never(node)
 
 
 def _time(duration_ns: float | None, before: str) -> str:

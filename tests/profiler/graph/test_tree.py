@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cbtop.profiler.graph.execution_graph import AsyncTask, ExecutionGraph, Function, Kernel, Layer, Transfer
+from cbtop.profiler.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.graph.nodes import AsyncTask, Function, Kernel, Layer, Transfer
 from cbtop.profiler.graph.tree import label, to_ascii_tree, to_tree_node
 from cbtop.protocol.vocabulary import BrickId
 

@@ -1,0 +1,75 @@
+"""An ExecutionGraph from the nodes of a catalog and what was counted against them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import assert_never
+
+from cbtop.profiler.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.graph.nodes import Brick, Function, GraphNode, Kernel, Layer, Step
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+
+
+def graph_of_nodes(
+    nodes: Iterable[Node],
+    count: Mapping[int, int],
+    total_ns: Mapping[int, int],
+    elements: Mapping[int, int],
+) -> tuple[ExecutionGraph, dict[int, int]]:
+    """The graph of `nodes` (a parent before its children), and each node's id in the graph by its id in the table.
+
+    `count`, `total_ns` and `elements` are totals by node id over any number of runs; times, elements and work in
+    the graph are those of the mean call. A node whose parent is not among `nodes` is a root; where that parent
+    was counted (the step of a phase), it tells how many runs there were.
+    """
+    graph = ExecutionGraph()
+    ids: dict[int, int] = {}
+    runs: dict[int, int] = {}
+    for node in nodes:
+        above = node.parent or 0
+        runs[node.id] = runs.get(above) or count.get(above) or count.get(node.id, 0)
+        calls, called = count.get(node.id, 0), runs[node.id]
+        mean_ns = total_ns[node.id] / calls if calls else None
+        mean_elements = elements[node.id] / calls if calls else None
+        made = _graph_node(node, mean_ns, mean_elements, calls / called if calls else 1.0)
+        ids[node.id] = graph.add_node(made, ids.get(above))
+    return graph, ids
+
+
+def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, calls: float) -> GraphNode:
+    flops = _line(node.flops_per_call, node.flops_per_element, mean_elements)
+    moved_bytes = _line(node.bytes_per_call, node.bytes_per_element, mean_elements)
+    match node.kind:
+        case NodeKind.STEP:
+            return Step(node.name)
+        case NodeKind.LAYER:
+            return Layer(int(node.name)) if node.name.isdecimal() else Function(f"Layer {node.name}")
+        case NodeKind.BRICK:
+            whole = None if mean_elements is None else round(mean_elements)
+            return Brick(node.name, mean_ns, whole, flops, moved_bytes, calls)
+        case NodeKind.KERNEL:
+            shared = node.shared_memory_bytes or 0
+            return Kernel(
+                node.name,
+                node.grid,
+                node.block,
+                shared,
+                node.backend,
+                node.ptx_hash,
+                mean_ns,
+                flops,
+                moved_bytes,
+                calls,
+            )
+        case NodeKind.FUNCTION | NodeKind.TRANSFER | NodeKind.ASYNC_TASK:
+            return Function(node.name)  # all that is recorded of them
+        case _:
+            assert_never(node.kind)
+
+
+def _line(per_call: float | None, per_element: float | None, mean_elements: float | None) -> float | None:
+    """The work of the mean call: `Work` is a straight line, so the mean of the work is the work of the mean."""
+    if per_call is None or per_element is None or mean_elements is None:
+        return None
+    return per_call + per_element * mean_elements
