@@ -110,22 +110,22 @@ def _differences(
     for name in ("count", "nan_count", "inf_count"):
         if getattr(wanted, name) != getattr(found, name):
             yield name, getattr(wanted, name), getattr(found, name)
-    finite = wanted.count - wanted.nan_count - wanted.inf_count
-    # Errors of single values are independent of each other, so a mean of n is off by 1/sqrt(n) of one.
     of_value = tolerance * wanted.largest
-    of_mean = tolerance * _size(wanted) / math.sqrt(max(finite, 1))
-    bounds = {"mean": of_mean, "std": of_mean, "l2_norm": of_mean * math.sqrt(max(finite, 1)), "min": of_value}
-    bounds["max"] = of_value
-    for name, bound in bounds.items():
-        one, other = getattr(wanted, name), getattr(found, name)
-        if one is not None and other is not None and not abs(one - other) <= bound:
-            yield name, one, other
     for place, one, other in zip(expected.places, expected.values, actual.values, strict=False):
         if math.isfinite(one) and math.isfinite(other):
             if not abs(one - other) <= of_value:
                 yield f"value[{place}]", one, other
         elif not (one == other or (math.isnan(one) and math.isnan(other))):
             yield f"value[{place}]", one, other
+    finite = wanted.count - wanted.nan_count - wanted.inf_count
+    # Errors of single values are independent of each other, so a mean of n is off by 1/sqrt(n) of one.
+    of_norm = tolerance * _size(wanted)
+    of_mean = of_norm / math.sqrt(max(finite, 1))
+    bounds = {"mean": of_mean, "std": of_mean, "l2_norm": of_norm, "min": of_value, "max": of_value}
+    for name, bound in bounds.items():
+        one, other = getattr(wanted, name), getattr(found, name)
+        if one is not None and other is not None and not abs(one - other) <= bound:
+            yield name, one, other
 
 
 def _size(stats: TensorStats) -> float:

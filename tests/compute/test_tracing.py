@@ -1,0 +1,256 @@
+"""The decoder's traces: true to what it computed, sampled, and paid for in the open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop.compute.decoder import tracing
+from cbtop.compute.decoder.base import Model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.fingerprints import FingerprintObserver
+from cbtop.compute.decoder.tracing import TRACE_BRICK, TRACED_EVERY_STEPS, DecodeTracing
+from cbtop.compute.kernels import rms_norm
+from cbtop.profiler.divergence import Fingerprints
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.traces import TRACES
+from cbtop.profiler.traces.base import TracerConfig
+from cbtop.protocol.messages import Node, TraceSummary
+from cbtop.protocol.vocabulary import BrickCategory
+
+from .conftest import ListRecorder
+
+PROMPT = [3, 141, 59, 26, 5, 358, 97]
+MakeDecoder = Callable[[Model, int], Decoder]
+
+
+class Traced:
+    """A decoder that has run some traced steps."""
+
+    def __init__(
+        self, decoder: Decoder, profiler: BrickProfiler, steps: int, config: TracerConfig, clock: list[float]
+    ) -> None:
+        self.tracing = DecodeTracing(decoder, profiler, config, clock_s=lambda: clock[0])
+        token = decoder.prefill(PROMPT)
+        for _ in range(steps):
+            token = decoder.decode(token, self.tracing.observer())
+            clock[0] += 0.5
+        self.chosen = token
+        self.forward = self.tracing.tracer._kept[-1]
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def run(profiler: BrickProfiler, decoder_for: MakeDecoder, clock: list[float]) -> Callable[..., Traced]:
+    """Runs some steps of a model, traced."""
+
+    def run(model: Model, steps: int = 1, config: TracerConfig | None = None) -> Traced:
+        return Traced(decoder_for(model, 1), profiler, steps, config or TracerConfig.full(), clock)
+
+    return run
+
+
+def said(recorder: ListRecorder) -> list[TraceSummary]:
+    return [message for message in recorder.messages if isinstance(message, TraceSummary)]
+
+
+def test_every_layer_is_measured_where_its_tensors_are(model: Model, run: Callable[..., Traced]) -> None:
+    layers = run(model).forward.activations
+    assert [trace.layer for trace in layers] == [0, 1]
+    assert layers[1].input == layers[0].output
+    assert all(stats.count == model.hidden for trace in layers for _, stats in trace.parts)
+    for trace in layers:  # the layer's output is its input and the two halves
+        whole = sum(stats.mean or 0.0 for stats in (trace.input, trace.post_attn, trace.post_ffn))
+        assert trace.output.mean == pytest.approx(whole, abs=1e-6)
+        assert trace.residual_ratio is not None
+        assert 0 < trace.residual_ratio < 1
+
+
+def test_the_last_layer_through_the_lens_is_the_models_own_logits(
+    model: Model, run: Callable[..., Traced], decoder_for: MakeDecoder
+) -> None:
+    traced = run(model)
+    decoder = decoder_for(model, 1)
+    token = decoder.decode(decoder.prefill(PROMPT))
+    assert token == traced.chosen
+    evolution = traced.forward.logits
+    assert evolution is not None
+    winner = evolution.tokens[0]
+    assert winner.token == token
+    assert winner.per_layer_rank[-1] == 1
+    assert len(winner.per_layer_logit) == len(model.layers)
+    for place, tracked in enumerate(evolution.tokens):
+        assert tracked.per_layer_logit[-1] == pytest.approx(float(decoder.logits(1)[tracked.token]), rel=1e-6)
+        assert tracked.per_layer_rank[-1] == place + 1
+
+
+def test_attention_is_that_of_the_last_query_over_all_positions(model: Model, run: Callable[..., Traced]) -> None:
+    traces = run(model).forward.attention
+    assert [(trace.layer, trace.query_pos, len(trace.heads)) for trace in traces] == [
+        (layer, len(PROMPT), model.heads) for layer in range(len(model.layers))
+    ]
+    assert all(np.abs(trace.total - 1).max() < 1e-6 for trace in traces)
+
+
+def test_the_error_of_a_kernel_is_rounding_and_that_of_int8_activations_is_more(
+    model: Model, run: Callable[..., Traced]
+) -> None:
+    errors = run(model).forward.quant_errors
+    assert {error.brick for error in errors} == {
+        "QkvProjection", "OutputProjection", "GateProjection", "UpProjection", "DownProjection", "LmHead",
+    }  # fmt: skip
+    assert {error.quant_type for error in errors} == {"Q4_K", "Q6_K"}
+    by_source = {error.source.value: error.snr_db for error in errors}
+    assert set(by_source) == {"kernel rounding", "if activations were Q8_0"}
+    for error in errors:
+        assert error.snr_db is not None
+        assert (error.snr_db > 100) == (error.source.value == "kernel rounding")
+
+
+def test_each_traced_pass_measures_the_products_of_another_layer(model: Model, run: Callable[..., Traced]) -> None:
+    kept = run(model, TRACED_EVERY_STEPS + 1).tracing.tracer._kept
+    assert [{error.layer for error in forward.quant_errors} for forward in kept] == [{0, None}, {1, None}]
+
+
+def test_the_cache_is_described_as_it_is(model: Model, run: Callable[..., Traced]) -> None:
+    state = run(model).forward.kv_state
+    assert state is not None
+    assert (state.step, state.valid_positions, state.max_positions) == (1, len(PROMPT) + 1, model.context_length)
+    assert state.size_bytes == 2 * 4 * len(model.layers) * model.kv_heads * model.head_dim * model.context_length
+    assert (state.evictions, state.hit_rate, state.fragmentation) == (0, None, 0.0)
+
+
+def test_a_restart_is_an_eviction_of_all_positions(
+    model: Model, decoder_for: MakeDecoder, profiler: BrickProfiler
+) -> None:
+    decoder = decoder_for(model, 1)
+    watched = DecodeTracing(decoder, profiler, TracerConfig.of(["kv"]))
+    for _ in range(TRACED_EVERY_STEPS + 1):  # each sequence is one prompt and one step
+        decoder.restart()
+        decoder.decode(decoder.prefill(PROMPT), watched.observer())
+    state = watched.tracer._kept[-1].kv_state
+    assert state is not None
+    assert (state.step, state.evictions) == (TRACED_EVERY_STEPS + 1, TRACED_EVERY_STEPS)
+    assert state.evicted_positions == TRACED_EVERY_STEPS * (len(PROMPT) + 1)
+    (summary,) = watched.tracer.trace_summaries()
+    assert any("16 evictions in 17 steps" in anomaly.text for anomaly in summary.anomalies)
+    assert any("thrashing" in anomaly.text for anomaly in summary.anomalies)
+
+
+def test_a_weight_that_is_no_number_is_an_anomaly_of_its_layer(model: Model, run: Callable[..., Traced]) -> None:
+    run_of = run(with_norm(model, layer=1, value=np.nan))
+    texts = [anomaly.text for summary in run_of.tracing.tracer.trace_summaries() for anomaly in summary.anomalies]
+    assert any(text.startswith("layer 1 post_norm: 1 NaN") for text in texts)
+    assert not any(text.startswith("layer 0") for text in texts)
+
+
+def test_tracing_is_sampled_and_a_brick_of_its_own(
+    model: Model, run: Callable[..., Traced], recorder: ListRecorder
+) -> None:
+    run(model, 2 * TRACED_EVERY_STEPS)
+    nodes = {message.id: message for message in recorder.messages if isinstance(message, Node)}
+    steps = [nodes[tag] for tag, _ in recorder.records if nodes[tag].name == "decode"]
+    traced = [nodes[tag] for tag, _ in recorder.records if nodes[tag].name == TRACE_BRICK]
+    assert len(steps) == 2 * TRACED_EVERY_STEPS
+    assert len(traced) == 2 * (len(traced) // 2)  # two passes
+    assert {node.category for node in traced} == {BrickCategory.OTHER}
+    assert {nodes[node.parent or 0].name for node in traced} == {"0", "1", "decode"}
+
+
+def test_without_a_trace_nothing_is_recorded_of_it(
+    model: Model, decoder_for: MakeDecoder, recorder: ListRecorder
+) -> None:
+    decoder_for(model, 1).decode(3)
+    names = {message.name for message in recorder.messages if isinstance(message, Node)}
+    assert TRACE_BRICK not in names
+    assert said(recorder) == []
+
+
+def test_summaries_come_at_most_once_a_second_and_once_at_the_end(
+    model: Model, run: Callable[..., Traced], recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "TRACED_EVERY_STEPS", 1)
+    traced = run(model, 6, TracerConfig.of(["kv"]))  # a step takes half a second
+    assert [summary.forwards for summary in said(recorder)] == [1, 3, 5]
+    traced.tracing.finish()
+    traced.tracing.finish()
+    assert [summary.forwards for summary in said(recorder)] == [1, 3, 5, 6]
+
+
+def test_a_long_run_says_less_and_less_often(
+    model: Model, run: Callable[..., Traced], recorder: ListRecorder, clock: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A daemon keeps the whole catalog, and at most 10,000 announcements of it."""
+    monkeypatch.setattr(tracing, "TRACED_EVERY_STEPS", 1)
+    traced = run(model, 1)
+    for _ in range(3000):
+        clock[0] += 30.0  # a day
+        traced.tracing._end(())
+    assert len(said(recorder)) < 5 * 250
+    assert {summary.trace for summary in said(recorder)} == set(TRACES.values())
+
+
+# --- divergence ---------------------------------------------------------------------------------------------
+
+
+def with_norm(model: Model, layer: int, value: float) -> Model:
+    """The model with one value of one layer's attention norm replaced."""
+    weight = model.layers[layer].attention_norm.copy()
+    weight[17] = value
+    layers = list(model.layers)
+    layers[layer] = replace(layers[layer], attention_norm=weight)
+    return replace(model, layers=tuple(layers))
+
+
+def with_down(model: Model, layer: int) -> Model:
+    """The model with one quantised byte of one layer's down projection replaced: a scale of 256 weights."""
+    down = model.layers[layer].down
+    data = down.weight.data.copy()
+    data[100, 5] ^= 0x3F
+    layers = list(model.layers)
+    layers[layer] = replace(layers[layer], down=replace(down, weight=replace(down.weight, data=data)))
+    return replace(model, layers=tuple(layers))
+
+
+def fingerprints_of(decoder: Decoder) -> Fingerprints:
+    observer = FingerprintObserver(decoder)
+    decoder.decode(decoder.prefill(PROMPT, observer), observer)
+    return observer.fingerprints
+
+
+def test_one_wrong_norm_weight_is_found_in_its_layer(model: Model, decoder_for: MakeDecoder) -> None:
+    reference = fingerprints_of(decoder_for(model, 1))
+    wrong = fingerprints_of(decoder_for(with_norm(model, layer=1, value=3.0), 1))
+    found = wrong.find_divergence(reference)
+    assert found is not None
+    assert (found.brick, found.layer, found.position) == ("RmsNorm", 1, 0)
+    assert found.expected != found.actual
+
+
+def test_one_wrong_byte_of_a_quantised_matrix_is_found_in_its_brick(model: Model, decoder_for: MakeDecoder) -> None:
+    reference = fingerprints_of(decoder_for(model, 1))
+    found = fingerprints_of(decoder_for(with_down(model, layer=1), 1)).find_divergence(reference)
+    assert found is not None
+    assert (found.brick, found.layer, found.position) == ("DownProjection", 1, 0)
+
+
+def test_other_threads_and_other_kernels_of_the_same_meaning_are_no_divergence(
+    model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = fingerprints_of(decoder_for(model, 1))
+    assert fingerprints_of(decoder_for(model, 2)).find_divergence(reference) is None
+
+    def other_order(*arguments: Any) -> None:
+        rms_norm.reference(*arguments)
+
+    monkeypatch.setattr(rms_norm, "RMS_NORM", replace(rms_norm.RMS_NORM, implementation=other_order))
+    assert fingerprints_of(decoder_for(model, 1)).find_divergence(reference) is None
