@@ -14,7 +14,7 @@ class Work:
     A call with `n` elements does `flops_per_call + n * flops_per_element` operations and touches
     `bytes_per_call + n * bytes_per_element` bytes. Every operation of a decoder fits this line exactly:
     a matrix product's weights cost bytes per call, attention grows with its elements (heads x positions).
-    The bytes are those the algorithm touches as written, caches not considered.
+    Bytes count once a call, however often the call touches them: what must come from memory at least.
     """
 
     flops_per_call: float = 0.0

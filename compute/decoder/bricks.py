@@ -78,9 +78,10 @@ class BrickMaker:
 
     def _layer(self, weights: LayerWeights) -> LayerBricks:
         model = self._model
-        score = Launch(attention_score.ATTENTION_SCORE, attention_score.work(model.head_dim))
+        shared = model.heads // model.kv_heads
+        score = Launch(attention_score.ATTENTION_SCORE, attention_score.work(model.head_dim, shared))
         softmax = Launch(attention_softmax.ATTENTION_SOFTMAX, attention_softmax.work())
-        output = Launch(attention_output.ATTENTION_OUTPUT, attention_output.work(model.head_dim))
+        output = Launch(attention_output.ATTENTION_OUTPUT, attention_output.work(model.head_dim, shared))
         return LayerBricks(
             attention_norm=self._norm(),
             qkv=self._projections(catalog.QKV_PROJECTION, weights.q, weights.k, weights.v),

@@ -59,9 +59,11 @@ def attention_output(weights: Any, v_cache: Any, start: int, out: Any) -> None:
                 p += one
 
 
-def work(head_dim: int) -> KernelWork:
-    """Elements are heads x positions, summed over the tokens. A value is read for each, and its weight."""
-    return KernelWork(flops_per_element=2.0 * head_dim, bytes_per_element=FLOAT_BYTES * (head_dim + 1.0))
+def work(head_dim: int, heads_per_value: int) -> KernelWork:
+    """Elements are heads x positions, summed over the tokens. A value is read once for the heads that share it."""
+    return KernelWork(
+        flops_per_element=2.0 * head_dim, bytes_per_element=FLOAT_BYTES * (head_dim / heads_per_value + 1.0)
+    )
 
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:

@@ -46,9 +46,11 @@ def attention_score(q: Any, k_cache: Any, start: int, scale: float, scores: Any)
                 scores[t, head, p] = total * factor
 
 
-def work(head_dim: int) -> KernelWork:
-    """Elements are heads x positions, summed over the tokens. A key is read for each; queries stay in L1."""
-    return KernelWork(flops_per_element=2.0 * head_dim + 1, bytes_per_element=FLOAT_BYTES * (head_dim + 1.0))
+def work(head_dim: int, heads_per_key: int) -> KernelWork:
+    """Elements are heads x positions, summed over the tokens. A key is read once for the heads that share it."""
+    return KernelWork(
+        flops_per_element=2.0 * head_dim + 1, bytes_per_element=FLOAT_BYTES * (head_dim / heads_per_key + 1.0)
+    )
 
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
