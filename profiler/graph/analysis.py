@@ -143,7 +143,11 @@ def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
 
 def _cycle(after: list[list[int]], stuck: set[int]) -> list[int]:
     """The nodes of one cycle among the events that never came free."""
-    waited_for = {later: event for event in stuck for later in after[event] if later in stuck}
+    waited_for: dict[int, int] = {}
+    for event in sorted(stuck):  # a node's own begin comes first: a cycle does not wander through what is inside
+        for later in after[event]:
+            if later in stuck:
+                waited_for.setdefault(later, event)
     seen: dict[int, int] = {}
     here = min(stuck)
     while here not in seen:  # backwards: whatever is stuck waits for something that is stuck

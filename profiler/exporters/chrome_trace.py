@@ -1,0 +1,53 @@
+"""Chrome's trace event format (JSON), which Perfetto and chrome://tracing open.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: times in µs, a complete event ("X")
+has its begin and duration, metadata ("M") names processes and threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TextIO
+
+from cbtop.profiler.exporters.base import TimedRecord, Trace, display_name, kind_name
+from cbtop.profiler.exporters.tracks import tracks_of
+from cbtop.protocol.messages import Node
+
+Event = dict[str, object]
+
+
+def write_chrome_trace(trace: Trace, out: TextIO) -> None:
+    """One complete event a record, on the process's monotonic clock; what was lost stands under `otherData`."""
+    out.write('{"displayTimeUnit": "ns", "traceEvents": [')
+    separator = "\n"
+    for event in _events(trace):
+        out.write(separator + json.dumps(event))
+        separator = ",\n"
+    lost = {"overwritten": trace.overwritten, "rejected": trace.rejected}
+    out.write(f'\n], "otherData": {json.dumps(lost)}}}\n')
+
+
+def _events(trace: Trace) -> Iterator[Event]:
+    yield _name("process_name", trace.process, trace.pid, 0)
+    for thread, track in enumerate(tracks_of(trace), start=1):
+        yield _name("thread_name", f"track {thread}", trace.pid, thread)
+        for record in track:
+            yield _complete(record, trace.nodes[record.node], trace.pid, thread)
+
+
+def _name(what: str, name: str, pid: int, thread: int) -> Event:
+    return {"name": what, "ph": "M", "pid": pid, "tid": thread, "args": {"name": name}}
+
+
+def _complete(record: TimedRecord, node: Node, pid: int, thread: int) -> Event:
+    return {
+        "name": display_name(node),
+        "cat": kind_name(node),
+        "ph": "X",
+        "ts": record.start_ns / 1e3,
+        "dur": (record.end_ns - record.start_ns) / 1e3,
+        "pid": pid,
+        "tid": thread,
+        "args": {"node": record.node, "elements": record.elements, "failed": record.failed},
+    }
