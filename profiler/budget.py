@@ -1,0 +1,81 @@
+"""Budgets: what a brick may cost, in time a token or in bytes a second. Targets somebody set, never measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """At most `us_per_token` microseconds a token. Raises ValueError unless it is above zero."""
+
+    us_per_token: float
+
+    def __post_init__(self) -> None:
+        _positive("us_per_token", self.us_per_token)
+
+    @classmethod
+    def from_throughput(cls, tokens_per_sec: float) -> TokenBudget:
+        """At least `tokens_per_sec`."""
+        _positive("tokens_per_sec", tokens_per_sec)
+        return cls(1e6 / tokens_per_sec)
+
+    @property
+    def tokens_per_sec(self) -> float:
+        return 1e6 / self.us_per_token
+
+    def is_met(self, us_per_token: float) -> bool:
+        """Whether a measured time a token keeps to it."""
+        return us_per_token <= self.us_per_token
+
+    def utilization(self, us_per_token: float) -> float:
+        """The part of the budget a measured time uses: 1 is all of it, 1.2 is a fifth too much."""
+        return us_per_token / self.us_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class ByteBudget:
+    """At least `gb_per_sec` (1e9 bytes a second). Raises ValueError unless it is above zero."""
+
+    gb_per_sec: float
+
+    def __post_init__(self) -> None:
+        _positive("gb_per_sec", self.gb_per_sec)
+
+    @classmethod
+    def from_latency(cls, us_per_page: float, page_bytes: int = PAGE_BYTES) -> ByteBudget:
+        """At most `us_per_page` for `page_bytes`."""
+        _positive("us_per_page", us_per_page)
+        return cls(page_bytes / us_per_page / 1e3)
+
+    def us_per_page(self, page_bytes: int = PAGE_BYTES) -> float:
+        return page_bytes / self.gb_per_sec / 1e3
+
+    def is_met(self, gb_per_sec: float) -> bool:
+        """Whether a measured rate keeps to it."""
+        return gb_per_sec >= self.gb_per_sec
+
+    def utilization(self, gb_per_sec: float) -> float:
+        """The part of the budget a measured rate uses: 1 is all of it, 1.2 is a fifth too slow."""
+        return self.gb_per_sec / gb_per_sec
+
+    def to_token_budget(self, bytes_per_token: float) -> TokenBudget:
+        """The time a token may take when it moves `bytes_per_token`."""
+        _positive("bytes_per_token", bytes_per_token)
+        return TokenBudget(bytes_per_token / self.gb_per_sec / 1e3)
+
+
+def ceiling(budgets: Iterable[TokenBudget]) -> TokenBudget:
+    """The budget of bricks that run one after another: their times add up, so tokens per second are 1 / sum.
+
+    Raises ValueError for no bricks at all.
+    """
+    return TokenBudget(sum(budget.us_per_token for budget in budgets))
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} is {value}; above zero is wanted")
