@@ -23,6 +23,7 @@ from cbtop.protocol.messages import (
     SourceCatalog,
     SourceState,
     StatsUpdate,
+    TraceSummary,
 )
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import Batch, RingReader
@@ -113,7 +114,7 @@ class Source:
         """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
         node = np.flatnonzero(self.stats.column("count"))
         return [
-            SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
+            SourceCatalog(self.key, complete=True, messages=_standing(self.catalog)),
             self._update(node, *self.stats.all_buckets()),
             self.state_message(),
         ]
@@ -190,6 +191,16 @@ class Source:
             bucket_count=_bytes(self.stats.buckets(cell_node, cell_bucket)),
             **columns,
         )
+
+
+def _standing(catalog: list[CatalogMessage]) -> tuple[CatalogMessage, ...]:
+    """The catalog without the trace summaries that a later one replaces: they would swell every keyframe."""
+    latest = {message.trace: at for at, message in enumerate(catalog) if isinstance(message, TraceSummary)}
+    return tuple(
+        message
+        for at, message in enumerate(catalog)
+        if not isinstance(message, TraceSummary) or latest[message.trace] == at
+    )
 
 
 def _bytes(column: Column) -> bytes:

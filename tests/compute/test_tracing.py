@@ -15,10 +15,15 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.fingerprints import FingerprintObserver
 from cbtop.compute.decoder.tracing import TRACE_BRICK, TRACED_EVERY_STEPS, DecodeTracing
 from cbtop.compute.kernels import rms_norm
+from cbtop.compute.quantization.floats import F16
+from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q6_k import Q6_K
+from cbtop.compute.quantization.q8_0 import Q8_0
 from cbtop.profiler.divergence import Fingerprints
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.traces import TRACES
 from cbtop.profiler.traces.base import TracerConfig
+from cbtop.profiler.traces.quantization import ErrorSource, Verdict, quantization_error
 from cbtop.protocol.messages import Node, TraceSummary
 from cbtop.protocol.vocabulary import BrickCategory
 
@@ -113,6 +118,22 @@ def test_the_error_of_a_kernel_is_rounding_and_that_of_int8_activations_is_more(
     for error in errors:
         assert error.snr_db is not None
         assert (error.snr_db > 100) == (error.source.value == "kernel rounding")
+
+
+def test_where_the_float_weights_are_at_hand_more_bits_mean_less_error() -> None:
+    weights = np.random.default_rng(3).standard_normal((8, 512)).astype(np.float32)
+    errors = [
+        quantization_error(
+            "LmHead", None, ErrorSource.WEIGHTS, kind.name, 8 * kind.block_bytes / kind.block_elements,
+            weights, kind.dequantize(kind.quantize(weights)),
+        )
+        for kind in (Q4_K, Q6_K, Q8_0, F16)
+    ]  # fmt: skip
+    assert [error.bits_per_weight for error in errors] == [4.5, 6.5625, 8.5, 16]
+    decibels = [error.snr_db or 0 for error in errors]
+    assert decibels == sorted(decibels)
+    assert 15 < decibels[0] < 30
+    assert all(error.verdict is Verdict.OK for error in errors)
 
 
 def test_each_traced_pass_measures_the_products_of_another_layer(model: Model, run: Callable[..., Traced]) -> None:

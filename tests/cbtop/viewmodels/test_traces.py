@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import Goodbye, TraceAnomaly, TraceNumber, TraceSummary
+from cbtop.protocol.messages import Goodbye, SourceCatalog, TraceAnomaly, TraceNumber, TraceSummary
 from cbtop.reports import REPORTS, SECTIONS
 from cbtop.store import Store
 from cbtop.viewmodels.model import NamedNumber, SourceView, TraceRow
@@ -44,6 +44,18 @@ def test_the_latest_summary_of_each_trace_is_shown_in_the_order_of_their_ids(vie
     assert layers.rows[0] == TraceRow("layer 0", (NamedNumber("mean", -1.5e-7), NamedNumber("nan", 0.0)))
     assert kv.totals == (NamedNumber("evictions", 2.0), NamedNumber("hits", None))
     assert layers.anomalies == ("layer 1 output: 3 NaN",)
+
+
+def test_a_keyframe_holds_only_the_latest_summary_of_each_trace(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    for _ in range(20):
+        profiler.announce(KV)
+        profiler.announce(LAYERS)
+    source = source_of(runtime)
+    source.poll()
+    keyframe = source.everything()[0]
+    assert isinstance(keyframe, SourceCatalog)
+    assert [message for message in keyframe.messages if isinstance(message, TraceSummary)] == [KV, LAYERS]
 
 
 def test_the_text_says_every_number_and_every_anomaly(view: SourceView) -> None:
