@@ -39,7 +39,7 @@ def _node_distance(
 ) -> NodeDistance:
     flop_per_byte = intensity(node.flops, node.moved_bytes)
     gflops = node.flops / node.duration_ns if node.flops and node.duration_ns else None  # FLOP a ns
-    if flop_per_byte is None or gflops is None:
+    if not flop_per_byte or gflops is None:  # 0 where the quotient was too small for a float
         return NodeDistance(found, node.name, flop_per_byte, gflops, None)
     roof = distance(flop_per_byte, gflops, peak_gflops, peak_gb_per_sec)
     return NodeDistance(found, node.name, flop_per_byte, gflops, roof)

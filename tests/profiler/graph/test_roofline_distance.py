@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.nodes import Layer
@@ -60,3 +62,18 @@ def test_what_is_unknown_or_nothing_has_no_distance(
 def test_without_ceilings_the_point_is_known_and_its_distance_is_not() -> None:
     found = one(100, 6000, 100, peak=None)
     assert (found.flop_per_byte, found.gflops, found.distance) == (60, 60, None)
+
+
+amounts = st.one_of(st.none(), st.floats(0, 1e18))
+
+
+@given(amounts, amounts, amounts)
+def test_no_amount_of_work_or_time_divides_by_zero(
+    duration_ns: float | None, flops: float | None, moved_bytes: float | None
+) -> None:
+    found = one(duration_ns, flops, moved_bytes)
+    assert found.distance is None or found.distance.attainable_gflops > 0
+
+
+def test_an_intensity_too_small_for_a_float_has_no_distance() -> None:
+    assert one(100, 5e-324, 10).distance is None
