@@ -91,7 +91,7 @@ def test_what_a_brick_took_beside_its_kernels_stays_its_own() -> None:
 def test_time_below_something_untimed_is_still_inside_the_brick_above() -> None:
     graph = ExecutionGraph()
     brick = graph.add_node(Brick("outer", 100))
-    function = graph.add_node(Function("helper"), brick)
+    function = graph.add_node(Function("forward"), brick)
     graph.add_node(Kernel("inner", duration_ns=70), function)
     assert critical_path(graph).exclusive_ns == (30, 0, 70)
 
