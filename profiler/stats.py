@@ -8,6 +8,7 @@ it. Buckets are counted for the life of the source, so percentiles of any sum of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +54,32 @@ def percentile_ns(counts: Column, fraction: float, min_ns: int = 0, max_ns: int 
     if not total:
         return None
     rank = max(1, int(np.ceil(fraction * total)))
-    bucket = np.flatnonzero(running >= rank)[:1]
+    bucket = np.array([np.searchsorted(running, rank, side="left")])
     return min(max(float(bucket_middle_ns(bucket)[0]), min_ns), max_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What is known of a number of calls. Percentiles and `cv` come from the histogram: within one percent.
+
+    They are None for nodes beyond MAX_HISTOGRAM_NODES, whose calls are counted but not sorted by duration.
+    """
+
+    count: int
+    failed: int
+    total_ns: int
+    min_ns: int
+    max_ns: int
+    elements: int
+    cv: float | None  # standard deviation / mean
+    p50_ns: float | None
+    p95_ns: float | None
+    p99_ns: float | None
+    p999_ns: float | None
+
+    @property
+    def mean_ns(self) -> float:
+        return self.total_ns / self.count
 
 
 class NodeStats:
@@ -80,12 +105,42 @@ class NodeStats:
         summed: Column = self._histogram[rows].sum(axis=0)
         return summed
 
-    def percentile_ns(self, nodes: Sequence[int], fraction: float) -> float | None:
-        """A percentile over all calls of `nodes`."""
-        if not nodes:
+    def calls(self, nodes: Sequence[int]) -> Calls | None:
+        """The calls of `nodes` taken together; None where there were none."""
+        count = int(self.column("count")[nodes].sum()) if nodes else 0
+        if not count:
             return None
-        low, high = self.column("min_ns")[nodes].min(), self.column("max_ns")[nodes].max()
-        return percentile_ns(self.histogram(nodes), fraction, int(low), int(high))
+        low, high = int(self.column("min_ns")[nodes].min()), int(self.column("max_ns")[nodes].max())
+        histogram = self.histogram(nodes)
+        total_ns = int(self.column("total_ns")[nodes].sum())
+        p50, p95, p99, p999 = (percentile_ns(histogram, f, low, high) for f in (0.50, 0.95, 0.99, 0.999))
+        return Calls(
+            count=count,
+            failed=int(self.column("failed")[nodes].sum()),
+            total_ns=total_ns,
+            min_ns=low,
+            max_ns=high,
+            elements=int(self.column("elements")[nodes].sum()),
+            cv=_variation(histogram, total_ns / count),
+            p50_ns=p50,
+            p95_ns=p95,
+            p99_ns=p99,
+            p999_ns=p999,
+        )
+
+    def percentile_of_each_ns(self, fraction: float) -> NDArray[np.float64]:
+        """A percentile of every node by itself, one entry a node id; NaN where nothing was counted."""
+        node, bucket = np.nonzero(self._histogram[: self._size])
+        counts = self._histogram[node, bucket]
+        running = np.cumsum(counts)
+        calls = np.bincount(node, counts, minlength=min(self._size, MAX_HISTOGRAM_NODES)).astype(np.int64)
+        before = np.cumsum(calls) - calls  # the cells lie node by node, so each node's begin where the last's end
+        rank = np.maximum(1, np.ceil(fraction * calls)).astype(np.int64)
+        found = np.full(self._size, np.nan)
+        seen = np.flatnonzero(calls)
+        middle = bucket_middle_ns(bucket[np.searchsorted(running, before[seen] + rank[seen], side="left")])
+        found[seen] = np.clip(middle, self.column("min_ns")[seen], self.column("max_ns")[seen])
+        return found
 
     def grow(self, size: int) -> None:
         """Make room for node ids below `size`."""
@@ -161,3 +216,14 @@ class NodeStats:
             np.subtract.at(self._columns["closed_ns"], node[still_open], duration[still_open])
             concerned.append(below[self._columns["count"][below] > 0])
         return np.concatenate(concerned)
+
+
+def _variation(histogram: Column, mean_ns: float) -> float | None:
+    """The standard deviation of the counted calls over their mean."""
+    bucket = np.flatnonzero(histogram)
+    if not len(bucket) or not mean_ns:
+        return None
+    weights = histogram[bucket]
+    middle = bucket_middle_ns(bucket)
+    centre = np.average(middle, weights=weights)
+    return float(np.sqrt(np.average((middle - centre) ** 2, weights=weights)) / mean_ns)

@@ -142,11 +142,17 @@ def _triple(value: Any, where: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _nested(value: Any, where: str) -> tuple[messages.Message, ...]:
-    if type(value) is not list:
-        raise DecodeError(f"{where}: a list of messages was wanted")
-    found = (_message(item) for item in value)
-    return tuple(item for item in found if item is not None)
+def _nested(kinds: tuple[type, ...]) -> Check:
+    def check(value: Any, where: str) -> tuple[messages.Message, ...]:
+        if type(value) is not list:
+            raise DecodeError(f"{where}: a list of messages was wanted")
+        found = [message for item in value if (message := _message(item)) is not None]
+        for message in found:
+            if not isinstance(message, kinds):
+                raise DecodeError(f"{where}: a {type(message).__name__} has no place there")
+        return tuple(found)
+
+    return check
 
 
 _SCALARS: dict[Any, Check] = {int: _integer, float: _number, bool: _boolean, str: _text, bytes: _column}
@@ -160,7 +166,8 @@ def _check_for(annotation: Any) -> Check:
     if annotation == tuple[int, int, int]:
         return _triple
     if get_origin(annotation) is tuple:
-        return _nested
+        (item, _) = get_args(annotation)
+        return _nested(get_args(item) or (item,))
     if get_origin(annotation) in (types.UnionType, Union):
         (inner,) = (a for a in get_args(annotation) if a is not type(None))
         return _optional(_check_for(inner))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import BooksView, Gap
-from cbtop.viewmodels.phase import PhaseTotals
 
 
 def books(totals: PhaseTotals) -> BooksView | None:

@@ -40,9 +40,11 @@ class BrickRow:
     avg_us: float
     min_us: float
     max_us: float
+    cv: float | None  # standard deviation / mean
     p50_us: float | None
     p95_us: float | None
     p99_us: float | None
+    p999_us: float | None
     us_per_token: float | None
     elements: int
     flops: float | None  # derived from shapes

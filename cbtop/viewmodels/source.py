@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.graph.tree import to_ascii_tree
+from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.store import SourceRecord, Store
 from cbtop.viewmodels.books import books
@@ -10,7 +12,6 @@ from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import execution_graph, graph_rows
 from cbtop.viewmodels.model import CheckRow, LossView, SourceSummary, SourceView
-from cbtop.viewmodels.phase import PhaseTotals
 from cbtop.viewmodels.roofline import roofline
 from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
 from cbtop.viewmodels.traces import trace_views
@@ -29,13 +30,14 @@ def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
     phases = steps_views(record)
     names = [node.name for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     shown = phase if phase in names else DEFAULT_PHASE if DEFAULT_PHASE in names else next(iter(names), None)
-    totals = PhaseTotals.of(record, shown)
+    totals = PhaseTotals.of(record.nodes, record.stats, shown)
     checks = tuple(
         CheckRow(check.brick, check.assertion, check.passed, check.max_error, check.tolerance)
         for check in record.checks.values()
     )
     steps = next((steps for steps in phases if steps.phase == shown), None)
-    bricks = brick_rows(totals, checks)
+    bricks = brick_stats(totals)
+    rows = brick_rows(bricks, totals, checks)
     graph, ids = execution_graph(totals)
     hello, manifest, state = record.hello, record.manifest, record.state
     return SourceView(
@@ -57,9 +59,9 @@ def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
         phase=shown,
         phases=phases,
         steps=steps,
-        bricks=bricks,
-        categories=category_rows(bricks, totals.tokens),
-        roofline=roofline(record.ceilings.values(), bricks),
+        bricks=rows,
+        categories=category_rows(bricks, totals),
+        roofline=roofline(record.ceilings.values(), rows),
         graph=graph_rows(totals, graph, ids),
         tree_text=to_ascii_tree(graph),
         books=books(totals),

@@ -26,16 +26,18 @@ def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[flo
 
 
 def _steps_view(record: SourceRecord, step: Node) -> StepsView:
-    count, tokens, total_ns = (int(record.stats.column(name)[step.id]) for name in ("count", "elements", "total_ns"))
-    p50, p95, p99 = (_us(record.stats.percentile_ns([step.id], fraction)) for fraction in (0.50, 0.95, 0.99))
-    tokens_a_step = tokens / count if count else 0
+    calls = record.stats.calls([step.id])
+    assert calls is not None  # only steps that ended are asked for
+    count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
+    p50, p95, p99 = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns))
+    tokens_a_step = tokens / count
     return StepsView(
         phase=step.name,
         count=count,
         tokens=tokens,
         tokens_per_sec=_rate(tokens, total_ns),
         recent_tokens_per_sec=_recent(record, step.name),
-        mean_us=total_ns / count / 1e3 if count else None,
+        mean_us=total_ns / count / 1e3,
         p50_us=p50,
         p95_us=p95,
         p99_us=p99,

@@ -98,6 +98,29 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
     assert stats.column("total_ns")[2] == 10 * (sum(bricks) + 3)
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.just(1)), min_size=1, max_size=80))
+def test_the_percentile_of_each_node_is_that_of_its_own_calls(rows: list[tuple[int, int, int]]) -> None:
+    stats = NodeStats()
+    stats.grow(11)
+    stats.add(batch(rows), NO_STEPS)
+    for fraction in (0.5, 0.99):
+        each = stats.percentile_of_each_ns(fraction)
+        for node in range(11):
+            own = stats.calls([node])
+            alone = {0.5: own.p50_ns, 0.99: own.p99_ns}[fraction] if own else None
+            assert np.isnan(each[node]) if alone is None else each[node] == alone
+
+
+@given(durations)
+def test_the_variation_is_that_of_the_calls(values: list[int]) -> None:
+    stats = NodeStats()
+    stats.add(batch([(1, value, 0) for value in values]), NO_STEPS)
+    calls = stats.calls([1])
+    assert calls is not None
+    if calls.cv is not None:
+        assert abs(calls.cv - np.std(values) / np.mean(values)) <= 0.02 * (1 + calls.cv)
+
+
 def test_clearing_leaves_nothing_behind() -> None:
     stats = NodeStats()
     stats.add(batch([(3, 5, 7)]), NO_STEPS)

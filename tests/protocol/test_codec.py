@@ -106,6 +106,13 @@ def test_a_frame_beyond_the_bound_is_refused_before_it_is_read(monkeypatch: pyte
         codec.decode(b"\xc0" * 17)
 
 
+def test_a_message_inside_another_must_be_of_the_kind_that_belongs_there() -> None:
+    inner = {"k": "SourceGone", "source": "x"}
+    packed = msgpack.packb({"k": "SourceCatalog", "source": "x", "complete": True, "messages": [inner]})
+    with pytest.raises(DecodeError, match="a SourceGone has no place there"):
+        codec.decode(packed)
+
+
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(DecodeError):
         codec.decode(b"\x91" * 100_000 + b"\xc0")

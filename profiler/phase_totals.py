@@ -1,14 +1,13 @@
-"""The node table and totals of one phase: the plain numbers the other viewmodels add up."""
+"""The nodes and totals of one phase: the plain numbers that statistics, books and graphs are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.store import SourceRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,26 +20,24 @@ class PhaseTotals:
     step: Node | None
     nodes: tuple[Node, ...]  # a parent before its children, the step itself not among them
     count: dict[int, int]
-    failed: dict[int, int]
     elements: dict[int, int]
     total_ns: dict[int, int]
     exclusive_ns: dict[int, int]
     closed_ns: dict[int, int]
-    min_ns: dict[int, int]
-    max_ns: dict[int, int]
+    table: NodeTable
     stats: NodeStats
 
     @classmethod
-    def of(cls, record: SourceRecord, phase: str | None) -> PhaseTotals:
-        """The phase called `phase`; everything that is not inside a step when it is None."""
-        roots = record.nodes.children[None]
+    def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
+        """The phase called `phase`; every node there is when it is None."""
+        roots = table.children[None]
         step = next((n for n in roots if n.kind is NodeKind.STEP and n.name == phase), None)
-        nodes = tuple(record.nodes.below(step.id if step else None))
-        record.stats.grow(len(record.nodes) + 1)
+        nodes = tuple(table.below(step.id if step else None))
+        stats.grow(len(table) + 1)
         ids = [node.id for node in nodes] + ([step.id] if step else [])
 
         def column(name: str) -> dict[int, int]:
-            return dict(zip(ids, record.stats.column(name)[ids].tolist(), strict=True))
+            return dict(zip(ids, stats.column(name)[ids].tolist(), strict=True))
 
         total_ns = column("total_ns")
         exclusive_ns = dict(total_ns)
@@ -51,14 +48,12 @@ class PhaseTotals:
             step=step,
             nodes=nodes,
             count=column("count"),
-            failed=column("failed"),
             elements=column("elements"),
             total_ns=total_ns,
             exclusive_ns=exclusive_ns,
             closed_ns=column("closed_ns"),
-            min_ns=column("min_ns"),
-            max_ns=column("max_ns"),
-            stats=record.stats,
+            table=table,
+            stats=stats,
         )
 
     @property
@@ -68,14 +63,9 @@ class PhaseTotals:
 
     @property
     def wall_ns(self) -> int | None:
-        """The time of the phase's ended steps. None without steps."""
+        """The wall time of the phase's ended steps. None without steps."""
         return self.total_ns[self.step.id] if self.step else None
 
     def percent(self, exclusive_ns: int) -> float | None:
         """A share of the phase's step wall time."""
         return 100 * exclusive_ns / self.wall_ns if self.wall_ns else None
-
-    def percentile_us(self, nodes: Iterable[Node], fraction: float) -> float | None:
-        """A percentile over all calls of `nodes`."""
-        found = self.stats.percentile_ns([node.id for node in nodes], fraction)
-        return None if found is None else found / 1e3
