@@ -59,7 +59,8 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     for node in totals.nodes:
         if node.kind is NodeKind.BRICK and totals.count[node.id]:
             groups.setdefault(node.name, []).append(node)
-    found = [stats for name, nodes in groups.items() if (stats := _stats(name, nodes, totals))]
+    calls = totals.stats.calls_of([[node.id for node in nodes] for nodes in groups.values()])
+    found = [_stats(*group, c, totals) for group, c in zip(groups.items(), calls, strict=True) if c]
     return sorted(found, key=lambda stats: -stats.exclusive_ns)
 
 
@@ -92,10 +93,7 @@ def work(nodes: Iterable[Node], totals: PhaseTotals, unit: str) -> float | None:
     return done
 
 
-def _stats(name: str, nodes: list[Node], totals: PhaseTotals) -> BrickStats | None:
-    calls = totals.stats.calls([node.id for node in nodes])
-    if calls is None:
-        return None
+def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> BrickStats:
     budgets = [node.budget_us_per_token for node in nodes]
     return BrickStats(
         name=name,

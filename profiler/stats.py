@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ BUCKETS = (42 - SUB_BUCKET_BITS) * SUB_BUCKETS + SUB_BUCKETS
 MAX_HISTOGRAM_NODES = 8_192
 
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
+PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
 NO_MINIMUM = np.iinfo(np.int64).max
 
 
@@ -42,20 +44,6 @@ def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
     low = (bucket - octave * SUB_BUCKETS) << octave
     middle: NDArray[np.float64] = low + ((1 << octave) - 1) / 2
     return middle
-
-
-def percentile_ns(counts: Column, fraction: float, min_ns: int = 0, max_ns: int = MAX_DURATION_NS) -> float | None:
-    """The duration below which `fraction` of the counted calls lie (nearest rank); None where nothing was counted.
-
-    `counts` is a histogram row, or the sum of several; `min_ns` and `max_ns`, where known, are exact and bound it.
-    """
-    running = np.cumsum(counts)
-    total = int(running[-1])
-    if not total:
-        return None
-    rank = max(1, int(np.ceil(fraction * total)))
-    bucket = np.array([np.searchsorted(running, rank, side="left")])
-    return min(max(float(bucket_middle_ns(bucket)[0]), min_ns), max_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,40 +95,58 @@ class NodeStats:
 
     def calls(self, nodes: Sequence[int]) -> Calls | None:
         """The calls of `nodes` taken together; None where there were none."""
-        count = int(self.column("count")[nodes].sum()) if nodes else 0
-        if not count:
-            return None
-        low, high = int(self.column("min_ns")[nodes].min()), int(self.column("max_ns")[nodes].max())
-        histogram = self.histogram(nodes)
-        total_ns = int(self.column("total_ns")[nodes].sum())
-        p50, p95, p99, p999 = (percentile_ns(histogram, f, low, high) for f in (0.50, 0.95, 0.99, 0.999))
-        return Calls(
-            count=count,
-            failed=int(self.column("failed")[nodes].sum()),
-            total_ns=total_ns,
-            min_ns=low,
-            max_ns=high,
-            elements=int(self.column("elements")[nodes].sum()),
-            cv=_variation(histogram, total_ns / count),
-            p50_ns=p50,
-            p95_ns=p95,
-            p99_ns=p99,
-            p999_ns=p999,
-        )
+        return self.calls_of([nodes])[0]
 
-    def percentile_of_each_ns(self, fraction: float) -> NDArray[np.float64]:
-        """A percentile of every node by itself, one entry a node id; NaN where nothing was counted."""
-        node, bucket = np.nonzero(self._histogram[: self._size])
-        counts = self._histogram[node, bucket]
-        running = np.cumsum(counts)
-        calls = np.bincount(node, counts, minlength=min(self._size, MAX_HISTOGRAM_NODES)).astype(np.int64)
-        before = np.cumsum(calls) - calls  # the cells lie node by node, so each node's begin where the last's end
-        rank = np.maximum(1, np.ceil(fraction * calls)).astype(np.int64)
-        found = np.full(self._size, np.nan)
-        seen = np.flatnonzero(calls)
-        middle = bucket_middle_ns(bucket[np.searchsorted(running, before[seen] + rank[seen], side="left")])
-        found[seen] = np.clip(middle, self.column("min_ns")[seen], self.column("max_ns")[seen])
+    def calls_of(self, groups: Sequence[Sequence[int]]) -> list[Calls | None]:
+        """The calls of each group of nodes taken together, all groups in one go."""
+        count = self.column("count")
+        ran = [[node for node in group if node < self._size and count[node]] for group in groups]
+        present = [at for at, group in enumerate(ran) if group]
+        if not present:
+            return [None] * len(groups)
+        node = np.array([node for at in present for node in ran[at]], np.int64)
+        sizes = np.array([len(ran[at]) for at in present])
+        starts = np.cumsum(sizes) - sizes
+
+        def summed(name: str) -> list[int]:
+            total: list[int] = np.add.reduceat(self.column(name)[node], starts).tolist()
+            return total
+
+        low = np.minimum.reduceat(self.column("min_ns")[node], starts)
+        high = np.maximum.reduceat(self.column("max_ns")[node], starts)
+        spread = self._spread(node, np.repeat(np.arange(len(present)), sizes), low, high)
+        names = ("count", "failed", "total_ns")
+        rows = zip(*map(summed, names), low.tolist(), high.tolist(), summed("elements"), *spread, strict=True)
+        found: list[Calls | None] = [None] * len(groups)
+        for at, row in zip(present, rows, strict=True):
+            found[at] = Calls(*row)
         return found
+
+    def _spread(self, node: Column, group: Column, low: Column, high: Column) -> list[list[float | None]]:
+        """The cv and the percentiles of each group, in the order of `Calls`; None where no call was counted."""
+        groups = len(low)
+        has_histogram = node < MAX_HISTOGRAM_NODES
+        rows = self._histogram[node[has_histogram]]
+        at = np.flatnonzero((rows != 0).reshape(-1))
+        counts = rows.reshape(-1)[at]
+        # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
+        key = group[has_histogram][at // BUCKETS] * BUCKETS + at % BUCKETS
+        order = np.argsort(key, kind="stable")
+        key, counts = key[order], counts[order]
+        owner, middle = key // BUCKETS, bucket_middle_ns(key % BUCKETS)
+        calls = np.bincount(owner, counts, minlength=groups)
+        known = np.flatnonzero(calls)
+        running, before = np.cumsum(counts), np.cumsum(calls) - calls
+
+        mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
+        variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
+        columns = [_ratio(np.sqrt(variance), mean)]
+        for fraction in PERCENTILES:
+            rank = before[known] + np.maximum(1, np.ceil(fraction * calls[known]))
+            column = np.full(groups, np.nan)
+            column[known] = np.clip(middle[np.searchsorted(running, rank, side="left")], low[known], high[known])
+            columns.append(column)
+        return [[None if value != value else value for value in column.tolist()] for column in columns]
 
     def grow(self, size: int) -> None:
         """Make room for node ids below `size`."""
@@ -218,12 +224,8 @@ class NodeStats:
         return np.concatenate(concerned)
 
 
-def _variation(histogram: Column, mean_ns: float) -> float | None:
-    """The standard deviation of the counted calls over their mean."""
-    bucket = np.flatnonzero(histogram)
-    if not len(bucket) or not mean_ns:
-        return None
-    weights = histogram[bucket]
-    middle = bucket_middle_ns(bucket)
-    centre = np.average(middle, weights=weights)
-    return float(np.sqrt(np.average((middle - centre) ** 2, weights=weights)) / mean_ns)
+def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[np.float64]:
+    """over / under, NaN where `under` is zero."""
+    found = np.full(len(over), np.nan)
+    np.divide(over, under, out=found, where=under != 0)
+    return found

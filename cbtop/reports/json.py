@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import (
     BooksView,
     BrickRow,
@@ -48,7 +49,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "categories": [_category(row) for row in view.categories],
         "roofline": _roofline(view.roofline),
         "graph": [_node(row) for row in view.graph],
-        "tree": view.tree_text,
+        "tree": tree_text(view.graph),
         "books": _books(view.books),
         "loss": {
             "produced": view.loss.produced,

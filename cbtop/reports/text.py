@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
+from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import SourceView, TraceView
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
@@ -115,7 +116,7 @@ def _roofline(view: SourceView) -> str:
 
 
 def _tree(view: SourceView) -> str:
-    return view.tree_text
+    return tree_text(view.graph)
 
 
 def _traces(view: SourceView) -> str:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.from_nodes import graph_of_nodes
-from cbtop.profiler.graph.tree import label
+from cbtop.profiler.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
 from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.stats import Calls
 from cbtop.protocol.messages import Node
 from cbtop.viewmodels.model import GraphRow
-
-Percentiles = NDArray[np.float64]  # one entry a node id, ns
 
 
 def execution_graph(totals: PhaseTotals) -> tuple[ExecutionGraph, dict[int, int]]:
@@ -25,18 +21,26 @@ def execution_graph(totals: PhaseTotals) -> tuple[ExecutionGraph, dict[int, int]
 def graph_rows(totals: PhaseTotals, graph: ExecutionGraph, ids: dict[int, int]) -> tuple[GraphRow, ...]:
     """One row a node, a parent before its children."""
     rows: list[GraphRow] = []
-    p50_ns, p99_ns = (totals.stats.percentile_of_each_ns(fraction) for fraction in (0.50, 0.99))
     depths: dict[int | None, int] = {totals.step.id if totals.step else None: -1}
-    for node in totals.nodes:
+    for node, calls in zip(totals.nodes, totals.stats.calls_of([[node.id] for node in totals.nodes]), strict=True):
         depths[node.id] = depth = depths[node.parent] + 1
-        rows.append(_row(node, depth, label(graph.nodes[ids[node.id]]), totals, p50_ns, p99_ns))
+        rows.append(_row(node, depth, label(graph.nodes[ids[node.id]]), totals, calls))
     return tuple(rows)
 
 
-def _row(
-    node: Node, depth: int, text: str, totals: PhaseTotals, p50_ns: Percentiles, p99_ns: Percentiles
-) -> GraphRow:
-    count, total_ns = totals.count[node.id], totals.total_ns[node.id]
+def tree_text(rows: Sequence[GraphRow]) -> str:
+    """The rows as the ASCII tree, to the character as the predecessor drew it."""
+    below: dict[int | None, list[TreeNode]] = {}
+    for row in reversed(rows):
+        children = tuple(reversed(below.pop(row.id, [])))
+        below.setdefault(row.parent, []).append(TreeNode(row.label, children, row.id))
+    roots = tuple(reversed(below.get(None, [])))
+    if not roots:
+        return EMPTY_TEXT
+    return "\n".join(tree_lines(roots[0] if len(roots) == 1 else TreeNode(MANY_ROOTS, roots)))
+
+
+def _row(node: Node, depth: int, text: str, totals: PhaseTotals, calls: Calls | None) -> GraphRow:
     return GraphRow(
         id=node.id,
         parent=node.parent if depth else None,
@@ -46,18 +50,14 @@ def _row(
         label=text,
         category=node.category,
         backend=node.backend,
-        count=count or None,
-        total_us=total_ns / 1e3 if count else None,
-        avg_us=total_ns / count / 1e3 if count else None,
-        p50_us=_us(p50_ns[node.id]),
-        p99_us=_us(p99_ns[node.id]),
-        elements=round(totals.elements[node.id] / count) if count else None,
-        percent=totals.percent(total_ns) if count else None,
+        count=calls.count if calls else None,
+        total_us=calls.total_ns / 1e3 if calls else None,
+        avg_us=calls.mean_ns / 1e3 if calls else None,
+        p50_us=calls.p50_ns / 1e3 if calls and calls.p50_ns is not None else None,
+        p99_us=calls.p99_ns / 1e3 if calls and calls.p99_ns is not None else None,
+        elements=round(calls.elements / calls.count) if calls else None,
+        percent=totals.percent(calls.total_ns) if calls else None,
         grid=node.grid,
         block=node.block,
         shared_memory_bytes=node.shared_memory_bytes,
     )
-
-
-def _us(value_ns: float) -> float | None:
-    return None if math.isnan(value_ns) else float(value_ns) / 1e3

@@ -221,7 +221,6 @@ class SourceView:
     categories: tuple[CategoryRow, ...]
     roofline: RooflineView
     graph: tuple[GraphRow, ...]
-    tree_text: str  # the ASCII tree
     books: BooksView | None  # None without steps
     loss: LossView
     checks: tuple[CheckRow, ...]

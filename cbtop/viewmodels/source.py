@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cbtop.profiler.brick_stats import brick_stats
-from cbtop.profiler.graph.tree import to_ascii_tree
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.store import SourceRecord, Store
@@ -63,7 +62,6 @@ def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
         categories=category_rows(bricks, totals),
         roofline=roofline(record.ceilings.values(), rows),
         graph=graph_rows(totals, graph, ids),
-        tree_text=to_ascii_tree(graph),
         books=books(totals),
         loss=_loss(record),
         checks=checks,

@@ -63,13 +63,14 @@ def to_tree_node(graph: ExecutionGraph) -> TreeNode:
 
 def to_ascii_tree(graph: ExecutionGraph) -> str:
     """The graph as text, lines joined by newlines and none at the end."""
-    lines = _lines(to_tree_node(graph)) if graph.nodes else [EMPTY_TEXT]
+    lines = tree_lines(to_tree_node(graph)) if graph.nodes else [EMPTY_TEXT]
     if graph.dropped:
         lines.append(dropped_text(graph))
     return "\n".join(lines)
 
 
-def _lines(root: TreeNode) -> list[str]:
+def tree_lines(root: TreeNode) -> list[str]:
+    """A tree of labels as lines of text, one a node."""
     lines: list[str] = []
     waiting = [(root, "", "")]  # a node, what stands before its label, what stands before its children
     while waiting:

@@ -221,7 +221,6 @@ LIVE = SourceView(
         without_work=("KvWrite", "Sampling", "Embedding"),
     ),
     graph=_graph(),
-    tree_text="Execution Graph",
     books=BooksView(
         wall_us=WALL_US * STEPS,
         bricks_us=BRICKS_US * STEPS,

@@ -11,10 +11,10 @@ from cbtop.profiler.stats import (
     BUCKETS,
     COLUMNS,
     MAX_DURATION_NS,
+    PERCENTILES,
     NodeStats,
     bucket_middle_ns,
     bucket_of,
-    percentile_ns,
 )
 from cbtop.protocol.ring import FLAG_FAILED, Batch
 
@@ -36,17 +36,22 @@ def test_a_buckets_middle_is_within_one_percent_of_what_falls_into_it(duration_n
     assert abs(bucket_middle_ns(bucket)[0] - duration_ns) <= 0.01 * duration_ns
 
 
-@given(durations, st.sampled_from([0.5, 0.95, 0.99, 0.999]))
-def test_percentiles_are_within_one_percent_of_the_exact_ones(values: list[int], fraction: float) -> None:
-    counts = np.bincount(bucket_of(np.array(values)), minlength=BUCKETS)
-    exact = sorted(values)[max(1, int(np.ceil(fraction * len(values)))) - 1]
-    found = percentile_ns(counts, fraction)
-    assert found is not None
-    assert abs(found - exact) <= 0.01 * exact
+@given(durations)
+def test_percentiles_are_within_one_percent_of_the_exact_ones(values: list[int]) -> None:
+    stats = NodeStats()
+    stats.add(batch([(1, value, 0) for value in values]), NO_STEPS)
+    calls = stats.calls([1])
+    assert calls is not None
+    found = (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.p999_ns)
+    for fraction, percentile in zip(PERCENTILES, found, strict=True):
+        exact = sorted(values)[max(1, int(np.ceil(fraction * len(values)))) - 1]
+        assert percentile is not None
+        assert abs(percentile - exact) <= 0.01 * exact
 
 
-def test_nothing_counted_has_no_percentile() -> None:
-    assert percentile_ns(np.zeros(BUCKETS, np.int64), 0.5) is None
+def test_nothing_counted_is_no_calls() -> None:
+    assert NodeStats().calls([]) is None
+    assert NodeStats().calls_of([[1], [], [2, 3]]) == [None, None, None]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.integers(0, 10**6)), max_size=80))
@@ -98,17 +103,21 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
     assert stats.column("total_ns")[2] == 10 * (sum(bricks) + 3)
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.just(1)), min_size=1, max_size=80))
-def test_the_percentile_of_each_node_is_that_of_its_own_calls(rows: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.just(1)), min_size=1, max_size=80),
+    st.lists(st.sets(st.integers(0, 12)), max_size=4),
+)
+def test_the_calls_of_a_group_are_those_of_its_nodes(
+    rows: list[tuple[int, int, int]], groups: list[set[int]]
+) -> None:
     stats = NodeStats()
     stats.grow(11)
     stats.add(batch(rows), NO_STEPS)
-    for fraction in (0.5, 0.99):
-        each = stats.percentile_of_each_ns(fraction)
-        for node in range(11):
-            own = stats.calls([node])
-            alone = {0.5: own.p50_ns, 0.99: own.p99_ns}[fraction] if own else None
-            assert np.isnan(each[node]) if alone is None else each[node] == alone
+    for group, calls in zip(groups, stats.calls_of([sorted(group) for group in groups]), strict=True):
+        own = [(1, duration, elements) for node, duration, elements in rows if node in group]
+        alone = NodeStats()
+        alone.add(batch(own), NO_STEPS)
+        assert calls == alone.calls([1])
 
 
 @given(durations)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbtop.protocol.vocabulary import NodeKind
+from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
@@ -64,7 +65,7 @@ def test_a_phase_can_be_chosen_and_an_unknown_one_falls_back(runtime: Path) -> N
 
 
 def test_the_graph_is_the_tree_the_text_draws(view: SourceView) -> None:
-    lines = view.tree_text.splitlines()
+    lines = tree_text(view.graph).splitlines()
     assert lines[:5] == [
         "Execution Graph",
         "├── Layer 0",
