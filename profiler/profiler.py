@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -15,14 +16,14 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Protocol
 
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.node_table import MAX_NODES
+from cbtop.profiler.hot_path import BrickTimer, HotPath, Place, Span
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage, Node
-from cbtop.protocol.ring import FLAG_FAILED, NO_NODE
+from cbtop.protocol.ring import NO_NODE
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
 Brick = BrickId | BrickDefinition | str
@@ -41,33 +42,20 @@ class Recorder(Protocol):
     def close(self, reason: str, /) -> None: ...
 
 
-class _Place:
-    """A place in the graph: its node, the place above, and the places below by what was started there."""
-
-    __slots__ = ("above", "below", "key", "node")
-
-    def __init__(self, key: object, node: int, above: _Place | None) -> None:
-        self.key = key
-        self.node = node
-        self.above = above
-        self.below: dict[object, _Place] = {}
+class Start(Protocol):
+    def __call__(self, brick: Brick, /) -> BrickTimer: ...
 
 
-class BrickTimer:
-    """A running brick: what `start_brick` gives and `stop_brick` takes."""
-
-    __slots__ = ("place", "start_ns")
-
-    def __init__(self, place: _Place, start_ns: int) -> None:
-        self.place = place
-        self.start_ns = start_ns
+class Stop(Protocol):
+    def __call__(self, timer: BrickTimer, elements: int, /, *, failed: bool = False) -> None: ...
 
 
-class _Position(threading.local):
-    """Where in the graph each thread is; all begin at the root."""
+class Enter(Protocol):
+    def __call__(self, brick: Brick, /, elements: int = 1) -> Span: ...
 
-    def __init__(self, root: _Place) -> None:
-        self.place = root
+
+class EnterLayer(Protocol):
+    def __call__(self, index: int, /) -> Span: ...
 
 
 class BrickProfiler:
@@ -77,21 +65,44 @@ class BrickProfiler:
     clock and this process's ring. Safe to use from several threads: each has its own place in the graph.
     """
 
+    start_brick: Start
+    """Start timing a brick where this thread is: a BrickId, a BrickDefinition, or a name of your own."""
+
+    stop_brick: Stop
+    """Record the brick that `timer` timed, with the `elements` it worked on."""
+
+    brick: Enter
+    """`with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed."""
+
+    layer: EnterLayer
+    """`with profiler.layer(3):` makes what runs inside part of layer 3."""
+
     def __init__(
         self,
         *,
         enabled: bool = True,
+        sample_every: int = 1,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         recorder: Recorder | None = None,
+        hot_path: type[HotPath] = HotPath,
     ) -> None:
+        if sample_every < 1:
+            raise ValueError(f"sample_every={sample_every}; 1 records every step, k every k-th")
+        self.sample_every = sample_every
         self._clock_ns = clock_ns
+        self._epoch_ns: int | None = None
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._enabled = enabled
-        self._root = _Place(None, NO_NODE, None)
-        self._off = BrickTimer(_Place(None, NO_NODE, None), 0)
+        self._steps = itertools.count()
         self._nodes = 0
         self._defining = threading.RLock()
-        self._position = _Position(self._root)
+        self._hot_path = hot_path(self._define, clock_ns, self._record)
+        self._hot_path.switch(enabled)
+        # The hot path's own functions: a method of this class around them would cost as much as a clock read.
+        self.start_brick, self.stop_brick = self._hot_path.start, self._hot_path.stop
+        self.brick, self.layer = self._hot_path.span, self._hot_path.layer
+        if isinstance(self._recorder, RingRecorder):
+            self._recorder.follow(self._hot_path.attach)
         _profilers.add(self)
 
     @property
@@ -102,10 +113,12 @@ class BrickProfiler:
     def enable(self) -> None:
         """Record from now on."""
         self._enabled = True
+        self._hot_path.switch(True)
 
     def disable(self) -> None:
         """Record nothing from now on; a brick that is running is not recorded either."""
         self._enabled = False
+        self._hot_path.switch(False)
 
     def announce(self, message: CatalogMessage) -> None:
         """Say something once about this process: its model (Manifest), a Ceiling, a CheckResult, an Activity."""
@@ -113,55 +126,41 @@ class BrickProfiler:
 
     def close(self, reason: str = "closed") -> None:
         """Say goodbye; what was recorded stays readable. Happens by itself when the interpreter exits."""
-        self._enabled = False
+        self.disable()
         self._recorder.close(reason)
 
-    def start_brick(self, brick: Brick) -> BrickTimer:
-        """Start timing `brick` where this thread is: a BrickId, a BrickDefinition, or a name of your own."""
-        if not self._enabled:
-            return self._off
-        return self._start(brick)
-
-    def stop_brick(self, timer: BrickTimer, elements: int, *, failed: bool = False) -> None:
-        """Record the brick that `timer` timed, with the `elements` it worked on."""
-        if timer is self._off:
-            return
-        end_ns = self._clock_ns()
-        place = timer.place
-        self._position.place = place.above or self._root
-        if self._enabled:
-            tag = place.node | FLAG_FAILED if failed else place.node
-            self._recorder.record(tag, timer.start_ns, end_ns, elements)
-
-    def brick(self, brick: Brick, elements: int = 1) -> Span:
-        """`with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed."""
-        return Span(self, brick, elements)
-
-    def layer(self, index: int) -> Span:
-        """`with profiler.layer(3):` makes what runs inside part of layer 3."""
-        return Span(self, (NodeKind.LAYER, index), 1)
-
     def step(self, name: str, tokens: int) -> Span:
-        """`with profiler.step("decode", tokens=1):` is one forward pass; tokens are counted here, and only here."""
-        return Span(self, (NodeKind.STEP, name), tokens)
+        """`with profiler.step("decode", tokens=1):` is one forward pass; tokens are counted here, and only here.
 
-    def _start(self, key: object) -> BrickTimer:
-        position = self._position
-        here = position.place
-        place = here.below.get(key)
-        if place is None:
-            place = self._define(here, key)
-        position.place = place
-        return BrickTimer(place, self._clock_ns())
+        With `sample_every=k` the first step and every k-th after it is recorded. A step decides for the whole
+        process and until the next one begins: threads that run steps side by side should record every step.
+        """
+        if self.sample_every > 1 and self._enabled:
+            self._hot_path.switch(next(self._steps) % self.sample_every == 0)
+        return self._hot_path.span((NodeKind.STEP, name), tokens)
 
-    def _define(self, here: _Place, key: object) -> _Place:
+    def reset_epoch(self) -> None:
+        """Let `elapsed_ns` count from now."""
+        self._epoch_ns = self._clock_ns()
+
+    def elapsed_ns(self) -> int:
+        """Time since `reset_epoch`; the first call begins the count where nobody did."""
+        now_ns = self._clock_ns()
+        if self._epoch_ns is None:
+            self._epoch_ns = now_ns
+        return now_ns - self._epoch_ns
+
+    def _record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+        self._recorder.record(tag, start_ns, end_ns, elements)
+
+    def _define(self, here: Place, key: object) -> Place:
         """The place for `key` below `here`, which nobody has started there yet."""
         with self._defining:
             if key in here.below:
                 return here.below[key]
             place = _abandoned(here, key)
             if place is None:
-                place = _Place(key, self._define_node(key, here.node or None), here)
+                place = Place(key, self._define_node(key, here.node or None), here)
             here.below[key] = place
             return place
 
@@ -178,34 +177,13 @@ class BrickProfiler:
         return nodes[0].id
 
 
-class Span:
-    """The `with` form of a brick, a layer or a step."""
-
-    __slots__ = ("_key", "_profiler", "_timer", "elements")
-
-    def __init__(self, profiler: BrickProfiler, key: object, elements: int) -> None:
-        self._profiler = profiler
-        self._key = key
-        self.elements = elements  # may be set inside the block, where it is known only then
-
-    def __enter__(self) -> Span:
-        profiler = self._profiler
-        self._timer = profiler._start(self._key) if profiler._enabled else profiler._off
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._profiler.stop_brick(self._timer, self.elements, failed=kind is not None)
-
-
-def _abandoned(here: _Place, key: object) -> _Place | None:
+def _abandoned(here: Place, key: object) -> Place | None:
     """The place above (or at) `here` where `key` runs already.
 
     A brick does not run inside itself: its earlier `stop_brick` was never reached. Going back to that place
     keeps a host that loses exceptions from growing the graph for ever.
     """
-    place: _Place | None = here
+    place: Place | None = here
     while place is not None:
         if place.key is not None and place.key == key:
             return place

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from cbtop.protocol.catalog import CatalogWriter
@@ -24,6 +25,9 @@ from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
 _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
+
+
+Follower = Callable[[RingWriter | None], Record]
 
 
 class RingRecorder:
@@ -44,8 +48,16 @@ class RingRecorder:
         self._ring: RingWriter | None = None
         self._catalog: CatalogWriter | None = None
         self._closed = False
+        self._followers: list[Follower] = []
         self.record = self._first_record
         _recorders.add(self)
+
+    def follow(self, attach: Follower) -> None:
+        """Tell `attach` of each ring as it opens, and of None when it is gone; it says how to write into it."""
+        with self._opening:
+            self._followers.append(attach)
+            if self._ring:
+                self.record = attach(self._ring)
 
     def announce(self, message: CatalogMessage) -> None:
         """Write `message` into the catalog."""
@@ -65,6 +77,7 @@ class RingRecorder:
             self._catalog = None
             self._ring = None
             self._closed = True
+            self._let_go()
             self.record = _nowhere
 
     def forget(self) -> None:
@@ -72,7 +85,12 @@ class RingRecorder:
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         self._ring = self._catalog = None
         self._closed = False
+        self._let_go()
         self.record = self._first_record
+
+    def _let_go(self) -> None:
+        for attach in self._followers:
+            attach(None)
 
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
@@ -97,6 +115,8 @@ class RingRecorder:
                 self.record = _nowhere
                 return
             self._ring, self._catalog, self.record = ring, catalog, ring.record
+            for attach in self._followers:
+                self.record = attach(ring)
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:

@@ -1,20 +1,22 @@
 """The ring of records a profiled process writes and the daemon reads: one mmapped file, bounded for ever.
 
-Layout (little-endian, all words i64; version 1)
+Layout (little-endian, all words i64; version 2)
     byte 0     magic b"CBTOPRNG"
     word 1     version            word 2  record size in bytes (32)      word 3  capacity in records (a power of 2)
     word 4     pid                word 5  process start, clock ticks since boot
     word 6, 7  monotonic ns and realtime ns, read together
     word 8, 9  boot id, 16 raw bytes
-    word 16    cursor: how many records were ever begun (a cache line of its own)
-    byte 4096  the records: start ns, end ns, elements, tag
-    tag        bits 0-23 node id, bits 24-31 flags, bits 32-62 (record number + 1) mod 2^31
+    word 16    cursor: at least so many records were begun (a cache line of its own)
+    byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
+    tag        bits 0-23 node id, bits 24-31 flags, bits 32-62 (n + 1) mod 2^31
 
 Rules
 - Everything that moves the ring's cursor is in this file.
 - Threads of one process share the ring: a slot is reserved by one atomic counter step, its tag is stored last.
   The tag carries the record's number, so a reader knows a record that is complete from one that is not yet, and
   from one that was overwritten under its eyes. No lock, no lost record.
+- How many were begun stands in the tags too, so a writer need not store the cursor each time (Python's does once
+  in a lap, the compiled one counts in it): a reader takes it for a lower bound and looks on from there.
 - The writer allocates the whole file first: a full disk is an error at start, not a SIGBUS later.
 - The reader never writes.
 """
@@ -29,6 +31,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,12 +43,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAGIC = b"CBTOPRNG"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 4096
 RECORD_BYTES = 32
 DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
 CURSOR_WORD = 16
+FIRST_RECORD = HEADER_BYTES
 
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
@@ -58,9 +62,12 @@ SEQUENCE_MASK = (1 << 31) - 1
 ABANDONED_AFTER_S = 2.0
 # Writers may be inside this many slots beyond the cursor; what lay there may be half overwritten.
 MAX_WRITERS_INSIDE = 64
+# So far a reader looks at first for records beyond the cursor, and this much further when it finds them to the end.
+LOOK_AHEAD = 4096
+LOOK_FURTHER = 8
 
 _HEADER = struct.Struct("<8sqqqqqqq16s")
-_RECORD = struct.Struct("<qqqq")
+RECORD = struct.Struct("<qqqII")  # the tag in two halves, its number last: no shifting at every record
 
 Record = Callable[[int, int, int, int], None]
 
@@ -68,10 +75,13 @@ Record = Callable[[int, int, int, int], None]
 class RingWriter:
     """Writes records into a new ring file at `path` (mode 0600).
 
-    `record(tag, start_ns, end_ns, elements)` is the hot path. Raises RingError when the file cannot be made.
+    `record(tag, start_ns, end_ns, elements)` writes one. Whoever cannot afford that call does what it does:
+    `reserve()` gives the place in `memory` and the number for the tag, `lap()` is due after each first slot.
+    Raises RingError when the file cannot be made.
     """
 
     record: Record
+    reserve: Callable[[], tuple[int, int]]
 
     def __init__(self, path: Path, size_bytes: int = DEFAULT_RING_BYTES) -> None:
         capacity = size_bytes // RECORD_BYTES
@@ -100,32 +110,57 @@ class RingWriter:
         header = (VERSION, RECORD_BYTES, capacity, pid, process_start(pid) or 0)
         _HEADER.pack_into(self._memory, 0, MAGIC, *header, time.perf_counter_ns(), time.time_ns(), boot)
         os.rename(unfinished, path)
-        self._words = memoryview(self._memory).cast("q")
-        self.record = _record_function(self._memory, self._words, capacity)
+        self.memory = memoryview(self._memory)
+        self.capacity = capacity
+        self._words = self.memory.cast("q")
+        self._laps = itertools.count(0, capacity)
+        # One C call, so atomic among the threads of a process. The numbers go round as those in the tags do.
+        offsets = range(FIRST_RECORD, total, RECORD_BYTES)
+        numbers = chain((range(1, SEQUENCE_MASK + 1),), repeat(range(SEQUENCE_MASK + 1)))
+        self.reserve = zip(chain.from_iterable(repeat(offsets)), chain.from_iterable(numbers), strict=False).__next__
+        self.record = _record_function(self)
+
+    def lap(self) -> None:
+        """Store the cursor: a lap begins."""
+        self._words[CURSOR_WORD] = next(self._laps)
 
     @property
     def produced(self) -> int:
         """How many records were ever written."""
-        return self._words[CURSOR_WORD]
+        return _begun(self.memory, self.capacity, self._words[CURSOR_WORD])
 
 
-def _record_function(memory: mmap.mmap, words: memoryview[int], capacity: int) -> Record:
-    """The hot path as a closure: everything it touches is a local or a cell, nothing is looked up."""
-    reserve = itertools.count().__next__  # one C call: atomic among the threads of a process
-    pack_into = _RECORD.pack_into
-    wrap = capacity - 1
+def _record_function(ring: RingWriter) -> Record:
+    """As a closure: everything it touches is a local or a cell, nothing is looked up."""
+    memory, reserve, pack_into = ring.memory, ring.reserve, RECORD.pack_into
 
     def record(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        number = reserve()
-        at = HEADER_BYTES + (number & wrap) * RECORD_BYTES
-        sequence = ((number + 1) & SEQUENCE_MASK) << SEQUENCE_SHIFT
+        at, number = reserve()
         try:
-            pack_into(memory, at, start_ns, end_ns, elements, tag | sequence)
+            pack_into(memory, at, start_ns, end_ns, elements, tag, number)
         except struct.error:  # the caller's elements are no 64-bit integer: keep the count, not the record
-            pack_into(memory, at, 0, 0, 0, NO_NODE | sequence)
-        words[CURSOR_WORD] = number + 1
+            pack_into(memory, at, 0, 0, 0, NO_NODE, number)
+        if at == FIRST_RECORD:
+            ring.lap()
 
     return record
+
+
+def _begun(memory: memoryview | mmap.mmap, capacity: int, at_least: int) -> int:
+    """How many records the ring at `memory` has begun, where at least so many were: one after the last complete."""
+    import numpy as np  # the daemon's side only: a profiled process need not load it
+
+    found = np.frombuffer(memory, dtype="<i8", offset=FIRST_RECORD).reshape(-1, 4)[:, 3]
+    look = min(LOOK_AHEAD, capacity)
+    while True:
+        slots = np.arange(at_least, at_least + look, dtype=np.int64) % capacity
+        ahead = ((found[slots] >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
+        # What lies more than half a round of numbers ahead is from before; an empty slot is, too.
+        ahead[ahead > SEQUENCE_MASK // 2] = 0
+        furthest = int(ahead.max())
+        if furthest < look - MAX_WRITERS_INSIDE or look == capacity:
+            return at_least + furthest
+        look = min(LOOK_FURTHER * look, capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +214,18 @@ class RingReader:
         self.realtime_ns: int = realtime
         self.boot_id = str(uuid.UUID(bytes=boot))
         self._next = 0  # number of the next record to read
+        self._begun = 0  # so many records at least were begun
         self._stuck_at = -1
         self._stuck_since_s = 0.0
 
     @property
     def produced(self) -> int:
-        """How many records the writer has begun."""
-        return self._word(CURSOR_WORD)
+        """How many records the writer has begun. Raises RingError when its cursor is negative."""
+        cursor: int = struct.unpack_from("<q", self._memory, CURSOR_WORD * 8)[0]
+        if cursor < 0:
+            raise RingError(f"ring {self.path}: the cursor went back from {self._begun} to {cursor}")
+        self._begun = _begun(self._memory, self.capacity, max(cursor, self._begun))
+        return self._begun
 
     @property
     def read_to(self) -> int:
@@ -196,13 +236,11 @@ class RingReader:
         """The complete records since the last read, at most one ring full.
 
         With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once.
-        Raises RingError when the cursor jumped backwards or is negative.
+        Raises RingError when the cursor is negative.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
         produced = self.produced
-        if produced < self._next:
-            raise RingError(f"ring {self.path}: the cursor went back from {self._next} to {produced}")
         lost = max(0, produced - self.capacity - self._next)
         first = self._next + lost
         count = produced - first
@@ -247,7 +285,3 @@ class RingReader:
         if number != self._stuck_at:
             self._stuck_at, self._stuck_since_s = number, now_s
         return now_s - self._stuck_since_s >= ABANDONED_AFTER_S
-
-    def _word(self, index: int) -> int:
-        value: int = struct.unpack_from("<q", self._memory, index * 8)[0]
-        return value
