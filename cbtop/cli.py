@@ -1,12 +1,13 @@
 """The command line: finds the command, runs it, and turns errors into one line and an exit code.
 
 Exit codes: 0 ran, data seen · 1 runtime error · 2 usage or bad model · 3 no publisher or no data within the
-timeout · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate.
+timeout · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate · 141 broken pipe.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name] if name else DEFAULT_COMMAND
     parser = _parser(command, name)
     options = parser.parse_args(arguments[1:] if name else arguments)
+    if sys.stdout is None:
+        return _fail("standard output is closed; there is nowhere to print to", 1)
     logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if options.debug else logging.WARNING)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_on_signal)
@@ -40,11 +43,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read us has gone; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        # Standard output that cannot be written to is the user's to mend; any other OSError has its own line.
+        if options.debug:
+            raise
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at exit
+        return _fail(str(error), 1)
     except (CbtopError, ProtocolError) as error:
         if options.debug:
             raise
-        print(f"cbtop: {error}", file=sys.stderr)  # noqa: T201
-        return error.exit_code if isinstance(error, CbtopError) else 1
+        return _fail(str(error), error.exit_code if isinstance(error, CbtopError) else 1)
+
+
+def _fail(message: str, exit_code: int) -> int:
+    print(f"cbtop: {message}", file=sys.stderr)  # noqa: T201
+    return exit_code
 
 
 def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:

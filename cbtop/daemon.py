@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Self
 
 from cbtop.protocol.endpoint import runtime_dir
-from cbtop.protocol.errors import ProtocolError, RingError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -28,6 +27,7 @@ from cbtop.protocol.messages import (
 )
 from cbtop.protocol.process import boot_id, process_start
 from cbtop.protocol.publisher import LIVE, Publisher
+from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.source import Source, modified_s
 from cbtop.version import __version__
 
@@ -39,6 +39,7 @@ KEYFRAME_S = 5.0
 KEEP_ENDED_S = 600.0  # an ended process stays readable this long
 MAX_SOURCES = 256
 
+_FILE_NAME = re.compile(r"\d+-\d+-\d+\.(catalog|new)")
 _RING_NAME = re.compile(r"\d+-\d+-\d+\.ring")  # pid, process start, serial
 _log = logging.getLogger("cbtop.daemon")
 
@@ -73,6 +74,10 @@ class Daemon:
             self._publisher.close()
 
     def _discover(self) -> None:
+        """Open new rings; let go of those that ended long ago, and of files whose process died too early."""
+        for path in (*self._directory.glob("*.new"), *self._directory.glob("*.catalog")):
+            if _FILE_NAME.fullmatch(path.name) and not path.with_suffix(".ring").exists() and _is_left_over(path):
+                path.unlink(missing_ok=True)
         rings = sorted(path for path in self._directory.glob("*.ring") if _RING_NAME.fullmatch(path.name))
         for path in rings:
             if path not in self._sources and len(self._sources) < MAX_SOURCES:
@@ -90,7 +95,7 @@ class Daemon:
                 path.with_suffix(".catalog").unlink(missing_ok=True)
                 return
             source = Source(path)
-        except (RingError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a hostile file must not keep the daemon from the others
             if path not in self._complained:
                 self._complained.add(path)
                 _log.warning("%s", error)
@@ -114,7 +119,7 @@ class Daemon:
 
     def _keyframe(self) -> None:
         for source in self._sources.values():
-            if source.state == "live":
+            if source.state is SourceStatus.LIVE:
                 self._publisher.send(LIVE, source.everything())
 
     def _everything(self) -> Iterator[WireMessage]:
@@ -159,8 +164,8 @@ class DaemonInside:
     def _run(self) -> None:
         try:
             self._daemon.run(self._stop)
-        except (ProtocolError, OSError) as error:
-            self.error = error  # the viewer shows it
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it: the viewer shows it
+            self.error = error
 
 
 class _Timetable:

@@ -13,6 +13,12 @@ class UsageError(CbtopError):
     exit_code = 2
 
 
+class UntrustedError(CbtopError):
+    """What was recorded cannot be trusted."""
+
+    exit_code = 5
+
+
 class NoDataError(CbtopError):
     """Nothing to show within the time allowed."""
 

@@ -72,6 +72,11 @@ class Feed:
         return next((r.key for r in self._store.sources.values() if r.hello and r.hello.pid == pid), None)
 
     @property
+    def endpoint(self) -> str:
+        """The address of the daemon."""
+        return self._collector.endpoint
+
+    @property
     def is_complete(self) -> bool:
         """Whether the daemon has answered with all it knows."""
         return self._store.daemon is not None

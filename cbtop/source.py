@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +13,6 @@ import numpy as np
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.stats import COLUMNS, Column, NodeStats
 from cbtop.protocol.catalog import CatalogReader
-from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -27,6 +27,9 @@ from cbtop.protocol.messages import (
 )
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import Batch, RingReader
+from cbtop.protocol.vocabulary import SourceStatus
+
+_log = logging.getLogger("cbtop.daemon")
 
 ALIVE_CHECK_S = 0.25
 MAX_ANNOUNCEMENTS = 10_000  # of a catalog, nodes not counted
@@ -38,7 +41,7 @@ class Source:
 
     def __init__(self, ring_path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.ring_path = ring_path
-        self.state = "live"
+        self.state = SourceStatus.LIVE
         self.reason = ""
         self.ended_at_s: float | None = None
         self.hello: HostHello | None = None
@@ -49,7 +52,7 @@ class Source:
         self._nodes = NodeTable()
         self._received = self._overwritten = self._before_attach = self._rejected = 0
         self._published = 0  # catalog messages already sent
-        self._sequence = 0
+        self._sequence = self._unread = 0
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[tuple[Column, Column]] = []
@@ -64,21 +67,23 @@ class Source:
 
     def poll(self) -> None:
         """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""
-        if self.state != "live":
+        if self.state is not SourceStatus.LIVE:
             return
         try:
             alive = self._is_alive()  # asked first: if it is dead now, this read is the last there is to read
             batch = self._ring.read(final=not alive)
             self._read_catalog()  # after the ring: every node a record names was announced before it
             self._count(batch)
+            self._unread = max(0, self._ring.produced - self._ring.read_to)
             if self._goodbye is not None:
                 # What was recorded before the goodbye is in the ring by now: read it to its end.
                 self._count(self._ring.read(final=True))
-                self._end("ended", self._goodbye.reason)
+                self._end(SourceStatus.ENDED, self._goodbye.reason)
             elif not alive:
-                self._end("killed", "the process ended without a goodbye")
-        except (ProtocolError, ValueError) as error:
-            self._end("faulty", str(error))
+                self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit")
+        except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
+            _log.debug("%s", self.ring_path, exc_info=True)
+            self._end(SourceStatus.FAULTY, str(error) or type(error).__name__)
 
     def state_message(self) -> SourceState:
         """How the source is, and its counters."""
@@ -91,6 +96,7 @@ class Source:
             overwritten=self._overwritten,
             before_attach=self._before_attach,
             rejected=self._rejected,
+            unread=self._unread,
         )
 
     def news(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
@@ -132,8 +138,8 @@ class Source:
         self._alive_checked_s = now_s
         return process_start(self._ring.pid) == self._ring.process_start
 
-    def _end(self, state: str, reason: str) -> None:
-        self.state, self.reason, self.ended_at_s = state, reason, self._clock_s()
+    def _end(self, state: SourceStatus, reason: str) -> None:
+        self.state, self.reason, self.ended_at_s, self._unread = state, reason, self._clock_s(), 0
 
     def _read_catalog(self) -> None:
         for message in self._catalog_reader.read():

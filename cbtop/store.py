@@ -9,7 +9,7 @@ from typing import assert_never
 import numpy as np
 
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
-from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, Column, NodeStats
+from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, NO_MINIMUM, Column, NodeStats
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -37,6 +37,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 HISTORY_S = 120
 MAX_SOURCES = 1024
+SANE = 1 << 62  # a total beyond it would overflow when two are added
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,10 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
         raise DecodeError(f"an update of {record.key} with uneven columns or node ids out of range")
     if not (_within(cells[0], 1, MAX_HISTOGRAM_NODES) and _within(cells[1], 0, BUCKETS)):
         raise DecodeError(f"an update of {record.key} with histogram cells out of range")
+    if not all(_within(column, 0, SANE) for name, column in columns.items() if name != "min_ns"):
+        raise DecodeError(f"an update of {record.key} with totals out of range")
+    if not (_within(columns["min_ns"], 0, NO_MINIMUM) and _within(cells[2], 0, SANE)):
+        raise DecodeError(f"an update of {record.key} with counts out of range")
     record.stats.set(node, columns)
     record.stats.set_buckets(*cells)
     _remember(record, update.monotonic_ns)

@@ -9,6 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from cbtop.compute.errors import ComputeError
 from cbtop.compute.kernels.jit import jit_parallel, prange, settings
 
 # How long an idle OpenMP thread of libgomp spins before it sleeps. A decoder launches some 50 times a token, and
@@ -46,10 +47,12 @@ def cpu_backend(threads: int | None = None) -> Backend:
     """Numba set to use `threads` threads; when None, all that this process may run on but one.
 
     The last is left to whoever watches: a parallel product waits for its slowest thread, and the screen on the same
-    core makes one slow. Held to what Numba was started with (NUMBA_NUM_THREADS, by default the processors).
+    core makes one slow. ComputeError for more than Numba was started with (NUMBA_NUM_THREADS).
     """
     limit = int(settings.NUMBA_NUM_THREADS)
-    wanted = min(threads or max(1, available_threads() - 1), limit)
+    if threads is not None and threads > limit:
+        raise ComputeError(f"{threads} threads: this process may use {limit}")
+    wanted = threads or max(1, min(available_threads() - 1, limit))
     if "OMP_WAIT_POLICY" not in os.environ:
         # Read when libgomp is loaded, which is when Numba launches for the first time.
         os.environ.setdefault("GOMP_SPINCOUNT", str(GOMP_SPIN_COUNT))

@@ -59,7 +59,6 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     from cbtop.profiler.traces.base import TracerConfig
 
     path = options.model or demo_model(progress)
-    progress("reading the model", None)
     model = read_model(path, FAMILIES)
     backend = cpu_backend(options.threads)
     context = min(options.context or LONGEST_DEFAULT_CONTEXT, model.context_length)

@@ -25,6 +25,8 @@ class BrickStats:
     backend: str
     calls: Calls
     exclusive_ns: int
+    closed_ns: int  # the part of the total that lies in ended steps
+    closed_exclusive_ns: int
     flops: float | None
     bytes: float | None
     budget_us_per_token: float | None  # of all the places it runs in together
@@ -50,6 +52,7 @@ class CategoryStats:
     count: int
     total_ns: int
     exclusive_ns: int
+    closed_exclusive_ns: int
     elements: int
 
 
@@ -76,6 +79,7 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
                     count=sum(stats.calls.count for stats in members),
                     total_ns=sum(stats.calls.total_ns for stats in members),
                     exclusive_ns=sum(stats.exclusive_ns for stats in members),
+                    closed_exclusive_ns=sum(stats.closed_exclusive_ns for stats in members),
                     elements=sum(stats.calls.elements for stats in members),
                 )
             )
@@ -100,17 +104,13 @@ def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> B
         category=nodes[0].category if nodes[0].category is not None else BrickCategory.OTHER,
         backend=nodes[0].backend,
         calls=calls,
-        exclusive_ns=sum(totals.exclusive_ns[node.id] + _kernels_ns(node, totals) for node in nodes),
+        exclusive_ns=sum(totals.own_ns(node, totals.total_ns) for node in nodes),
+        closed_ns=sum(totals.closed_ns[node.id] for node in nodes),
+        closed_exclusive_ns=sum(totals.own_ns(node, totals.closed_ns) for node in nodes),
         flops=work(nodes, totals, "flops"),
         bytes=work(nodes, totals, "bytes"),
         budget_us_per_token=sum(b for b in budgets if b is not None) if None not in budgets else None,
     )
-
-
-def _kernels_ns(brick: Node, totals: PhaseTotals) -> int:
-    """The timed kernels of a brick are its own work: only bricks inside a brick are somebody else's."""
-    inside = totals.table.children[brick.id]
-    return sum(totals.total_ns[node.id] for node in inside if node.kind is NodeKind.KERNEL)
 
 
 def _rate(amount: float | None, time_ns: int, factor: float = 1.0) -> float | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import operator
+from dataclasses import dataclass, fields
 
+from cbtop.protocol.messages import MAX_QUANTITY
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 
@@ -22,6 +24,13 @@ class Work:
     bytes_per_call: float = 0.0
     bytes_per_element: float = 0.0
 
+    def __post_init__(self) -> None:
+        for field_ in fields(self):
+            value = float(getattr(self, field_.name))  # NumPy's numbers come here too
+            if not 0 <= value < MAX_QUANTITY:
+                raise ValueError(f"{field_.name} is {value}; a finite number from zero on is wanted")
+            object.__setattr__(self, field_.name, value)
+
 
 @dataclass(frozen=True, slots=True)
 class KernelDefinition:
@@ -34,10 +43,21 @@ class KernelDefinition:
     shared_memory_bytes: int | None = None
     ptx_hash: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("grid", "block"):
+            shape = getattr(self, name)
+            if shape is not None:
+                x, y, z = (operator.index(size) for size in shape)
+                object.__setattr__(self, name, (x, y, z))
+        for name in ("shared_memory_bytes", "ptx_hash"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= operator.index(value) < 1 << 64:
+                raise ValueError(f"{name} is {value}; a 64-bit number from zero on is wanted")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BrickDefinition:
-    """A brick as it stands in one place of a model; pass it to `BrickProfiler.start_brick`.
+    """A brick as it stands in one place of a model; make it once, and pass it to `BrickProfiler.start_brick`.
 
     `name` is what every screen shows: a BrickId's display name, or any name for a dynamic brick.
     Two definitions under one layer are two nodes even when they carry the same name (the two RmsNorms).
@@ -49,8 +69,15 @@ class BrickDefinition:
     brick: BrickId | None = None
     backend: str = ""
     work: Work | None = None
-    kernels: tuple[KernelDefinition, ...] = field(default=())
+    kernels: tuple[KernelDefinition, ...] = ()
     budget_us_per_token: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget_us_per_token is not None:
+            budget = float(self.budget_us_per_token)
+            if not 0 < budget < MAX_QUANTITY:
+                raise ValueError(f"budget_us_per_token is {budget}; a finite number above zero is wanted")
+            object.__setattr__(self, "budget_us_per_token", budget)
 
     @classmethod
     def of(

@@ -14,7 +14,7 @@ from cbtop.protocol.vocabulary import NodeKind
 class PhaseTotals:
     """What lies below one step node (or everything, for a process without steps), and its totals.
 
-    `exclusive_ns` of a node is its total less that of the nodes directly inside it.
+    `closed_ns` is the part of `total_ns` that lies in steps that have ended.
     """
 
     step: Node | None
@@ -22,7 +22,6 @@ class PhaseTotals:
     count: dict[int, int]
     elements: dict[int, int]
     total_ns: dict[int, int]
-    exclusive_ns: dict[int, int]
     closed_ns: dict[int, int]
     table: NodeTable
     stats: NodeStats
@@ -39,18 +38,12 @@ class PhaseTotals:
         def column(name: str) -> dict[int, int]:
             return dict(zip(ids, stats.column(name)[ids].tolist(), strict=True))
 
-        total_ns = column("total_ns")
-        exclusive_ns = dict(total_ns)
-        for node in nodes:
-            if node.parent is not None:
-                exclusive_ns[node.parent] -= total_ns[node.id]
         return cls(
             step=step,
             nodes=nodes,
             count=column("count"),
             elements=column("elements"),
-            total_ns=total_ns,
-            exclusive_ns=exclusive_ns,
+            total_ns=column("total_ns"),
             closed_ns=column("closed_ns"),
             table=table,
             stats=stats,
@@ -66,6 +59,24 @@ class PhaseTotals:
         """The wall time of the phase's ended steps. None without steps."""
         return self.total_ns[self.step.id] if self.step else None
 
-    def percent(self, exclusive_ns: int) -> float | None:
-        """A share of the phase's step wall time."""
-        return 100 * exclusive_ns / self.wall_ns if self.wall_ns else None
+    def percent(self, closed_ns: int) -> float | None:
+        """A share of the phase's step wall time, for time that lies in ended steps."""
+        return 100 * closed_ns / self.wall_ns if self.wall_ns else None
+
+    def us_per_token(self, closed_ns: int) -> float | None:
+        """Time a token, for time that lies in ended steps."""
+        return closed_ns / self.tokens / 1e3 if self.tokens else None
+
+    def own_ns(self, node: Node, of: dict[int, int]) -> int:
+        """The time of `node` in the column `of`, less what lies inside it and is shown for itself.
+
+        For a brick that is other bricks (its kernels, and layers it holds, are its own work); else everything.
+        """
+        inside = self._bricks_in(node) if node.kind is NodeKind.BRICK else self.table.children[node.id]
+        return of[node.id] - sum(of[child.id] for child in inside)
+
+    def _bricks_in(self, node: Node) -> list[Node]:
+        found: list[Node] = []
+        for child in self.table.children[node.id]:
+            found += [child] if child.kind is NodeKind.BRICK else self._bricks_in(child)
+        return found

@@ -6,6 +6,7 @@ attainable FLOP/s = min(peak FLOP/s, intensity x peak bandwidth).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -38,4 +39,6 @@ def distance(
         return None
     slope = flop_per_byte * peak_gb_per_sec
     attainable = min(peak_gflops, slope)
+    if not 0 < attainable < math.inf:
+        return None  # the product of two extreme numbers: no roof to stand under
     return Distance(attainable, 100 * gflops / attainable, "memory" if slope < peak_gflops else "compute")

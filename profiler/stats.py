@@ -136,7 +136,7 @@ class NodeStats:
         owner, middle = key // BUCKETS, bucket_middle_ns(key % BUCKETS)
         calls = np.bincount(owner, counts, minlength=groups)
         known = np.flatnonzero(calls)
-        running, before = np.cumsum(counts), np.cumsum(calls) - calls
+        running, before = np.cumsum(counts, dtype=np.float64), np.cumsum(calls) - calls
 
         mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
         variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
@@ -146,6 +146,9 @@ class NodeStats:
             column = np.full(groups, np.nan)
             column[known] = np.clip(middle[np.searchsorted(running, rank, side="left")], low[known], high[known])
             columns.append(column)
+        partly = np.bincount(group[~has_histogram], minlength=groups) > 0  # a percentile of some would pass for all
+        for column in columns:
+            column[partly] = np.nan
         return [[None if value != value else value for value in column.tolist()] for column in columns]
 
     def grow(self, size: int) -> None:

@@ -71,7 +71,8 @@ class CatalogReader:
         Raises DecodeError when a frame is broken: nothing behind it can be trusted.
         """
         try:
-            with self.path.open("rb") as file:
+            # A pipe of that name must not hold us up.
+            with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 file.seek(self._offset)
                 data = file.read(MAX_CATALOG_BYTES + 1 - self._offset)
         except OSError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import re
 import types
 from collections.abc import Callable
@@ -80,8 +81,14 @@ def _plain(value: object) -> object:
     match value:
         case Enum():
             return value.value
-        case str() | bytes() | int() | float() | None:
+        case str():
+            return value[:MAX_NAME_CHARS]
+        case bytes() | int() | float() | None:
             return value
+        case numbers.Integral():  # NumPy's, for instance
+            return int(value)
+        case numbers.Real():
+            return float(value)
         case tuple():
             return [_plain(item) for item in value]
         case _ if dataclasses.is_dataclass(value):
@@ -183,7 +190,11 @@ def _reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
         missing = required - raw.keys()
         if missing:
             raise DecodeError(f"{kind.__name__}: no {', '.join(sorted(missing))}")
-        return kind(**{name: rule(raw[name], where) for name, where, rule in rules if name in raw})
+        fields = {name: rule(raw[name], where) for name, where, rule in rules if name in raw}
+        try:
+            return kind(**fields)
+        except ValueError as error:  # the message's own rules, as `Ceiling` has
+            raise DecodeError(f"{kind.__name__}: {error}") from error
 
     return read
 

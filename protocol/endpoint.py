@@ -25,7 +25,10 @@ def runtime_dir() -> Path:
     elif xdg := os.environ.get("XDG_RUNTIME_DIR"):
         path = Path(xdg) / "cbtop"
     else:
-        path = Path(tempfile.gettempdir()) / f"cbtop-{os.getuid()}"
+        try:
+            path = Path(tempfile.gettempdir()) / f"cbtop-{os.getuid()}"
+        except FileNotFoundError as error:
+            raise EndpointError("no temporary directory can be written; set CBTOP_RUNTIME_DIR") from error
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()
@@ -66,7 +69,7 @@ def parse_endpoint(text: str) -> str:
         port = parts.port
     except ValueError:
         port = None
-    if parts.scheme != "tcp" or not parts.hostname or port is None:
+    if parts.scheme != "tcp" or not parts.hostname or port is None or parts.path or parts.query or parts.fragment:
         raise EndpointError(f"{text}: ipc:///path/to.sock or tcp://127.0.0.1:PORT is wanted")
     if parts.hostname not in LOOPBACK:
         raise EndpointError(f"{text}: only loopback (127.0.0.1) is served; use ssh -L to reach another host")

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 0
+
+MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: beyond it sums could overflow
+QUANTITIES = ("flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element", "budget_us_per_token")
 
 # --- said by the profiled process, kept in its catalog file -------------------------------------------------
 
@@ -60,6 +63,12 @@ class Node:
     shared_memory_bytes: int | None = None
     ptx_hash: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in QUANTITIES:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < MAX_QUANTITY:
+                raise ValueError(f"{name} of {self.name!r} is {value}; a finite value from zero on is wanted")
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -86,6 +95,10 @@ class Ceiling:
     value: float
     unit: str
     provenance: Provenance
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value < MAX_QUANTITY:
+            raise ValueError(f"ceiling {self.name!r} is {self.value}; a finite value above zero is wanted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +189,22 @@ class SourceCatalog:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """How a source is: `live`, `ended` (it said goodbye), `killed` (it did not) or `faulty`; and its counters.
+    """How a source is, and its counters.
 
-    `produced == received + overwritten + rejected`: records the source wrote; those in the statistics; those
-    overwritten in the ring before they were read (`before_attach` of them before the daemon first looked);
-    those that named no node the catalog knows, or ran backwards.
+    `produced == received + overwritten + rejected`: records read so far; those in the statistics; those overwritten
+    in the ring before they were read (`before_attach` of them before the daemon first looked); those that named no
+    node the catalog knows, or ran backwards. `unread` more are written, and not read.
     """
 
     source: str
-    state: str
+    state: SourceStatus
     reason: str
     produced: int
     received: int
     overwritten: int
     before_attach: int
     rejected: int
+    unread: int
 
 
 @dataclass(frozen=True, slots=True)

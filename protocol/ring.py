@@ -26,6 +26,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import stat
 import struct
 import time
 import uuid
@@ -191,12 +192,24 @@ class RingReader:
         self.path = path
         self._clock_s = clock_s
         try:
-            with path.open("rb") as file:
-                self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise RingError(f"ring {path}: {error}") from error
-        if len(self._memory) < HEADER_BYTES:
-            raise RingError(f"ring {path}: {len(self._memory)} bytes are less than a header")
+            # A pipe of that name must not hold us up.
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise RingError(f"ring {path}: {error.strerror}") from error
+        try:
+            status = os.fstat(self._file)
+            if not stat.S_ISREG(status.st_mode):
+                raise RingError(f"ring {path}: not a regular file")
+            if not HEADER_BYTES <= status.st_size <= HEADER_BYTES + MAX_RING_BYTES:
+                raise RingError(f"ring {path}: {status.st_size} bytes, a ring has {HEADER_BYTES} to {MAX_RING_BYTES}")
+            self._memory = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+            self._open_ring()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _open_ring(self) -> None:
+        path = self.path
         magic, version, record_bytes, capacity, pid, start, monotonic, realtime, boot = _HEADER.unpack_from(
             self._memory
         )
@@ -236,9 +249,12 @@ class RingReader:
         """The complete records since the last read, at most one ring full.
 
         With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once.
-        Raises RingError when the cursor is negative.
+        Raises RingError when the cursor is negative, or the file has been cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
+
+        if os.fstat(self._file).st_size < len(self._memory):  # to touch what is no more would be a SIGBUS
+            raise RingError(f"ring {self.path}: the file has been cut short")
 
         produced = self.produced
         lost = max(0, produced - self.capacity - self._next)
@@ -279,6 +295,7 @@ class RingReader:
     def close(self) -> None:
         """Let go of the file."""
         self._memory.close()
+        os.close(self._file)
 
     def _abandoned(self, number: int) -> bool:
         now_s = self._clock_s()

@@ -117,6 +117,27 @@ class NodeKind(IntEnum):
     ASYNC_TASK = 6
 
 
+class SyncMode(IntEnum):
+    """When a profiler waits for the device: around every brick, at the end of a layer, of a step, or not at all.
+
+    NONE records nothing. On a clock of the host itself there is nothing to wait for, and the first three are one.
+    """
+
+    IMMEDIATE = 0
+    PER_LAYER = 1
+    DEFERRED = 2
+    NONE = 3
+
+
+class SourceStatus(StrEnum):
+    """How a profiled process is."""
+
+    LIVE = "live"
+    ENDED = "ended"  # it said goodbye
+    GONE = "gone"  # it runs no more and said nothing: killed, or left by os._exit
+    FAULTY = "faulty"  # what it recorded cannot be trusted; the reason says why
+
+
 class Provenance(StrEnum):
     """Where a number comes from; shown beside every number that was not simply measured."""
 

@@ -19,6 +19,7 @@ from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.feed import Feed, FeedEnd
 from cbtop.profiler.traces import TRACES
 from cbtop.progress import ProgressLine
+from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import SourceSummary, SourceView
 
 HELP = "decode a model with instrumented bricks, and watch it"
@@ -151,12 +152,16 @@ def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[s
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:  # it is stopped, or deep in a compile
+        process.kill()
+        process.wait()
 
 
 def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
@@ -168,13 +173,14 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
             _show_steps(line, feed.view(), options.steps)
     except KeyboardInterrupt:
         interrupted = True  # what was measured so far is still worth printing
-        process.terminate()
-        process.wait(STOP_S)
+        _stop(process)
     line.clear()
     if process.returncode and not interrupted and process.returncode > 0:
         return process.returncode  # it has said why itself
     view = _last_view(feed)
     if view is None or not view.bricks:
+        if interrupted:
+            return 130
         raise NoDataError("the workload ended before its first step")
     check_phase([view], options)
     print_report([v for v in (feed.view(view.key, options.phase),) if v], options)
@@ -187,7 +193,7 @@ def _last_view(feed: DemoFeed) -> SourceView | None:
     """The view of the ended workload, read to its last record."""
     deadline_s = time.monotonic() + STOP_S
     view = feed.view()
-    while (view is None or view.state == "live") and time.monotonic() < deadline_s:
+    while (view is None or view.state is SourceStatus.LIVE) and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
         view = feed.view()
     return view
@@ -203,9 +209,9 @@ def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) 
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -83,7 +84,10 @@ def endpoint(text: str) -> str:
 
 
 def _interval(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not MIN_INTERVAL_S <= value <= MAX_INTERVAL_S:
-        raise argparse.ArgumentTypeError(f"{text} is not between {MIN_INTERVAL_S:g} and {MAX_INTERVAL_S:g} seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {MIN_INTERVAL_S:g} and {MAX_INTERVAL_S:g} seconds")
     return value

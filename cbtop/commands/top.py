@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 
-from cbtop.commands.show import add_show_arguments, check_phase, endpoint, is_headless, print_report, show_on_screen
-from cbtop.errors import NoDataError
+from cbtop.commands.show import add_show_arguments, endpoint, is_headless, print_report, show_on_screen
+from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
+from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import SourceView
 
 HELP = "attach to whatever runs"
@@ -19,8 +21,8 @@ examples:
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
   cbtop demo                         something to watch, from the first minute
 
-exit codes: 0 data seen, 1 runtime error, 2 usage, 3 nothing running or no data in time,
-            129/130/143 hang-up, interrupt, terminate
+exit codes: 0 data seen, 1 runtime error, 2 usage, 3 nothing running or no data in time, 5 data not
+            trustworthy, 129/130/143 hang-up, interrupt, terminate, 141 nobody reads the output
 """
 
 HOW_TO_START = (
@@ -60,60 +62,77 @@ def run(options: argparse.Namespace) -> int:
         with Feed(options.connect) as feed:
             return show_on_screen(feed, options)
     with Feed(options.connect) as feed:
-        _wait_for_data(feed, options.timeout)
+        _wait_for_data(feed, options)
+        was_live = bool(_live(feed, options))
         if not options.once and (options.headless or options.duration):
-            _watch(feed, options.duration)
-        return _report(feed, options)
+            _watch(feed, options)
+        return _report(feed, options, was_live)
 
 
-def _wait_for_data(feed: Feed, timeout_s: float) -> None:
-    """Until a live source has something to show, or what there is has ended, or time is up."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s and not any(_has_data(view) for view in _live(feed)):
+def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
+    """Until a live source has something to show, or time is up."""
+    deadline_s = time.monotonic() + options.timeout
+    while time.monotonic() < deadline_s and not any(_has_data(view, options) for view in _live(feed, options)):
         feed.poll(POLL_MS)
         if feed.refused:
-            raise NoDataError(feed.refused)
+            raise CbtopError(feed.refused)
 
 
-def _watch(feed: Feed, duration_s: float | None) -> None:
-    """Until `duration_s` is over, or, without one, until nothing is live any more or Ctrl-C."""
-    deadline_s = time.monotonic() + duration_s if duration_s else None
+def _watch(feed: Feed, options: argparse.Namespace) -> None:
+    """Until the duration is over, or, without one, until nothing is live any more or Ctrl-C."""
+    deadline_s = time.monotonic() + options.duration if options.duration else None
     try:
-        while _live(feed) and (deadline_s is None or time.monotonic() < deadline_s):
+        while _live(feed, options) and (deadline_s is None or time.monotonic() < deadline_s):
             feed.poll(POLL_MS)
     except KeyboardInterrupt:
         return  # enough seen: print it
 
 
-def _report(feed: Feed, options: argparse.Namespace) -> int:
+def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
+    """Print what there is; `was_live`: something ran when we began to watch."""
     views = [view for source in feed.sources() if (view := feed.view(source.key, options.phase))]
-    live = [view for view in views if view.state == "live"]
+    live = [view for view in views if view.state is SourceStatus.LIVE]
     # What has ended is only of interest where nothing runs, and then the last of it.
-    with_data = [view for view in live if _has_data(view)] if live else [v for v in views if _has_data(v)][:1]
-    if not with_data:
-        busy = "".join(
-            f"pid {view.pid} is {view.activity or 'there'} but has recorded no step yet; " for view in live
-        )
-        what = f"{busy}raise --timeout (now {options.timeout:g} s)" if busy else HOW_TO_START
-        raise NoDataError(f"{'no data yet' if busy else 'nothing is running'} ({feed.status()}): {what}")
-    check_phase(with_data, options)
-    print_report(with_data, options)
-    if not live and feed.is_daemon_inside and (options.once or not options.headless):
-        ended = with_data[0]
-        raise NoDataError(f"nothing is running; shown is pid {ended.pid}, {ended.state}. {HOW_TO_START}")
+    shown = [v for v in live or views if _has_data(v, options)][: None if live else 1]
+    if shown:
+        print_report(shown, options)
+    faulty = [view for view in views if view.state is SourceStatus.FAULTY]
+    if faulty:
+        what = "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)
+        raise UntrustedError(what)
+    if not shown:
+        raise NoDataError(_why_nothing(feed, live, options))
+    if not was_live:
+        raise NoDataError(f"nothing is running; shown is pid {shown[0].pid}, {shown[0].state}. {HOW_TO_START}")
     return 0
 
 
-def _live(feed: Feed) -> list[SourceView]:
-    return [v for s in feed.sources() if s.state == "live" and (v := feed.view(s.key))]
+def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:
+    if not feed.is_complete:
+        return f"no daemon answers at {feed.endpoint}"
+    if not live:
+        return f"nothing is running: {HOW_TO_START}"
+    wanted = f"{options.phase} step" if options.phase else "step"
+    busy = ", ".join(f"pid {v.pid} is {v.activity or 'there'} but has recorded no {wanted} yet" for v in live)
+    return f"{busy}; raise --timeout (now {options.timeout:g} s)"
 
 
-def _has_data(view: SourceView) -> bool:
+def _live(feed: Feed, options: argparse.Namespace) -> list[SourceView]:
+    live = [source.key for source in feed.sources() if source.state is SourceStatus.LIVE]
+    return [view for key in live if (view := feed.view(key, options.phase))]
+
+
+def _has_data(view: SourceView, options: argparse.Namespace) -> bool:
+    if options.phase is not None and view.phase != options.phase:
+        return False
     return bool(view.bricks) and (view.phase is None or view.steps is not None)
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a time above zero")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above zero")
     return value

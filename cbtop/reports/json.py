@@ -57,6 +57,8 @@ def _source(view: SourceView) -> dict[str, Any]:
             "dropped": view.loss.dropped,
             "dropped_before_attach": view.loss.before_attach,
             "dropped_rejected": view.loss.rejected,
+            "dropped_on_the_wire": view.loss.on_the_wire,
+            "unread": view.loss.unread,
         },
         "checks": [
             {

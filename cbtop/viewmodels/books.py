@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import BooksView, Gap
 
@@ -16,11 +17,10 @@ def books(totals: PhaseTotals) -> BooksView | None:
     if totals.step is None:
         return None
     closed = totals.closed_ns
-    kinds = {node.id: node.kind for node in totals.nodes} | {totals.step.id: NodeKind.STEP}
-    outer = [n for n in totals.nodes if n.kind is NodeKind.BRICK and not _inside_brick(n.parent, kinds)]
+    outer, layers = _outer(totals)
     wall_ns = closed[totals.step.id]
     bricks_ns = sum(closed[node.id] for node in outer)
-    between_ns = _own_ns(totals, NodeKind.LAYER)
+    between_ns = sum(totals.own_ns(layer, closed) for layer in layers)
     unattributed_ns = wall_ns - bricks_ns - between_ns
     return BooksView(
         wall_us=wall_ns / 1e3,
@@ -33,14 +33,16 @@ def books(totals: PhaseTotals) -> BooksView | None:
     )
 
 
-def _own_ns(totals: PhaseTotals, kind: NodeKind) -> int:
-    """The closed time of all nodes of `kind`, less that of the nodes directly inside them."""
-    own = {node.id: totals.closed_ns[node.id] for node in totals.nodes if node.kind is kind}
+def _outer(totals: PhaseTotals) -> tuple[list[Node], list[Node]]:
+    """The bricks that lie in no other brick, and the layers that do not either: what a brick holds is its own."""
+    held: set[int] = set()
+    bricks, layers = [], []
     for node in totals.nodes:
-        if node.parent in own:
-            own[node.parent] -= totals.closed_ns[node.id]
-    return sum(own.values())
-
-
-def _inside_brick(parent: int | None, kinds: dict[int, NodeKind]) -> bool:
-    return parent is not None and kinds[parent] is NodeKind.BRICK
+        if node.parent in held:
+            held.add(node.id)
+        elif node.kind is NodeKind.BRICK:
+            held.add(node.id)
+            bricks.append(node)
+        elif node.kind is NodeKind.LAYER:
+            layers.append(node)
+    return bricks, layers

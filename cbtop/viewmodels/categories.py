@@ -19,8 +19,8 @@ def category_rows(bricks: Sequence[BrickStats], totals: PhaseTotals) -> tuple[Ca
             total_us=stats.total_ns / 1e3,
             exclusive_us=stats.exclusive_ns / 1e3,
             avg_us=stats.exclusive_ns / stats.count / 1e3,
-            us_per_token=stats.exclusive_ns / totals.tokens / 1e3 if totals.tokens else None,
-            percent=totals.percent(stats.exclusive_ns),
+            us_per_token=totals.us_per_token(stats.closed_exclusive_ns),
+            percent=totals.percent(stats.closed_exclusive_ns),
         )
         for stats in category_stats(bricks)
     )

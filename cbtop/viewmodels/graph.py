@@ -56,7 +56,7 @@ def _row(node: Node, depth: int, text: str, totals: PhaseTotals, calls: Calls | 
         p50_us=calls.p50_ns / 1e3 if calls and calls.p50_ns is not None else None,
         p99_us=calls.p99_ns / 1e3 if calls and calls.p99_ns is not None else None,
         elements=round(calls.elements / calls.count) if calls else None,
-        percent=totals.percent(calls.total_ns) if calls else None,
+        percent=totals.percent(totals.closed_ns[node.id]) if calls else None,
         grid=node.grid,
         block=node.block,
         shared_memory_bytes=node.shared_memory_bytes,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,16 @@ class BooksView:
 @dataclass(frozen=True, slots=True)
 class LossView:
     """produced == received + dropped, always. `before_attach` is the part of `dropped` that was overwritten
-    before the daemon first read the ring; `rejected` the part that named no known node."""
+    before the daemon first read the ring; `rejected` the part that named no known node; `on_the_wire` the part that
+    this viewer missed and the next update brings. `unread` more are written and not read yet."""
 
     produced: int
     received: int
     dropped: int
     before_attach: int
     rejected: int
+    on_the_wire: int = 0
+    unread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ class SourceView:
     pid: int
     host: str
     program: str
-    state: str  # "live", "ended", "killed" or "faulty"
+    state: SourceStatus
     state_reason: str
     activity: str  # what the process says it is doing ("measuring ceilings"), "" in the main loop
     activity_done: float | None  # 0..1
@@ -234,4 +237,4 @@ class SourceSummary:
 
     key: str
     label: str  # program, pid@host
-    state: str
+    state: SourceStatus

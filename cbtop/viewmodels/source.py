@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.store import SourceRecord, Store
 from cbtop.viewmodels.books import books
 from cbtop.viewmodels.bricks import brick_rows
@@ -71,20 +71,22 @@ def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
 
 
 def _loss(record: SourceRecord) -> LossView:
-    received = int(record.stats.column("count").sum())
-    state = record.state
-    produced = max(state.produced if state else 0, received)
+    received, state = int(record.stats.column("count").sum()), record.state
+    if state is None:
+        return LossView(received, received, 0, 0, 0, 0, 0)
     return LossView(
-        produced=produced,
+        produced=state.produced,
         received=received,
-        dropped=produced - received,
-        before_attach=state.before_attach if state else 0,
-        rejected=state.rejected if state else 0,
+        dropped=state.overwritten + state.rejected + state.received - received,
+        before_attach=state.before_attach,
+        rejected=state.rejected,
+        on_the_wire=state.received - received,
+        unread=state.unread,
     )
 
 
-def _state(record: SourceRecord) -> str:
-    return record.state.state if record.state else "live"
+def _state(record: SourceRecord) -> SourceStatus:
+    return record.state.state if record.state else SourceStatus.LIVE
 
 
 def _label(record: SourceRecord) -> str:
@@ -93,7 +95,7 @@ def _label(record: SourceRecord) -> str:
 
 
 def _newest_first(record: SourceRecord) -> tuple[bool, int]:
-    return _state(record) != "live", -(record.hello.realtime_ns if record.hello else 0)
+    return _state(record) is not SourceStatus.LIVE, -(record.hello.realtime_ns if record.hello else 0)
 
 
 def _only_backend(record: SourceRecord) -> str | None:

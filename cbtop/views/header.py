@@ -170,7 +170,7 @@ class Notice(Drawing):
 
 def notice(source: SourceView) -> Line:
     """The most urgent thing to say about `source`, or nothing."""
-    if source.state in ("killed", "faulty"):
+    if source.state in ("gone", "faulty"):
         return ((f"  ✗ {source.state}: ", "bad strong"), (clean(source.state_reason), ""))
     if failed := [check for check in source.checks if not check.passed]:
         names = ", ".join(clean(f"{check.brick} {check.assertion}") for check in failed)

@@ -29,7 +29,7 @@ _BADGES = {
     "live": ("● LIVE", "badge-live"),
     "paused": ("‖ PAUSED", "badge-warn"),
     "ended": ("■ ENDED", "badge-calm"),
-    "killed": ("✗ KILLED", "badge-bad"),
+    "gone": ("✗ GONE", "badge-bad"),
     "faulty": ("! FAULTY", "badge-bad"),
 }
 

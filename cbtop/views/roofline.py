@@ -251,5 +251,5 @@ def roofline_note(roofline: RooflineView) -> Line:
         spans += ((f" ⚠ above the roof: {', '.join(above)} ", "warn"),)
     if roofline.without_work:
         names = ", ".join(clean(name) for name in roofline.without_work)
-        spans += ((f" n/a, no flops or bytes declared: {names}", "dim"),)
+        spans += ((f" not placed, no FLOP or no bytes declared: {names}", "dim"),)
     return spans or ((" every brick that ran is in the plot", "dim"),)

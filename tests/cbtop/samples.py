@@ -268,9 +268,9 @@ COMPILING = replace(
     tokens_per_sec_history=(),
 )
 
-KILLED = replace(
+GONE = replace(
     LIVE,
-    state="killed",
+    state="gone",
     state_reason="the process is gone without a goodbye",
     loss=LossView(produced=208_000, received=206_500, dropped=1_500, before_attach=300, rejected=0),
 )

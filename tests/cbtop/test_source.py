@@ -43,7 +43,7 @@ def test_a_process_that_says_goodbye_has_ended_and_is_read_to_its_last_record(ru
     assert balanced(source)
 
 
-def test_a_process_that_vanishes_was_killed(runtime: Path) -> None:
+def test_a_process_that_vanishes_is_gone(runtime: Path) -> None:
     script = (
         "import os; from cbtop import BrickProfiler\n"
         "p = BrickProfiler()\n"
@@ -55,7 +55,7 @@ def test_a_process_that_vanishes_was_killed(runtime: Path) -> None:
     source = source_of(runtime)
     source.poll()
     state = source.state_message()
-    assert (state.state, state.received) == ("killed", 7)
+    assert (state.state, state.received) == ("gone", 7)
 
 
 @settings(max_examples=40, deadline=None)

@@ -67,6 +67,13 @@ def test_a_catalog_message_by_itself_is_refused() -> None:
         {"node": np.array([-1], "<i8").tobytes()},
         {"node": np.array([1 << 40], "<i8").tobytes()},
         {"bucket_node": np.array([1], "<i8").tobytes()},
+        {"total_ns": np.array([-1], "<i8").tobytes()},
+        {"elements": np.array([(1 << 63) - 1], "<i8").tobytes()},
+        {
+            "bucket_node": np.array([1], "<i8").tobytes(),
+            "bucket_index": np.array([0], "<i8").tobytes(),
+            "bucket_count": np.array([-1], "<i8").tobytes(),
+        },
         {
             "bucket_node": np.array([1 << 30], "<i8").tobytes(),
             "bucket_index": np.array([0], "<i8").tobytes(),

@@ -163,6 +163,6 @@ def test_with_nothing_running_the_screen_says_how_to_start_something() -> None:
         screen.wait_for("cbtop demo")
         with host() as process:
             screen.wait_for("DownProjection", f"{process.pid}@")
-        screen.wait_for("KILLED")
+        screen.wait_for("GONE")
         screen.send("q")
         assert screen.exit_code() == 0

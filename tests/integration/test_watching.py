@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from cbtop.feed import Feed
+from cbtop.protocol.ring import RingWriter
 from cbtop.viewmodels.model import SourceView
 from tests.integration.hosts import CBTOP, cbtop, daemon, eventually, host, snapshot
 
@@ -92,14 +96,15 @@ def test_a_host_killed_with_9_keeps_its_last_data_and_is_marked() -> None:
         eventually(lambda: steps_of(feed, process.pid) > 20)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        eventually(lambda: state_of(feed, process.pid) == "killed")
+        eventually(lambda: state_of(feed, process.pid) == "gone")
         view = see(feed, process.pid)
         assert view is not None
         assert view.steps is not None
         assert view.steps.count > 20
         assert view.loss.produced == view.loss.received + view.loss.dropped
-        (printed,) = snapshot("--timeout", "1")
-        assert (printed["pid"], printed["state"]) == (process.pid, "killed")
+        done = cbtop("--headless", "--once", "--timeout", "0.5", "--format", "json")
+        (printed,) = json.loads(done.stdout)["sources"]
+        assert (done.returncode, printed["pid"], printed["state"]) == (3, process.pid, "gone")
 
 
 def test_a_host_that_starts_later_appears_by_itself() -> None:
@@ -200,3 +205,55 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(bad: list[str]) 
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
+
+
+def test_a_phase_that_has_not_run_is_waited_for_and_then_named() -> None:
+    with host() as process:
+        done = cbtop("--headless", "--once", "--phase", "prefill", "--timeout", "1")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"pid {process.pid} is there but has recorded no prefill step yet" in done.stderr
+
+
+def test_a_source_that_cannot_be_trusted_is_named_with_the_reason_and_exit_code_5() -> None:
+    script = (
+        "import time; from cbtop import BrickProfiler; from cbtop.protocol.messages import Node\n"
+        "from cbtop.protocol.vocabulary import NodeKind\n"
+        "p = BrickProfiler()\n"
+        "with p.brick('a'): pass\n"
+        "p.announce(Node(77, 3, NodeKind.BRICK, 'adrift'))\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        try:
+            done = cbtop("--headless", "--once", "--timeout", "2")
+        finally:
+            process.kill()
+    assert done.returncode == 5
+    assert f"pid {process.pid} is not to be trusted: node 77" in done.stderr
+
+
+def test_an_address_where_nobody_answers_is_named() -> None:
+    done = cbtop("--headless", "--once", "--timeout", "0.5", "--connect", "tcp://127.0.0.1:45919")
+    assert done.returncode == 3
+    assert "no daemon answers at tcp://127.0.0.1:45919" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
+def test_output_that_cannot_be_written_is_one_line(where: str) -> None:
+    with host():
+        command = f"{sys.executable} -m cbtop --headless --once {where}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("cbtop: ")
+
+
+def test_hostile_files_harm_nobody_but_themselves(runtime: Path) -> None:
+    os.mkfifo(runtime / "13-13-0.ring")
+    with RingWriter(runtime / "14-14-0.ring").path.open("r+b") as sparse:
+        sparse.seek(24)
+        sparse.write(struct.pack("<q", 1 << 36))
+        sparse.truncate(4096 + 32 * (1 << 36))
+    with daemon() as serving, host() as process, Feed() as feed:
+        eventually(lambda: steps_of(feed, process.pid) > 20)
+        assert serving.poll() is None

@@ -29,6 +29,10 @@ def test_what_is_unknown_or_nothing_has_no_intensity(flops: float | None, moved:
     assert intensity(flops, moved) is None
 
 
+def test_extreme_numbers_have_no_roof_rather_than_a_division_by_zero() -> None:
+    assert distance(1e-300, 1.0, peak_gflops=5e-324, peak_gb_per_sec=5e-324) is None
+
+
 @pytest.mark.parametrize(("peak", "bandwidth"), [(None, 1.0), (1.0, None), (0.0, 1.0)])
 def test_without_both_ceilings_there_is_no_roof(peak: float | None, bandwidth: float | None) -> None:
     assert distance(1.0, 1.0, peak, bandwidth) is None

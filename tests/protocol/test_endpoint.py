@@ -61,6 +61,7 @@ def test_ipc_and_loopback_are_taken(good: str) -> None:
         ("tcp://127.0.0.1", "is wanted"),
         ("tcp://127.0.0.1:99999", "is wanted"),
         ("http://127.0.0.1:5555", "is wanted"),
+        ("tcp://127.0.0.1:5555/path", "is wanted"),
         ("", "is wanted"),
         ("ipc://", "1 to 107 bytes"),
         ("ipc:///" + "x" * 107, "1 to 107 bytes"),

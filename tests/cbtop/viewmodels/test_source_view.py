@@ -98,6 +98,33 @@ def test_a_process_without_steps_has_bricks_but_no_books(runtime: Path) -> None:
     assert all(row.percent is None for row in view.bricks)
 
 
+def test_a_share_is_of_what_has_ended_while_a_long_step_still_runs(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", tokens=1), profiler.brick("a"):
+        clock.sleep_us(100)
+    profiler.step("decode", tokens=1).__enter__()
+    with profiler.brick("a"):
+        clock.sleep_us(900)
+    (row,) = source_view(record_of(source_of(runtime))).bricks
+    assert (row.percent, row.us_per_token, row.total_us) == (100, 100, 1000)
+
+
+def test_what_a_brick_holds_is_not_a_gap_of_the_step(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", tokens=1), profiler.brick("outer"):
+        clock.sleep_us(1)
+        with profiler.layer(0):
+            clock.sleep_us(2)
+            with profiler.brick("inner"):
+                clock.sleep_us(4)
+    view = source_view(record_of(source_of(runtime)))
+    assert view.books is not None
+    assert (view.books.bricks_us, view.books.gaps_us, view.books.unattributed_us) == (7, 0, 0)
+    assert {row.name: row.exclusive_us for row in view.bricks} == {"outer": 3, "inner": 4}
+
+
 # A step is layers of bricks (µs); every thing is followed by a pause outside of it (µs).
 steps = st.lists(
     st.lists(

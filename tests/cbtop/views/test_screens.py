@@ -37,7 +37,7 @@ async def test_a_view_looks_like_its_golden(number: int, size: tuple[int, int], 
     [
         ("waiting", None, ()),
         ("compiling", samples.COMPILING, ()),
-        ("killed-with-losses", samples.KILLED, ()),
+        ("gone-with-losses", samples.GONE, ()),
         ("budgets-and-checks", samples.CHECKED, ()),
         ("brick-detail", samples.CHECKED, ("j", "enter")),
         ("roofline-without-ceilings", samples.NO_ROOF, ("3",)),
@@ -77,4 +77,4 @@ async def test_no_roof_is_drawn_where_none_was_measured() -> None:
 
 async def test_losses_are_on_the_screen_at_every_size() -> None:
     for size in SIZES[1:]:
-        assert "! 1,200 +300 before attach" in await shown(samples.KILLED, size)
+        assert "! 1,200 +300 before attach" in await shown(samples.GONE, size)

@@ -1,0 +1,35 @@
+"""Clocks that tell when a device reached a point in its work; the host's own is one of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+Mark = object  # what a clock gives for a point in time, and takes back to tell it
+
+
+class DeviceClock(Protocol):
+    """A device that works behind the host: marks are enqueued like work, and known once the device reached them."""
+
+    def mark(self) -> Mark:
+        """A point behind all work enqueued so far. Must not wait."""
+
+    def synchronize(self) -> None:
+        """Wait until every mark made before this call was reached."""
+
+    def time_ns(self, mark: Mark, /) -> int:
+        """When `mark` was reached, on the host's monotonic clock. Only after a `synchronize`."""
+
+
+class HostClock:
+    """The host as a device: it is never behind itself."""
+
+    def mark(self) -> int:
+        return time.perf_counter_ns()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def time_ns(self, mark: Mark, /) -> int:
+        assert isinstance(mark, int)
+        return mark

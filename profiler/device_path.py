@@ -1,0 +1,124 @@
+"""The hot path on a device clock: bricks are marked on the device, and recorded once it has reached the marks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from cbtop.profiler.clocks import DeviceClock, Mark
+from cbtop.profiler.hot_path import Place, Thread
+from cbtop.protocol.ring import FLAG_FAILED, NO_NODE, Record
+from cbtop.protocol.vocabulary import NodeKind, SyncMode
+
+MAX_PENDING = 8192  # without steps nobody says when to wait: then it is after this many bricks
+
+DeviceTimer = tuple[Place, Thread, Mark]
+
+
+class DevicePath:
+    """As `HotPath`, with start and end of every brick, layer and step taken on `clock`."""
+
+    def __init__(
+        self, clock: DeviceClock, mode: SyncMode, define: Callable[[Place, object], Place], record: Record
+    ) -> None:
+        self.root = Place(None, NO_NODE, None)
+        self.mode = mode
+        self._clock = clock
+        self._define = define
+        self._record = record
+        self._threads = threading.local()
+        self._off: DeviceTimer = (self.root, Thread(self.root), None)
+        self._recording = True
+        self._pending: deque[tuple[int, Mark, Mark, int]] = deque()
+
+    @property
+    def pending(self) -> int:
+        """How many timings wait for the device."""
+        return len(self._pending)
+
+    def switch(self, on: bool) -> None:
+        """Record from now on, or stop recording."""
+        self._recording = on
+
+    def find(self, key: object) -> Place:
+        """The place of `key` where this thread is."""
+        here = self._thread().here
+        return here.below.get(key) or self._define(here, key)
+
+    def start(self, key: object, /) -> DeviceTimer:
+        if not self._recording or self.mode is SyncMode.NONE:
+            return self._off
+        thread = self._thread()
+        place = thread.here.below.get(key) or self._define(thread.here, key)
+        thread.here = place
+        if self.mode is SyncMode.IMMEDIATE:
+            self._clock.synchronize()  # what was enqueued before is not this brick's
+        return place, thread, self._clock.mark()
+
+    def stop(self, timer: DeviceTimer, elements: int, /, *, failed: bool = False) -> None:
+        if timer is self._off:
+            return
+        place, thread, start = timer
+        end = self._clock.mark()
+        thread.leave(place)
+        if not self._recording:
+            return
+        self._pending.append((place.node | FLAG_FAILED if failed else place.node, start, end, elements))
+        if self._is_due(place.key):
+            self.finalize()
+
+    def span(self, key: object, /, elements: int = 1) -> DeviceSpan:
+        return DeviceSpan(self, key, elements)
+
+    def layer(self, index: int, /) -> DeviceSpan:
+        return DeviceSpan(self, (NodeKind.LAYER, index), 1)
+
+    def finalize(self) -> None:
+        """Wait for the device once, and record everything that was waiting, each with its own start and end."""
+        waiting = len(self._pending)
+        if not waiting:
+            return
+        self._clock.synchronize()
+        time_ns = self._clock.time_ns
+        for _ in range(waiting):
+            tag, start, end, elements = self._pending.popleft()
+            self._record(tag, time_ns(start), time_ns(end), elements)
+
+    def _is_due(self, key: object) -> bool:
+        """Whether to wait for the device now that what `key` names has ended."""
+        match self.mode, key:
+            case (SyncMode.IMMEDIATE, _) | (_, (NodeKind.STEP, _)):
+                return True
+            case SyncMode.PER_LAYER, (NodeKind.LAYER, _):
+                return True
+            case _:
+                return len(self._pending) >= MAX_PENDING
+
+    def _thread(self) -> Thread:
+        try:
+            thread: Thread = self._threads.thread
+        except AttributeError:
+            thread = self._threads.thread = Thread(self.root)
+        return thread
+
+
+class DeviceSpan:
+    """The `with` form."""
+
+    __slots__ = ("_key", "_path", "_timer", "elements")
+
+    def __init__(self, path: DevicePath, key: object, elements: int) -> None:
+        self._path = path
+        self._key = key
+        self.elements = elements
+
+    def __enter__(self) -> DeviceSpan:
+        self._timer = self._path.start(self._key)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._path.stop(self._timer, self.elements, failed=kind is not None)
