@@ -2,22 +2,25 @@
 
 Rules
 - What happens seldom (a new place, a record that the ring refuses, no ring) is a call out of here.
-- The functions are closures: all they touch is a local or a cell. Each step counts, so the `with` form repeats the
-  few lines of `start` and `stop` rather than pay two calls more (30 ns each, where the clock is 40).
-- The same hot path exists once more in C, in _hot_path.c: same names, same tests, same ring.
+- Each step counts: a call costs 25 ns where the clock costs 40. So BrickProfiler inherits these methods rather than
+  wrap them, and the `with` form repeats the few lines of start and stop.
+- The same hot path exists once more in C, in _hot_path.c: same names, same tests, same ring. It is optional.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import repeat
 from types import TracebackType
-from typing import Protocol
+from typing import ClassVar
 
 from cbtop.protocol.ring import FIRST_RECORD, FLAG_FAILED, NO_NODE, RECORD, Record, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
+
+pack_into = RECORD.pack_into
 
 
 class Place:
@@ -56,150 +59,168 @@ class _Threads(threading.local):
         self.thread = Thread(root)
 
 
-BrickTimer = tuple[Place, Thread, int]  # where, whose, start ns; a tuple is made five times faster than an object
-
-
-class Span(Protocol):
-    """The `with` form of a brick, a layer or a step."""
-
-    elements: int  # may be set inside the block, where it is known only then
-
-    def __enter__(self) -> Span: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+# Where, whose, start ns: a tuple is made five times faster than an object. None while nothing is recorded.
+BrickTimer = tuple[Place, Thread, int] | None
 
 
 class HotPath:
-    """Times what is started and stopped, and writes each as one record.
+    """Times what is started and stopped, and writes each as one record: the base of BrickProfiler.
 
     `define(here, key)` gives the place of a key that nobody has started `here` yet. While no ring is attached,
     records go to `record`.
     """
 
-    start: Callable[[object], BrickTimer]
-    stop: Callable[..., None]
-    span: Callable[..., Span]
-    layer: Callable[[int], Span]
-    switch: Callable[[bool], None]
-    attach: Callable[[RingWriter | None], Record]
+    implementation: ClassVar[str] = "python"
+    place: ClassVar[type[Place]] = Place
 
     def __init__(self, define: Callable[[Place, object], Place], clock_ns: Callable[[], int], record: Record) -> None:
-        root = Place(None, NO_NODE, None)
-        threads = _Threads(root)
-        off: BrickTimer = (root, Thread(root), 0)
-        recording = True
-        pack_into = RECORD.pack_into
-        no_ring = bytearray()
-        memory: bytearray | memoryview = no_ring
-        # Without a ring the place to write at is one that `pack_into` refuses.
-        reserve: Callable[[], tuple[int, int]] = repeat((-1, 0)).__next__
-        lap: Callable[[], object] = int
+        self._define = define
+        self._clock_ns = clock_ns
+        self._record = record
+        self._threads = _Threads(Place(None, NO_NODE, None))
+        self._recording = True
+        self.attach(None)
 
-        def start(key: object) -> BrickTimer:
-            if not recording:
-                return off
-            thread = threads.thread
-            here = thread.here
+    def start_brick(self, brick: Hashable) -> BrickTimer:
+        """Start timing `brick` where this thread is: a BrickId, a BrickDefinition, or a name of your own."""
+        if not self._recording:
+            return None
+        thread = self._threads.thread
+        here = thread.here
+        try:
+            place = here.below[brick]
+        except KeyError:
+            place = self._define(here, brick)
+        thread.here = place
+        clock_ns = self._clock_ns
+        return place, thread, clock_ns()
+
+    def stop_brick(self, timer: BrickTimer, elements: int, failed: bool = False) -> None:
+        """Record the brick that `timer` timed, with the `elements` it worked on."""
+        if timer is None:
+            return
+        clock_ns = self._clock_ns
+        end_ns = clock_ns()
+        place, thread, start_ns = timer
+        if thread.here is place:
+            thread.here = place.above  # type: ignore[assignment]  # only the root has none
+        else:
+            thread.leave(place)
+        if self._recording:
+            reserve = self._reserve
+            at, number = reserve()
             try:
-                place = here.below[key]
-            except KeyError:
-                place = define(here, key)
-            thread.here = place
-            return place, thread, clock_ns()
+                pack_into(
+                    self._memory,
+                    at,
+                    start_ns,
+                    end_ns,
+                    elements,
+                    place.node | FLAG_FAILED if failed else place.node,
+                    number,
+                )
+            except struct.error:
+                self._refused(
+                    at, number, place.node | FLAG_FAILED if failed else place.node, start_ns, end_ns, elements
+                )
+            if at == FIRST_RECORD:
+                self._lap()
 
-        def stop(timer: BrickTimer, elements: int, failed: bool = False) -> None:
-            if timer is off:
-                return
-            end_ns = clock_ns()
-            place, thread, start_ns = timer
-            if thread.here is place:
-                thread.here = place.above  # type: ignore[assignment]  # only the root has none
-            else:
-                thread.leave(place)
-            if recording:
-                tag = place.node | FLAG_FAILED if failed else place.node
-                at, sequence = reserve()
-                try:
-                    pack_into(memory, at, start_ns, end_ns, elements, tag, sequence)
-                except struct.error:
-                    refused(at, sequence, tag, start_ns, end_ns, elements)
-                if at == FIRST_RECORD:
-                    lap()
+    def brick(self, brick: Hashable, elements: int = 1) -> Span:
+        """`with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed."""
+        span = Span()  # without an __init__, which would cost as much as both clock reads
+        span._hot_path = self
+        span._key = brick
+        span.elements = elements
+        return span
 
-        def refused(at: int, sequence: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-            if at < FIRST_RECORD:
-                record(tag, start_ns, end_ns, elements)
-            elif memory is not no_ring:  # the caller's elements are no 64-bit integer: keep the count
-                pack_into(memory, at, 0, 0, 0, NO_NODE, sequence)
+    def layer(self, index: int) -> Span:
+        """`with profiler.layer(3):` makes what runs inside part of layer 3."""
+        return self.brick((NodeKind.LAYER, index))
 
-        class TimedSpan:
-            __slots__ = ("elements", "key", "place", "start_ns", "thread")
+    def switch(self, on: bool) -> None:
+        """Record from now on, or do not."""
+        self._recording = on
 
-            elements: int
-            key: object
-            place: Place
-            start_ns: int
-            thread: Thread | None
+    def attach(self, ring: RingWriter | None) -> Record:
+        """Write into `ring` from now on; gives what writes a record of its own beside this hot path."""
+        if ring is None:
+            # Here `pack_into` refuses to write; each record then takes the slow way to `record`.
+            self._memory: bytearray | memoryview = bytearray()
+            self._reserve: Callable[[], tuple[int, int]] = repeat((-1, 0)).__next__
+            return self._record
+        self._memory, self._lap = ring.memory, ring.lap
+        self._reserve = ring.reserve
+        return ring.record
 
-            def __enter__(self) -> TimedSpan:
-                if not recording:
-                    self.thread = None
-                    return self
-                self.thread = thread = threads.thread
-                here = thread.here
-                try:
-                    place = here.below[self.key]
-                except KeyError:
-                    place = define(here, self.key)
-                self.place = thread.here = place
-                self.start_ns = clock_ns()
-                return self
+    def _refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+        if at < FIRST_RECORD:
+            self._record(tag, start_ns, end_ns, elements)
+        elif self._memory:  # the caller's elements are no 64-bit integer: keep the count
+            pack_into(self._memory, at, 0, 0, 0, NO_NODE, number)
 
-            def __exit__(
-                self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-            ) -> None:
-                thread = self.thread
-                if thread is None:
-                    return
-                end_ns = clock_ns()
-                place = self.place
-                if thread.here is place:
-                    thread.here = place.above  # type: ignore[assignment]  # only the root has none
-                else:
-                    thread.leave(place)
-                if recording:
-                    tag = place.node if kind is None else place.node | FLAG_FAILED
-                    at, sequence = reserve()
-                    try:
-                        pack_into(memory, at, self.start_ns, end_ns, self.elements, tag, sequence)
-                    except struct.error:
-                        refused(at, sequence, tag, self.start_ns, end_ns, self.elements)
-                    if at == FIRST_RECORD:
-                        lap()
 
-        def span(key: object, elements: int = 1) -> Span:
-            made = TimedSpan()  # no __init__: it would cost as much as both clock reads
-            made.key = key
-            made.elements = elements
-            return made
+class Span:
+    """The `with` form of a brick, a layer or a step."""
 
-        def layer(index: int) -> Span:
-            return span((NodeKind.LAYER, index))
+    __slots__ = ("_hot_path", "_key", "_place", "_start_ns", "_thread", "elements")
 
-        def switch(on: bool) -> None:
-            nonlocal recording
-            recording = on
+    elements: int  # may be set inside the block, where it is known only then
+    _hot_path: HotPath
+    _key: Hashable
+    _place: Place
+    _start_ns: int
+    _thread: Thread | None
 
-        def attach(ring: RingWriter | None) -> Record:
-            nonlocal memory, reserve, lap
-            if ring is None:
-                memory, reserve, lap = no_ring, repeat((-1, 0)).__next__, int
-                return record
-            memory, reserve, lap = ring.memory, ring.reserve, ring.lap
-            return ring.record
+    def __enter__(self) -> Span:
+        hot_path = self._hot_path
+        if not hot_path._recording:
+            self._thread = None
+            return self
+        self._thread = thread = hot_path._threads.thread
+        here = thread.here
+        try:
+            place = here.below[self._key]
+        except KeyError:
+            place = hot_path._define(here, self._key)
+        self._place = thread.here = place
+        clock_ns = hot_path._clock_ns
+        self._start_ns = clock_ns()
+        return self
 
-        self.root = root
-        self.start, self.stop, self.span, self.layer = start, stop, span, layer
-        self.switch, self.attach = switch, attach
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        thread = self._thread
+        if thread is None:
+            return
+        hot_path = self._hot_path
+        clock_ns = hot_path._clock_ns
+        end_ns = clock_ns()
+        place = self._place
+        if thread.here is place:
+            thread.here = place.above  # type: ignore[assignment]  # only the root has none
+        else:
+            thread.leave(place)
+        if hot_path._recording:
+            tag = place.node if kind is None else place.node | FLAG_FAILED
+            reserve = hot_path._reserve
+            at, number = reserve()
+            try:
+                pack_into(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
+            except struct.error:
+                hot_path._refused(at, number, tag, self._start_ns, end_ns, self.elements)
+            if at == FIRST_RECORD:
+                hot_path._lap()
+
+
+def chosen() -> type[HotPath]:
+    """The compiled hot path where it was built, unless CBTOP_PURE_PYTHON is set to something."""
+    if os.environ.get("CBTOP_PURE_PYTHON"):
+        return HotPath
+    try:
+        from cbtop.profiler import _hot_path
+    except ImportError:  # no compiler or no headers where it was installed
+        return HotPath
+    compiled: type[HotPath] = _hot_path.HotPath
+    return compiled

@@ -16,11 +16,11 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.node_table import MAX_NODES
-from cbtop.profiler.hot_path import BrickTimer, HotPath, Place, Span
+from cbtop.profiler.hot_path import HotPath, Place, Span, chosen
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage, Node
 from cbtop.protocol.ring import NO_NODE
@@ -42,40 +42,18 @@ class Recorder(Protocol):
     def close(self, reason: str, /) -> None: ...
 
 
-class Start(Protocol):
-    def __call__(self, brick: Brick, /) -> BrickTimer: ...
+if TYPE_CHECKING:
+    _HotPath = HotPath
+else:
+    _HotPath = chosen()
 
 
-class Stop(Protocol):
-    def __call__(self, timer: BrickTimer, elements: int, /, *, failed: bool = False) -> None: ...
-
-
-class Enter(Protocol):
-    def __call__(self, brick: Brick, /, elements: int = 1) -> Span: ...
-
-
-class EnterLayer(Protocol):
-    def __call__(self, index: int, /) -> Span: ...
-
-
-class BrickProfiler:
+class BrickProfiler(_HotPath):
     """Times bricks, layers and steps, and records them for the daemon to show.
 
     `clock_ns` and `recorder` are arguments so that a test can bring its own; by default the host's monotonic
     clock and this process's ring. Safe to use from several threads: each has its own place in the graph.
     """
-
-    start_brick: Start
-    """Start timing a brick where this thread is: a BrickId, a BrickDefinition, or a name of your own."""
-
-    stop_brick: Stop
-    """Record the brick that `timer` timed, with the `elements` it worked on."""
-
-    brick: Enter
-    """`with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed."""
-
-    layer: EnterLayer
-    """`with profiler.layer(3):` makes what runs inside part of layer 3."""
 
     def __init__(
         self,
@@ -84,25 +62,21 @@ class BrickProfiler:
         sample_every: int = 1,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         recorder: Recorder | None = None,
-        hot_path: type[HotPath] = HotPath,
     ) -> None:
         if sample_every < 1:
             raise ValueError(f"sample_every={sample_every}; 1 records every step, k every k-th")
         self.sample_every = sample_every
-        self._clock_ns = clock_ns
-        self._epoch_ns: int | None = None
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
-        self._enabled = enabled
+        super().__init__(self._place_of, clock_ns, self._hand_over)
+        self._now_ns = clock_ns
+        self._epoch_ns: int | None = None
         self._steps = itertools.count()
         self._nodes = 0
         self._defining = threading.RLock()
-        self._hot_path = hot_path(self._define, clock_ns, self._record)
-        self._hot_path.switch(enabled)
-        # The hot path's own functions: a method of this class around them would cost as much as a clock read.
-        self.start_brick, self.stop_brick = self._hot_path.start, self._hot_path.stop
-        self.brick, self.layer = self._hot_path.span, self._hot_path.layer
+        self._enabled = enabled
+        self.switch(enabled)
         if isinstance(self._recorder, RingRecorder):
-            self._recorder.follow(self._hot_path.attach)
+            self._recorder.follow(self)
         _profilers.add(self)
 
     @property
@@ -113,12 +87,12 @@ class BrickProfiler:
     def enable(self) -> None:
         """Record from now on."""
         self._enabled = True
-        self._hot_path.switch(True)
+        self.switch(True)
 
     def disable(self) -> None:
         """Record nothing from now on; a brick that is running is not recorded either."""
         self._enabled = False
-        self._hot_path.switch(False)
+        self.switch(False)
 
     def announce(self, message: CatalogMessage) -> None:
         """Say something once about this process: its model (Manifest), a Ceiling, a CheckResult, an Activity."""
@@ -136,31 +110,31 @@ class BrickProfiler:
         process and until the next one begins: threads that run steps side by side should record every step.
         """
         if self.sample_every > 1 and self._enabled:
-            self._hot_path.switch(next(self._steps) % self.sample_every == 0)
-        return self._hot_path.span((NodeKind.STEP, name), tokens)
+            self.switch(next(self._steps) % self.sample_every == 0)
+        return self.brick((NodeKind.STEP, name), tokens)
 
     def reset_epoch(self) -> None:
         """Let `elapsed_ns` count from now."""
-        self._epoch_ns = self._clock_ns()
+        self._epoch_ns = self._now_ns()
 
     def elapsed_ns(self) -> int:
         """Time since `reset_epoch`; the first call begins the count where nobody did."""
-        now_ns = self._clock_ns()
+        now_ns = self._now_ns()
         if self._epoch_ns is None:
             self._epoch_ns = now_ns
         return now_ns - self._epoch_ns
 
-    def _record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+    def _hand_over(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
-    def _define(self, here: Place, key: object) -> Place:
+    def _place_of(self, here: Place, key: object) -> Place:
         """The place for `key` below `here`, which nobody has started there yet."""
         with self._defining:
             if key in here.below:
                 return here.below[key]
             place = _abandoned(here, key)
             if place is None:
-                place = Place(key, self._define_node(key, here.node or None), here)
+                place = self.place(key, self._define_node(key, here.node or None), here)
             here.below[key] = place
             return place
 

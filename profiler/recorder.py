@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import runtime_dir
@@ -27,7 +27,12 @@ _serial = itertools.count()
 _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
 
 
-Follower = Callable[[RingWriter | None], Record]
+class Follower(Protocol):
+    """What writes records of its own into the ring."""
+
+    implementation: ClassVar[str]
+
+    def attach(self, ring: RingWriter | None, /) -> Record: ...
 
 
 class RingRecorder:
@@ -52,12 +57,12 @@ class RingRecorder:
         self.record = self._first_record
         _recorders.add(self)
 
-    def follow(self, attach: Follower) -> None:
-        """Tell `attach` of each ring as it opens, and of None when it is gone; it says how to write into it."""
+    def follow(self, follower: Follower) -> None:
+        """Attach `follower` to each ring as it opens and to None when it is gone; it says how to write beside it."""
         with self._opening:
-            self._followers.append(attach)
+            self._followers.append(follower)
             if self._ring:
-                self.record = attach(self._ring)
+                self.record = follower.attach(self._ring)
 
     def announce(self, message: CatalogMessage) -> None:
         """Write `message` into the catalog."""
@@ -77,20 +82,20 @@ class RingRecorder:
             self._catalog = None
             self._ring = None
             self._closed = True
-            self._let_go()
             self.record = _nowhere
+            self._let_go()
 
     def forget(self) -> None:
         """Back to not having opened anything, without touching the files: they are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         self._ring = self._catalog = None
         self._closed = False
-        self._let_go()
         self.record = self._first_record
+        self._let_go()
 
     def _let_go(self) -> None:
-        for attach in self._followers:
-            attach(None)
+        for follower in self._followers:
+            follower.attach(None)
 
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
@@ -105,7 +110,7 @@ class RingRecorder:
                 directory = self._directory or runtime_dir()
                 # The catalog comes first: whoever sees the ring finds the catalog beside it.
                 catalog = CatalogWriter(directory / f"{stem}.catalog")
-                catalog.write(_hello())
+                catalog.write(_hello(self._followers[0].implementation if self._followers else "python"))
                 for message in self._said:
                     catalog.write(message)
                 ring = RingWriter(directory / f"{stem}.ring", self._ring_bytes)
@@ -115,15 +120,15 @@ class RingRecorder:
                 self.record = _nowhere
                 return
             self._ring, self._catalog, self.record = ring, catalog, ring.record
-            for attach in self._followers:
-                self.record = attach(ring)
+            for follower in self._followers:
+                self.record = follower.attach(ring)
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
     """Where records go when there is no ring."""
 
 
-def _hello() -> HostHello:
+def _hello(recorder: str) -> HostHello:
     return HostHello(
         protocol_major=PROTOCOL_MAJOR,
         protocol_minor=PROTOCOL_MINOR,
@@ -133,7 +138,7 @@ def _hello() -> HostHello:
         boot_id=boot_id(),
         program=_program(),
         python=platform.python_version(),
-        recorder="python",
+        recorder=recorder,
         monotonic_ns=time.perf_counter_ns(),
         realtime_ns=time.time_ns(),
     )

@@ -1,0 +1,4 @@
+# The compiled hot path has the Python one's types.
+from cbtop.profiler.hot_path import HotPath as HotPath
+from cbtop.profiler.hot_path import Place as Place
+from cbtop.profiler.hot_path import Span as Span
