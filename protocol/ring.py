@@ -54,6 +54,7 @@ FIRST_RECORD = HEADER_BYTES
 
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
+NEVER_WRITTEN = 0  # as a whole tag
 NO_NODE = 0  # a record against it is counted as rejected: bad arguments, or a node table that was full
 FLAG_FAILED = 1 << NODE_BITS  # the brick ended in an exception
 SEQUENCE_SHIFT = 32
@@ -78,13 +79,14 @@ class RingWriter:
 
     `record(tag, start_ns, end_ns, elements)` writes one. Whoever cannot afford that call does what it does:
     `reserve()` gives the place in `memory` and the number for the tag, `lap()` is due after each first slot.
+    `first` is the first record's number: a test begins just before the tags' numbers go round.
     Raises RingError when the file cannot be made.
     """
 
     record: Record
     reserve: Callable[[], tuple[int, int]]
 
-    def __init__(self, path: Path, size_bytes: int = DEFAULT_RING_BYTES) -> None:
+    def __init__(self, path: Path, size_bytes: int = DEFAULT_RING_BYTES, first: int = 0) -> None:
         capacity = size_bytes // RECORD_BYTES
         if capacity < 1 or capacity & (capacity - 1) or size_bytes > MAX_RING_BYTES:
             raise RingError(
@@ -114,11 +116,15 @@ class RingWriter:
         self.memory = memoryview(self._memory)
         self.capacity = capacity
         self._words = self.memory.cast("q")
-        self._laps = itertools.count(0, capacity)
+        self._words[CURSOR_WORD] = first
+        self._laps = itertools.count(first + -first % capacity, capacity)
         # One C call, so atomic among the threads of a process. The numbers go round as those in the tags do.
-        offsets = range(FIRST_RECORD, total, RECORD_BYTES)
-        numbers = chain((range(1, SEQUENCE_MASK + 1),), repeat(range(SEQUENCE_MASK + 1)))
-        self.reserve = zip(chain.from_iterable(repeat(offsets)), chain.from_iterable(numbers), strict=False).__next__
+        offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
+        self.reserve = zip(
+            chain.from_iterable(chain((offsets[first % capacity :],), repeat(offsets))),
+            chain.from_iterable(chain((numbers[(first + 1) & SEQUENCE_MASK :],), repeat(numbers))),
+            strict=False,
+        ).__next__
         self.record = _record_function(self)
 
     def lap(self) -> None:
@@ -154,10 +160,10 @@ def _begun(memory: memoryview | mmap.mmap, capacity: int, at_least: int) -> int:
     found = np.frombuffer(memory, dtype="<i8", offset=FIRST_RECORD).reshape(-1, 4)[:, 3]
     look = min(LOOK_AHEAD, capacity)
     while True:
-        slots = np.arange(at_least, at_least + look, dtype=np.int64) % capacity
-        ahead = ((found[slots] >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-        # What lies more than half a round of numbers ahead is from before; an empty slot is, too.
-        ahead[ahead > SEQUENCE_MASK // 2] = 0
+        tag = found[np.arange(at_least, at_least + look, dtype=np.int64) % capacity]
+        ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
+        # What lies more than half a round of numbers ahead is from before.
+        ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
         furthest = int(ahead.max())
         if furthest < look - MAX_WRITERS_INSIDE or look == capacity:
             return at_least + furthest
@@ -267,10 +273,10 @@ class RingReader:
         margin = 0 if final else min(MAX_WRITERS_INSIDE, self.capacity // 16)
         unsafe = min(max(0, self.produced - self.capacity + margin - first), count)
         records, first, count, lost = records[unsafe:], first + unsafe, count - unsafe, lost + unsafe
-        expected = (np.arange(first + 1, first + count + 1, dtype=np.int64)) & SEQUENCE_MASK
-        found = records[:, 3] >> SEQUENCE_SHIFT
-        if not np.array_equal(found, expected):
-            age = (found - expected) & SEQUENCE_MASK
+        expected = np.arange(first + 1, first + count + 1, dtype=np.int64)
+        age = ((records[:, 3] >> SEQUENCE_SHIFT) - expected) & SEQUENCE_MASK
+        age[records[:, 3] == NEVER_WRITTEN] = SEQUENCE_MASK
+        if age.any():
             overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # a newer record lies there already
             missing = (age != 0) & ~overtaken  # reserved, not yet complete
             # What is not yet complete is waited for: reading stops before it.

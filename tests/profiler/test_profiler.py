@@ -8,10 +8,10 @@ import sys
 import threading
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from cbtop.profiler import profiler as profiler_module
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.catalog import CatalogReader
@@ -39,6 +39,12 @@ class Memory:
     @property
     def nodes(self) -> list[tuple[int, int | None, NodeKind, str]]:
         return [(n.id, n.parent, n.kind, n.name) for n in self.said if isinstance(n, Node)]
+
+
+@pytest.fixture(autouse=True)
+def both(profiler_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here runs with the compiled hot path and with the Python one."""
+    monkeypatch.setitem(globals(), "BrickProfiler", profiler_module.BrickProfiler)
 
 
 @pytest.fixture
@@ -137,6 +143,20 @@ def test_switching_on_and_off_in_the_middle_leaves_the_place_in_the_graph_right(
     assert [record[0] for record in memory.records] == [2]
 
 
+def test_of_many_steps_every_kth_is_recorded(memory: Memory) -> None:
+    profiler = BrickProfiler(recorder=memory, sample_every=3)
+    for tokens in range(7):
+        with profiler.step("decode", tokens), profiler.brick(BrickId.SAMPLING, tokens):
+            pass
+    assert [elements for *_, elements in memory.records] == [0, 0, 3, 3, 6, 6]
+    profiler.disable()
+    with profiler.step("decode", 9):
+        pass
+    assert len(memory.records) == 6
+    with pytest.raises(ValueError, match="sample_every=0"):
+        BrickProfiler(sample_every=0)
+
+
 def test_a_host_that_loses_stops_does_not_grow_the_graph_for_ever(profiler: BrickProfiler, memory: Memory) -> None:
     for _ in range(50):
         profiler.start_brick(BrickId.GATE_PROJECTION)
@@ -164,7 +184,9 @@ def test_each_thread_has_its_own_place_in_the_graph(memory: Memory) -> None:
     assert bricks.count((0, 0)) == bricks.count((1, 1)) == 200
 
 
-def test_past_the_bound_on_nodes_records_name_no_node(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_past_the_bound_on_nodes_records_name_no_node(
+    memory: Memory, profiler_module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(profiler_module, "MAX_NODES", 2)
     profiler = BrickProfiler(recorder=memory)
     for name in "abcd":
@@ -182,7 +204,7 @@ def test_it_loads_neither_numpy_nor_zmq_nor_anything_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_a_process_says_hello_records_and_says_goodbye(runtime: Path) -> None:
+def test_a_process_says_hello_records_and_says_goodbye(runtime: Path, implementation: str) -> None:
     script = (
         "from cbtop import BrickProfiler, BrickId\n"
         "p = BrickProfiler()\n"
@@ -193,6 +215,7 @@ def test_a_process_says_hello_records_and_says_goodbye(runtime: Path) -> None:
     (ring,) = runtime.glob("*.ring")
     hello, node, goodbye = CatalogReader(ring.with_suffix(".catalog")).read()
     assert isinstance(hello, HostHello)
+    assert hello.recorder == implementation
     assert ring.name == f"{hello.pid}-{hello.process_start}-0.ring"
     assert isinstance(node, Node)
     assert goodbye == Goodbye("exit")
@@ -246,8 +269,8 @@ def test_two_profilers_of_one_process_do_not_meet(runtime: Path) -> None:
     for profiler, elements in ((first, 1), (second, 2)):
         with profiler.brick(BrickId.RMS_NORM, elements):
             pass
-    rings = sorted(runtime.glob("*.ring"))
-    assert [RingReader(ring).read().elements.tolist() for ring in rings] == [[1], [2]]
+    rings = list(runtime.glob("*.ring"))
+    assert sorted(RingReader(ring).read().elements.tolist() for ring in rings) == [[1], [2]]
     assert {ring.name.split("-")[0] for ring in rings} == {str(os.getpid())}
 
 
