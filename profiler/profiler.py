@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.graph.node_table import MAX_NODES
+from cbtop.profiler.graph.node_table import MAX_DEPTH, MAX_NODES
 from cbtop.profiler.hot_path import HotPath, Place, Span, chosen
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage, Node
@@ -27,6 +27,8 @@ from cbtop.protocol.ring import NO_NODE
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
 Brick = BrickId | BrickDefinition | str
+
+MAX_RECURSION = 4  # a brick that runs inside itself more often than this was never stopped
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
@@ -72,6 +74,7 @@ class BrickProfiler(_HotPath):
         self._epoch_ns: int | None = None
         self._steps = itertools.count()
         self._nodes = 0
+        self._complained = False
         self._defining = threading.RLock()
         self._enabled = enabled
         self.switch(enabled)
@@ -132,18 +135,22 @@ class BrickProfiler(_HotPath):
         with self._defining:
             if key in here.below:
                 return here.below[key]
-            place = _abandoned(here, key)
+            place = _lost_track(here, key)
             if place is None:
-                place = self.place(key, self._define_node(key, here.node or None), here)
+                place = self.place(key, self._define_node(key, here), here)
+                if place.node == NO_NODE:
+                    return place  # not kept: what has no bound must not be remembered
             here.below[key] = place
             return place
 
-    def _define_node(self, key: object, parent: int | None) -> int:
-        nodes = _nodes(key, self._nodes + 1, parent)
-        if self._nodes + len(nodes) > MAX_NODES:
-            if self._nodes < MAX_NODES:
-                _log.warning("cbtop: more than %d nodes; what comes after is counted, not recorded", MAX_NODES)
-            self._nodes = MAX_NODES
+    def _define_node(self, key: object, here: Place) -> int:
+        nodes = _nodes(key, self._nodes + 1, here.node or None)
+        # A brick's kernels lie one deeper than the brick.
+        if self._nodes + len(nodes) > MAX_NODES or _depth(here) + 2 > MAX_DEPTH:
+            if not self._complained:
+                self._complained = True
+                what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
+                _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
         self._nodes += len(nodes)
         for node in nodes:
@@ -151,18 +158,26 @@ class BrickProfiler(_HotPath):
         return nodes[0].id
 
 
-def _abandoned(here: Place, key: object) -> Place | None:
-    """The place above (or at) `here` where `key` runs already.
+def _lost_track(here: Place, key: object) -> Place | None:
+    """Where `key` first ran among the places above `here`, once it has run inside itself MAX_RECURSION times.
 
-    A brick does not run inside itself: its earlier `stop_brick` was never reached. Going back to that place
-    keeps a host that loses exceptions from growing the graph for ever.
+    So deep it is no recursion: stops were never reached. Going back to where it began keeps a host that loses
+    exceptions from growing the graph for ever.
     """
+    running = []
     place: Place | None = here
-    while place is not None:
-        if place.key is not None and place.key == key:
-            return place
+    while place is not None and place.above is not None:
+        if place.key == key:
+            running.append(place)
         place = place.above
-    return None
+    return running[-1] if len(running) >= MAX_RECURSION else None
+
+
+def _depth(place: Place) -> int:
+    depth = 0
+    while place.above is not None:
+        depth, place = depth + 1, place.above
+    return depth
 
 
 def _nodes(key: object, first_id: int, parent: int | None) -> list[Node]:

@@ -15,6 +15,7 @@ import weakref
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from cbtop.protocol import codec
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
@@ -65,7 +66,12 @@ class RingRecorder:
                 self.record = follower.attach(self._ring)
 
     def announce(self, message: CatalogMessage) -> None:
-        """Write `message` into the catalog."""
+        """Write `message` into the catalog. One that cannot be said is logged, and the host goes on."""
+        try:
+            codec.encode(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            _log.warning("cbtop cannot say a %s: %s", type(message).__name__, error)
+            return
         with self._opening:
             self._said.append(message)
             if self._catalog:
@@ -105,6 +111,7 @@ class RingRecorder:
         with self._opening:
             if self._ring or self._closed:
                 return
+            catalog: CatalogWriter | None = None
             try:
                 stem = f"{os.getpid()}-{process_start(os.getpid()) or 0}-{next(_serial)}"
                 directory = self._directory or runtime_dir()
@@ -114,18 +121,29 @@ class RingRecorder:
                 for message in self._said:
                     catalog.write(message)
                 ring = RingWriter(directory / f"{stem}.ring", self._ring_bytes)
-            except ProtocolError as error:
+            except (ProtocolError, OSError) as error:
                 _log.warning("cbtop records nothing in process %d: %s", os.getpid(), error)
+                if catalog is not None:
+                    catalog.close()
+                    catalog.path.unlink(missing_ok=True)
                 self._closed = True
                 self.record = _nowhere
                 return
             self._ring, self._catalog, self.record = ring, catalog, ring.record
             for follower in self._followers:
                 self.record = follower.attach(ring)
+            _say_goodbye_from_multiprocessing()
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
     """Where records go when there is no ring."""
+
+
+def _say_goodbye_from_multiprocessing() -> None:
+    """The children of multiprocessing leave by os._exit, past atexit: they have finalizers of their own."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, _at_exit, exitpriority=0)
 
 
 def _hello(recorder: str) -> HostHello:

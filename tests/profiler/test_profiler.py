@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from types import ModuleType
 import pytest
 
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
-from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.graph.node_table import MAX_DEPTH
+from cbtop.profiler.profiler import MAX_RECURSION, BrickProfiler
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Activity, CatalogMessage, Goodbye, HostHello, Node
 from cbtop.protocol.ring import FLAG_FAILED, RingReader
@@ -161,7 +163,7 @@ def test_a_host_that_loses_stops_does_not_grow_the_graph_for_ever(profiler: Bric
     for _ in range(50):
         profiler.start_brick(BrickId.GATE_PROJECTION)
         profiler.start_brick(BrickId.UP_PROJECTION)  # neither is ever stopped
-    assert len(memory.nodes) == 2
+    assert len(memory.nodes) <= 2 * MAX_RECURSION
 
 
 def test_each_thread_has_its_own_place_in_the_graph(memory: Memory) -> None:
@@ -287,3 +289,57 @@ def test_after_close_nothing_is_recorded_and_nothing_breaks(runtime: Path) -> No
     (ring,) = runtime.glob("*.ring")
     assert len(RingReader(ring).read().node) == 1
     assert CatalogReader(ring.with_suffix(".catalog")).read()[-1] == Goodbye("enough")
+
+
+def test_a_brick_may_run_inside_itself(profiler: BrickProfiler, memory: Memory) -> None:
+    with profiler.brick("a"), profiler.brick("a"):
+        pass
+    assert memory.nodes == [(1, None, NodeKind.BRICK, "a"), (2, 1, NodeKind.BRICK, "a")]
+
+
+def test_what_lies_too_deep_is_counted_and_the_rest_recorded(runtime: Path) -> None:
+    profiler = BrickProfiler()
+    with contextlib.ExitStack() as stack:
+        for depth in range(MAX_DEPTH + 8):
+            stack.enter_context(profiler.brick(f"level {depth}"))
+    (ring,) = runtime.glob("*.ring")
+    nodes = RingReader(ring).read().node
+    assert 0 < (nodes == 0).sum() < len(nodes) == MAX_DEPTH + 8
+
+
+def test_a_message_that_cannot_be_said_is_logged_and_harms_nothing(
+    runtime: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = BrickProfiler()
+    profiler.announce(Activity(object()))  # type: ignore[arg-type]
+    with profiler.brick(BrickId.RMS_NORM):
+        pass
+    profiler.announce(Activity("fine"))
+    assert [message for message in caplog.messages if "cannot say a Activity" in message]
+    (catalog,) = runtime.glob("*.catalog")
+    assert Activity("fine") in CatalogReader(catalog).read()
+
+
+def test_a_ring_that_cannot_be_made_leaves_no_file_behind(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with BrickProfiler().brick(BrickId.RMS_NORM):
+        pass
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_child_of_multiprocessing_says_goodbye(runtime: Path) -> None:
+    script = (
+        "import multiprocessing; from cbtop import BrickProfiler\n"
+        "p = BrickProfiler()\n"
+        "def work():\n"
+        "    with p.brick('a'): pass\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('fork').Process(target=work)\n"
+        "    child.start(); child.join()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    (catalog,) = runtime.glob("*.catalog")
+    assert CatalogReader(catalog).read()[-1] == Goodbye("exit")
