@@ -29,7 +29,6 @@ class DevicePath:
         self._define = define
         self._record = record
         self._threads = threading.local()
-        self._off: DeviceTimer = (self.root, Thread(self.root), None)
         self._recording = True
         self._pending: deque[tuple[int, Mark, Mark, int]] = deque()
 
@@ -42,14 +41,9 @@ class DevicePath:
         """Record from now on, or stop recording."""
         self._recording = on
 
-    def find(self, key: object) -> Place:
-        """The place of `key` where this thread is."""
-        here = self._thread().here
-        return here.below.get(key) or self._define(here, key)
-
-    def start(self, key: object, /) -> DeviceTimer:
-        if not self._recording or self.mode is SyncMode.NONE:
-            return self._off
+    def start(self, key: object, /) -> DeviceTimer | None:
+        if not self._recording:
+            return None
         thread = self._thread()
         place = thread.here.below.get(key) or self._define(thread.here, key)
         thread.here = place
@@ -57,8 +51,8 @@ class DevicePath:
             self._clock.synchronize()  # what was enqueued before is not this brick's
         return place, thread, self._clock.mark()
 
-    def stop(self, timer: DeviceTimer, elements: int, /, *, failed: bool = False) -> None:
-        if timer is self._off:
+    def stop(self, timer: DeviceTimer | None, elements: int, /, *, failed: bool = False) -> None:
+        if timer is None:
             return
         place, thread, start = timer
         end = self._clock.mark()

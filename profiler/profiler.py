@@ -24,7 +24,13 @@ from cbtop.profiler.hot_path import HotPath, Place, Span, chosen
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage, Node
 from cbtop.protocol.ring import NO_NODE
-from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, SyncMode
+
+if TYPE_CHECKING:
+    from cbtop.profiler.brick_stats import BrickStats, CategoryStats
+    from cbtop.profiler.clocks import DeviceClock
+    from cbtop.profiler.device_path import DevicePath
+    from cbtop.profiler.session import Report, Session
 
 Brick = BrickId | BrickDefinition | str
 
@@ -64,6 +70,8 @@ class BrickProfiler(_HotPath):
         sample_every: int = 1,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         recorder: Recorder | None = None,
+        device_clock: DeviceClock | None = None,
+        sync_mode: SyncMode = SyncMode.DEFERRED,
     ) -> None:
         if sample_every < 1:
             raise ValueError(f"sample_every={sample_every}; 1 records every step, k every k-th")
@@ -77,7 +85,12 @@ class BrickProfiler(_HotPath):
         self._complained = False
         self._defining = threading.RLock()
         self._enabled = enabled
-        self.switch(enabled)
+        self._session: Session | None = None
+        self._sync_mode = sync_mode
+        self._device_path: DevicePath | None = None
+        if device_clock is not None:
+            self._on_device(device_clock)
+        self._switch()
         if isinstance(self._recorder, RingRecorder):
             self._recorder.follow(self)
         _profilers.add(self)
@@ -90,12 +103,51 @@ class BrickProfiler(_HotPath):
     def enable(self) -> None:
         """Record from now on."""
         self._enabled = True
-        self.switch(True)
+        self._switch()
 
     def disable(self) -> None:
         """Record nothing from now on; a brick that is running is not recorded either."""
         self._enabled = False
-        self.switch(False)
+        self._switch()
+
+    @property
+    def sync_mode(self) -> SyncMode:
+        """When the device is waited for."""
+        return self._sync_mode
+
+    def set_sync_mode(self, mode: SyncMode) -> None:
+        """Wait for the device as `mode` says from now on; what was put off until now is recorded first."""
+        self.finalize()
+        self._sync_mode = mode
+        if self._device_path is not None:
+            self._device_path.mode = mode
+        self._switch()
+
+    @property
+    def pending_count(self) -> int:
+        """How many timings wait for the device."""
+        return self._device_path.pending if self._device_path else 0
+
+    def finalize(self) -> None:
+        """Wait for the device once and record what was put off, each timing with its own start and end."""
+        if self._device_path is not None:
+            self._device_path.finalize()
+
+    def report(self) -> Report:
+        """What this process has recorded so far, by brick and category; `print` shows it as text.
+
+        Ask often enough that the ring does not overwrite what was not read: 260,000 records by default.
+        """
+        return self._read_back().report()
+
+    def stats_for(self, brick: Brick) -> BrickStats | None:
+        """The statistics of one brick, whatever layers it ran in; None where it did not run."""
+        name = brick.display_name if isinstance(brick, BrickId) else getattr(brick, "name", brick)
+        return self._read_back().stats_for(str(name))
+
+    def category_stats(self) -> dict[BrickCategory, CategoryStats]:
+        """The statistics of the categories that ran."""
+        return self._read_back().category_stats()
 
     def announce(self, message: CatalogMessage) -> None:
         """Say something once about this process: its model (Manifest), a Ceiling, a CheckResult, an Activity."""
@@ -103,6 +155,7 @@ class BrickProfiler(_HotPath):
 
     def close(self, reason: str = "closed") -> None:
         """Say goodbye; what was recorded stays readable. Happens by itself when the interpreter exits."""
+        self.finalize()
         self.disable()
         self._recorder.close(reason)
 
@@ -113,7 +166,7 @@ class BrickProfiler(_HotPath):
         process and until the next one begins: threads that run steps side by side should record every step.
         """
         if self.sample_every > 1 and self._enabled:
-            self.switch(next(self._steps) % self.sample_every == 0)
+            self._switch(sampled=next(self._steps) % self.sample_every == 0)
         return self.brick((NodeKind.STEP, name), tokens)
 
     def reset_epoch(self) -> None:
@@ -127,6 +180,30 @@ class BrickProfiler(_HotPath):
             self._epoch_ns = now_ns
         return now_ns - self._epoch_ns
 
+    def _switch(self, sampled: bool = True) -> None:
+        on = self._enabled and sampled and self._sync_mode is not SyncMode.NONE
+        self.switch(on)
+        if self._device_path is not None:
+            self._device_path.switch(on)
+
+    def _on_device(self, clock: DeviceClock) -> None:
+        """Take start and end of everything on `clock`: its path stands in for the host's."""
+        from cbtop.profiler.device_path import DevicePath
+
+        path = self._device_path = DevicePath(clock, self._sync_mode, self._place_of, self._hand_over)
+        self.start_brick, self.stop_brick = path.start, path.stop  # type: ignore[method-assign, assignment]
+        self.brick, self.layer = path.span, path.layer  # type: ignore[method-assign, assignment]
+
+    def _read_back(self) -> Session:
+        # NumPy comes with it, which a process that only records need not load.
+        from cbtop.profiler.session import Session
+
+        if self._session is None:
+            if not isinstance(self._recorder, RingRecorder):
+                raise TypeError(f"a {type(self._recorder).__name__} cannot be read back")
+            self._session = Session(self._recorder)
+        return self._session
+
     def _hand_over(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
@@ -137,7 +214,7 @@ class BrickProfiler(_HotPath):
                 return here.below[key]
             place = _lost_track(here, key)
             if place is None:
-                place = self.place(key, self._define_node(key, here), here)
+                place = type(here)(key, self._define_node(key, here), here)
                 if place.node == NO_NODE:
                     return place  # not kept: what has no bound must not be remembered
             here.below[key] = place

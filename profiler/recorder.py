@@ -19,9 +19,9 @@ from cbtop.protocol import codec
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessage, Goodbye, HostHello
+from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessage, Goodbye, HostHello, Node
 from cbtop.protocol.process import boot_id, process_start
-from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
+from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
 
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
@@ -54,6 +54,7 @@ class RingRecorder:
         self._ring: RingWriter | None = None
         self._catalog: CatalogWriter | None = None
         self._closed = False
+        self._reader: RingReader | None = None
         self._followers: list[Follower] = []
         self.record = self._first_record
         _recorders.add(self)
@@ -91,10 +92,20 @@ class RingRecorder:
             self.record = _nowhere
             self._let_go()
 
+    def nodes(self) -> list[Node]:
+        """Every node announced so far, in order."""
+        return [message for message in self._said if isinstance(message, Node)]
+
+    def read(self) -> Batch | None:
+        """The records since the last read, as the daemon would read them; None before the first record."""
+        if self._reader is None and self._ring is not None:
+            self._reader = RingReader(self._ring.path)
+        return self._reader.read() if self._reader else None
+
     def forget(self) -> None:
         """Back to not having opened anything, without touching the files: they are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
-        self._ring = self._catalog = None
+        self._ring = self._catalog = self._reader = None
         self._closed = False
         self.record = self._first_record
         self._let_go()

@@ -22,8 +22,8 @@ class Readable(Protocol):
     def nodes(self) -> list[Node]:
         """Every node announced so far, in order."""
 
-    def read(self) -> Batch:
-        """The records since the last read."""
+    def read(self) -> Batch | None:
+        """The records since the last read; None before the first record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,8 @@ class Session:
         for node in self._recorder.nodes()[len(self._table) :]:
             self._table.add(node)
         self._stats.grow(len(self._table) + 1)
-        self._overwritten += batch.overwritten
-        known = batch.only((batch.node >= 1) & (batch.node <= len(self._table)))
-        self._stats.add(known, np.array(self._table.step_of, np.int64))
+        if batch is not None:
+            self._overwritten += batch.overwritten
+            known = batch.only((batch.node >= 1) & (batch.node <= len(self._table)))
+            self._stats.add(known, np.array(self._table.step_of, np.int64))
         return PhaseTotals.of(self._table, self._stats, None)

@@ -1,0 +1,23 @@
+"""`cbtop overhead` measures, and says against what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cbtop.compute.demo_model import TINY, write_model
+from tests.integration.hosts import cbtop
+
+
+def test_every_mode_is_measured_beside_the_floor(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny.gguf", TINY, lambda *_: None)
+    done = cbtop("overhead", "--model", str(tmp_path / "tiny.gguf"), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["schema"] == "cbtop.overhead/1"
+    assert found["recorder"] in ("compiled", "python")
+    costs = {cost["mode"]: cost for cost in found["costs"]}
+    assert list(costs) == ["two clock reads", "disabled", "host clock", "immediate", "per_layer", "deferred", "none"]
+    assert all(cost["ns_per_brick"] > 0 for cost in costs.values())
+    assert costs["two clock reads"]["step_us"] is None
+    assert all(costs[mode]["step_us"] > 0 for mode in list(costs)[1:])
