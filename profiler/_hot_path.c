@@ -410,7 +410,7 @@ finish(HotPath *self, Place *place, int64_t start_ns, PyObject *elements, int fa
 }
 
 /* The arguments of a fast call in the order of `names`; those not given stay as they are. */
-static int
+__attribute__((noinline)) static int
 arguments(const char *function, PyObject *const *args, Py_ssize_t count, PyObject *kwnames, const char *const *names,
           Py_ssize_t wanted, Py_ssize_t most, PyObject **found)
 {
@@ -509,6 +509,8 @@ brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwnames)
 {
     static const char *const names[] = {"brick", "elements"};
     PyObject *found[2] = {NULL, one};
+    if (count == 2 && kwnames == NULL)
+        return new_span(self, args[0], args[1]);
     if (arguments("brick", args, count, kwnames, names, 1, 2, found) < 0)
         return NULL;
     return new_span(self, found[0], found[1]);
@@ -627,7 +629,7 @@ hot_path_traverse(HotPath *self, visitproc visit, void *arg)
     Py_VISIT(self->record);
     Py_VISIT(self->threads);
     Py_VISIT(self->root);
-    Py_VISIT(self->ring.obj);
+    /* Not ring.obj: it leads to no cycle, and a memoryview that the collector cleared first cannot be released. */
     return 0;
 }
 

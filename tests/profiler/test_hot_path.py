@@ -324,12 +324,13 @@ def test_threads_come_and_go(profiler: BrickProfiler, runtime: Path) -> None:
 
 
 def test_a_profiler_that_nobody_holds_is_collected_with_all_that_hangs_on_it(make: MAKE, runtime: Path) -> None:
-    for _ in range(3):
+    for closed in (True, False, False):
         profiler = make(recorder=RingRecorder(runtime))
         with profiler.step("decode", 1), profiler.layer(0):
             profiler.start_brick("a")
         profiler.mine = profiler.brick("b")  # type: ignore[attr-defined]
-        profiler.close()
+        if closed:
+            profiler.close()
         gone = weakref.ref(profiler)
         del profiler
         gc.collect()
