@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml setup.py profiler/_hot_path.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "cbtop needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.12 demo"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -36,5 +36,5 @@ screenshots: $(READY)  ## redraw screenshots/ from a real run
 	$(BIN)/python screenshots/make.py
 
 clean:  ## remove the environment and every cache in this folder
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info profiler/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,7 +24,7 @@ def main() -> int:
             print(f"{name} …", file=sys.stderr, flush=True)
             for figure in BENCHMARKS[name]():
                 ratio = f"{figure.ratio:8.3f} × {figure.peer}" if figure.ratio is not None else ""
-                print(f"{figure.what:<46}{figure.value:>12,.1f} {figure.unit:<12}{ratio}", flush=True)
+                print(f"{figure.what:<56}{figure.value:>10,.1f} {figure.unit:<12}{ratio}", flush=True)
     return 0
 
 
