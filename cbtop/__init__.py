@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING
 from cbtop.version import __version__
 
 if TYPE_CHECKING:
+    from cbtop.profiler.budget import ByteBudget, TokenBudget
     from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
     from cbtop.profiler.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.profiler import BrickProfiler
-    from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance
+    from cbtop.profiler.ptx_registry import PtxRegistry
+    from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SyncMode
 
 _HOMES = {
     "BrickProfiler": "cbtop.profiler.profiler",
     "BrickDefinition": "cbtop.profiler.definitions",
     "KernelDefinition": "cbtop.profiler.definitions",
     "Work": "cbtop.profiler.definitions",
+    "ByteBudget": "cbtop.profiler.budget",
     "ExecutionGraph": "cbtop.profiler.graph.execution_graph",
     "BrickCategory": "cbtop.protocol.vocabulary",
     "BrickId": "cbtop.protocol.vocabulary",
     "NodeKind": "cbtop.protocol.vocabulary",
     "Provenance": "cbtop.protocol.vocabulary",
+    "PtxRegistry": "cbtop.profiler.ptx_registry",
+    "SyncMode": "cbtop.protocol.vocabulary",
+    "TokenBudget": "cbtop.profiler.budget",
 }
 
 __all__ = [
@@ -33,10 +39,14 @@ __all__ = [
     "BrickDefinition",
     "BrickId",
     "BrickProfiler",
+    "ByteBudget",
     "ExecutionGraph",
     "KernelDefinition",
     "NodeKind",
     "Provenance",
+    "PtxRegistry",
+    "SyncMode",
+    "TokenBudget",
     "Work",
     "__version__",
 ]
