@@ -133,3 +133,15 @@ def test_an_exception_marks_the_brick_failed_in_every_mode(mode: SyncMode, runti
     profiler.finalize()
     stats = profiler.stats_for(BrickId.RMS_NORM)
     assert (stats.calls.failed if stats else 0) == (0 if mode is SyncMode.NONE else 1)
+
+
+def test_f103_deferred_timings_accumulate_and_f104_finalize_clears_them() -> None:
+    memory, device = Memory(), FakeDevice()
+    profiler = BrickProfiler(recorder=memory, device_clock=device, sync_mode=SyncMode.DEFERRED)
+    for pending in (1, 2, 3):
+        with profiler.brick(BrickId.RMS_NORM):
+            device.work(pending)
+        assert (profiler.pending_count, len(memory.records)) == (pending, 0)
+    profiler.finalize()
+    assert profiler.pending_count == 0
+    assert [end - start for _, start, end, _ in memory.records] == [1, 2, 3]
