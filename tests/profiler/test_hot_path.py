@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.base import interleaved_ns
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage
@@ -87,11 +87,12 @@ def test_f105_a_disabled_pair_costs_little_more_than_an_empty_method_pair(make: 
     sampled_out = make(sample_every=1 << 40)
     for _ in range(2):
         sampled_out.step("decode", 1)
-    times = medians_ns(
-        empty=lambda: empty.stop_brick(empty.start_brick(BrickId.RMS_NORM), 1),  # type: ignore[func-returns-value]
-        disabled=lambda: disabled.stop_brick(disabled.start_brick(BrickId.RMS_NORM), 1),
-        sampled_out=lambda: sampled_out.stop_brick(sampled_out.start_brick(BrickId.RMS_NORM), 1),
-    )
+    calls: dict[str, Callable[[], object]] = {
+        "empty": lambda: empty.stop_brick(empty.start_brick(BrickId.RMS_NORM), 1),  # type: ignore[func-returns-value]
+        "disabled": lambda: disabled.stop_brick(disabled.start_brick(BrickId.RMS_NORM), 1),
+        "sampled_out": lambda: sampled_out.stop_brick(sampled_out.start_brick(BrickId.RMS_NORM), 1),
+    }
+    times = interleaved_ns(calls, repeats=2000)
     # Measured 0.9 compiled and 1.25 in Python; recording costs 2 and 7.
     assert times["disabled"] < 1.8 * times["empty"]
     assert times["sampled_out"] < 1.8 * times["empty"]
@@ -106,7 +107,7 @@ def test_f106_finding_a_brick_costs_the_same_among_many(make: MAKE, runtime: Pat
         name = names[nodes // 2]
         return lambda: profiler.stop_brick(profiler.start_brick(name), 1)
 
-    times = medians_ns(few=among(4), many=among(4000))
+    times = interleaved_ns({"few": among(4), "many": among(4000)}, repeats=2000)
     assert times["many"] < 2 * times["few"]
 
 
@@ -359,15 +360,3 @@ def test_a_clock_that_fails_raises_where_it_is_read(make: MAKE, runtime: Path) -
         profiler.start_brick("a")
     with pytest.raises(OSError, match="no clock"), profiler.brick("b"):
         pass
-
-
-def medians_ns(repeats: int = 2000, rounds: int = 15, **calls: Callable[[], object]) -> dict[str, float]:
-    """The median time of each call, in rounds that take turns."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            begun_ns = time.perf_counter_ns()
-            for _ in range(repeats):
-                call()
-            found[name].append((time.perf_counter_ns() - begun_ns) / repeats)
-    return {name: statistics.median(times) for name, times in found.items()}
