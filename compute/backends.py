@@ -25,7 +25,6 @@ class Backend:
 
     threads: int
     threading_layer: str
-    numba_version: str
 
     @property
     def label(self) -> str:
@@ -60,4 +59,4 @@ def cpu_backend(threads: int | None = None) -> Backend:
     # Numba knows its threading layer only once something has run in parallel.
     _launch(np.zeros(wanted, np.int64))
     untyped: Any = numba  # its stubs do not export threading_layer
-    return Backend(wanted, str(untyped.threading_layer()), str(numba.__version__))
+    return Backend(wanted, str(untyped.threading_layer()))

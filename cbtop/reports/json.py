@@ -19,11 +19,39 @@ from cbtop.viewmodels.model import (
 )
 
 SCHEMA = "cbtop.snapshot/1"
+# What the numbers of a source are, where they do not say it themselves; all others are counted or measured.
+PROVENANCE = {
+    "derived from shapes": ["flops", "bytes", "intensity"],
+    "derived from measured": [
+        "tokens_per_sec",
+        "us_per_token",
+        "exclusive_us",
+        "percent",
+        "cv",
+        "gflops",
+        "gb_per_sec",
+        "attainable_gflops",
+        "percent_of_roof",
+        "books",
+    ],
+    "static": [
+        "model",
+        "architecture",
+        "quantization",
+        "layers",
+        "weights_bytes",
+        "budget_us_per_token",
+        "grid",
+        "block",
+        "shared_memory_bytes",
+    ],
+}
 
 
 def json_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
     """All sources, whole: `sections` choose what a person reads, a program takes what it needs."""
-    return json.dumps({"schema": SCHEMA, "sources": [_source(source) for source in sources]}, allow_nan=False)
+    document = {"schema": SCHEMA, "provenance": PROVENANCE, "sources": [_source(source) for source in sources]}
+    return json.dumps(document, allow_nan=False)
 
 
 def _source(view: SourceView) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from cbtop.viewmodels.model import SourceView, TraceView
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
 
+PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
+
 
 def text_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
     """Each source with the chosen sections, in the order given."""
@@ -68,7 +70,7 @@ def _bricks(view: SourceView) -> str:
                 f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED,
             )
         )
-    return _table(rows, left=2) + "\n" + _books(view)
+    return "\n".join((_table(rows, left=2), PROVENANCE_LINE, _books(view)))
 
 
 def _books(view: SourceView) -> str:
@@ -109,7 +111,7 @@ def _roofline(view: SourceView) -> str:
         )
     lines = ["ceilings: " + (", ".join(ceilings) or "n/a (the process measured none)")]
     if view.roofline.points:
-        lines += [_table(rows, left=2), "FLOP and bytes are derived from shapes, times are measured"]
+        lines += [_table(rows, left=2), PROVENANCE_LINE]
     if view.roofline.without_work:
         lines.append(f"not on the roofline, no FLOP or no bytes declared: {', '.join(view.roofline.without_work)}")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from textual.containers import Vertical
@@ -9,6 +10,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from cbtop.viewmodels.model import SourceView
+from cbtop.widgets.drawing import Drawing
 
 
 class View(Vertical):
@@ -28,11 +30,24 @@ class View(Vertical):
         if self.source is not None:
             self.show_source(self.source)
 
+    @abstractmethod
     def show_source(self, source: SourceView) -> None:
         """Put the numbers of `source` on the screen."""
-        raise NotImplementedError
 
     @property
     def focus_target(self) -> Widget:
         """What gets the keys while this view is shown."""
         return self
+
+
+class SourceDrawing(Drawing):
+    """A drawing made from one source and nothing else; subclasses draw `_source`, None until the first came."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._source: SourceView | None = None
+
+    def show_source(self, source: SourceView) -> None:
+        """Draw `source` from now on."""
+        self._source = source
+        self.redraw()

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from cbtop import formatting
 from cbtop.viewmodels.model import BooksView, SourceView
+from cbtop.views.base import SourceDrawing
 from cbtop.views.looks import CATEGORY_LOOKS
 from cbtop.widgets.bars import Part, stacked
-from cbtop.widgets.drawing import Drawing
 from cbtop.widgets.lines import Line, Span, clean, fit_line, rule
 
 RESIDUAL_BOUND_PERCENT = 5.0  # more of a step than this without a name is worth a warning
 
 
-class Books(Drawing):
+class Books(SourceDrawing):
     """A rule, the bar, and the equation under it: three lines."""
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._source: SourceView | None = None
-
-    def show_source(self, source: SourceView) -> None:
-        self._source = source
-        self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
         source = self._source

@@ -6,12 +6,11 @@ from textual.app import ComposeResult
 
 from cbtop import formatting
 from cbtop.viewmodels.model import CategoryRow, SourceView, StepsView
-from cbtop.views.base import View
+from cbtop.views.base import SourceDrawing, View
 from cbtop.views.books import books_equation, books_parts
 from cbtop.views.looks import CATEGORY_LOOKS
 from cbtop.widgets.bars import bar, stacked
 from cbtop.widgets.columns import Column, head_line, place, row_line
-from cbtop.widgets.drawing import Drawing
 from cbtop.widgets.lines import BLANK, Line, clean, join_fitting, rule
 
 CATEGORY_COLUMNS: tuple[Column[CategoryRow], ...] = (
@@ -96,16 +95,8 @@ class Categories(View, can_focus=True):
         self._drawing.show_source(source)
 
 
-class CategoryDrawing(Drawing):
+class CategoryDrawing(SourceDrawing):
     """The whole view in one drawing."""
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._source: SourceView | None = None
-
-    def show_source(self, source: SourceView) -> None:
-        self._source = source
-        self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
         if self._source is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from rich.segment import Segment
 from rich.style import Style
 from textual.events import Resize
@@ -22,9 +24,9 @@ class Drawing(Widget):
         self._lines: tuple[Line, ...] = ()
         self._role_styles: dict[str, Style] = {}
 
+    @abstractmethod
     def draw(self, width: int, height: int) -> list[Line]:
         """The lines to show in `width` x `height` cells; missing ones are blank, further ones not shown."""
-        raise NotImplementedError
 
     def redraw(self) -> None:
         """Draw again and repaint the lines that differ from those on the screen."""

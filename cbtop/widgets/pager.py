@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -31,9 +32,9 @@ class Pager(Drawing, can_focus=True):
         self.top = 0
         self._length = 0
 
+    @abstractmethod
     def text(self, width: int) -> Sequence[Line]:
         """All lines, for `width` cells."""
-        raise NotImplementedError
 
     def draw(self, width: int, height: int) -> list[Line]:
         lines = self.text(width)

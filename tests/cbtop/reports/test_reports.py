@@ -59,6 +59,13 @@ def test_the_json_holds_what_was_promised(view: SourceView) -> None:
     assert loss["produced"] == loss["received"] + loss["dropped"]
 
 
+def test_what_is_derived_or_static_is_named_and_is_there(view: SourceView) -> None:
+    found = json.loads(REPORTS["json"]([view], []))
+    text = json.dumps(found["sources"])
+    for names in found["provenance"].values():
+        assert all(f'"{name}":' in text for name in names)
+
+
 def test_what_was_not_measured_is_null_never_zero(view: SourceView) -> None:
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     down = next(row for row in source["bricks"] if row["name"] == "DownProjection")
@@ -85,6 +92,6 @@ def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
 def _table(text: str) -> dict[str, dict[str, str]]:
     """The brick table of a text report, by brick and column."""
     block: list[str] = next(part for part in text.split("\n\n") if part.startswith("brick")).splitlines()
-    head, *rows = [re.split(r"\s{2,}", line.strip()) for line in block if not line.startswith("books")]
+    head, *rows = [re.split(r"\s{2,}", line.strip()) for line in block if not line.startswith(("books", "times"))]
     found: dict[str, dict[str, Any]] = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     return found
