@@ -17,7 +17,7 @@ from typing import IO
 from cbtop.commands.show import add_show_arguments, check_phase, is_headless, print_report, show_on_screen
 from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.feed import Feed, FeedEnd
-from cbtop.profiler.traces import TRACES
+from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.progress import ProgressLine
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import SourceSummary, SourceView
@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--trace", type=_traces, metavar="NAMES", default=(),
-        help=f"trace every 16th decode step: {', '.join(TRACES)} (a comma list) or all (default: none)",
+        help=f"trace one decode step in {TRACED_EVERY_STEPS}: a comma list of {', '.join(TRACES)}, or all "
+        "(default: none)",
     )  # fmt: skip
     group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
     group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # stop when this process is no longer ours
