@@ -14,7 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cbtop.commands.show import add_show_arguments, check_phase, is_headless, print_report, show_on_screen
+from cbtop.commands.show import (
+    add_show_arguments,
+    check_phase,
+    is_headless,
+    print_report,
+    show_on_screen,
+    window_s,
+)
 from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.feed import Feed, FeedEnd
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
@@ -68,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     with (
         tempfile.TemporaryFile("w+") as said,
         _workload(options, None if headless else said) as process,
-        DemoFeed(process, said) as feed,
+        DemoFeed(process, said, window_s(options)) as feed,
     ):
         return _print_when_done(feed, process, options) if headless else show_on_screen(feed, options)
 
@@ -119,8 +126,8 @@ def serve(options: argparse.Namespace) -> int:
 class DemoFeed(Feed):
     """A feed that shows the workload it was made for."""
 
-    def __init__(self, process: subprocess.Popen[bytes], said: IO[str]) -> None:
-        super().__init__()
+    def __init__(self, process: subprocess.Popen[bytes], said: IO[str], window_s: float) -> None:
+        super().__init__(window_s=window_s)
         self._process = process
         self._said = said
 
@@ -184,7 +191,8 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
             return 130
         raise NoDataError("the workload ended before its first step")
     check_phase([view], options)
-    print_report([v for v in (feed.view(view.key, options.phase),) if v], options)
+    shown = feed.view(view.key, options.phase, window=options.window is not None)
+    print_report([shown] if shown else [], options)
     if process.returncode < 0 and not interrupted:
         raise CbtopError(f"the workload was killed by signal {-process.returncode}; shown is what it had recorded")
     return 130 if interrupted else 0

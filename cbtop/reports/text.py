@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import SourceView, TraceView
+from cbtop.viewmodels.model import SourceView, TraceView, WindowView
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
@@ -34,6 +34,8 @@ def _head(view: SourceView) -> str:
         f"{view.program}, pid {view.pid} on {view.host}: {state}",
         " · ".join(fact for fact in facts if fact) or "model n/a",
     ]
+    if view.window is not None:
+        lines.append(_window(view.window))
     for steps in view.phases:
         chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
@@ -44,6 +46,12 @@ def _head(view: SourceView) -> str:
     if len(view.phases) > 1:
         lines.append(f"* what follows is {view.phase}")
     return "\n".join(lines)
+
+
+def _window(window: WindowView) -> str:
+    less = window.covers_s < window.asked_s
+    why = f" ({fmt.seconds(window.asked_s)} were asked for: that is all there is)" if less else ""
+    return f"only the {fmt.last_seconds(window.covers_s)}{why}; records, checks and traces: the whole life"
 
 
 def _bricks(view: SourceView) -> str:

@@ -8,11 +8,12 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import BooksView, Gap
 
 
-def books(totals: PhaseTotals) -> BooksView | None:
+def books(totals: PhaseTotals, open_in: PhaseTotals) -> BooksView | None:
     """wall = bricks + gaps + unattributed over the ended steps; None for a process without steps.
 
     All of it is derived from measured records: a brick's time is its own record, the gap `between bricks` is a
     layer's record less those of its bricks, and what lies in a step outside every layer and brick is unattributed.
+    What is in a step that runs now comes from `open_in`, the totals of the whole life.
     """
     if totals.step is None:
         return None
@@ -29,7 +30,7 @@ def books(totals: PhaseTotals) -> BooksView | None:
         gaps_us=between_ns / 1e3,
         unattributed_us=unattributed_ns / 1e3,
         residual_percent=100 * unattributed_ns / wall_ns if wall_ns else None,
-        open_us=sum(totals.total_ns[node.id] - closed[node.id] for node in outer) / 1e3,
+        open_us=sum(open_in.total_ns[node.id] - open_in.closed_ns[node.id] for node in outer) / 1e3,
     )
 
 

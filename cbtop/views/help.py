@@ -20,6 +20,7 @@ from cbtop.widgets.table import Table
 WORDS = (
     ("measured", "read from a clock or a counter while it ran; numbers without a word are measured"),
     ("derived", "computed from measured numbers or from shapes: GB/s, GFLOP/s, FLOP/B"),
+    ("life", "the numbers are of the whole run; `r` shows the last seconds instead, and the header how many"),
     ("static", "declared or read from a file: true whether or not anything ran"),
     ("n/a", "nobody measured it; never a guess, never zero"),
     ("exclusive", "a brick's own time, without bricks inside it: these add up; inclusive times do not"),

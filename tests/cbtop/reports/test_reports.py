@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cbtop.reports import REPORTS, SECTIONS
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import SourceView, WindowView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import decode_run
 
@@ -87,6 +87,16 @@ def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
                 assert text == "n/a"
             else:
                 assert float(text.replace(",", "")) == pytest.approx(value, rel=5e-3, abs=5e-3)
+
+
+def test_a_report_on_a_window_says_so(view: SourceView) -> None:
+    recent = replace(view, window=WindowView(asked_s=10.0, covers_s=3.25))
+    head = REPORTS["text"]([recent], ["bricks"]).split("\n\n")[0]
+    assert "only the last 3.2 s (10 s were asked for: that is all there is)" in head
+    found = json.loads(REPORTS["json"]([recent, view], []))
+    assert [(s["window_s"], s["window_covers_s"]) for s in found["sources"]] == [(10.0, 3.25), (None, None)]
+    assert "min_us" in found["provenance"]["derived from measured"]
+    assert "min_us" not in json.dumps(json.loads(REPORTS["json"]([view], []))["provenance"])
 
 
 def _table(text: str) -> dict[str, dict[str, str]]:
