@@ -32,6 +32,8 @@ PROVENANCE = {
         "gb_per_sec",
         "attainable_gflops",
         "percent_of_roof",
+        "budget_used_percent",
+        "budget_met",
         "books",
     ],
     "static": [
@@ -147,6 +149,8 @@ def _brick(row: BrickRow) -> dict[str, Any]:
         "p999_us": row.p999_us,
         "us_per_token": row.us_per_token,
         "budget_us_per_token": row.budget_us_per_token,
+        "budget_used_percent": row.budget_used_percent,
+        "budget_met": row.budget_met,
         "elements": row.elements,
         "flops": row.flops,
         "bytes": row.bytes,

@@ -57,6 +57,18 @@ class BrickRow:
     checks_failed: int
     backend: str
 
+    @property
+    def budget_used_percent(self) -> float | None:
+        """How much of its µs/token budget it uses; None where none was declared, or no token measured."""
+        if self.us_per_token is None or not self.budget_us_per_token:
+            return None
+        return 100.0 * self.us_per_token / self.budget_us_per_token
+
+    @property
+    def budget_met(self) -> bool | None:
+        used = self.budget_used_percent
+        return None if used is None else used <= 100
+
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:

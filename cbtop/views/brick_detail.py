@@ -5,7 +5,6 @@ from __future__ import annotations
 from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.viewmodels.model import BrickRow, CheckRow, RooflinePoint, SourceView
-from cbtop.views.brick_columns import budget_use
 from cbtop.views.looks import CATEGORY_LOOKS
 from cbtop.widgets.drawing import Drawing
 from cbtop.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
@@ -96,7 +95,7 @@ def _budget(brick: BrickRow) -> list[Fact]:
         return [("budget", "none set")]
     return [
         ("µs/token", formatting.number(brick.budget_us_per_token)),
-        ("used", formatting.percent(budget_use(brick))),
+        ("used", formatting.percent(brick.budget_used_percent)),
     ]
 
 

@@ -144,7 +144,7 @@ def _step_lines(source: SourceView, width: int, *, bar_rows: int) -> list[Line]:
     bare: Line = tuple((text if set(text) <= set("▒░") else " " * len(text), role) for text, role in labelled)
     lines += [labelled if index == bar_rows // 2 else bare for index in range(bar_rows)]
     steps = max(1, source.steps.count if source.steps else 1)
-    return [*lines, (("  ", ""), *books_equation(source.books, steps, width))]
+    return [*lines, (("  ", ""), *books_equation(source.books, steps, width - 2))]
 
 
 def _phase_lines(source: SourceView, width: int) -> list[Line]:
