@@ -41,10 +41,11 @@ enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_N
 typedef struct Place {
     PyObject_HEAD
     PyObject *key;
-    PyObject *below;
     struct Place *above;
-    int64_t node;
     struct Place *after; /* what was started next to it once it had ended, the last time it was looked up; may be NULL */
+    int64_t node;
+    int64_t above_node; /* NO_NODE at the root */
+    PyObject *below;
 } Place;
 
 struct HotPath;
@@ -52,8 +53,8 @@ struct HotPath;
 /* Where in the graph one thread is. */
 typedef struct {
     PyObject_HEAD
-    Place *here;
-    Place *left; /* the one it was in before, if `here` is above it; may be NULL */
+    Place *here; /* the thread holds this one and all above it, so that moving touches only the one it moves into */
+    Place *left; /* the one it was in before, if it has started nothing since; may be NULL */
     int64_t *slot;          /* says the same in the ring; `nowhere` where there is none */
     struct HotPath *holder; /* in whose `holders` this thread stands; NULL without a slot. Borrowed */
     uint64_t ring_serial;   /* of the ring in which a slot was last asked for */
@@ -117,8 +118,8 @@ static _Thread_local struct {
    to their type. */
 enum { SPARE = 16 };
 typedef struct {
-    PyObject *objects[SPARE];
     int count;
+    PyObject *objects[SPARE];
 } Spares;
 static Spares spare_timers, spare_spans;
 
@@ -161,6 +162,7 @@ place_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->key = Py_NewRef(key);
     self->above = above == Py_None ? NULL : (Place *)Py_NewRef(above);
     self->node = node;
+    self->above_node = self->above == NULL ? NO_NODE : self->above->node;
     self->below = PyDict_New();
     if (self->below == NULL) {
         Py_DECREF(self);
@@ -183,11 +185,11 @@ place_traverse(Place *self, visitproc visit, void *arg)
 static int
 place_clear(Place *self)
 {
-    /* `below` stays: a place that someone can still reach must be one to look into. */
+    /* `below` stays: a place that someone can still reach must be one to look into. So does `above`: threads go by it,
+       and without those below no cycle leads through it. */
     if (self->below != NULL)
         PyDict_Clear(self->below);
     Py_CLEAR(self->key);
-    Py_CLEAR(self->above);
     Py_CLEAR(self->after);
     return 0;
 }
@@ -238,7 +240,8 @@ static int
 thread_traverse(Thread *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->here);
+    for (Place *held = self->here; held != NULL; held = held->above)
+        Py_VISIT(held);
     Py_VISIT(self->left);
     return 0;
 }
@@ -289,13 +292,41 @@ give_slot_back(Thread *thread)
     thread->slot = nowhere;
 }
 
+/* Go to `above`, a place that the thread is in; to none when the thread itself goes. */
+static inline void
+go_up(Thread *thread, Place *above)
+{
+    Place *place = thread->here;
+    thread->here = above;
+    while (place != above) {
+        Place *next = place->above;
+        Py_DECREF(place);
+        place = next;
+    }
+}
+
+/* Go to a place anywhere in the graph. */
+__attribute__((noinline, cold)) static void
+go_to(Thread *thread, Place *place)
+{
+    for (Place *held = place; held != NULL; held = held->above)
+        Py_INCREF(held);
+    Place *left = thread->here;
+    thread->here = place;
+    while (left != NULL) {
+        Place *next = left->above;
+        Py_DECREF(left);
+        left = next;
+    }
+}
+
 static void
 thread_dealloc(Thread *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     give_slot_back(self);
-    Py_CLEAR(self->here);
+    go_up(self, NULL);
     Py_CLEAR(self->left);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
@@ -473,7 +504,7 @@ look_up(HotPath *self, Thread *thread, PyObject *key)
     else
         Py_INCREF(place);
     Place *left = thread->left;
-    if (left != NULL && left->above == place->above && place->node != NO_NODE) /* those are not kept */
+    if (left != NULL && left->above == place->above && place->node != NO_NODE) /* such a place is not kept */
         Py_XSETREF(left->after, (Place *)Py_NewRef(place));
     return place;
 }
@@ -494,8 +525,13 @@ begin(HotPath *self, PyObject *key, Thread **thread_found, Place **place_found, 
         Py_DECREF(thread);
         return -1;
     }
-    Py_INCREF(place);
-    Py_SETREF(thread->here, place);
+    Py_CLEAR(thread->left);
+    if (LIKELY(place->above == thread->here)) {
+        Py_INCREF(place);
+        thread->here = place;
+    }
+    else
+        go_to(thread, place);
     if (UNLIKELY(thread->ring_serial != self->ring_serial))
         take_slot(self, thread);
     if (read_clock(self, start_ns) < 0) {
@@ -516,17 +552,12 @@ leave(Thread *thread, Place *place)
     Place *inside = thread->here;
     while (inside != NULL && inside != place)
         inside = inside->above;
-    if (inside != NULL && inside->above != NULL) {
-        Place *above = inside->above;
-        say_where(thread, above->node, 0);
-        Py_INCREF(above);
-        Py_INCREF(inside);
-        Place *was = thread->here, *left = thread->left;
-        thread->here = above;
-        thread->left = inside;
-        Py_DECREF(was);
-        Py_XDECREF(left);
-    }
+    if (inside == NULL || inside->above == NULL)
+        return;
+    say_where(thread, place->above_node, 0);
+    go_up(thread, place->above);
+    Py_INCREF(place);
+    Py_XSETREF(thread->left, place);
 }
 
 static inline int

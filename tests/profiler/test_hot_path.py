@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.base import interleaved_ns
+from cbtop.profiler.hot_path import BrickTimer
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage
@@ -599,6 +600,36 @@ def test_a_profiler_that_nobody_holds_is_collected_with_all_that_hangs_on_it(mak
         del profiler
         gc.collect()
         assert gone() is None
+
+
+def test_nothing_is_left_of_a_graph_in_whatever_order_its_bricks_were_ended(make: MAKE, runtime: Path) -> None:
+    random_ = random.Random(11)
+
+    def use(profiler: BrickProfiler) -> None:
+        timers: list[BrickTimer] = []
+        for _ in range(400):
+            match random_.randrange(6):
+                case 0 | 1 | 2:  # "a" inside itself goes back to the first one
+                    timers.append(profiler.start_brick(random_.choice("aabcd")))
+                case 3 | 4 if timers:
+                    profiler.stop_brick(timers.pop(random_.randrange(len(timers))), 1)
+                case 5 if timers:
+                    timers.pop(0)  # never stopped
+
+    def places() -> int:
+        gc.collect()
+        return sum(isinstance(one, make.place) for one in gc.get_objects())
+
+    before = places()
+    for _ in range(20):
+        profiler = make(recorder=RingRecorder(runtime))
+        use(profiler)
+        thread = threading.Thread(target=use, args=(profiler,))
+        thread.start()
+        thread.join()
+        assert places() > before
+        del profiler
+    assert places() == before
 
 
 def test_recording_for_long_makes_nothing_grow(profiler: BrickProfiler) -> None:
