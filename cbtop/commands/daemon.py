@@ -10,7 +10,10 @@ from types import FrameType
 
 from cbtop.commands.show import endpoint
 from cbtop.daemon import Daemon
+from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import default_endpoint
+from cbtop.protocol.errors import KeysError
+from cbtop.protocol.keys import DAEMON_KEY, daemon_keys
 
 HELP = "serve what runs to any number of viewers"
 DESCRIPTION = (
@@ -25,14 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bind",
         type=endpoint,
         metavar="ENDPOINT",
-        help="ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: your own ipc socket)",
+        help="ipc:///path/to.sock or tcp://HOST:PORT (default: your own ipc socket)",
+    )
+    parser.add_argument(
+        "--key", metavar="NAME", help=f"with tcp: the key pair to serve with (default: {DAEMON_KEY}; see cbtop keys)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
     address = options.bind or default_endpoint()
     stop = threading.Event()
-    daemon = Daemon(address)
+    try:
+        keys = daemon_keys(address, options.key)
+        daemon = Daemon(address, keys=keys)
+    except KeysError as error:
+        raise UsageError(str(error)) from error
     caught: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -41,6 +51,12 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    sys.stderr.write(f"cbtop daemon: serving {address}; Ctrl-C stops it\n")
+    sys.stderr.write(f"cbtop daemon: serving {daemon.endpoint}; Ctrl-C stops it\n")
+    if keys:
+        sys.stderr.write(f"cbtop daemon: viewers need --server-key {keys.own.public.hex()}\n")
+    elif address.startswith("tcp://"):
+        sys.stderr.write(
+            "cbtop daemon: without keys, every user of this machine can listen; cbtop keys new daemon ends that\n"
+        )
     daemon.run(stop)
     return 128 + caught[0] if caught else 0
