@@ -77,6 +77,8 @@ def make_pair(directory: Path, name: str) -> KeyPair:
     """A new pair in NAME.key and NAME.key_secret. Raises KeysError when there is one, or the name cannot be one."""
     _check_name(name)
     _require_curve()
+    if (taken := directory / f"{name}.key").exists():
+        raise KeysError(f"{taken} exists, and is not overwritten")
     encoded, secret = zmq.curve_keypair()
     text = _certificate(encoded.decode())
     _write_new(_secret_path(directory, name), f'{text}    secret-key = "{secret.decode()}"\n')

@@ -74,6 +74,11 @@ class Publisher:
         finally:
             os.umask(umask)
 
+    @property
+    def refused(self) -> int:
+        """How many handshakes failed, of those that keys were asked for."""
+        return self._doorkeeper.refused if self._doorkeeper else 0
+
     def joined(self, timeout_ms: int) -> list[bytes]:
         """The join topics of viewers that subscribed; waits up to `timeout_ms` for the first."""
         topics: list[bytes] = []
