@@ -44,8 +44,7 @@ class Collector:
     @property
     def trouble(self) -> str:
         """Why there is no link; empty while there is one, or nothing is known."""
-        trouble = self._subscriber.trouble
-        return f"{self.endpoint}: {trouble}" if trouble else ""
+        return self._subscriber.trouble
 
     @property
     def received(self) -> int:

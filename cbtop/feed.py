@@ -95,7 +95,7 @@ class Feed:
     def status(self) -> str:
         """One line about the link."""
         if self.refused or self.trouble:
-            return self.refused or self.trouble
+            return f"{self.endpoint}: {'refused' if self.refused else self.trouble}"
         if self._inside and self._inside.error:
             return f"the daemon inside stopped: {self._inside.error}"
         where = "own daemon" if self._inside else self._collector.endpoint

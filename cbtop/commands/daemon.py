@@ -20,7 +20,12 @@ DESCRIPTION = (
     "Find every instrumented process of yours and publish what it records. Viewers start a daemon inside "
     "themselves where none runs; one of its own serves many viewers, and keeps what ended processes left."
 )
-EPILOG = ""
+EPILOG = """\
+examples:
+  cbtop daemon                               your own viewers, on this machine
+  cbtop daemon --bind tcp://0.0.0.0:5555     viewers elsewhere whose keys are allowed: see cbtop keys
+  cbtop daemon --bind tcp://127.0.0.1:5555   through ssh -L; without a key pair, every user of this machine
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ examples:
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
   cbtop demo                         something to watch, from the first minute
 
-exit codes: 0 data seen, 1 runtime error, 2 usage, 3 nothing running or no data in time, 5 data not
+exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing running or no data in time, 5 data not
             trustworthy, 129/130/143 hang-up, interrupt, terminate, 141 nobody reads the output
 """
 
@@ -113,7 +113,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
 def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:
     if not feed.is_complete:
-        return f"no daemon answers at {feed.trouble or feed.endpoint}"
+        return f"no daemon answers at {feed.endpoint}" + (f": {feed.trouble}" if feed.trouble else "")
     if not live:
         return f"nothing is running: {HOW_TO_START}"
     wanted = f"{options.phase} step" if options.phase else "step"

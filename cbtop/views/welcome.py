@@ -25,7 +25,7 @@ _HOW_TO_START: tuple[Line, ...] = (
     (("        with profiler.brick(BrickId.QKV_PROJECTION):", "accent"),),
     (("            ...", "accent"),),
 )
-_REFUSED: Line = (("There is no link to the daemon; it is tried again all the time.", "strong"),)
+_REFUSED: Line = (("No link to the daemon; it is tried again every second.", "strong"),)
 _BRIEFLY: tuple[Line, ...] = (
     (("Waiting for a process to watch.", "strong"),),
     BLANK,

@@ -250,7 +250,7 @@ def test_other_hosts_are_served_only_with_keys_that_let_somebody_in(hosts: Hosts
     for endpoint in ("tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://gpu-box:0"):
         with pytest.raises(KeysError, match="not served without keys: cbtop keys new daemon"):
             Publisher(endpoint)
-        with pytest.raises(KeysError, match="no viewer is allowed yet.*: cbtop keys allow NAME PUBLIC_KEY"):
+        with pytest.raises(KeysError, match=r"no viewer is allowed yet.*: cbtop keys allow NAME PUBLIC_KEY"):
             Publisher(endpoint, hosts.daemon)
         with pytest.raises(KeysError, match="only talked to with keys: pass --server-key"):
             Subscriber(endpoint)
