@@ -65,12 +65,13 @@ def keys_dir() -> Path:
 
     Made with mode 0700 when it is not there. Raises EndpointError when others may enter it.
     """
+    return private_directory(_keys_path(), "keys directory", "CBTOP_KEYS_DIR")
+
+
+def _keys_path() -> Path:
     if named := os.environ.get("CBTOP_KEYS_DIR"):
-        path = Path(named)
-    else:
-        config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-        path = Path(config) / "cbtop" / "keys"
-    return private_directory(path, "keys directory", "CBTOP_KEYS_DIR")
+        return Path(named)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "cbtop" / "keys"
 
 
 def make_pair(directory: Path, name: str) -> KeyPair:
@@ -109,11 +110,6 @@ def load_pair(directory: Path, name: str) -> KeyPair:
         # Not chained: what libzmq was given is in the other's traceback.
         raise KeysError(f"{path} is damaged: delete it and {name}.key, and make a new pair") from None
     return KeyPair(name, _decoded(encoded), secret)
-
-
-def has_pair(directory: Path, name: str) -> bool:
-    """Whether there is a pair of that name."""
-    return os.path.lexists(_secret_path(directory, name))
 
 
 def pairs(directory: Path) -> dict[str, bytes]:
@@ -173,12 +169,13 @@ def daemon_keys(endpoint: str, name: str | None) -> DaemonKeys | None:
     Raises KeysError, naming the commands that mend it, where it must not serve.
     """
     if not endpoint.startswith("tcp://"):
+        if name is not None:
+            raise KeysError(f"{endpoint}: keys are for tcp; ipc is guarded by the file system")
         return None
-    directory = keys_dir()
-    if name is None and is_loopback(endpoint) and not has_pair(directory, DAEMON_KEY):
-        return None
-    name = name or DAEMON_KEY
-    if not has_pair(directory, name):
+    if name is None and is_loopback(endpoint) and not os.path.lexists(_secret_path(_keys_path(), DAEMON_KEY)):
+        return None  # where nothing is asked of it, no directory is made
+    directory, name = keys_dir(), name or DAEMON_KEY
+    if not os.path.lexists(_secret_path(directory, name)):
         raise KeysError(
             f"{endpoint}: no key pair {name!r}, and without one other hosts are not served: "
             f"cbtop keys new {name}, then for each viewer cbtop keys allow NAME PUBLIC_KEY"

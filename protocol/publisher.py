@@ -48,6 +48,7 @@ class Publisher:
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
         self._socket = self._context.socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 1024)  # all a viewer ever says is a topic

@@ -63,6 +63,7 @@ class Subscriber:
 
     def _dial(self) -> None:
         self._socket = self._context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)

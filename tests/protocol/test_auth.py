@@ -54,8 +54,8 @@ def hosts(runtime: Path) -> Hosts:
 class Serving:
     """A daemon's loop around a publisher, as far as the wire is concerned."""
 
-    def __init__(self, keys: DaemonKeys | None) -> None:
-        self.publisher = Publisher(LOOPBACK, keys)
+    def __init__(self, keys: DaemonKeys | None, endpoint: str) -> None:
+        self.publisher = Publisher(endpoint, keys)
         self.endpoint = self.publisher.endpoint
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -75,8 +75,8 @@ class Serving:
 
 
 @contextmanager
-def serving(keys: DaemonKeys | None) -> Iterator[Serving]:
-    daemon = Serving(keys)
+def serving(keys: DaemonKeys | None, endpoint: str = LOOPBACK) -> Iterator[Serving]:
+    daemon = Serving(keys, endpoint)
     try:
         yield daemon
     finally:
@@ -266,12 +266,36 @@ def test_loopback_needs_no_keys_until_there_are_some(hosts: Hosts, monkeypatch: 
     monkeypatch.setenv("CBTOP_KEYS_DIR", str(hosts.theirs))
     assert keys.daemon_keys("tcp://127.0.0.1:1", None) == hosts.daemon
     assert keys.daemon_keys(default_endpoint(), None) is None
+    with pytest.raises(KeysError, match="keys are for tcp"):
+        keys.daemon_keys(default_endpoint(), "daemon")
+
+
+def test_loopback_without_keys_needs_no_place_for_them(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBTOP_KEYS_DIR", str(runtime / "keys"))
+    assert keys.daemon_keys("tcp://127.0.0.1:1", None) is None
+    assert not (runtime / "keys").exists()
 
 
 def test_without_keys_on_loopback_everything_is_as_on_ipc() -> None:
     with serving(None) as daemon, listening(daemon.endpoint) as viewer:
         until(lambda: viewer.received > 20, viewer)
         assert viewer.trouble == ""
+
+
+def test_over_ipv6_it_is_the_same(hosts: Hosts) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with (
+        serving(hosts.daemon, "tcp://[::1]:0") as daemon,
+        listening(daemon.endpoint, hosts.viewer()) as good,
+        listening(daemon.endpoint, unknown(hosts)) as refused,
+        listening(daemon.endpoint) as keyless,
+    ):
+        until(lambda: good.received > 20 and refused.is_refused and keyless.is_refused, good, refused, keyless)
+        assert (refused.received, keyless.received) == (0, 0)
+        assert "with a key only" in keyless.trouble
 
 
 def test_a_viewer_with_a_key_is_told_when_the_daemon_uses_none(hosts: Hosts) -> None:
