@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 
 from cbtop.commands.show import endpoint
@@ -13,7 +15,7 @@ from cbtop.daemon import Daemon
 from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import KeysError
-from cbtop.protocol.keys import DAEMON_KEY, daemon_keys
+from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
 
 HELP = "serve what runs to any number of viewers"
 DESCRIPTION = (
@@ -27,6 +29,9 @@ examples:
   cbtop daemon --bind tcp://127.0.0.1:5555   through ssh -L; without a key pair, every user of this machine
 """
 
+PARENT_CHECK_S = 0.25
+LAST_WORDS_S = 1.0  # a sidecar outlives its host so long: viewers hear how it ended
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -38,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key", metavar="NAME", help=f"with tcp: the key pair to serve with (default: {DAEMON_KEY}; see cbtop keys)"
     )
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # serve until this process is no longer ours
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,12 +62,33 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    sys.stderr.write(f"cbtop daemon: serving {daemon.endpoint}; Ctrl-C stops it\n")
-    if keys:
-        sys.stderr.write(f"cbtop daemon: viewers need --server-key {keys.own.public.hex()}\n")
-    elif address.startswith("tcp://"):
-        sys.stderr.write(
-            "cbtop daemon: without keys, every user of this machine can listen; cbtop keys new daemon ends that\n"
-        )
+    if options.parent is None:
+        for line in (f"serving {daemon.endpoint}; Ctrl-C stops it", *_who_may_listen(address, keys)):
+            sys.stderr.write(f"cbtop daemon: {line}\n")
+    else:
+        _stay_beside(options.parent, stop)
     daemon.run(stop)
     return 128 + caught[0] if caught else 0
+
+
+def _who_may_listen(address: str, keys: DaemonKeys | None) -> list[str]:
+    if keys:
+        return [f"viewers need --server-key {keys.own.public.hex()}"]
+    if address.startswith("tcp://"):
+        return ["without keys, every user of this machine can listen; cbtop keys new daemon ends that"]
+    return []
+
+
+def _stay_beside(host: int, stop: threading.Event) -> None:
+    """Serve as long as the process `host` is our parent, and hold nothing of its terminal or pipes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both: the host decides
+    # Whoever reads the host's stderr to its end must not wait for us.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def watch() -> None:
+        while os.getppid() == host:
+            time.sleep(PARENT_CHECK_S)
+        time.sleep(LAST_WORDS_S)
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()
