@@ -58,6 +58,10 @@ class Feed(Protocol):
     def status(self) -> str:
         """One line about the link."""
 
+    @property
+    def refused(self) -> str:
+        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
+
     def finished(self) -> FeedEnd | None:
         """Not None when the workload this app was started for has failed."""
 
@@ -161,11 +165,11 @@ class CbtopApp(App[int]):
     def _show_content(self) -> None:
         source = self.source
         if source is None or (not source.bricks and not source.graph and source.state == "live"):
-            self._notice.show_source(None)
+            self._notice.show_source(None, self.feed.refused)
             self._switcher.current = "welcome"
-            self._welcome.show(source, self.feed.status())
+            self._welcome.show(source, self.feed.status(), self.feed.refused)
             return
-        self._notice.show_source(source)
+        self._notice.show_source(source, self.feed.refused)
         view = self._views[self._tabs.active]
         view.source = source
         if self._switcher.current != view.id:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from cbtop.protocol.endpoint import runtime_dir
+from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -36,6 +37,7 @@ PUBLISH_S = 0.1
 DISCOVER_S = 0.2
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
+SHUT_OUT_S = 0.5
 KEEP_ENDED_S = 600.0  # an ended process stays readable this long
 MAX_SOURCES = 256
 
@@ -45,13 +47,21 @@ _log = logging.getLogger("cbtop.daemon")
 
 
 class Daemon:
-    """Serves `endpoint` from `directory` until told to stop. Raises EndpointError when the address is taken."""
+    """Serves `endpoint` from `directory` until told to stop.
 
-    def __init__(self, endpoint: str, directory: Path | None = None) -> None:
+    Raises EndpointError when the address is taken, KeysError when it must not be served with these `keys`.
+    """
+
+    def __init__(self, endpoint: str, directory: Path | None = None, keys: DaemonKeys | None = None) -> None:
         self._directory = directory or runtime_dir()
-        self._publisher = Publisher(endpoint)
+        self._publisher = Publisher(endpoint, keys)
         self._sources: dict[Path, Source] = {}
         self._complained: set[Path] = set()
+
+    @property
+    def endpoint(self) -> str:
+        """The address that is served."""
+        return self._publisher.endpoint
 
     def run(self, stop: threading.Event) -> None:
         """Read and publish until `stop` is set, then close the address."""
@@ -62,6 +72,7 @@ class Daemon:
                 self._publish: PUBLISH_S,
                 self._beat: HEARTBEAT_S,
                 self._keyframe: KEYFRAME_S,
+                self._publisher.shut_out_revoked: SHUT_OUT_S,
             }
         )
         try:

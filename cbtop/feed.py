@@ -10,6 +10,7 @@ from cbtop.collector import SILENT_AFTER_S, Collector
 from cbtop.daemon import DaemonInside
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import EndpointError
+from cbtop.protocol.keys import ViewerKeys
 from cbtop.store import Store
 from cbtop.viewmodels.model import SourceSummary, SourceView
 from cbtop.viewmodels.source import source_view, summaries
@@ -30,10 +31,12 @@ class Feed:
     """Connects to `endpoint`; with None, to this user's daemon, starting one inside where none runs.
 
     When a daemon that ran elsewhere falls silent one is started inside: the rings are still there, so nothing is
-    lost with it. Raises EndpointError for an address that cannot be one.
+    lost with it. Raises EndpointError for an address that cannot be one, KeysError for another host's without `keys`.
     """
 
-    def __init__(self, endpoint: str | None = None, window_s: float = DEFAULT_WINDOW_S) -> None:
+    def __init__(
+        self, endpoint: str | None = None, window_s: float = DEFAULT_WINDOW_S, keys: ViewerKeys | None = None
+    ) -> None:
         self._store = Store(window_s)
         self._own = endpoint is None
         self._inside: DaemonInside | None = None
@@ -41,7 +44,7 @@ class Feed:
         address = default_endpoint() if endpoint is None else endpoint
         if self._own:
             self._start_inside(address)
-        self._collector = Collector(address, self._store)
+        self._collector = Collector(address, self._store, keys=keys)
 
     @property
     def is_daemon_inside(self) -> bool:
@@ -87,13 +90,18 @@ class Feed:
 
     @property
     def refused(self) -> str:
-        """Why the daemon's messages are not taken; empty when they are."""
+        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
         return self._collector.refused
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no link to the daemon; empty while there is one, or nothing is known."""
+        return self._collector.trouble
 
     def status(self) -> str:
         """One line about the link."""
-        if self._collector.refused:
-            return self._collector.refused
+        if self.refused or self.trouble:
+            return f"{self.endpoint}: {'refused' if self.refused else self.trouble}"
         if self._inside and self._inside.error:
             return f"the daemon inside stopped: {self._inside.error}"
         where = "own daemon" if self._inside else self._collector.endpoint

@@ -19,3 +19,7 @@ class RingError(ProtocolError):
 
 class EndpointError(ProtocolError):
     """Our side's fault: an address that cannot be used, or a runtime directory that is not safe."""
+
+
+class KeysError(ProtocolError):
+    """A key or an allow-list that cannot be used, or is missing; the message never holds a secret."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from cbtop.errors import UsageError
 from cbtop.feed import Feed
 from cbtop.protocol.endpoint import parse_endpoint
-from cbtop.protocol.errors import EndpointError
+from cbtop.protocol.errors import EndpointError, KeysError
+from cbtop.protocol.keys import VIEWER_KEY, ViewerKeys, keys_dir, load_pair, parse_public_key
 from cbtop.reports import REPORTS, SECTIONS
 from cbtop.viewmodels.model import SourceView
 from cbtop.window import DEFAULT_WINDOW_S
@@ -42,6 +43,38 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
         help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
     )  # fmt: skip
+
+
+def add_connect_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that choose the daemon to listen to."""
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "--connect", type=endpoint, metavar="ENDPOINT",
+        help="a daemon's address, ipc:///path or tcp://HOST:PORT (default: your own, started inside if none runs)",
+    )  # fmt: skip
+    group.add_argument(
+        "--server-key", metavar="KEY|FILE", help="with --connect tcp://…: the daemon's public key (see cbtop keys)"
+    )
+    group.add_argument(
+        "--key", metavar="NAME", help=f"with --server-key: the key pair to come with (default: {VIEWER_KEY})"
+    )
+
+
+def open_feed(options: argparse.Namespace) -> Feed:
+    """The feed that the options of `add_connect_arguments` name. Raises UsageError for keys that cannot be used."""
+    is_tcp = (options.connect or "").startswith("tcp://")
+    if options.server_key is None and options.key is not None:
+        raise UsageError("--key: --server-key, the daemon's public key, is wanted with it")
+    if options.server_key is not None and not is_tcp:
+        raise UsageError("--server-key: --connect tcp://HOST:PORT is wanted with it")
+    try:
+        keys = None
+        if options.server_key is not None:
+            server = parse_public_key(options.server_key)
+            keys = ViewerKeys(load_pair(keys_dir(), options.key or VIEWER_KEY), server)
+        return Feed(options.connect, window_s(options), keys)
+    except KeysError as error:
+        raise UsageError(str(error)) from error
 
 
 def is_headless(options: argparse.Namespace) -> bool:

@@ -6,7 +6,14 @@ import argparse
 import math
 import time
 
-from cbtop.commands.show import add_show_arguments, endpoint, is_headless, print_report, show_on_screen, window_s
+from cbtop.commands.show import (
+    add_connect_arguments,
+    add_show_arguments,
+    is_headless,
+    open_feed,
+    print_report,
+    show_on_screen,
+)
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
@@ -21,7 +28,7 @@ examples:
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
   cbtop demo                         something to watch, from the first minute
 
-exit codes: 0 data seen, 1 runtime error, 2 usage, 3 nothing running or no data in time, 5 data not
+exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing running or no data in time, 5 data not
             trustworthy, 129/130/143 hang-up, interrupt, terminate, 141 nobody reads the output
 """
 
@@ -49,19 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=_positive, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
     )
-    parser.add_argument(
-        "--connect",
-        type=endpoint,
-        metavar="ENDPOINT",
-        help="a daemon's address (default: your own, started inside if none runs)",
-    )
+    add_connect_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     if not (options.once or options.duration or is_headless(options)):
-        with Feed(options.connect, window_s(options)) as feed:
+        with open_feed(options) as feed:
             return show_on_screen(feed, options)
-    with Feed(options.connect, window_s(options)) as feed:
+    with open_feed(options) as feed:
         _wait_for_data(feed, options)
         was_live = bool(_live(feed, options))
         if not options.once and (options.headless or options.duration):
@@ -86,6 +88,8 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
     try:
         while _live(feed, options) and (deadline_s is None or time.monotonic() < deadline_s):
             feed.poll(POLL_MS)
+            if feed.refused:
+                raise CbtopError(feed.refused)
     except KeyboardInterrupt:
         return  # enough seen: print it
 
@@ -115,7 +119,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
 def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:
     if not feed.is_complete:
-        return f"no daemon answers at {feed.endpoint}"
+        return f"no daemon answers at {feed.endpoint}" + (f": {feed.trouble}" if feed.trouble else "")
     if not live:
         return f"nothing is running: {HOW_TO_START}"
     wanted = f"{options.phase} step" if options.phase else "step"

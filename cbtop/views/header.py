@@ -162,14 +162,17 @@ def drops(loss: LossView) -> Line:
 
 
 class Notice(Drawing):
-    """One line for what is out of the ordinary: work in progress, an end, a failed check. Else hidden."""
+    """One line for what is out of the ordinary: no link, work in progress, an end, a failed check. Else hidden."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._notice: Line = BLANK
 
-    def show_source(self, source: SourceView | None) -> None:
-        self._notice = BLANK if source is None else notice(source)
+    def show_source(self, source: SourceView | None, refused: str) -> None:
+        if refused:  # what is shown, if anything, is of before
+            self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
+        else:
+            self._notice = BLANK if source is None else notice(source)
         self.display = bool(self._notice)
         self.redraw()
 
