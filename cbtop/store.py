@@ -21,10 +21,12 @@ from cbtop.protocol.messages import (
     DaemonHello,
     Goodbye,
     Heartbeat,
+    HistoryPiece,
     HostHello,
     Manifest,
     Message,
     Node,
+    RecordBatch,
     SourceCatalog,
     SourceGone,
     SourceState,
@@ -112,6 +114,8 @@ class Store:
             case StatsUpdate():
                 if message.source in self.sources:
                     _update_stats(self.sources[message.source], message)
+            case RecordBatch() | HistoryPiece():
+                pass  # for recorders
             case SourceGone():
                 self.sources.pop(message.source, None)
             case (
