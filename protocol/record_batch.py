@@ -8,7 +8,7 @@ records of a decode take 12 to 18 bytes instead of the ring's 32. Arithmetic is 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,14 @@ def unpack(message: RecordBatch) -> Batch:
     node, flags, step, duration, elements = columns
     end = np.cumsum(step) + np.array(end_ns, np.int64)
     return Batch(node, flags << NODE_BITS, end - duration, end, elements, overwritten=0)
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """The records of `parts`, one after the other; what was overwritten is theirs to tell."""
+    names = ("node", "flags", "start_ns", "end_ns", "elements")
+    none = np.zeros(0, np.int64)
+    columns = {name: np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in names}
+    return Batch(**columns, overwritten=0)
 
 
 def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[RecordBatch]:

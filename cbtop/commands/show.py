@@ -83,6 +83,17 @@ def endpoint(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def positive_seconds(text: str) -> float:
+    """A time above zero, as argparse checks it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above zero")
+    return value
+
+
 def _interval(text: str) -> float:
     try:
         value = float(text)

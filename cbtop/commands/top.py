@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 
-from cbtop.commands.show import add_show_arguments, endpoint, is_headless, print_report, show_on_screen
+from cbtop.commands.show import (
+    add_show_arguments,
+    endpoint,
+    is_headless,
+    positive_seconds,
+    print_report,
+    show_on_screen,
+)
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
@@ -42,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--duration",
-        type=_positive,
+        type=positive_seconds,
         metavar="SEC",
         help="with --headless: watch this long, then print the report",
     )
     parser.add_argument(
-        "--timeout", type=_positive, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
+        "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
     )
     parser.add_argument(
         "--connect",
@@ -126,13 +132,3 @@ def _has_data(view: SourceView, options: argparse.Namespace) -> bool:
     if options.phase is not None and view.phase != options.phase:
         return False
     return bool(view.bricks) and (view.phase is None or view.steps is not None)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above zero")
-    return value

@@ -86,7 +86,7 @@ def test_a_tail_that_was_never_filled_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "r.cbtop"
     written = record(path, close=False)
     last = len(frame(FrameKind.LIVE, 900, SourceGone("s9")))
-    path.write_bytes(path.read_bytes()[: -last + 30] + bytes(last - 30))
+    path.write_bytes(path.read_bytes()[: -last + 26] + bytes(last - 26))
     with opened(path) as reader:
         assert found(reader) == written[:-1]
         assert reader.end_ns == 800
@@ -139,7 +139,7 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_a_file_that_opens(tmp_path: 
             writer.append(frame(FrameKind.KEYFRAME, taken, HELLO))
             taken += 1
         with pytest.raises(RecordingError, match="it ends after"):
-            writer.append(frame(FrameKind.KEYFRAME, taken, *[HELLO] * 9))
+            writer.append(encode_frame(FrameKind.KEYFRAME, taken, [os.urandom(600)]))
         writer.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -198,6 +198,13 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RecordingError, match="not a regular file"):
         RecordingReader(tmp_path / "pipe")
+
+
+def test_a_frame_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MAX_PAYLOAD_BYTES", 1 << 20)
+    bomb = encode_frame(FrameKind.LIVE, 0, [bytes(2 << 20)])
+    with pytest.raises(DecodeError, match="more than"):
+        recording.Frame(0, 0, 0, bomb[recording._HEAD.size :]).messages()
 
 
 @settings(max_examples=200, deadline=None)
