@@ -141,7 +141,7 @@ class Daemon:
         self._publish()
         for source in self._sources.values():
             if source.state is SourceStatus.LIVE:
-                self._say(FrameKind.LIVE, source.everything())
+                self._publisher.send(LIVE, source.everything())
         lately = [source for source in self._sources.values() if not _ended_before(source, MAX_HISTORY_S)]
         messages = [codec.encode(message) for message in self._everything(lately)]
         self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), messages), time.monotonic())

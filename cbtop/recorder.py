@@ -13,14 +13,14 @@ from cbtop.feed import DaemonIfNone
 from cbtop.history import MAX_HISTORY_BYTES
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, VersionError
-from cbtop.protocol.messages import Heartbeat, HistoryPiece, Message, RecordBatch, SourceState
+from cbtop.protocol.messages import Heartbeat, HistoryPiece, Message, RecordBatch, SourceCatalog, SourceState
 from cbtop.protocol.publisher import HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS
 from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import SUFFIX, FrameKind, Origin, RecordingWriter, encode_frame
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.store import Store
 
-KEYFRAME_S = 10.0
+KEYFRAME_S = 5.0
 ANSWER_WITHIN_S = 5.0
 KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 
@@ -79,15 +79,19 @@ class Recorder:
         self._began |= kind is FrameKind.KEYFRAME
         if not self._began:
             return  # what came before the first keyframe is part of it
+        known = set(self.store.sources)
         try:
-            for frame in frames:
-                if (message := codec.decode(frame)) is not None:
-                    self._take(message)
+            messages = [message for frame in frames if (message := codec.decode(frame)) is not None]
+            for message in messages:
+                self.store.apply(message)
+                tally(self.tallies, message)
         except VersionError:
             raise
         except DecodeError:
             self.damaged += 1
             return
+        if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
+            return  # our own keyframes do that
         self.is_full = not self._writer.append(encode_frame(kind, time.perf_counter_ns(), frames))
 
     def close(self) -> None:
@@ -95,10 +99,6 @@ class Recorder:
         self._subscriber.close()
         self._daemon.close()
         self._writer.close()
-
-    def _take(self, message: Message) -> None:
-        self.store.apply(message)
-        tally(self.tallies, message)
 
 
 def tally(tallies: dict[str, RecordTally], message: Message) -> int:
@@ -115,6 +115,11 @@ def tally(tallies: dict[str, RecordTally], message: Message) -> int:
         case _:
             pass
     return 0
+
+
+def _heals(message: Message, known: set[str]) -> bool:
+    """Whether `message` says again all that was said of a source."""
+    return isinstance(message, SourceCatalog) and message.complete and message.source in known
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
+from cbtop.commands import replay
 from cbtop.commands.show import (
     add_show_arguments,
     endpoint,
@@ -62,8 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a daemon's address (default: your own, started inside if none runs)",
     )
 
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="show a recording (as `cbtop replay FILE`)")
+    replay.add_replay_arguments(parser)
+
 
 def run(options: argparse.Namespace) -> int:
+    if options.replay:
+        return replay.run(options)
     if not (options.once or options.duration or is_headless(options)):
         with Feed(options.connect) as feed:
             return show_on_screen(feed, options)
