@@ -101,7 +101,7 @@ def test_a_recording_that_was_not_closed_shows_the_same(runtime: Path, tmp_path:
 
 def test_a_damaged_frame_is_told_and_the_next_keyframe_heals(recording: Path) -> None:
     reader = RecordingReader(recording)
-    live = [f for f in reader.frames(0, (FrameKind.LIVE,))][3]
+    live = list(reader.frames(0, (FrameKind.LIVE,)))[3]
     data = bytearray(recording.read_bytes())
     data[live.offset + 40] ^= 255
     recording.write_bytes(data)
