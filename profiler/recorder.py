@@ -19,13 +19,31 @@ from cbtop.protocol import codec
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessage, Goodbye, HostHello, Node
+from cbtop.protocol.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    CatalogMessage,
+    Goodbye,
+    HostHello,
+    Node,
+    TraceSummary,
+)
 from cbtop.protocol.process import boot_id, process_start
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
 
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
 _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
+
+
+class Recorder(Protocol):
+    """Where records and catalog messages go."""
+
+    def record(self, tag: int, start_ns: int, end_ns: int, elements: int, /) -> None: ...
+
+    def announce(self, message: CatalogMessage, /) -> None: ...
+
+    def close(self, reason: str, /) -> None: ...
 
 
 class Follower(Protocol):
@@ -50,10 +68,12 @@ class RingRecorder:
         self._directory = directory
         self._ring_bytes = ring_bytes
         self._said: list[CatalogMessage] = []
+        self._traced: dict[str, TraceSummary] = {}  # only the last of each trace: it replaces those before it
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
         self._catalog: CatalogWriter | None = None
         self._closed = False
+        self._path: Path | None = None  # of the ring: it stays readable after `close`
         self._reader: RingReader | None = None
         self._followers: list[Follower] = []
         self.record = self._first_record
@@ -74,7 +94,10 @@ class RingRecorder:
             _log.warning("cbtop cannot say a %s: %s", type(message).__name__, error)
             return
         with self._opening:
-            self._said.append(message)
+            if isinstance(message, TraceSummary):
+                self._traced[message.trace] = message
+            else:
+                self._said.append(message)
             if self._catalog:
                 self._catalog.write(message)
                 return
@@ -98,14 +121,24 @@ class RingRecorder:
 
     def read(self) -> Batch | None:
         """The records since the last read, as the daemon would read them; None before the first record."""
-        if self._reader is None and self._ring is not None:
-            self._reader = RingReader(self._ring.path)
+        if self._reader is None and self._path is not None:
+            self._reader = RingReader(self._path)
         return self._reader.read() if self._reader else None
+
+    def read_again(self) -> Batch | None:
+        """The records that the ring still holds, read before or not; None before the first record."""
+        if self._path is None:
+            return None
+        reader = RingReader(self._path)
+        try:
+            return reader.read()
+        finally:
+            reader.close()
 
     def forget(self) -> None:
         """Back to not having opened anything, without touching the files: they are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
-        self._ring = self._catalog = self._reader = None
+        self._ring = self._catalog = self._path = self._reader = None
         self._closed = False
         self.record = self._first_record
         self._let_go()
@@ -129,7 +162,7 @@ class RingRecorder:
                 # The catalog comes first: whoever sees the ring finds the catalog beside it.
                 catalog = CatalogWriter(directory / f"{stem}.catalog")
                 catalog.write(_hello(self._followers[0].implementation if self._followers else "python"))
-                for message in self._said:
+                for message in (*self._said, *self._traced.values()):
                     catalog.write(message)
                 ring = RingWriter(directory / f"{stem}.ring", self._ring_bytes)
             except (ProtocolError, OSError) as error:
@@ -140,7 +173,7 @@ class RingRecorder:
                 self._closed = True
                 self.record = _nowhere
                 return
-            self._ring, self._catalog, self.record = ring, catalog, ring.record
+            self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
             for follower in self._followers:
                 self.record = follower.attach(ring)
             _say_goodbye_from_multiprocessing()
