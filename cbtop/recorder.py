@@ -13,9 +13,9 @@ from cbtop.feed import DaemonIfNone
 from cbtop.history import MAX_HISTORY_BYTES
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, VersionError
-from cbtop.protocol.messages import Heartbeat, HistoryPiece, Message, RecordBatch, SourceCatalog, SourceState
+from cbtop.protocol.messages import HistoryPiece, Message, SourceCatalog
 from cbtop.protocol.publisher import HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS
-from cbtop.protocol.record_batch import RecordTally, unpack
+from cbtop.protocol.record_batch import RecordTally, tally
 from cbtop.protocol.recording import SUFFIX, FrameKind, Origin, RecordingWriter, encode_frame
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.store import Store
@@ -99,22 +99,6 @@ class Recorder:
         self._subscriber.close()
         self._daemon.close()
         self._writer.close()
-
-
-def tally(tallies: dict[str, RecordTally], message: Message) -> int:
-    """Account for `message`; for a batch, gives how many of its first records were here before."""
-    match message:
-        case RecordBatch():
-            unpack(message)  # what cannot be unpacked is not counted as received
-            return tallies.setdefault(message.source, RecordTally()).take(message)
-        case SourceState():
-            tallies.setdefault(message.source, RecordTally()).hear(message.produced)
-        case Heartbeat():
-            for state in message.sources:
-                tally(tallies, state)
-        case _:
-            pass
-    return 0
 
 
 def _heals(message: Message, known: set[str]) -> bool:

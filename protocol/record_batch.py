@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import Packed, RecordBatch
+from cbtop.protocol.messages import Heartbeat, Message, Packed, RecordBatch, SourceState
 from cbtop.protocol.ring import NODE_BITS, Batch
 
 MAX_BATCH_RECORDS = 1 << 16  # of one message: a reader that comes late finds millions in a ring
@@ -122,6 +122,25 @@ class RecordTally:
     def _begin(self, number: int) -> None:
         if self.before is None:
             self.before = self._next = self.produced = number
+
+
+def tally(tallies: dict[str, RecordTally], message: Message) -> int:
+    """Account for `message` by its source; for a batch, gives how many of its first records were here before.
+
+    Raises DecodeError for a batch that cannot be unpacked.
+    """
+    match message:
+        case RecordBatch():
+            unpack(message)
+            return tallies.setdefault(message.source, RecordTally()).take(message)
+        case SourceState():
+            tallies.setdefault(message.source, RecordTally()).hear(message.produced)
+        case Heartbeat():
+            for state in message.sources:
+                tally(tallies, state)
+        case _:
+            pass
+    return 0
 
 
 def _narrowest(column: NDArray[np.int64]) -> NDArray[np.signedinteger]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from cbtop.commands import daemon, demo, overhead, record, replay, top
+from cbtop.commands import daemon, demo, export, overhead, record, replay, top
 
 
 class Command(Protocol):
@@ -24,6 +24,7 @@ COMMANDS: dict[str, Command] = {
     "demo": demo,
     "record": record,
     "replay": replay,
+    "export": export,
     "daemon": daemon,
     "overhead": overhead,
 }

@@ -14,9 +14,9 @@ from cbtop.compute.demo_model import TINY, write_model
 from cbtop.feed import Feed
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import RecordBatch
-from cbtop.protocol.record_batch import RecordTally, unpack
+from cbtop.protocol.record_batch import RecordTally, tally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
-from cbtop.recorder import Recorder, save_history, tally
+from cbtop.recorder import Recorder, save_history
 from tests.integration.hosts import CBTOP, cbtop, daemon, eventually, host
 
 
