@@ -10,6 +10,7 @@ from datetime import datetime
 NOT_MEASURED = "n/a"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may claim anything
 _MAX_PLAIN = 9_999_999  # seven digits and two separators: the widest number a column is made for
 
 
@@ -99,7 +100,12 @@ def position(value_s: float) -> str:
 
 def date(unix_s: float) -> str:
     """A moment in local time: `2026-03-01 12:30:59`."""
-    return f"{datetime.fromtimestamp(unix_s):%Y-%m-%d %H:%M:%S}"
+    return moment(unix_s)[:19]
+
+
+def moment(unix_s: float) -> str:
+    """The same to the millisecond: `2026-03-01 12:30:59.123`."""
+    return f"{datetime.fromtimestamp(min(max(unix_s, 0), _MAX_DATE_S)):%Y-%m-%d %H:%M:%S.%f}"[:-3]
 
 
 def seconds(value: float) -> str:

@@ -137,9 +137,13 @@ class Source:
             self.state_message(),
         ]
 
+    def close(self) -> None:
+        """Let go of the ring."""
+        self._ring.close()
+
     def remove_files(self) -> None:
         """Delete the ring and the catalog of a process that is no more."""
-        self._ring.close()
+        self.close()
         self.ring_path.unlink(missing_ok=True)
         self.ring_path.with_suffix(".catalog").unlink(missing_ok=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from cbtop.commands import daemon, demo, export, overhead, record, replay, top
+from cbtop.commands import daemon, demo, export, overhead, post_mortem, record, replay, top
 
 
 class Command(Protocol):
@@ -25,6 +25,7 @@ COMMANDS: dict[str, Command] = {
     "record": record,
     "replay": replay,
     "export": export,
+    "post-mortem": post_mortem,
     "daemon": daemon,
     "overhead": overhead,
 }
