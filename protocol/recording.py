@@ -96,10 +96,11 @@ class Frame:
 def encode_frame(kind: FrameKind, time_ns: int, messages: Sequence[bytes]) -> bytes:
     """A frame of `messages`, which are encoded already."""
     payload: bytes = msgpack.packb(list(messages), use_bin_type=True)
-    return _frame(kind, time_ns, zlib.compress(payload, DEFLATE_LEVEL))
+    return frame_bytes(kind, time_ns, zlib.compress(payload, DEFLATE_LEVEL))
 
 
-def _frame(kind: FrameKind, time_ns: int, payload: bytes) -> bytes:
+def frame_bytes(kind: int, time_ns: int, payload: bytes) -> bytes:
+    """A frame around a payload that is made already."""
     rest = _TIME_AND_KIND.pack(time_ns, kind)
     return struct.pack("<II", len(payload), zlib.crc32(payload, zlib.crc32(rest))) + rest + payload
 
@@ -159,7 +160,7 @@ class RecordingWriter:
         payload = b"".join(_ENTRY.pack(*entry) for entry in entries)
         offset = self.size_bytes
         try:
-            self._write(_frame(FrameKind.INDEX, self._last_ns, payload) + _FOOTER.pack(offset, INDEX_MAGIC))
+            self._write(frame_bytes(FrameKind.INDEX, self._last_ns, payload) + _FOOTER.pack(offset, INDEX_MAGIC))
         except RecordingError:
             return
         finally:

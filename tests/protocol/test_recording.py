@@ -168,7 +168,7 @@ def test_a_newer_minor_version_opens_and_what_it_adds_is_passed_over(tmp_path: P
     gone = msgpack.packb({"k": "SourceGone", "source": "s", "mood": "fine"})
     writer.append(encode_frame(FrameKind.LIVE, 1, [news, gone]))
     payload = b"?" * 9
-    writer.append(recording._frame(99, 2, payload))  # type: ignore[arg-type]
+    writer.append(recording.frame_bytes(99, 2, payload))
     os.close(writer._file)
     with_version(path, 1, 7)
     with opened(path) as reader:
