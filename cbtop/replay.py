@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
 from cbtop.feed import FeedEnd, StoreViews
+from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import DaemonHello
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
@@ -17,7 +19,7 @@ from cbtop.window import DEFAULT_WINDOW_S
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
 # A jump begins so long before its target, at a keyframe: what is shown of the last seconds has something to show.
-WARM_UP_NS = 3_000_000_000
+WARM_UP_NS = 1_000_000_000
 WALK_NS = 10_000_000_000  # so far it goes forward frame by frame
 
 
@@ -38,6 +40,8 @@ class ReplayFeed(StoreViews):
         self._clock_s = clock_s
         self._polled_s = clock_s()
         self._reader = RecordingReader(path)
+        # One keyframe says much that the last one said: to decode a catalog anew is a third of a jump.
+        self._decode_once = lru_cache(maxsize=16)(codec.decode)
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
         self._refused = 0  # frames whose messages were none
@@ -120,7 +124,8 @@ class ReplayFeed(StoreViews):
     def _apply(self, frame: Frame) -> None:
         self.touched += 1
         try:
-            for message in frame.messages():
+            decode = self._decode_once if frame.kind == FrameKind.KEYFRAME else codec.decode
+            for message in frame.messages(decode):
                 # A keyframe of the daemon we know takes nothing from us: what is shown of the past stays.
                 if not (isinstance(message, DaemonHello) and self._knows(message)):
                     self._store.apply(message)

@@ -22,7 +22,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -75,7 +75,7 @@ class Frame:
     offset: int
     payload: bytes
 
-    def messages(self) -> list[Message]:
+    def messages(self, decode: Callable[[bytes], Message | None] = codec.decode) -> list[Message]:
         """Its messages. Raises DecodeError where one is none."""
         try:
             inflater = zlib.decompressobj()
@@ -90,7 +90,7 @@ class Frame:
             raise DecodeError(f"a frame that holds no messages: {error}") from error
         if not isinstance(parts, list) or not all(type(part) is bytes for part in parts):
             raise DecodeError("a frame that holds no messages")
-        return [message for part in parts if (message := codec.decode(part)) is not None]
+        return [message for part in parts if (message := decode(part)) is not None]
 
 
 def encode_frame(kind: FrameKind, time_ns: int, messages: Sequence[bytes]) -> bytes:
