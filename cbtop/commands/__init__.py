@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from cbtop.commands import daemon, demo, export, overhead, post_mortem, record, replay, top
+from cbtop.commands import daemon, demo, doctor, export, overhead, post_mortem, record, replay, top
 
 
 class Command(Protocol):
@@ -28,5 +28,6 @@ COMMANDS: dict[str, Command] = {
     "post-mortem": post_mortem,
     "daemon": daemon,
     "overhead": overhead,
+    "doctor": doctor,
 }
 DEFAULT_COMMAND: Command = top
