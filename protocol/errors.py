@@ -23,3 +23,7 @@ class EndpointError(ProtocolError):
 
 class KeysError(ProtocolError):
     """A key or an allow-list that cannot be used, or is missing; the message never holds a secret."""
+
+
+class RecordingError(ProtocolError):
+    """A recording that cannot be read or written."""

@@ -1,8 +1,9 @@
 """The daemon's socket: XPUB, so that it hears who joins; it never waits for a viewer.
 
-A message goes out under a topic: LIVE reaches every viewer, a viewer's own join topic only that viewer. What
-belongs together travels as one multipart message, which ZeroMQ counts once against the high-water mark and
-delivers whole or not at all. A viewer that does not read loses messages, each viewer its own.
+A message goes out under a topic: LIVE reaches every viewer, RECORDS every recorder, a topic of its own (join,
+history) only the viewer that subscribed to it: that is how a viewer asks. What belongs together travels as one
+multipart message, which ZeroMQ counts once against the high-water mark and delivers whole or not at all. A viewer
+that does not read loses messages, each viewer its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import zmq
@@ -23,7 +24,9 @@ from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import WireMessage
 
 LIVE = b"live"
+RECORDS = b"records"
 JOIN_PREFIX = b"join/"
+HISTORY_PREFIX = b"history/"
 MAX_TOPIC_BYTES = 64
 MAX_HEARD = 1000  # words of viewers a turn, so that a flood of them cannot hold up the daemon
 SEND_HIGH_WATER_MARK = 32  # messages a viewer: three seconds at ten updates a second
@@ -81,7 +84,7 @@ class Publisher:
         return self._doorkeeper.refused if self._doorkeeper else 0
 
     def joined(self, timeout_ms: int) -> list[bytes]:
-        """The join topics of viewers that subscribed; waits up to `timeout_ms` for the first."""
+        """The topics of their own that viewers subscribed to; waits up to `timeout_ms` for the first."""
         topics: list[bytes] = []
         for turn in range(MAX_HEARD):
             ready = dict(self._poller.poll(0 if turn else timeout_ms))
@@ -91,7 +94,8 @@ class Publisher:
                 self._doorkeeper.answer()
             if self._socket in ready:
                 said = self._socket.recv()
-                if said[:1] == b"\x01" and said[1:].startswith(JOIN_PREFIX) and len(said) <= MAX_TOPIC_BYTES:
+                is_question = said[:1] == b"\x01" and said[1:].startswith((JOIN_PREFIX, HISTORY_PREFIX))
+                if is_question and len(said) <= MAX_TOPIC_BYTES:
                     topics.append(said[1:])
         return topics
 
@@ -107,7 +111,10 @@ class Publisher:
 
     def send(self, topic: bytes, messages: Iterable[WireMessage]) -> None:
         """Send `messages` together under `topic`; never waits, never fails for a viewer's sake."""
-        frames = [codec.encode(message) for message in messages]
+        self.send_frames(topic, [codec.encode(message) for message in messages])
+
+    def send_frames(self, topic: bytes, frames: Sequence[bytes]) -> None:
+        """The same, of messages that are encoded already."""
         if frames:
             self._socket.send_multipart([topic, *frames], zmq.NOBLOCK, copy=False)
 

@@ -1,9 +1,10 @@
-"""A viewer's socket: SUB, subscribed to everything live and to one join topic of its own."""
+"""A viewer's socket: SUB, subscribed to what it follows and to one topic of its own, by which it asks."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from enum import Enum
 
 import zmq
@@ -35,11 +36,11 @@ class _Link(Enum):
 class Subscriber:
     """Connects to `endpoint`, and again whenever the daemon comes back. One thread owns it.
 
-    Each time the link is made the daemon hears the join topic and answers with everything it knows.
+    Each time the link is made the daemon hears what was asked last and answers: at first, with everything it knows.
     Raises EndpointError for an address that cannot be one, KeysError for another host's without `keys`.
     """
 
-    def __init__(self, endpoint: str, keys: ViewerKeys | None = None) -> None:
+    def __init__(self, endpoint: str, keys: ViewerKeys | None = None, topics: Sequence[bytes] = (LIVE,)) -> None:
         self.endpoint = parse_endpoint(endpoint)
         self._is_tcp = self.endpoint.startswith("tcp://")
         if self._is_tcp and not keys and not is_loopback(self.endpoint):
@@ -50,6 +51,8 @@ class Subscriber:
         self.trouble = ""  # why there is no link over tcp; empty while there is one, or hope
         self.is_refused = False  # whether the trouble will not pass by itself
         self._keys = keys if self._is_tcp else None
+        self._topics = topics
+        self._asked = _question(JOIN_PREFIX)
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
         self._link = _Link.DOWN
@@ -74,9 +77,18 @@ class Subscriber:
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.own.secret)
         self._monitor = self._socket.get_monitor_socket(LINK_EVENTS) if self._is_tcp else None
         self._socket.connect(self.endpoint)
-        self._socket.subscribe(LIVE)
-        # The join topic comes last: when the daemon answers it, everything live already flows.
-        self._socket.subscribe(JOIN_PREFIX + secrets.token_hex(8).encode())
+        for topic in self._topics:
+            self._socket.subscribe(topic)
+        # What asks comes last: when the daemon answers it, everything live already flows.
+        self._socket.subscribe(self._asked)
+
+    def ask(self, prefix: bytes, what: bytes = b"") -> bytes:
+        """Ask the daemon for what `prefix` stands for, and no more for what was asked before; gives the topic."""
+        before, self._asked = self._asked, _question(prefix) + what
+        if self._redial_s is None:  # else it is asked as soon as there is a link
+            self._socket.unsubscribe(before)
+            self._socket.subscribe(self._asked)
+        return self._asked
 
     def _hang_up(self) -> None:
         if self._monitor:
@@ -89,25 +101,30 @@ class Subscriber:
 
         Raises DecodeError when one of them is not a message.
         """
+        _topic, frames = self.receive_frames(timeout_ms)
+        found = (codec.decode(frame) for frame in frames)
+        return [message for message in found if message is not None]
+
+    def receive_frames(self, timeout_ms: int) -> tuple[bytes, list[bytes]]:
+        """The topic and the frames of the next multipart message, not decoded; none when none came in time."""
         if self._redial_s is not None:
             wait_s = self._redial_s - time.monotonic()
             if wait_s > 0:
                 time.sleep(min(wait_s, timeout_ms / 1000))
-                return []
+                return b"", []
             self._redial_s = None
             self._dial()
         is_ready = self._socket.poll(timeout_ms)
         if not self._has_link() or not is_ready:
-            return []
+            return b"", []
         try:
-            _topic, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            topic, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
-            return []
+            return b"", []
         self.received += 1
         if not frames:
             raise DecodeError("a message of no frames")
-        found = (codec.decode(frame) for frame in frames)
-        return [message for message in found if message is not None]
+        return topic, frames
 
     def _has_link(self) -> bool:
         """Learn from the monitor how the link is; when it fails, find out why, hang up and dial again later.
@@ -147,3 +164,8 @@ class Subscriber:
         if self._redial_s is None:
             self._hang_up()
         self._context.destroy(linger=0)
+
+
+def _question(prefix: bytes) -> bytes:
+    """A topic that nobody else asks by."""
+    return prefix + secrets.token_hex(8).encode()

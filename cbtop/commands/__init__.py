@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from cbtop.commands import daemon, demo, doctor, keys, overhead, top
+from cbtop.commands import daemon, demo, doctor, export, keys, overhead, post_mortem, record, replay, top
 
 
 class Command(Protocol):
@@ -22,6 +22,10 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Command] = {
     "demo": demo,
+    "record": record,
+    "replay": replay,
+    "export": export,
+    "post-mortem": post_mortem,
     "daemon": daemon,
     "keys": keys,
     "overhead": overhead,

@@ -7,14 +7,18 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 from cbtop.errors import UsageError
 from cbtop.feed import Feed
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.keys import VIEWER_KEY, ViewerKeys, keys_dir, load_pair, parse_public_key
+from cbtop.recorder import save_history
+from cbtop.replay import ReplayFeed
 from cbtop.reports import REPORTS, SECTIONS
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import ReplayView, SourceView
 from cbtop.window import DEFAULT_WINDOW_S
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
@@ -62,17 +66,24 @@ def add_connect_arguments(parser: argparse.ArgumentParser) -> None:
 
 def open_feed(options: argparse.Namespace) -> Feed:
     """The feed that the options of `add_connect_arguments` name. Raises UsageError for keys that cannot be used."""
+    try:
+        return Feed(options.connect, window_s(options), viewer_keys(options))
+    except KeysError as error:
+        raise UsageError(str(error)) from error
+
+
+def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
+    """The keys that the options of `add_connect_arguments` name. Raises UsageError where they cannot be used."""
     is_tcp = (options.connect or "").startswith("tcp://")
-    if options.server_key is None and options.key is not None:
-        raise UsageError("--key: --server-key, the daemon's public key, is wanted with it")
-    if options.server_key is not None and not is_tcp:
+    if options.server_key is None:
+        if options.key is not None:
+            raise UsageError("--key: --server-key, the daemon's public key, is wanted with it")
+        return None
+    if not is_tcp:
         raise UsageError("--server-key: --connect tcp://HOST:PORT is wanted with it")
     try:
-        keys = None
-        if options.server_key is not None:
-            server = parse_public_key(options.server_key)
-            keys = ViewerKeys(load_pair(keys_dir(), options.key or VIEWER_KEY), server)
-        return Feed(options.connect, window_s(options), keys)
+        server = parse_public_key(options.server_key)
+        return ViewerKeys(load_pair(keys_dir(), options.key or VIEWER_KEY), server)
     except KeysError as error:
         raise UsageError(str(error)) from error
 
@@ -85,10 +96,10 @@ def is_headless(options: argparse.Namespace) -> bool:
     return bool(options.headless) or not all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
 
 
-def print_report(views: Sequence[SourceView], options: argparse.Namespace) -> None:
-    """One report on stdout."""
+def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
+    """One report on stdout; `replay` says where in which recording it was found."""
     sections = list(SECTIONS) if options.view == "all" else [options.view]
-    sys.stdout.write(REPORTS[options.format](views, sections) + "\n")
+    sys.stdout.write(REPORTS[options.format](views, sections, replay) + "\n")
     sys.stdout.flush()
 
 
@@ -99,14 +110,20 @@ def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> Non
         raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
 
 
-def show_on_screen(feed: Feed, options: argparse.Namespace) -> int:
+def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace) -> int:
     """Open the screen on `feed` and give the exit code when it closes."""
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
     # Textual takes a fifth of a second to load; reports and --help should not pay for it.
     from cbtop.app import CbtopApp
+    from cbtop.replay_app import ReplayApp
 
-    app = CbtopApp(feed, interval_s=options.interval)
+    app: CbtopApp
+    if isinstance(feed, ReplayFeed):
+        app = ReplayApp(feed, interval_s=options.interval)
+    else:
+        save = partial(save_history, feed.endpoint, feed.keys, Path.cwd())
+        app = CbtopApp(feed, interval_s=options.interval, save_history=save)
     app.phase, app.window = options.phase, options.window is not None
     code = app.run()
     end = feed.finished()
@@ -121,6 +138,17 @@ def endpoint(text: str) -> str:
         return parse_endpoint(text)
     except EndpointError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def positive_seconds(text: str) -> float:
+    """A time above zero, as argparse checks it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above zero")
+    return value
 
 
 def window_s(options: argparse.Namespace) -> float:
