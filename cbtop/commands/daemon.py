@@ -11,6 +11,7 @@ from types import FrameType
 from cbtop.commands.show import endpoint
 from cbtop.daemon import Daemon
 from cbtop.protocol.endpoint import default_endpoint
+from cbtop.telemetry import EXPORTERS, exporting
 
 HELP = "serve what runs to any number of viewers"
 DESCRIPTION = (
@@ -27,12 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ENDPOINT",
         help="ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: your own ipc socket)",
     )
+    for name, exporter in EXPORTERS.items():
+        parser.add_argument(f"--{name}", type=exporter.address, metavar=exporter.METAVAR, help=exporter.HELP)
 
 
 def run(options: argparse.Namespace) -> int:
     address = options.bind or default_endpoint()
     stop = threading.Event()
-    daemon = Daemon(address)
     caught: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -41,6 +43,9 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    sys.stderr.write(f"cbtop daemon: serving {address}; Ctrl-C stops it\n")
-    daemon.run(stop)
+    with exporting(address, {name: getattr(options, name) for name in EXPORTERS}) as lines:
+        daemon = Daemon(address)
+        for line in (f"serving {address}; Ctrl-C stops it", *lines):
+            sys.stderr.write(f"cbtop daemon: {line}\n")
+        daemon.run(stop)
     return 128 + caught[0] if caught else 0
