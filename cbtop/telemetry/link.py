@@ -62,14 +62,19 @@ class Link:
             collector.close()
 
     def _answer(self, collector: Collector) -> None:
-        while not self._asked.empty():
-            asked = self._asked.get()
-            if not asked.set_running_or_notify_cancel():
-                continue
-            try:
-                asked.set_result(_read(collector))
-            except Exception as error:  # noqa: BLE001 - it is raised again where it was asked
+        """One snapshot for all who have asked by now. Who asks meanwhile waits: it has to listen between answers."""
+        waiting = [self._asked.get() for _ in range(self._asked.qsize())]
+        waiting = [asked for asked in waiting if asked.set_running_or_notify_cancel()]
+        if not waiting:
+            return
+        try:
+            found = _read(collector)
+        except Exception as error:  # noqa: BLE001 - it is raised again where it was asked
+            for asked in waiting:
                 asked.set_exception(error)
+        else:
+            for asked in waiting:
+                asked.set_result(found)
 
 
 def _read(collector: Collector) -> Snapshot:
