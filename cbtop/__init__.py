@@ -13,10 +13,21 @@ from cbtop.version import __version__
 if TYPE_CHECKING:
     from cbtop.profiler.budget import ByteBudget, TokenBudget
     from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+    from cbtop.profiler.divergence import Fingerprints
     from cbtop.profiler.graph.execution_graph import ExecutionGraph
+    from cbtop.profiler.graph.nodes import Function, Layer
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.ptx_registry import PtxRegistry
-    from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SyncMode
+    from cbtop.profiler.traces.base import TracerConfig
+    from cbtop.profiler.traces.tracer import ModelTracer
+    from cbtop.protocol.vocabulary import (
+        BrickCategory,
+        BrickId,
+        NodeKind,
+        Provenance,
+        SyncMode,
+        TransferDirection,
+    )
 
 _HOMES = {
     "BrickProfiler": "cbtop.profiler.profiler",
@@ -25,6 +36,10 @@ _HOMES = {
     "Work": "cbtop.profiler.definitions",
     "ByteBudget": "cbtop.profiler.budget",
     "ExecutionGraph": "cbtop.profiler.graph.execution_graph",
+    "Fingerprints": "cbtop.profiler.divergence",
+    "Function": "cbtop.profiler.graph.nodes",
+    "Layer": "cbtop.profiler.graph.nodes",
+    "ModelTracer": "cbtop.profiler.traces.tracer",
     "BrickCategory": "cbtop.protocol.vocabulary",
     "BrickId": "cbtop.protocol.vocabulary",
     "NodeKind": "cbtop.protocol.vocabulary",
@@ -32,6 +47,8 @@ _HOMES = {
     "PtxRegistry": "cbtop.profiler.ptx_registry",
     "SyncMode": "cbtop.protocol.vocabulary",
     "TokenBudget": "cbtop.profiler.budget",
+    "TracerConfig": "cbtop.profiler.traces.base",
+    "TransferDirection": "cbtop.protocol.vocabulary",
 }
 
 __all__ = [
@@ -41,12 +58,18 @@ __all__ = [
     "BrickProfiler",
     "ByteBudget",
     "ExecutionGraph",
+    "Fingerprints",
+    "Function",
     "KernelDefinition",
+    "Layer",
+    "ModelTracer",
     "NodeKind",
     "Provenance",
     "PtxRegistry",
     "SyncMode",
     "TokenBudget",
+    "TracerConfig",
+    "TransferDirection",
     "Work",
     "__version__",
 ]

@@ -19,6 +19,7 @@ from cbtop.protocol.messages import (
     Ceiling,
     CheckResult,
     DaemonHello,
+    Dependency,
     Goodbye,
     Heartbeat,
     HostHello,
@@ -57,6 +58,7 @@ class SourceRecord:
     key: str
     hello: HostHello | None = None
     nodes: NodeTable = field(default_factory=NodeTable)
+    dependencies: dict[Dependency, None] = field(default_factory=dict)  # in the order they were said
     manifest: Manifest | None = None
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class SourceRecord:
     def forget_catalog(self) -> None:
         """Back to knowing nothing but the past: everything follows anew."""
         self.nodes = NodeTable()
+        self.dependencies.clear()
         self.ceilings.clear()
         self.checks.clear()
         self.traces.clear()
@@ -117,6 +120,7 @@ class Store:
             case (
                 HostHello()
                 | Node()
+                | Dependency()
                 | Manifest()
                 | Ceiling()
                 | CheckResult()
@@ -153,6 +157,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
                 record.nodes.add(message)
             except ValueError as error:
                 raise DecodeError(f"{record.key}: {error}") from error
+        case Dependency():
+            record.dependencies[message] = None
         case Manifest():
             record.manifest = message
         case Ceiling():

@@ -679,6 +679,26 @@ static PyMethodDef hot_path_methods[] = {
     {0},
 };
 
+static PyObject *
+get_here(HotPath *self, void *Py_UNUSED(closure))
+{
+    Thread *thread = this_thread(self);
+    return thread == NULL ? NULL : Py_NewRef(thread->here);
+}
+
+static PyObject *
+get_recording(HotPath *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->recording);
+}
+
+static PyGetSetDef hot_path_properties[] = {
+    {"here", (getter)get_here, NULL,
+     "Where in the graph the calling thread is: what it starts next is started here.", NULL},
+    {"recording", (getter)get_recording, NULL, "Whether what is started now is timed.", NULL},
+    {0},
+};
+
 static PyType_Slot hot_path_slots[] = {
     {Py_tp_doc, "Times what is started and stopped, and writes each as one record: the base of BrickProfiler."},
     {Py_tp_init, hot_path_init},
@@ -686,6 +706,7 @@ static PyType_Slot hot_path_slots[] = {
     {Py_tp_clear, hot_path_clear},
     {Py_tp_dealloc, hot_path_dealloc},
     {Py_tp_methods, hot_path_methods},
+    {Py_tp_getset, hot_path_properties},
     {0},
 };
 

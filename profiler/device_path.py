@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
 from cbtop.profiler.clocks import DeviceClock, Mark
 from cbtop.profiler.hot_path import Place, Thread
-from cbtop.protocol.ring import FLAG_FAILED, NO_NODE, Record
+from cbtop.profiler.pending import Pending
+from cbtop.protocol.ring import FLAG_FAILED, NO_NODE
 from cbtop.protocol.vocabulary import NodeKind, SyncMode
-
-MAX_PENDING = 8192  # without steps nobody says when to wait: then it is after this many bricks
 
 DeviceTimer = tuple[Place, Thread, Mark]
 
 
 class DevicePath:
-    """As `HotPath`, with start and end of every brick, layer and step taken on `clock`."""
+    """As `HotPath`, with start and end of every brick, layer and step taken on `clock` and put off in `pending`."""
 
     def __init__(
-        self, clock: DeviceClock, mode: SyncMode, define: Callable[[Place, object], Place], record: Record
+        self, clock: DeviceClock, mode: SyncMode, define: Callable[[Place, object], Place], pending: Pending
     ) -> None:
         self.root = Place(None, NO_NODE, None)
         self.mode = mode
         self._clock = clock
         self._define = define
-        self._record = record
+        self._pending = pending
         self._threads = threading.local()
         self._recording = True
-        self._pending: deque[tuple[int, Mark, Mark, int]] = deque()
 
     @property
-    def pending(self) -> int:
-        """How many timings wait for the device."""
-        return len(self._pending)
+    def here(self) -> Place:
+        """Where in the graph this thread is."""
+        return self._thread().here
 
     def switch(self, on: bool) -> None:
         """Record from now on, or stop recording."""
@@ -59,26 +56,15 @@ class DevicePath:
         thread.leave(place)
         if not self._recording:
             return
-        self._pending.append((place.node | FLAG_FAILED if failed else place.node, start, end, elements))
+        self._pending.put_off(place.node | FLAG_FAILED if failed else place.node, start, end, elements)
         if self._is_due(place.key):
-            self.finalize()
+            self._pending.finalize()
 
     def span(self, key: object, /, elements: int = 1) -> DeviceSpan:
         return DeviceSpan(self, key, elements)
 
     def layer(self, index: int, /) -> DeviceSpan:
         return DeviceSpan(self, (NodeKind.LAYER, index), 1)
-
-    def finalize(self) -> None:
-        """Wait for the device once, and record everything that was waiting, each with its own start and end."""
-        waiting = len(self._pending)
-        if not waiting:
-            return
-        self._clock.synchronize()
-        time_ns = self._clock.time_ns
-        for _ in range(waiting):
-            tag, start, end, elements = self._pending.popleft()
-            self._record(tag, time_ns(start), time_ns(end), elements)
 
     def _is_due(self, key: object) -> bool:
         """Whether to wait for the device now that what `key` names has ended."""
@@ -88,7 +74,7 @@ class DevicePath:
             case SyncMode.PER_LAYER, (NodeKind.LAYER, _):
                 return True
             case _:
-                return len(self._pending) >= MAX_PENDING
+                return self._pending.is_full
 
     def _thread(self) -> Thread:
         try:

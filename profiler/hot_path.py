@@ -81,6 +81,16 @@ class HotPath:
         self._recording = True
         self.attach(None)
 
+    @property
+    def here(self) -> Place:
+        """Where in the graph the calling thread is: what it starts next is started here."""
+        return self._threads.thread.here
+
+    @property
+    def recording(self) -> bool:
+        """Whether what is started now is timed."""
+        return self._recording
+
     def start_brick(self, brick: Hashable) -> BrickTimer:
         """Start timing `brick` where this thread is: a BrickId, a BrickDefinition, or a name of your own."""
         if not self._recording:
@@ -140,7 +150,7 @@ class HotPath:
 
     def switch(self, on: bool) -> None:
         """Record from now on, or do not."""
-        self._recording = on
+        self._recording = bool(on)
 
     def attach(self, ring: RingWriter | None) -> Record:
         """Write into `ring` from now on; gives what writes a record of its own beside this hot path."""

@@ -8,6 +8,8 @@ Rules
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import logging
 import os
@@ -15,39 +17,31 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
+from cbtop.profiler.clocks import DeviceClock, HostClock
+from cbtop.profiler.graph.node_of import nodes_of
 from cbtop.profiler.graph.node_table import MAX_DEPTH, MAX_NODES
 from cbtop.profiler.hot_path import HotPath, Place, Span, chosen
-from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol.messages import CatalogMessage, Node
+from cbtop.profiler.pending import Pending
+from cbtop.profiler.read_back import ReadBack
+from cbtop.profiler.recorder import Recorder, RingRecorder
+from cbtop.profiler.timed_elsewhere import Brick, TimedElsewhere, _Scopes
+from cbtop.protocol.messages import CatalogMessage, Dependency
 from cbtop.protocol.ring import NO_NODE
-from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, SyncMode
+from cbtop.protocol.vocabulary import NodeKind, SyncMode
 
 if TYPE_CHECKING:
-    from cbtop.profiler.brick_stats import BrickStats, CategoryStats
-    from cbtop.profiler.clocks import DeviceClock
     from cbtop.profiler.device_path import DevicePath
-    from cbtop.profiler.session import Report, Session
+    from cbtop.profiler.session import Session
 
-Brick = BrickId | BrickDefinition | str
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 MAX_RECURSION = 4  # a brick that runs inside itself more often than this was never stopped
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
-
-
-class Recorder(Protocol):
-    """Where records and catalog messages go."""
-
-    def record(self, tag: int, start_ns: int, end_ns: int, elements: int, /) -> None: ...
-
-    def announce(self, message: CatalogMessage, /) -> None: ...
-
-    def close(self, reason: str, /) -> None: ...
 
 
 if TYPE_CHECKING:
@@ -56,7 +50,7 @@ else:
     _HotPath = chosen()
 
 
-class BrickProfiler(_HotPath):
+class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
     """Times bricks, layers and steps, and records them for the daemon to show.
 
     `clock_ns` and `recorder` are arguments so that a test can bring its own; by default the host's monotonic
@@ -81,12 +75,17 @@ class BrickProfiler(_HotPath):
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
         self._steps = itertools.count()
+        self._open = threading.local()
         self._nodes = 0
-        self._complained = False
+        self._dropped = 0
+        self._dependencies: dict[Dependency, bool] = {}
+        self._scopes = _Scopes()
         self._defining = threading.RLock()
         self._enabled = enabled
         self._session: Session | None = None
         self._sync_mode = sync_mode
+        self._clock: DeviceClock = HostClock(clock_ns) if device_clock is None else device_clock
+        self._pending = Pending(self._clock, self._hand_over)
         self._device_path: DevicePath | None = None
         if device_clock is not None:
             self._on_device(device_clock)
@@ -125,29 +124,53 @@ class BrickProfiler(_HotPath):
 
     @property
     def pending_count(self) -> int:
-        """How many timings wait for the device."""
-        return self._device_path.pending if self._device_path else 0
+        """How many timings wait for the device, or for `finalize`."""
+        return len(self._pending)
 
     def finalize(self) -> None:
         """Wait for the device once and record what was put off, each timing with its own start and end."""
-        if self._device_path is not None:
-            self._device_path.finalize()
+        self._pending.finalize()
 
-    def report(self) -> Report:
-        """What this process has recorded so far, by brick and category; `print` shows it as text.
+    def timed(
+        self, brick: Brick, elements: int | Callable[Arguments, int] = 1
+    ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+        """Time every call of a function: `@profiler.timed(BrickId.RMS_NORM, elements=lambda x: x.size)`.
 
-        Ask often enough that the ring does not overwrite what was not read: 260,000 records by default.
+        `elements` is a number, or what the call's arguments give. Raises TypeError for a coroutine or a generator,
+        whose time between the awaits belongs to others: use `with profiler.brick(...)` inside.
         """
-        return self._read_back().report()
 
-    def stats_for(self, brick: Brick) -> BrickStats | None:
-        """The statistics of one brick, whatever layers it ran in; None where it did not run."""
-        name = brick.display_name if isinstance(brick, BrickId) else getattr(brick, "name", brick)
-        return self._read_back().stats_for(str(name))
+        def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+            if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+                raise TypeError(
+                    f"{function.__name__} runs in pieces; time them with `with profiler.brick(...)` inside"
+                )
 
-    def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """The statistics of the categories that ran."""
-        return self._read_back().category_stats()
+            @functools.wraps(function)
+            def timed_function(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+                if not self.recording:
+                    return function(*args, **kwargs)
+                count = elements(*args, **kwargs) if callable(elements) else elements
+                with self.brick(brick, count):
+                    return function(*args, **kwargs)
+
+            return timed_function
+
+        return decorate
+
+    def reset(self) -> None:
+        """Begin anew: statistics, the graph, what waits for `finalize`, the epoch, the count of steps.
+
+        Settings stay, and so does where each thread is. What the daemon was told stays told: its totals are those
+        of the process.
+        """
+        self._pending.start_over()
+        self._epoch_ns = None
+        self._steps = itertools.count()
+        self._dropped = 0
+        self._dependencies = dict.fromkeys(self._dependencies, False)
+        if isinstance(self._recorder, RingRecorder):
+            self._read_back().reset()
 
     def announce(self, message: CatalogMessage) -> None:
         """Say something once about this process: its model (Manifest), a Ceiling, a CheckResult, an Activity."""
@@ -167,7 +190,22 @@ class BrickProfiler(_HotPath):
         """
         if self.sample_every > 1 and self._enabled:
             self._switch(sampled=next(self._steps) % self.sample_every == 0)
-        return self.brick((NodeKind.STEP, name), tokens)
+        step = self._open.step = self.brick((NodeKind.STEP, name), tokens)
+        return step
+
+    def add_tokens(self, tokens: int) -> None:
+        """Count `tokens` more for the step this thread is in: for those that are known only when it has run.
+
+        Raises RuntimeError outside a step: tokens are counted once a forward pass, and nowhere else.
+        """
+        if not self.recording:
+            return
+        place: Place | None = self._here()
+        while place is not None and not (isinstance(place.key, tuple) and place.key[0] is NodeKind.STEP):
+            place = place.above
+        if place is None:
+            raise RuntimeError("add_tokens outside a step; `with profiler.step(name, tokens=0):` is one forward pass")
+        self._open.step.elements += tokens
 
     def reset_epoch(self) -> None:
         """Let `elapsed_ns` count from now."""
@@ -190,19 +228,12 @@ class BrickProfiler(_HotPath):
         """Take start and end of everything on `clock`: its path stands in for the host's."""
         from cbtop.profiler.device_path import DevicePath
 
-        path = self._device_path = DevicePath(clock, self._sync_mode, self._place_of, self._hand_over)
+        path = self._device_path = DevicePath(clock, self._sync_mode, self._place_of, self._pending)
         self.start_brick, self.stop_brick = path.start, path.stop  # type: ignore[method-assign, assignment]
         self.brick, self.layer = path.span, path.layer  # type: ignore[method-assign, assignment]
 
-    def _read_back(self) -> Session:
-        # NumPy comes with it, which a process that only records need not load.
-        from cbtop.profiler.session import Session
-
-        if self._session is None:
-            if not isinstance(self._recorder, RingRecorder):
-                raise TypeError(f"a {type(self._recorder).__name__} cannot be read back")
-            self._session = Session(self._recorder)
-        return self._session
+    def _here(self) -> Place:
+        return self.here if self._device_path is None else self._device_path.here
 
     def _hand_over(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._recorder.record(tag, start_ns, end_ns, elements)
@@ -216,16 +247,16 @@ class BrickProfiler(_HotPath):
             if place is None:
                 place = type(here)(key, self._define_node(key, here), here)
                 if place.node == NO_NODE:
+                    self._dropped += 1
                     return place  # not kept: what has no bound must not be remembered
             here.below[key] = place
             return place
 
     def _define_node(self, key: object, here: Place) -> int:
-        nodes = _nodes(key, self._nodes + 1, here.node or None)
+        nodes = nodes_of(key, self._nodes + 1, here.node or None, here.key)
         # A brick's kernels lie one deeper than the brick.
         if self._nodes + len(nodes) > MAX_NODES or _depth(here) + 2 > MAX_DEPTH:
-            if not self._complained:
-                self._complained = True
+            if not self._dropped:
                 what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
                 _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
@@ -257,58 +288,11 @@ def _depth(place: Place) -> int:
     return depth
 
 
-def _nodes(key: object, first_id: int, parent: int | None) -> list[Node]:
-    """The node of what was started, followed by those of its kernels."""
-    match key:
-        case (NodeKind.LAYER, index):
-            return [Node(first_id, parent, NodeKind.LAYER, str(index))]
-        case (NodeKind.STEP, name):
-            return [Node(first_id, parent, NodeKind.STEP, str(name))]
-        case BrickId():
-            return _brick_nodes(BrickDefinition.of(key), first_id, parent)
-        case BrickDefinition():
-            return _brick_nodes(key, first_id, parent)
-        case _:
-            return _brick_nodes(BrickDefinition(str(key), BrickCategory.OTHER), first_id, parent)
-
-
-def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None) -> list[Node]:
-    # An unknown amount of work leaves the fields None.
-    work: dict[str, Any] = asdict(definition.work) if definition.work else {}
-    brick = Node(
-        first_id,
-        parent,
-        NodeKind.BRICK,
-        definition.name,
-        category=definition.category,
-        brick=definition.brick,
-        backend=definition.backend,
-        budget_us_per_token=definition.budget_us_per_token,
-        **work,
-    )
-    kernels = enumerate(definition.kernels, start=first_id + 1)
-    return [brick, *(_kernel_node(kernel, at, definition, first_id) for at, kernel in kernels)]
-
-
-def _kernel_node(kernel: KernelDefinition, at: int, definition: BrickDefinition, parent: int) -> Node:
-    return Node(
-        at,
-        parent,
-        NodeKind.KERNEL,
-        kernel.name,
-        category=definition.category,
-        backend=kernel.backend,
-        grid=kernel.grid,
-        block=kernel.block,
-        shared_memory_bytes=kernel.shared_memory_bytes,
-        ptx_hash=kernel.ptx_hash,
-    )
-
-
 def _after_fork() -> None:
     # Another thread of the parent may have held the lock; that thread does not exist here.
     for profiler in _profilers:
         profiler._defining = threading.RLock()
+        profiler._pending.start_over()  # what waits is the parent's to record
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -28,6 +28,16 @@ _serial = itertools.count()
 _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
 
 
+class Recorder(Protocol):
+    """Where records and catalog messages go."""
+
+    def record(self, tag: int, start_ns: int, end_ns: int, elements: int, /) -> None: ...
+
+    def announce(self, message: CatalogMessage, /) -> None: ...
+
+    def close(self, reason: str, /) -> None: ...
+
+
 class Follower(Protocol):
     """What writes records of its own into the ring."""
 
@@ -54,6 +64,7 @@ class RingRecorder:
         self._ring: RingWriter | None = None
         self._catalog: CatalogWriter | None = None
         self._closed = False
+        self._path: Path | None = None  # of the ring: it stays readable after `close`
         self._reader: RingReader | None = None
         self._followers: list[Follower] = []
         self.record = self._first_record
@@ -98,14 +109,24 @@ class RingRecorder:
 
     def read(self) -> Batch | None:
         """The records since the last read, as the daemon would read them; None before the first record."""
-        if self._reader is None and self._ring is not None:
-            self._reader = RingReader(self._ring.path)
+        if self._reader is None and self._path is not None:
+            self._reader = RingReader(self._path)
         return self._reader.read() if self._reader else None
+
+    def read_again(self) -> Batch | None:
+        """The records that the ring still holds, read before or not; None before the first record."""
+        if self._path is None:
+            return None
+        reader = RingReader(self._path)
+        try:
+            return reader.read()
+        finally:
+            reader.close()
 
     def forget(self) -> None:
         """Back to not having opened anything, without touching the files: they are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
-        self._ring = self._catalog = self._reader = None
+        self._ring = self._catalog = self._path = self._reader = None
         self._closed = False
         self.record = self._first_record
         self._let_go()
@@ -140,7 +161,7 @@ class RingRecorder:
                 self._closed = True
                 self.record = _nowhere
                 return
-            self._ring, self._catalog, self.record = ring, catalog, ring.record
+            self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
             for follower in self._followers:
                 self.record = follower.attach(ring)
             _say_goodbye_from_multiprocessing()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from cbtop.profiler.brick_stats import BrickStats, CategoryStats, brick_stats, category_stats
+from cbtop.profiler.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.graph.from_nodes import graph_of_nodes
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import NodeStats
-from cbtop.protocol.messages import Node
+from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+
+# What is in the graph without a time of its own, when what it lies in ran.
+UNTIMED = (NodeKind.KERNEL, NodeKind.TRANSFER)
 
 
 class Readable(Protocol):
@@ -25,10 +31,16 @@ class Readable(Protocol):
     def read(self) -> Batch | None:
         """The records since the last read; None before the first record."""
 
+    def read_again(self) -> Batch | None:
+        """The records that are still there, read before or not; None before the first record."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The statistics of everything recorded. `overwritten` records were lost before they were read."""
+    """The statistics of everything recorded, or of the last `window_s` seconds of it.
+
+    `overwritten` records were lost before they were read; `rejected` ones named no node, for want of room.
+    """
 
     bricks: tuple[BrickStats, ...]
     categories: tuple[CategoryStats, ...]
@@ -36,6 +48,8 @@ class Report:
     tokens: int
     wall_ns: int  # of the steps; 0 without steps
     overwritten: int
+    rejected: int
+    window_s: float | None = None  # None: everything since the beginning, or since `reset`
 
     @property
     def total_ns(self) -> int:
@@ -56,7 +70,8 @@ class Report:
         """The report as text, as `print(profiler.report())` shows it."""
         rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:.1f} tokens/s"
         coverage = "n/a" if self.coverage is None else f"{100 * self.coverage:.1f} % of it in bricks"
-        lines = [f"{self.steps} steps, {self.tokens} tokens, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"]
+        span = "" if self.window_s is None else f"the last {self.window_s:.1f} s: "
+        lines = [f"{span}{self.steps} steps, {self.tokens} tokens, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"]
         for stats in self.bricks:
             share = f"{100 * stats.exclusive_ns / self.wall_ns:5.1f}%" if self.wall_ns else "  n/a"
             calls = stats.calls
@@ -65,6 +80,8 @@ class Report:
             lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs total")
         if self.overwritten:
             lines.append(f"  {self.overwritten} records were overwritten before they were read")
+        if self.rejected:
+            lines.append(f"  {self.rejected} records named no node: there was no room for it")
         return "\n".join(lines)
 
 
@@ -75,22 +92,31 @@ class Session:
         self._recorder = recorder
         self._table = NodeTable()
         self._stats = NodeStats()
-        self._overwritten = 0
+        self._overwritten = self._rejected = 0
 
     def report(self) -> Report:
         """Everything so far."""
-        totals = self._totals()
-        bricks = tuple(brick_stats(totals))
-        steps = [node for node in self._table.children[None] if node.kind is NodeKind.STEP]
-        counted = self._stats.calls([step.id for step in steps])
-        return Report(
-            bricks=bricks,
-            categories=tuple(category_stats(bricks)),
-            steps=counted.count if counted else 0,
-            tokens=counted.elements if counted else 0,
-            wall_ns=counted.total_ns if counted else 0,
-            overwritten=self._overwritten,
-        )
+        return self._report(self._totals(), self._overwritten, self._rejected, None)
+
+    def window(self, window_s: float, now_ns: int) -> Report:
+        """The last `window_s` seconds before `now_ns`, from the first step that began in them."""
+        since_ns = now_ns - round(window_s * 1e9)
+        batch = self._recorder.read_again()
+        self._add_nodes()
+        stats = NodeStats()
+        stats.grow(len(self._table) + 1)
+        rejected = 0
+        if batch is not None and len(batch.node):
+            if batch.overwritten:  # it reaches back no further than its oldest record
+                since_ns = max(since_ns, int(batch.end_ns[0]))
+            steps = [node.id for node in self._table.children[None] if node.kind is NodeKind.STEP]
+            begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns)
+            if begun.any():
+                since_ns = int(batch.start_ns[begun].min())
+            recent = batch.only(batch.start_ns >= since_ns)
+            rejected = self._count(recent, stats)
+        totals = PhaseTotals.of(self._table, stats, None)
+        return self._report(totals, 0, rejected, (now_ns - since_ns) / 1e9)
 
     def stats_for(self, name: str) -> BrickStats | None:
         """The statistics of the bricks called `name`; None where none ran."""
@@ -100,13 +126,57 @@ class Session:
         """The categories that ran."""
         return {stats.category: stats for stats in category_stats(brick_stats(self._totals()))}
 
+    def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
+        """The nodes that ran, what they lie in, and the kernels of those that ran."""
+        totals = self._totals()
+        kept: set[int] = set()
+        for node in totals.nodes:
+            if totals.count[node.id]:
+                above: int | None = node.id
+                while above is not None and above not in kept:
+                    kept.add(above)
+                    above = self._table[above].parent
+        nodes = [
+            node for node in totals.nodes if node.id in kept or (node.kind in UNTIMED and (node.parent or 0) in kept)
+        ]
+        return graph_of_nodes(nodes, totals.count, totals.total_ns, totals.elements, dependencies)[0]
+
+    def reset(self) -> None:
+        """Forget what was counted; the nodes stay."""
+        self._totals()
+        self._stats = NodeStats()
+        self._overwritten = self._rejected = 0
+
+    def _report(self, totals: PhaseTotals, overwritten: int, rejected: int, window_s: float | None) -> Report:
+        bricks = tuple(brick_stats(totals))
+        steps = [node.id for node in self._table.children[None] if node.kind is NodeKind.STEP]
+        counted = totals.stats.calls(steps)
+        return Report(
+            bricks=bricks,
+            categories=tuple(category_stats(bricks)),
+            steps=counted.count if counted else 0,
+            tokens=counted.elements if counted else 0,
+            wall_ns=counted.total_ns if counted else 0,
+            overwritten=overwritten,
+            rejected=rejected,
+            window_s=window_s,
+        )
+
     def _totals(self) -> PhaseTotals:
         batch = self._recorder.read()  # before the nodes: what a record names was announced before it
-        for node in self._recorder.nodes()[len(self._table) :]:
-            self._table.add(node)
+        self._add_nodes()
         self._stats.grow(len(self._table) + 1)
         if batch is not None:
             self._overwritten += batch.overwritten
-            known = batch.only((batch.node >= 1) & (batch.node <= len(self._table)))
-            self._stats.add(known, np.array(self._table.step_of, np.int64))
+            self._rejected += self._count(batch, self._stats)
         return PhaseTotals.of(self._table, self._stats, None)
+
+    def _add_nodes(self) -> None:
+        for node in self._recorder.nodes()[len(self._table) :]:
+            self._table.add(node)
+
+    def _count(self, batch: Batch, stats: NodeStats) -> int:
+        """Add `batch` to `stats`, and give how many of its records name no node."""
+        known = batch.only((batch.node >= 1) & (batch.node <= len(self._table)))
+        stats.add(known, np.array(self._table.step_of, np.int64))
+        return len(batch.node) - len(known.node)

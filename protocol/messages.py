@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus, TransferDirection
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 0
@@ -43,7 +43,9 @@ class HostHello:
 class Node:
     """One node of the execution graph, said once, before the first record that names it.
 
-    `flops_*` and `bytes_*` are the straight line of `cbtop.profiler.definitions.Work`; None is unknown.
+    `flops_*` and `bytes_*` are the straight line of `cbtop.profiler.definitions.Work`; None is unknown. What
+    follows the PTX hash is a function's and a transfer's. Records of an async task are its polls; their elements
+    are 1 where it was not done yet.
     """
 
     id: int
@@ -62,12 +64,26 @@ class Node:
     block: tuple[int, int, int] | None = None
     shared_memory_bytes: int | None = None
     ptx_hash: int | None = None
+    file: str = ""
+    line: int | None = None
+    source: str = ""
+    destination: str = ""
+    direction: TransferDirection | None = None
+    size_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in QUANTITIES:
             value = getattr(self, name)
             if value is not None and not 0 <= value < MAX_QUANTITY:
                 raise ValueError(f"{name} of {self.name!r} is {value}; a finite value from zero on is wanted")
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """The node `then` cannot start before the node `first` has ended."""
+
+    first: int
+    then: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +174,7 @@ class Goodbye:
     reason: str
 
 
-CatalogMessage = HostHello | Node | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Goodbye
+CatalogMessage = HostHello | Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Goodbye
 Part = TraceNumber | TraceAnomaly  # only ever inside another message
 
 # --- said by the daemon, to every viewer --------------------------------------------------------------------

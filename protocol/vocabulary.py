@@ -117,6 +117,14 @@ class NodeKind(IntEnum):
     ASYNC_TASK = 6
 
 
+class TransferDirection(StrEnum):
+    """Between which memories a transfer goes: the host's and a device's."""
+
+    H2D = "H2D"
+    D2H = "D2H"
+    D2D = "D2D"
+
+
 class SyncMode(IntEnum):
     """When a profiler waits for the device: around every brick, at the end of a layer, of a step, or not at all.
 

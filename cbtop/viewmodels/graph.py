@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.from_nodes import graph_of_nodes
 from cbtop.profiler.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls
-from cbtop.protocol.messages import Node
+from cbtop.protocol.messages import Dependency, Node
 from cbtop.viewmodels.model import GraphRow
 
 
-def execution_graph(totals: PhaseTotals) -> tuple[ExecutionGraph, dict[int, int]]:
+def execution_graph(totals: PhaseTotals, dependencies: Iterable[Dependency]) -> tuple[ExecutionGraph, dict[int, int]]:
     """The phase's nodes with their mean times, and each node's id in the graph by its id in the table."""
-    return graph_of_nodes(totals.nodes, totals.count, totals.total_ns, totals.elements)
+    return graph_of_nodes(totals.nodes, totals.count, totals.total_ns, totals.elements, dependencies)
 
 
 def graph_rows(totals: PhaseTotals, graph: ExecutionGraph, ids: dict[int, int]) -> tuple[GraphRow, ...]:

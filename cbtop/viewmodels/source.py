@@ -37,7 +37,7 @@ def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
     steps = next((steps for steps in phases if steps.phase == shown), None)
     bricks = brick_stats(totals)
     rows = brick_rows(bricks, totals, checks)
-    graph, ids = execution_graph(totals)
+    graph, ids = execution_graph(totals, record.dependencies)
     hello, manifest, state = record.hello, record.manifest, record.state
     return SourceView(
         key=record.key,

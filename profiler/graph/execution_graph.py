@@ -11,7 +11,6 @@ from cbtop.profiler.graph.nodes import (
     DERIVED_KINDS,
     AsyncTask,
     Brick,
-    Direction,
     Edge,
     EdgeKind,
     GraphNode,
@@ -20,11 +19,14 @@ from cbtop.profiler.graph.nodes import (
     Transfer,
     name_of,
 )
-from cbtop.protocol.vocabulary import BrickId
+from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
 DROPPED = -1  # the id of a node there was no room for; what is put inside it, or tied to it, is dropped as well
 MAX_EDGES = MAX_NODES  # of those that were added; the others follow from the nodes
-_OPPOSITE: dict[Direction, Direction] = {"H2D": "D2H", "D2H": "H2D"}
+_OPPOSITE = {
+    TransferDirection.H2D: TransferDirection.D2H,
+    TransferDirection.D2H: TransferDirection.H2D,
+}
 
 
 @dataclass(slots=True)
@@ -134,7 +136,12 @@ class ExecutionGraph:
         return self.add_node(kernel, parent)
 
     def record_transfer(
-        self, source: str, destination: str, size_bytes: int, direction: Direction, duration_ns: float | None = None
+        self,
+        source: str,
+        destination: str,
+        size_bytes: int,
+        direction: TransferDirection,
+        duration_ns: float | None = None,
     ) -> int:
         """Add a copy between memories where we are."""
         return self.add_node(Transfer(source, destination, size_bytes, direction, duration_ns), self.current_scope)
@@ -171,7 +178,7 @@ class ExecutionGraph:
         Back means as many bytes, the other direction, from where the first one went. A transfer is in one pair.
         """
         pairs: list[tuple[int, int]] = []
-        gone: dict[tuple[int, str, Direction], list[int]] = {}
+        gone: dict[tuple[int, str, TransferDirection], list[int]] = {}
         for found, node in enumerate(self.nodes):
             if not isinstance(node, Transfer) or node.direction not in _OPPOSITE:
                 continue

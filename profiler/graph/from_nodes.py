@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import Brick, Function, GraphNode, Kernel, Layer, Step
-from cbtop.protocol.messages import Node
+from cbtop.profiler.graph.nodes import AsyncTask, Brick, Function, GraphNode, Kernel, Layer, Step, Transfer
+from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import NodeKind
 
 
@@ -16,6 +16,7 @@ def graph_of_nodes(
     count: Mapping[int, int],
     total_ns: Mapping[int, int],
     elements: Mapping[int, int],
+    dependencies: Iterable[Dependency] = (),
 ) -> tuple[ExecutionGraph, dict[int, int]]:
     """The graph of `nodes` (a parent before its children), and each node's id in the graph by its id in the table.
 
@@ -29,11 +30,16 @@ def graph_of_nodes(
     for node in nodes:
         above = node.parent or 0
         runs[node.id] = runs.get(above) or count.get(above) or count.get(node.id, 0)
+        if node.kind is NodeKind.ASYNC_TASK and not (runs.get(above) or count.get(above)):
+            runs[node.id] = 1  # a poll is no run of it
         calls, called = count.get(node.id, 0), runs[node.id]
         mean_ns = total_ns[node.id] / calls if calls else None
         mean_elements = elements[node.id] / calls if calls else None
         made = _graph_node(node, mean_ns, mean_elements, calls / called if calls else 1.0)
         ids[node.id] = graph.add_node(made, ids.get(above))
+    for dependency in dependencies:
+        if dependency.first in ids and dependency.then in ids:
+            graph.add_dependency(ids[dependency.first], ids[dependency.then])
     return graph, ids
 
 
@@ -62,8 +68,14 @@ def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, 
                 moved_bytes,
                 calls,
             )
-        case NodeKind.FUNCTION | NodeKind.TRANSFER | NodeKind.ASYNC_TASK:
-            return Function(node.name)  # all that is recorded of them
+        case NodeKind.FUNCTION:
+            return Function(node.name, node.file or None, node.line)
+        case NodeKind.TRANSFER:
+            if node.direction is None or node.size_bytes is None:
+                return Function(node.name)
+            return Transfer(node.source, node.destination, node.size_bytes, node.direction, mean_ns, calls)
+        case NodeKind.ASYNC_TASK:
+            return AsyncTask(node.name, round(calls), round(calls * (mean_elements or 0.0)), calls * (mean_ns or 0.0))
         case _:
             assert_never(node.kind)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, assert_never
+from typing import assert_never
+
+from cbtop.protocol.vocabulary import TransferDirection
 
 Grid = tuple[int, int, int]
-Direction = Literal["H2D", "D2H", "D2D"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,14 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
+    """A copy of `size_bytes` bytes between two memories. `duration_ns` and `calls` are as in Brick."""
+
     source: str
     destination: str
     size_bytes: int
-    direction: Direction
+    direction: TransferDirection
     duration_ns: float | None = None
+    calls: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,10 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class AsyncTask:
-    """Work that runs beside its siblings: it starts where it was recorded, and who needs it says so."""
+    """Work that runs beside its siblings: it starts where it was recorded, and who needs it says so.
+
+    It was polled `polls` times; `yields` of them found it not done yet.
+    """
 
     name: str
     polls: int
@@ -126,10 +133,8 @@ def name_of(node: GraphNode) -> str:
 def work_ns(node: GraphNode) -> float | None:
     """The time a node took in one run of its root, what is inside it included; None where it is not timed."""
     match node:
-        case Brick() | Kernel():
+        case Brick() | Kernel() | Transfer():
             return None if node.duration_ns is None else node.duration_ns * node.calls
-        case Transfer():
-            return node.duration_ns
         case AsyncTask():
             return node.total_poll_ns
         case Layer() | Step() | Function():

@@ -312,6 +312,33 @@ def test_bricks_that_end_out_of_order_leave_the_thread_above_both(profiler: Bric
     assert reader_in(runtime).read().node.tolist() == [1, 2, 1]
 
 
+def test_a_thread_is_where_its_own_bricks_have_brought_it(profiler: BrickProfiler) -> None:
+    root = profiler.here
+    assert (root.node, root.key, root.above) == (NO_NODE, None, None)
+    with profiler.layer(0), profiler.brick("a"):
+        place = profiler.here
+        assert (place.node, place.key) == (2, "a")
+        assert place.above is root.below[profiler.here.above.key]  # type: ignore[union-attr]
+        elsewhere: list[object] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(profiler.here))
+        thread.start()
+        thread.join()
+        assert elsewhere == [root]
+    assert profiler.here is root
+    with pytest.raises(AttributeError):
+        profiler.here = place  # type: ignore[misc]
+
+
+def test_whether_it_records_follows_the_switch(profiler: BrickProfiler) -> None:
+    assert profiler.recording is True
+    profiler.disable()
+    assert profiler.recording is False
+    profiler.enable()
+    assert profiler.recording is True
+    with pytest.raises(AttributeError):
+        profiler.recording = False  # type: ignore[misc]
+
+
 def test_threads_come_and_go(profiler: BrickProfiler, runtime: Path) -> None:
     def run() -> None:
         with profiler.layer(1), profiler.brick("a"):

@@ -68,3 +68,129 @@ def test_what_the_ring_overwrote_is_said() -> None:
     assert report.bricks[0].calls.count + report.overwritten == 20
     assert report.overwritten > 0
     assert f"{report.overwritten} records were overwritten" in str(report)
+
+
+def test_tokens_known_only_at_the_end_are_added_to_the_step(profiler: BrickProfiler) -> None:
+    with profiler.step("decode", tokens=1), profiler.brick("speculate"):
+        profiler.add_tokens(3)
+    assert (profiler.total_tokens, profiler.total_ns) == (4, 1000)
+    assert profiler.tokens_per_sec == pytest.approx(4 / 3e-6)
+    with pytest.raises(RuntimeError, match="outside a step"):
+        profiler.add_tokens(1)
+    profiler.disable()
+    profiler.add_tokens(1)
+    assert profiler.total_tokens == 4
+
+
+def test_a_window_holds_the_steps_that_began_in_it() -> None:
+    now_ns = 0
+    profiler = BrickProfiler(clock_ns=lambda: now_ns)
+    for number in range(10):
+        with profiler.step("decode", tokens=1), profiler.brick(BrickId.RMS_NORM, 8):
+            now_ns += (number + 1) * 100_000_000
+    lifetime, window = profiler.report(), profiler.report(window_s=2.0)
+    assert (lifetime.steps, lifetime.wall_ns, lifetime.window_s) == (10, 5_500_000_000, None)
+    # The steps of 0.9 s and 1 s; what began before the window is not in it.
+    assert (window.steps, window.tokens, window.wall_ns, window.window_s) == (2, 2, 1_900_000_000, 1.9)
+    assert (window.bricks[0].calls.count, window.coverage) == (2, 1.0)
+    assert str(window).startswith("the last 1.9 s: 2 steps")
+    assert profiler.report(window_s=1e-9).steps == 0
+
+
+def test_a_window_says_when_the_ring_does_not_reach_back_so_far() -> None:
+    from cbtop.profiler.recorder import RingRecorder
+
+    now_ns = 0
+    profiler = BrickProfiler(clock_ns=lambda: now_ns, recorder=RingRecorder(ring_bytes=64 * 32))
+    for _ in range(1000):
+        with profiler.brick("a"):
+            now_ns += 1_000_000
+    window = profiler.report(window_s=1.0)
+    assert window.window_s is not None
+    assert 0.05 < window.window_s < 0.07
+    assert window.bricks[0].calls.count == pytest.approx(window.window_s * 1000, abs=2)
+
+
+def test_reset_clears_every_field_but_settings_and_places(profiler: BrickProfiler) -> None:
+    fresh = {name: repr(value) for name, value in vars(profiler).items()}
+    settings = {
+        "sample_every",
+        "_enabled",
+        "_sync_mode",
+        "_clock",
+        "_now_ns",
+        "_device_path",
+        "_recorder",
+        "_defining",
+    }
+    hot_path = {
+        "_define",
+        "_defining",
+        "_clock_ns",
+        "_record",
+        "_recording",
+        "_threads",
+        "_memory",
+        "_reserve",
+        "_lap",
+    }
+    places = {"_nodes", "_scopes", "_open"}  # the graph's places keep their ids; each thread stays where it is
+    cleared = {"_epoch_ns", "_steps", "_dropped", "_dependencies", "_pending", "_session"}
+    assert set(fresh) <= settings | hot_path | places | cleared, "say of a new field whether reset clears it"
+
+    profiler.elapsed_ns()
+    with profiler.step("decode", tokens=1):
+        ids = [profiler.graph_record_brick(name, 1000) for name in "ab"]
+        profiler.graph_add_dependency(*ids)
+        profiler.record_deferred("put off", 0)
+    profiler._dropped = 3
+    assert (profiler.report().steps, profiler.execution_graph().dropped) == (1, 3)
+    profiler.reset()
+    report = profiler.report()
+    assert (report.steps, report.tokens, report.wall_ns, report.bricks, report.categories) == (0, 0, 0, (), ())
+    assert (report.overwritten, report.rejected, profiler.pending_count) == (0, 0, 0)
+    graph = profiler.execution_graph()
+    assert (graph.nodes, graph.added_edges, graph.dropped) == ([], [], 0)
+    assert profiler.elapsed_ns() == 0
+    with profiler.step("decode", tokens=1), profiler.brick("b"):
+        pass
+    assert [stats.name for stats in profiler.report().bricks] == ["b"]
+    assert profiler.execution_graph().added_edges == []
+
+
+def test_a_function_is_timed_by_a_decorator(profiler: BrickProfiler) -> None:
+    @profiler.timed(BrickId.RMS_NORM, elements=lambda values, scale: len(values))
+    def norm(values: list[float], scale: float) -> list[float]:
+        """Scale."""
+        return [value * scale for value in values]
+
+    assert norm([1.0, 2.0], scale=2.0) == [2.0, 4.0]
+    assert norm.__doc__ == "Scale."
+    stats = profiler.stats_for(BrickId.RMS_NORM)
+    assert stats is not None
+    assert (stats.calls.count, stats.calls.elements) == (1, 2)
+
+    @profiler.timed("fails", elements=7)
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    failed = profiler.stats_for("fails")
+    assert failed is not None
+    assert (failed.calls.failed, failed.calls.elements) == (1, 7)
+    profiler.disable()
+    assert norm([1.0], scale=1.0) == [1.0]
+    assert stats.calls.count == 1
+
+    async def piecewise() -> None: ...
+
+    with pytest.raises(TypeError, match="piecewise runs in pieces"):
+        profiler.timed("a")(piecewise)
+
+
+def test_after_close_the_report_is_still_there(profiler: BrickProfiler) -> None:
+    with profiler.brick("a"):
+        pass
+    profiler.close()
+    assert profiler.report().bricks[0].calls.count == 1

@@ -1,0 +1,80 @@
+"""The methods of BrickProfiler that tell what this process has recorded: statistics and graph, without a daemon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.profiler.timed_elsewhere import Brick
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cbtop.profiler.brick_stats import BrickStats, CategoryStats
+    from cbtop.profiler.graph.execution_graph import ExecutionGraph
+    from cbtop.profiler.recorder import Recorder
+    from cbtop.profiler.session import Report, Session
+    from cbtop.protocol.messages import Dependency
+
+
+class ReadBack:
+    """Reads the process's own ring. Whoever never asks never loads NumPy."""
+
+    _recorder: Recorder
+    _now_ns: Callable[[], int]
+    _session: Session | None
+    _dependencies: dict[Dependency, bool]
+    _dropped: int
+
+    def report(self, window_s: float | None = None) -> Report:
+        """What this process has recorded so far, or in the last `window_s` seconds; `print` shows it as text.
+
+        Ask often enough that the ring does not overwrite what was not read: 260,000 records by default. A window
+        reaches back no further than the ring does; `Report.window_s` says what it covers.
+        """
+        session = self._read_back()
+        return session.report() if window_s is None else session.window(window_s, self._now_ns())
+
+    def stats_for(self, brick: Brick) -> BrickStats | None:
+        """The statistics of one brick, whatever layers it ran in; None where it did not run."""
+        name = brick.display_name if isinstance(brick, BrickId) else getattr(brick, "name", brick)
+        return self._read_back().stats_for(str(name))
+
+    def category_stats(self) -> dict[BrickCategory, CategoryStats]:
+        """The statistics of the categories that ran."""
+        return self._read_back().category_stats()
+
+    @property
+    def total_ns(self) -> int:
+        """The time spent in bricks so far, none of it counted twice."""
+        return self.report().total_ns
+
+    @property
+    def total_tokens(self) -> int:
+        """The tokens of all steps so far."""
+        return self.report().tokens
+
+    @property
+    def tokens_per_sec(self) -> float | None:
+        """Tokens a second of the steps' wall time; None without steps."""
+        return self.report().tokens_per_sec
+
+    def execution_graph(self) -> ExecutionGraph:
+        """What ran so far: each node with the time of its mean call, and who waits for whom.
+
+        `dropped` counts what was started or said past the bounds on nodes, depth and dependencies.
+        """
+        graph = self._read_back().graph([edge for edge, is_fresh in self._dependencies.items() if is_fresh])
+        graph.dropped += self._dropped
+        return graph
+
+    def _read_back(self) -> Session:
+        # NumPy comes with it, which a process that only records need not load.
+        from cbtop.profiler.session import Session
+
+        if self._session is None:
+            if not isinstance(self._recorder, RingRecorder):
+                raise TypeError(f"a {type(self._recorder).__name__} cannot be read back")
+            self._session = Session(self._recorder)
+        return self._session
