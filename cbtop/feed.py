@@ -25,35 +25,41 @@ class FeedEnd:
     message: str
 
 
-class Feed:
-    """Connects to `endpoint`; with None, to this user's daemon, starting one inside where none runs.
+class DaemonIfNone:
+    """The daemon at `endpoint`; with None this user's, and one started inside where none runs or it falls silent."""
 
-    When a daemon that ran elsewhere falls silent one is started inside: the rings are still there, so nothing is
-    lost with it. Raises EndpointError for an address that cannot be one.
-    """
-
-    def __init__(self, endpoint: str | None = None) -> None:
-        self._store = Store()
+    def __init__(self, endpoint: str | None) -> None:
+        self.endpoint = default_endpoint() if endpoint is None else endpoint
+        self.inside: DaemonInside | None = None
         self._own = endpoint is None
-        self._inside: DaemonInside | None = None
         self._tried_s = time.monotonic()
-        address = default_endpoint() if endpoint is None else endpoint
         if self._own:
-            self._start_inside(address)
-        self._collector = Collector(address, self._store)
+            self._start()
 
-    @property
-    def is_daemon_inside(self) -> bool:
-        """Whether the daemon is ours: nobody else was there to watch."""
-        return self._inside is not None
-
-    def poll(self, timeout_ms: int = 0) -> None:
-        """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
-        self._collector.poll(timeout_ms)
-        alone = self._own and self._inside is None and self._collector.silent_s > SILENT_AFTER_S
+    def check(self, silent_s: float) -> None:
+        """Start one when nothing was heard for so long. The rings are still there, so nothing is lost with it."""
+        alone = self._own and self.inside is None and silent_s > SILENT_AFTER_S
         if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
             self._tried_s = time.monotonic()
-            self._start_inside(self._collector.endpoint)
+            self._start()
+
+    def close(self) -> None:
+        """Stop the one inside."""
+        if self.inside:
+            self.inside.close()
+
+    def _start(self) -> None:
+        try:
+            self.inside = DaemonInside(self.endpoint)
+        except EndpointError:
+            self.inside = None  # one runs already, or is about to: that is the one to listen to
+
+
+class StoreViews:
+    """The views made from a store."""
+
+    def __init__(self) -> None:
+        self._store = Store()
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Every source, the newest live one first."""
@@ -66,6 +72,28 @@ class Feed:
             key = known[0].key if known else None
         record = self._store.sources.get(key or "")
         return source_view(record, phase) if record else None
+
+
+class Feed(StoreViews):
+    """Connects to `endpoint`; with None, to this user's daemon, starting one inside where none runs.
+
+    Raises EndpointError for an address that cannot be one.
+    """
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        super().__init__()
+        self._daemon = DaemonIfNone(endpoint)
+        self._collector = Collector(self._daemon.endpoint, self._store)
+
+    @property
+    def is_daemon_inside(self) -> bool:
+        """Whether the daemon is ours: nobody else was there to watch."""
+        return self._daemon.inside is not None
+
+    def poll(self, timeout_ms: int = 0) -> None:
+        """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
+        self._collector.poll(timeout_ms)
+        self._daemon.check(self._collector.silent_s)
 
     def key_of(self, pid: int) -> str | None:
         """The source whose process is `pid`; None while it has not appeared."""
@@ -90,9 +118,10 @@ class Feed:
         """One line about the link."""
         if self._collector.refused:
             return self._collector.refused
-        if self._inside and self._inside.error:
-            return f"the daemon inside stopped: {self._inside.error}"
-        where = "own daemon" if self._inside else self._collector.endpoint
+        inside = self._daemon.inside
+        if inside and inside.error:
+            return f"the daemon inside stopped: {inside.error}"
+        where = "own daemon" if inside else self._collector.endpoint
         if self._collector.silent_s > SILENT_AFTER_S:
             return f"{where}: nothing heard for {self._collector.silent_s:.0f} s"
         damaged = f" · {self._collector.damaged} damaged messages" if self._collector.damaged else ""
@@ -105,17 +134,10 @@ class Feed:
     def close(self) -> None:
         """Close the link, and the daemon inside."""
         self._collector.close()
-        if self._inside:
-            self._inside.close()
+        self._daemon.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _start_inside(self, address: str) -> None:
-        try:
-            self._inside = DaemonInside(address)
-        except EndpointError:
-            self._inside = None  # one runs already, or is about to: that is the one to listen to

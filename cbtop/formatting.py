@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 
 NOT_MEASURED = "n/a"
 
@@ -87,6 +88,18 @@ def percent_number(value: float | None) -> str:
 def size_bytes(value: float | None) -> str:
     """A size in decimal units: `78.2 MB`."""
     return si(value, "B")
+
+
+def position(value_s: float) -> str:
+    """A place in a recording: `0:07`, `1:02:07`."""
+    whole = int(value_s)
+    hours = f"{whole // 3600}:{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
+    return f"{hours}:{whole % 60:02}"
+
+
+def date(unix_s: float) -> str:
+    """A moment in local time: `2026-03-01 12:30:59`."""
+    return f"{datetime.fromtimestamp(unix_s):%Y-%m-%d %H:%M:%S}"
 
 
 def seconds(value: float) -> str:

@@ -22,10 +22,12 @@ from cbtop.protocol.messages import (
     Dependency,
     Goodbye,
     Heartbeat,
+    HistoryPiece,
     HostHello,
     Manifest,
     Message,
     Node,
+    RecordBatch,
     SourceCatalog,
     SourceGone,
     SourceState,
@@ -115,6 +117,8 @@ class Store:
             case StatsUpdate():
                 if message.source in self.sources:
                     _update_stats(self.sources[message.source], message)
+            case RecordBatch() | HistoryPiece():
+                pass  # for recorders
             case SourceGone():
                 self.sources.pop(message.source, None)
             case (

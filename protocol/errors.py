@@ -19,3 +19,7 @@ class RingError(ProtocolError):
 
 class EndpointError(ProtocolError):
     """Our side's fault: an address that cannot be used, or a runtime directory that is not safe."""
+
+
+class RecordingError(ProtocolError):
+    """A recording that cannot be read or written."""

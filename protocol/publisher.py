@@ -1,8 +1,9 @@
 """The daemon's socket: XPUB, so that it hears who joins; it never waits for a viewer.
 
-A message goes out under a topic: LIVE reaches every viewer, a viewer's own join topic only that viewer. What
-belongs together travels as one multipart message, which ZeroMQ counts once against the high-water mark and
-delivers whole or not at all. A viewer that does not read loses messages, each viewer its own.
+A message goes out under a topic: LIVE reaches every viewer, RECORDS every recorder, a topic of its own (join,
+history) only the viewer that subscribed to it: that is how a viewer asks. What belongs together travels as one
+multipart message, which ZeroMQ counts once against the high-water mark and delivers whole or not at all. A viewer
+that does not read loses messages, each viewer its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import zmq
@@ -21,7 +22,9 @@ from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.messages import WireMessage
 
 LIVE = b"live"
+RECORDS = b"records"
 JOIN_PREFIX = b"join/"
+HISTORY_PREFIX = b"history/"
 MAX_TOPIC_BYTES = 64
 SEND_HIGH_WATER_MARK = 32  # messages a viewer: three seconds at ten updates a second
 
@@ -45,17 +48,24 @@ class Publisher:
             raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
 
     def joined(self, timeout_ms: int) -> list[bytes]:
-        """The join topics of viewers that subscribed; waits up to `timeout_ms` for the first."""
+        """The topics of their own that viewers subscribed to; waits up to `timeout_ms` for the first."""
         topics: list[bytes] = []
         while self._socket.poll(0 if topics else timeout_ms):
             said = self._socket.recv()
-            if said[:1] == b"\x01" and said[1:].startswith(JOIN_PREFIX) and len(said) <= MAX_TOPIC_BYTES:
+            if (
+                said[:1] == b"\x01"
+                and said[1:].startswith((JOIN_PREFIX, HISTORY_PREFIX))
+                and len(said) <= MAX_TOPIC_BYTES
+            ):
                 topics.append(said[1:])
         return topics
 
     def send(self, topic: bytes, messages: Iterable[WireMessage]) -> None:
         """Send `messages` together under `topic`; never waits, never fails for a viewer's sake."""
-        frames = [codec.encode(message) for message in messages]
+        self.send_frames(topic, [codec.encode(message) for message in messages])
+
+    def send_frames(self, topic: bytes, frames: Sequence[bytes]) -> None:
+        """The same, of messages that are encoded already."""
         if frames:
             self._socket.send_multipart([topic, *frames], zmq.NOBLOCK, copy=False)
 

@@ -7,13 +7,17 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 from cbtop.errors import UsageError
 from cbtop.feed import Feed
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError
+from cbtop.recorder import save_history
+from cbtop.replay import ReplayFeed
 from cbtop.reports import REPORTS, SECTIONS
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import ReplayView, SourceView
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 
@@ -45,10 +49,10 @@ def is_headless(options: argparse.Namespace) -> bool:
     return bool(options.headless) or not all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
 
 
-def print_report(views: Sequence[SourceView], options: argparse.Namespace) -> None:
-    """One report on stdout."""
+def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
+    """One report on stdout; `replay` says where in which recording it was found."""
     sections = list(SECTIONS) if options.view == "all" else [options.view]
-    sys.stdout.write(REPORTS[options.format](views, sections) + "\n")
+    sys.stdout.write(REPORTS[options.format](views, sections, replay) + "\n")
     sys.stdout.flush()
 
 
@@ -59,14 +63,20 @@ def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> Non
         raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
 
 
-def show_on_screen(feed: Feed, options: argparse.Namespace) -> int:
+def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace) -> int:
     """Open the screen on `feed` and give the exit code when it closes."""
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
     # Textual takes a fifth of a second to load; reports and --help should not pay for it.
     from cbtop.app import CbtopApp
+    from cbtop.replay_app import ReplayApp
 
-    app = CbtopApp(feed, interval_s=options.interval)
+    app: CbtopApp
+    if isinstance(feed, ReplayFeed):
+        app = ReplayApp(feed, interval_s=options.interval)
+    else:
+        save = partial(save_history, feed.endpoint, Path.cwd())
+        app = CbtopApp(feed, interval_s=options.interval, save_history=save)
     app.phase = options.phase
     code = app.run()
     end = feed.finished()
@@ -81,6 +91,17 @@ def endpoint(text: str) -> str:
         return parse_endpoint(text)
     except EndpointError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def positive_seconds(text: str) -> float:
+    """A time above zero, as argparse checks it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above zero")
+    return value
 
 
 def _interval(text: str) -> float:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
+from pathlib import Path
 
-from cbtop.commands.show import add_show_arguments, endpoint, is_headless, print_report, show_on_screen
+from cbtop.commands import replay
+from cbtop.commands.show import (
+    add_show_arguments,
+    endpoint,
+    is_headless,
+    positive_seconds,
+    print_report,
+    show_on_screen,
+)
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
@@ -42,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--duration",
-        type=_positive,
+        type=positive_seconds,
         metavar="SEC",
         help="with --headless: watch this long, then print the report",
     )
     parser.add_argument(
-        "--timeout", type=_positive, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
+        "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
     )
     parser.add_argument(
         "--connect",
@@ -56,8 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a daemon's address (default: your own, started inside if none runs)",
     )
 
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="show a recording (as `cbtop replay FILE`)")
+    replay.add_replay_arguments(parser)
+
 
 def run(options: argparse.Namespace) -> int:
+    if options.replay:
+        return replay.run(options)
     if not (options.once or options.duration or is_headless(options)):
         with Feed(options.connect) as feed:
             return show_on_screen(feed, options)
@@ -126,13 +139,3 @@ def _has_data(view: SourceView, options: argparse.Namespace) -> bool:
     if options.phase is not None and view.phase != options.phase:
         return False
     return bool(view.bricks) and (view.phase is None or view.steps is not None)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above zero")
-    return value

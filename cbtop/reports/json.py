@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cbtop.viewmodels.graph import tree_text
@@ -12,6 +13,7 @@ from cbtop.viewmodels.model import (
     BrickRow,
     CategoryRow,
     GraphRow,
+    ReplayView,
     RooflineView,
     SourceView,
     StepsView,
@@ -48,9 +50,14 @@ PROVENANCE = {
 }
 
 
-def json_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
+def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
     """All sources, whole: `sections` choose what a person reads, a program takes what it needs."""
-    document = {"schema": SCHEMA, "provenance": PROVENANCE, "sources": [_source(source) for source in sources]}
+    document = {
+        "schema": SCHEMA,
+        "replay": None if replay is None else asdict(replay),
+        "provenance": PROVENANCE,
+        "sources": [_source(source) for source in sources],
+    }
     return json.dumps(document, allow_nan=False)
 
 

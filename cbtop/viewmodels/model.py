@@ -238,3 +238,15 @@ class SourceSummary:
     key: str
     label: str  # program, pid@host
     state: SourceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayView:
+    """Where in which recording a screen or a report is. Times are seconds from its beginning."""
+
+    file: str
+    host: str
+    recorded_s: float  # Unix time of its beginning
+    at_s: float
+    duration_s: float
+    is_complete: bool  # closed by its recorder; else it was killed, or still writes
