@@ -24,7 +24,7 @@ class Link:
     """
 
     def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._stop = threading.Event()
         self._asked: SimpleQueue[Future[Snapshot]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cbtop-telemetry", daemon=True)
@@ -52,7 +52,7 @@ class Link:
         self.close()
 
     def _run(self) -> None:
-        collector = Collector(self._endpoint, Store())
+        collector = Collector(self.endpoint, Store())
         try:
             while not self._stop.is_set():
                 collector.poll(POLL_MS)

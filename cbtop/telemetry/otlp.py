@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -19,14 +19,19 @@ from urllib.parse import urlsplit
 from cbtop.errors import NoDataError, UsageError
 from cbtop.telemetry.link import Link
 from cbtop.telemetry.metrics import Durations, Kind, Metric, Point, Snapshot
+from cbtop.telemetry.otlp_traces import spans
+from cbtop.telemetry.steps import sample_steps
 from cbtop.version import __version__
 
 if TYPE_CHECKING:
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics.export import Gauge, Histogram, MetricsData, Sum
+    from opentelemetry.sdk.resources import Resource
 
 METAVAR = "http://HOST:4318"
-HELP = "send metrics to an OpenTelemetry collector, every $OTEL_METRIC_EXPORT_INTERVAL ms (default: 10000)"
+HELP = (
+    "send metrics, and one whole step of each process as a trace, to an OpenTelemetry collector, every "
+    "$OTEL_METRIC_EXPORT_INTERVAL ms (default: 10000)"
+)
 
 INTERVAL_MS = 10_000
 LAST_EXPORT_S = 1.0  # at its end the daemon sends once more, and waits no longer than this
@@ -37,7 +42,7 @@ _sdk_log = logging.getLogger("opentelemetry")
 
 
 def address(text: str) -> str:
-    """The base address of a collector, to which OTLP appends `/v1/metrics`."""
+    """The base address of a collector, to which OTLP appends `/v1/metrics` and `/v1/traces`."""
     try:
         parts = urlsplit(text)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -51,30 +56,55 @@ def address(text: str) -> str:
 
 @contextmanager
 def exporting(address: str, link: Link) -> Iterator[str]:
-    """Send a snapshot of `link` to `address` at every interval, in a thread, and a last one at the end."""
+    """Send to `address` at every interval, metrics in one thread and traces in another; at the end, metrics again."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+        from opentelemetry.sdk.trace.export import SpanExportResult
     except ImportError as error:
         raise UsageError("--otlp needs the OpenTelemetry SDK: pip install 'cbtop[otlp]'") from error
     interval_s = _interval_s(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or str(INTERVAL_MS))
-    endpoint = f"{address}/v1/metrics"
-    exporter = OTLPMetricExporter(endpoint=endpoint)
+    to_metrics, to_traces = f"{address}/v1/metrics", f"{address}/v1/traces"
+    metric_exporter, span_exporter = OTLPMetricExporter(endpoint=to_metrics), OTLPSpanExporter(endpoint=to_traces)
     stop = threading.Event()
-    thread = threading.Thread(target=_run, args=(exporter, endpoint, link, interval_s, stop), daemon=True)
-    thread.start()
+
+    def send_metrics() -> bool | None:
+        try:
+            data = metrics_data(link.snapshot(), time.time_ns())
+        except NoDataError as error:
+            _log.debug("nothing to send: %s", error)
+            return None
+        return metric_exporter.export(data) is MetricExportResult.SUCCESS
+
+    def send_traces() -> bool | None:
+        found = [
+            span for record, step in sample_steps(link.endpoint, stop) for span in spans(record, step, _resource())
+        ]
+        return span_exporter.export(found) is SpanExportResult.SUCCESS if found else None
+
+    _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)  # else several lines at every failure: we say it once
+    threads = [
+        threading.Thread(target=_keep_sending, args=(send, where, interval_s, stop), daemon=True)
+        for send, where in ((send_metrics, to_metrics), (send_traces, to_traces))
+    ]
+    for thread in threads:
+        thread.start()
     try:
-        yield f"metrics to {endpoint} every {interval_s:g} s"
+        yield f"metrics and traces to {address} every {interval_s:g} s"
     finally:
         stop.set()
-        thread.join(LAST_EXPORT_S)
-        exporter.shutdown()
+        deadline_s = time.monotonic() + LAST_EXPORT_S
+        for thread in threads:
+            thread.join(max(0, deadline_s - time.monotonic()))
+        metric_exporter.shutdown()
+        span_exporter.shutdown()
 
 
 def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
     """`snapshot` in the SDK's data model: cumulative, with `now_ns` (Unix time) as the time of every point."""
     # The SDK takes a third of a second to load; only who exports pays for it.
     from opentelemetry.sdk.metrics import export
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     metrics = [
@@ -83,28 +113,30 @@ def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
         if points
     ]
     scope = export.ScopeMetrics(InstrumentationScope("cbtop", __version__), metrics, schema_url="")
-    resource = Resource.create({"service.name": "cbtop", "service.version": __version__})
-    return export.MetricsData([export.ResourceMetrics(resource, [scope], schema_url="")])
+    return export.MetricsData([export.ResourceMetrics(_resource(), [scope], schema_url="")])
 
 
-def _run(exporter: OTLPMetricExporter, endpoint: str, link: Link, interval_s: float, stop: threading.Event) -> None:
-    from opentelemetry.sdk.metrics.export import MetricExportResult
+def _keep_sending(send: Callable[[], bool | None], where: str, interval_s: float, stop: threading.Event) -> None:
+    """Call `send` at every interval and once when `stop` is set; say it when what it sends is refused, or no more.
 
+    It gives whether the collector took what it sent, None where there was nothing to send.
+    """
     said = _Said()
     _sdk_log.addHandler(said)
-    _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)  # else several lines at every failure: we say it once
-    is_taken, is_last = True, False
+    was_taken, is_last = True, False
     while not is_last:
         is_last = stop.wait(interval_s)
-        try:
-            data = metrics_data(link.snapshot(), time.time_ns())
-        except NoDataError as error:
-            _log.debug("nothing to send: %s", error)
-            continue
         said.line = ""
-        was_taken, is_taken = is_taken, exporter.export(data) is MetricExportResult.SUCCESS
-        if is_taken != was_taken and not is_last:
-            _log.warning("%s %s", endpoint, "takes metrics again" if is_taken else f"takes no metrics: {said.line}")
+        is_taken = send()
+        if is_taken is not None and is_taken != was_taken and not stop.is_set():
+            _log.warning("%s %s", where, "takes what is sent again" if is_taken else f"takes nothing: {said.line}")
+            was_taken = is_taken
+
+
+def _resource() -> Resource:
+    from opentelemetry.sdk.resources import Resource
+
+    return Resource.create({"service.name": "cbtop", "service.version": __version__})
 
 
 def _name(metric: Metric) -> str:
@@ -160,10 +192,13 @@ def _interval_s(text: str) -> float:
 
 
 class _Said(logging.Handler):
-    """Keeps the first warning of the SDK's since `line` was emptied: it says why an export failed."""
+    """Keeps the first warning of the SDK's in this thread since `line` was emptied: why an export failed."""
 
-    line = ""
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.line = ""
+        self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING:
+        if record.thread == self._thread:
             self.line = self.line or record.getMessage()

@@ -25,6 +25,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -146,11 +147,12 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
 
 
 class CollectorStub(HTTPServer):
-    """Takes OTLP metrics over HTTP and keeps the requests; `status` is what it answers."""
+    """Takes OTLP over HTTP and keeps the requests; `status` is what it answers."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Take)
         self.requests: list[ExportMetricsServiceRequest] = []
+        self.traces: list[ExportTraceServiceRequest] = []
         self.status = 200
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -173,9 +175,13 @@ class _Take(BaseHTTPRequestHandler):
     server: CollectorStub
 
     def do_POST(self) -> None:
-        assert (self.path, self.headers["Content-Type"]) == ("/v1/metrics", "application/x-protobuf")
+        assert self.headers["Content-Type"] == "application/x-protobuf"
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.requests.append(ExportMetricsServiceRequest.FromString(body))
+        if self.path == "/v1/traces":
+            self.server.traces.append(ExportTraceServiceRequest.FromString(body))
+        else:
+            assert self.path == "/v1/metrics"
+            self.server.requests.append(ExportMetricsServiceRequest.FromString(body))
         self.send_response(self.server.status)
         self.end_headers()
         self.wfile.write(ExportMetricsServiceResponse().SerializeToString())
@@ -196,7 +202,7 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
         exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="100") as (_, line),
         resting_host(),
     ):
-        assert line == f"cbtop daemon: metrics to {collector.address}/v1/metrics every 0.1 s"
+        assert line == f"cbtop daemon: metrics and traces to {collector.address} every 0.1 s"
         eventually(lambda: collector.value_of("cbtop.brick.duration", "RmsNorm") == 100)
         (source,) = snapshot()
         for row in source["bricks"]:
@@ -204,6 +210,27 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
             assert collector.value_of("cbtop.brick.exclusive", row["name"]) == pytest.approx(
                 row["exclusive_us"] / 1e6
             )
+
+
+def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) -> None:
+    with (
+        exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="100"),
+        host() as running,
+    ):
+        eventually(lambda: len(collector.traces) > 2, timeout_s=30)
+    for request in collector.traces:
+        ((spans,),) = ([scope.spans for scope in resource.scope_spans] for resource in request.resource_spans)
+        assert len({span.trace_id for span in spans}) == 1
+        names = {span.span_id: span.name for span in spans}
+        assert [(names.get(span.parent_span_id), span.name) for span in spans] == [
+            (None, "decode"),
+            *[("decode", "Layer 0"), ("Layer 0", "RmsNorm"), ("Layer 0", "DownProjection")],
+            *[("decode", "Layer 1"), ("Layer 1", "RmsNorm"), ("Layer 1", "DownProjection")],
+        ]
+        assert all(f":{running.pid}:" in span.attributes[0].value.string_value for span in spans)
+        assert abs(spans[0].start_time_unix_nano - time.time_ns()) < 60e9
+        (down,) = (s for s in spans if s.name == "DownProjection" and names[s.parent_span_id] == "Layer 1")
+        assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # it sleeps for as long
 
 
 def test_at_its_end_the_daemon_sends_what_it_knows_once_more(collector: CollectorStub) -> None:
@@ -227,8 +254,8 @@ def test_a_collector_that_refuses_is_named_once_and_once_when_it_takes_them_agai
         assert process.stderr
         said = process.stderr.read().splitlines()
     assert len(said) == 2
-    assert "takes no metrics: Failed to export metrics batch code: 404" in said[0]
-    assert said[1].endswith("takes metrics again")
+    assert "/v1/metrics takes nothing: Failed to export metrics batch code: 404" in said[0]
+    assert said[1].endswith("/v1/metrics takes what is sent again")
 
 
 @contextmanager
