@@ -13,6 +13,7 @@ from cbtop.protocol.errors import EndpointError
 from cbtop.store import Store
 from cbtop.viewmodels.model import SourceSummary, SourceView
 from cbtop.viewmodels.source import source_view, summaries
+from cbtop.window import DEFAULT_WINDOW_S
 
 RETRY_INSIDE_S = 1.0
 
@@ -58,20 +59,23 @@ class DaemonIfNone:
 class StoreViews:
     """The views made from a store."""
 
-    def __init__(self) -> None:
-        self._store = Store()
+    def __init__(self, window_s: float) -> None:
+        self._store = Store(window_s)
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Every source, the newest live one first."""
         return summaries(self._store)
 
-    def view(self, key: str | None = None, phase: str | None = None) -> SourceView | None:
-        """What a source shows; None for `key` is the first of `sources()`, None when there is nothing yet."""
+    def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
+        """What a source shows, of its life or its window; None for `key` is the first of `sources()`.
+
+        None when there is nothing yet.
+        """
         if key is None:
             known = self.sources()
             key = known[0].key if known else None
         record = self._store.sources.get(key or "")
-        return source_view(record, phase) if record else None
+        return source_view(record, phase, window=window) if record else None
 
 
 class Feed(StoreViews):
@@ -80,8 +84,8 @@ class Feed(StoreViews):
     Raises EndpointError for an address that cannot be one.
     """
 
-    def __init__(self, endpoint: str | None = None) -> None:
-        super().__init__()
+    def __init__(self, endpoint: str | None = None, window_s: float = DEFAULT_WINDOW_S) -> None:
+        super().__init__(window_s)
         self._daemon = DaemonIfNone(endpoint)
         self._collector = Collector(self._daemon.endpoint, self._store)
 

@@ -13,6 +13,7 @@ from cbtop.protocol.messages import DaemonHello
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.store import Store
 from cbtop.viewmodels.model import ReplayView
+from cbtop.window import DEFAULT_WINDOW_S
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
 # A jump begins so long before its target, at a keyframe: what is shown of the last seconds has something to show.
@@ -23,8 +24,14 @@ WALK_NS = 10_000_000_000  # so far it goes forward frame by frame
 class ReplayFeed(StoreViews):
     """Plays the recording at `path`, `speed` times as fast. Raises RecordingError or VersionError."""
 
-    def __init__(self, path: Path, speed: float = 1.0, clock_s: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        path: Path,
+        window_s: float = DEFAULT_WINDOW_S,
+        speed: float = 1.0,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(window_s)
         self.is_playing = True
         self.touched = 0  # frames decoded so far
         self._speed = speed
@@ -99,7 +106,7 @@ class ReplayFeed(StoreViews):
         self.close()
 
     def _jump(self, target_ns: int) -> None:
-        self._store = Store()
+        self._store = Store(self._store.window_s)
         self._frames = self._reader.frames(self._reader.keyframe_before(target_ns - WARM_UP_NS), SHOWN)
         self._next = next(self._frames, None)
         self._walk(target_ns)

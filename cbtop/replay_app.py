@@ -12,9 +12,9 @@ from cbtop.replay import ReplayFeed
 from cbtop.viewmodels.model import ReplayView
 
 
-def _seek(keys: str, action: str, description: str, *, show: bool = False, display: str | None = None) -> Binding:
+def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
     # They come before the lists', which keep j k g G and, in the graph, h l.
-    return Binding(keys, action, description, show=show, key_display=display, priority=True)
+    return Binding(keys, action, description, show=show, priority=True)
 
 
 class ReplayApp(CbtopApp, inherit_bindings=False):
@@ -22,8 +22,8 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action == "save_history")),
-        _seek("left", "seek(-5)", "back 5 s", show=True, display="←→"),
-        _seek("right", "seek(5)", "on 5 s"),
+        _seek("left", "seek(-5)", "back 5 s", show=True),
+        _seek("right", "seek(5)", "on 5 s", show=True),
         _seek("pageup,shift+left", "seek(-60)", "back 1 min"),
         _seek("pagedown,shift+right", "seek(60)", "on 1 min"),
         _seek("home", "seek_to(0)", "to the beginning"),

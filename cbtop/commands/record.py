@@ -79,9 +79,10 @@ def _summary(recorder: Recorder, options: argparse.Namespace, lasted_s: float) -
     lost += f", {fmt.count(dropped)} dropped before they could be read" if dropped else ""
     lost += f", {recorder.damaged} damaged messages left out" if recorder.damaged else ""
     full = f"cbtop: {options.output} has reached --max-size; recording ends here\n" if recorder.is_full else ""
+    processes = "1 process" if len(tallies) == 1 else f"{len(tallies)} processes"
     return (
-        f"{full}cbtop: {options.output}: {lasted_s:.1f} s, {len(tallies)} processes, {fmt.count(taken)} records"
-        f"{lost}, {fmt.size_bytes(recorder.size_bytes)}\n"
+        f"{full}cbtop: {options.output}: {lasted_s:.1f} s, {processes}, {fmt.count(taken)} records{lost}, "
+        f"{fmt.size_bytes(recorder.size_bytes)}\n"
     )
 
 

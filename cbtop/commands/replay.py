@@ -13,6 +13,7 @@ from cbtop.commands.show import (
     positive_seconds,
     print_report,
     show_on_screen,
+    window_s,
 )
 from cbtop.errors import NoDataError, UntrustedError, UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
@@ -47,7 +48,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        feed = ReplayFeed(options.replay, options.speed)
+        feed = ReplayFeed(options.replay, window_s(options), options.speed)
     except (RecordingError, VersionError) as error:
         raise UsageError(str(error)) from error
     with feed:
@@ -62,7 +63,9 @@ def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
     if not shown:
         raise NoDataError(f"{options.replay}: no process has recorded anything by then; try another --at")
     check_phase(shown, options)
-    print_report(shown, options, feed.replay())
+    window = options.window is not None
+    report = [feed.view(view.key, options.phase, window=window) for view in shown]
+    print_report([view for view in report if view], options, feed.replay())
     if faulty := [view for view in views if view.state is SourceStatus.FAULTY]:
         raise UntrustedError(
             "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)
