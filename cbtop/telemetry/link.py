@@ -11,7 +11,8 @@ from typing import Self
 from cbtop.collector import SILENT_AFTER_S, Collector
 from cbtop.errors import NoDataError
 from cbtop.store import Store
-from cbtop.telemetry.metrics import Snapshot, snapshot
+from cbtop.telemetry.metrics import Snapshot
+from cbtop.telemetry.snapshot import snapshot
 
 POLL_MS = 50
 ANSWER_S = 2.0

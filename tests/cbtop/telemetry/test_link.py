@@ -13,7 +13,8 @@ from cbtop.errors import NoDataError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.telemetry import link as link_module
 from cbtop.telemetry.link import Link
-from cbtop.telemetry.metrics import DAEMON, snapshot
+from cbtop.telemetry.metrics import DAEMON
+from cbtop.telemetry.snapshot import snapshot
 
 
 def test_however_many_ask_it_keeps_listening(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

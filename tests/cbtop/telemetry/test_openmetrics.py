@@ -24,9 +24,10 @@ from cbtop.errors import CbtopError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.telemetry import exporting, metrics, openmetrics
 from cbtop.telemetry.link import Link
-from cbtop.telemetry.metrics import METRICS, Durations, Point, Snapshot, snapshot
+from cbtop.telemetry.metrics import METRICS, Durations, Point, Snapshot
+from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
 from tests.cbtop.recorded import decode_run
-from tests.cbtop.telemetry.test_metrics import NOW_NS, store_of
+from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of
 
 README = Path(__file__).parents[3] / "README.md"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -57,7 +58,7 @@ def test_the_official_parser_reads_every_metric_with_its_type_and_unit(tmp_path:
                 continue
             at_most = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
             assert [*at_most.values()] == [sum(point.value.counts[: n + 1]) for n in range(len(point.value.counts))]
-            assert [float(le) for le in at_most] == [*(ns / 1e9 for ns in metrics.BOUNDS_NS), float("inf")]
+            assert [float(le) for le in at_most] == [*(ns / 1e9 for ns in BOUNDS_NS), float("inf")]
             assert {s.value for s in samples if s.name.endswith("_sum")} == {point.value.total_ns / 1e9}
             assert {s.value for s in samples if s.name.endswith("_count")} == {sum(point.value.counts)}
 

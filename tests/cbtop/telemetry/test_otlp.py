@@ -15,9 +15,10 @@ from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.telemetry import metrics, otlp
 from cbtop.telemetry.link import Link
-from cbtop.telemetry.metrics import BOUNDS_NS, METRICS, Durations, Kind, Point, Snapshot, snapshot
+from cbtop.telemetry.metrics import METRICS, Durations, Kind, Point, Snapshot
+from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
 from tests.cbtop.recorded import decode_run
-from tests.cbtop.telemetry.test_metrics import NOW_NS, store_of
+from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of
 
 
 def sent(found: Snapshot) -> dict[str, Metric]:

@@ -16,8 +16,10 @@ from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.store import SourceRecord, Store
 from cbtop.telemetry import metrics
-from cbtop.telemetry.metrics import BOUNDS_NS, METRICS, Durations, Kind, Metric, Snapshot, snapshot
+from cbtop.telemetry.metrics import METRICS, Durations, Kind, Metric, Snapshot
+from cbtop.telemetry.snapshot import BOUNDS_NS, _durations, snapshot
 from cbtop.viewmodels.source import source_view
+from cbtop.window import DEFAULT_WINDOW_S, Window
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -94,7 +96,7 @@ def test_no_call_is_on_the_wrong_side_of_a_bound(durations_ns: list[int]) -> Non
     stats.add(Batch(node=node, start_ns=zero, end_ns=end, elements=zero, flags=zero, overwritten=0), np.full(2, -1))
     calls = stats.calls([1])
     assert calls is not None
-    found = metrics._durations(stats, [1], calls)
+    found = _durations(stats, [1], calls)
     for at, bound_ns in enumerate(BOUNDS_NS, 1):
         assert sum(found.counts[:at]) == sum(duration <= bound_ns for duration in durations_ns)
     assert sum(found.counts) == len(durations_ns)
@@ -109,7 +111,7 @@ def test_calls_that_are_not_all_in_the_histogram_are_only_counted() -> None:
     stats.add(Batch(node=nodes, start_ns=zero, end_ns=ends, elements=zero, flags=zero, overwritten=0), step_of)
     calls = stats.calls(nodes.tolist())
     assert calls is not None
-    assert metrics._durations(stats, nodes.tolist(), calls) == Durations((), (2,), 12_000, 5_000, 7_000)
+    assert _durations(stats, nodes.tolist(), calls) == Durations((), (2,), 12_000, 5_000, 7_000)
 
 
 @pytest.mark.parametrize("in_steps", [True, False])
@@ -144,7 +146,9 @@ def test_a_counter_never_goes_down_while_a_brick_holds_another(tmp_path: Path, i
 def many_bricks(key: str, bricks: int, phases: int = 1, checks: int = 0) -> SourceRecord:
     """A source that has called `bricks` bricks, all of them in its first phase."""
     record = SourceRecord(
-        key, checks={(str(n), "x"): CheckResult(str(n), "x", True, None, None) for n in range(checks)}
+        key,
+        Window(DEFAULT_WINDOW_S),
+        checks={(str(n), "x"): CheckResult(str(n), "x", True, None, None) for n in range(checks)},
     )
     for at in range(phases):
         record.nodes.add(Node(at + 1, None, NodeKind.STEP, f"phase {at}"))
