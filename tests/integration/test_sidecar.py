@@ -38,14 +38,14 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_viewers_watch_through_it_and_it_ends_with_its_host(end: signal.Signals) -> None:
     address = free_address()
-    with subprocess.Popen([sys.executable, "-c", SERVING, "-1", address], stderr=subprocess.PIPE) as host:
-        with Feed(address) as feed:
-            eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.steps))
-            (sidecar,) = children_of(host.pid)
-            host.send_signal(end)
-            assert host.wait(5) == -end
-            eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.state is not SourceStatus.LIVE))
-            eventually(lambda: not is_running(sidecar))
+    command = [sys.executable, "-c", SERVING, "-1", address]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as host, Feed(address) as feed:
+        eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.steps))
+        (sidecar,) = children_of(host.pid)
+        host.send_signal(end)
+        assert host.wait(5) == -end
+        eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.state is not SourceStatus.LIVE))
+        eventually(lambda: not is_running(sidecar))
 
 
 def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar() -> None:
