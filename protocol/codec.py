@@ -2,7 +2,8 @@
 
 Rules
 - A message is one msgpack map: its kind under "k", its fields by name. Unknown fields and unknown kinds of
-  the same major version are ignored (`decode` gives None for an unknown kind).
+  the same major version are ignored (`decode` gives None for an unknown kind). A field that holds its default is
+  left out: most of a node's do.
 - What comes in is hostile: every length is bounded before anything is allocated, every field is checked
   against its declared type, every number against its range.
 - Every string is sanitised here and nowhere else: control and bidi characters become U+FFFD, length is cut.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import operator
 import re
 import types
 from collections.abc import Callable
@@ -78,6 +80,9 @@ def _message(raw: object) -> messages.Message | None:
 
 
 def _plain(value: object) -> object:
+    plain = _PLAIN.get(type(value))
+    if plain is not None:
+        return plain(value)
     match value:
         case Enum():
             return value.value
@@ -91,9 +96,6 @@ def _plain(value: object) -> object:
             return float(value)
         case tuple():
             return [_plain(item) for item in value]
-        case _ if dataclasses.is_dataclass(value):
-            fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-            return {"k": type(value).__name__} | fields
         case _:
             raise TypeError(f"a message cannot carry a {type(value).__name__}")
 
@@ -199,4 +201,23 @@ def _reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
     return read
 
 
-_READERS = {kind.__name__: _reader_for(kind) for kind in get_args(messages.Message)}
+def _plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
+    names = [field.name for field in dataclasses.fields(kind)]
+    defaults = [field.default for field in dataclasses.fields(kind)]
+    getters = [operator.attrgetter(name) for name in names]
+
+    def plain(message: Any) -> dict[str, object]:
+        packed: dict[str, object] = {"k": kind.__name__}
+        for name, get, default in zip(names, getters, defaults, strict=True):
+            value = get(message)
+            if value is not default:  # an equal one that is another object is said, which does no harm
+                packed[name] = value if type(value) in _AS_THEY_ARE else _plain(value)
+        return packed
+
+    return plain
+
+
+_AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}
+_KINDS = get_args(messages.Message)
+_PLAIN = {kind: _plain_for(kind) for kind in _KINDS}
+_READERS = {kind.__name__: _reader_for(kind) for kind in _KINDS}
