@@ -65,7 +65,8 @@ ABANDONED_AFTER_S = 2.0
 # Writers may be inside this many slots beyond the cursor; what lay there may be half overwritten.
 MAX_WRITERS_INSIDE = 64
 # So far a reader looks at first for records beyond the cursor, and this much further when it finds them to the end.
-LOOK_AHEAD = 4096
+# Little, because most looks find nothing: a daemon looks at each of its rings twenty times a second.
+LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
 
 _HEADER = struct.Struct("<8sqqqqqqq16s")
@@ -247,6 +248,11 @@ class RingReader:
         return self._begun
 
     @property
+    def unread(self) -> int:
+        """How many records the last look found begun that were not read."""
+        return max(0, self._begun - self._next)
+
+    @property
     def read_to(self) -> int:
         """The number of the next record: everything below it was read or counted as overwritten."""
         return self._next
@@ -263,6 +269,9 @@ class RingReader:
             raise RingError(f"ring {self.path}: the file has been cut short")
 
         produced = self.produced
+        if produced == self._next:
+            nothing = np.zeros(0, np.int64)
+            return Batch(nothing, nothing, nothing, nothing, nothing, overwritten=0)
         lost = max(0, produced - self.capacity - self._next)
         first = self._next + lost
         count = produced - first
