@@ -31,7 +31,7 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.source import Source, modified_s
 from cbtop.version import __version__
 
-READ_S = 0.05
+READ_S = 0.1  # a default ring holds a tenth of a second of 2.6 million records a second
 PUBLISH_S = 0.1
 DISCOVER_S = 0.2
 HEARTBEAT_S = 1.0
@@ -75,12 +75,13 @@ class Daemon:
 
     def _discover(self) -> None:
         """Open new rings; let go of those that ended long ago, and of files whose process died too early."""
-        for path in (*self._directory.glob("*.new"), *self._directory.glob("*.catalog")):
-            if _FILE_NAME.fullmatch(path.name) and not path.with_suffix(".ring").exists() and _is_left_over(path):
-                path.unlink(missing_ok=True)
-        rings = sorted(path for path in self._directory.glob("*.ring") if _RING_NAME.fullmatch(path.name))
-        for path in rings:
-            if path not in self._sources and len(self._sources) < MAX_SOURCES:
+        names = set(os.listdir(self._directory))
+        for name in sorted(names):
+            path = self._directory / name
+            if _FILE_NAME.fullmatch(name):
+                if f"{path.stem}.ring" not in names and _is_left_over(path):
+                    path.unlink(missing_ok=True)
+            elif _RING_NAME.fullmatch(name) and path not in self._sources and len(self._sources) < MAX_SOURCES:
                 self._open(path)
         for path, source in list(self._sources.items()):
             if source.ended_at_s is not None and time.monotonic() - source.ended_at_s > KEEP_ENDED_S:
