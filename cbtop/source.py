@@ -70,9 +70,12 @@ class Source:
         if self.state is not SourceStatus.LIVE:
             return
         try:
+            self._take_in(self._catalog_reader.read_piece())
+            if self._catalog_reader.is_behind:
+                return  # a long catalog takes several polls, that the other sources need not wait for
             alive = self._is_alive()  # asked first: if it is dead now, this read is the last there is to read
             batch = self._ring.read(final=not alive)
-            self._read_catalog()  # after the ring: every node a record names was announced before it
+            self._take_in(self._catalog_reader.read())  # every node a record names was announced before it
             self._count(batch)
             self._unread = self._ring.unread
             if self._goodbye is not None:
@@ -141,8 +144,8 @@ class Source:
     def _end(self, state: SourceStatus, reason: str) -> None:
         self.state, self.reason, self.ended_at_s, self._unread = state, reason, self._clock_s(), 0
 
-    def _read_catalog(self) -> None:
-        for message in self._catalog_reader.read():
+    def _take_in(self, said: list[CatalogMessage]) -> None:
+        for message in said:
             if (self.hello is None) != isinstance(message, HostHello):
                 raise ValueError("the catalog does not begin with one hello")
             match message:
