@@ -75,7 +75,11 @@ class Daemon:
 
     def _discover(self) -> None:
         """Open new rings; let go of those that ended long ago, and of files whose process died too early."""
-        names = set(os.listdir(self._directory))
+        try:
+            names = set(os.listdir(self._directory))
+        except OSError as error:  # it was removed, or no descriptor is left: what is open is served on
+            _log.debug("%s", error)
+            names = set()
         for name in sorted(names):
             path = self._directory / name
             if _FILE_NAME.fullmatch(name):
@@ -192,4 +196,8 @@ class _Timetable:
 def _is_left_over(path: Path) -> bool:
     """Whether a ring's process ended so long ago that nobody asks for it any more."""
     pid, start, _serial = (int(part) for part in path.stem.split("-"))
-    return process_start(pid) != start and time.time() - modified_s(path) > KEEP_ENDED_S
+    try:
+        ended = process_start(pid) != start
+    except OSError:  # no descriptor left to look with
+        return False
+    return ended and time.time() - modified_s(path) > KEEP_ENDED_S

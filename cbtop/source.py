@@ -13,6 +13,7 @@ import numpy as np
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, Column, NodeStats, distinct
 from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -57,7 +58,11 @@ class Source:
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []  # node * BUCKETS + bucket: sorting pairs takes ten times as long
         self._ring = RingReader(ring_path)
-        self._catalog_reader = CatalogReader(ring_path.with_suffix(".catalog"))
+        try:
+            self._catalog_reader = CatalogReader(ring_path.with_suffix(".catalog"))
+        except DecodeError:
+            self._ring.close()
+            raise
 
     @property
     def key(self) -> str:
@@ -68,6 +73,8 @@ class Source:
     def poll(self) -> None:
         """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""
         if self.state is not SourceStatus.LIVE:
+            if self.ended_at_s is None and not self._is_alive():
+                self.ended_at_s = self._clock_s()
             return
         try:
             self._take_in(self._catalog_reader.read_piece())
@@ -83,7 +90,7 @@ class Source:
                 self._count(self._ring.read(final=True))
                 self._end(SourceStatus.ENDED, self._goodbye.reason)
             elif not alive:
-                self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit")
+                self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit or exec")
         except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
             _log.debug("%s", self.ring_path, exc_info=True)
             self._end(SourceStatus.FAULTY, str(error) or type(error).__name__)
@@ -131,6 +138,7 @@ class Source:
     def remove_files(self) -> None:
         """Delete the ring and the catalog of a process that is no more."""
         self._ring.close()
+        self._catalog_reader.close()
         self.ring_path.unlink(missing_ok=True)
         self.ring_path.with_suffix(".catalog").unlink(missing_ok=True)
 
@@ -139,10 +147,15 @@ class Source:
         if now_s - self._alive_checked_s < ALIVE_CHECK_S:
             return True
         self._alive_checked_s = now_s
-        return process_start(self._ring.pid) == self._ring.process_start
+        try:
+            return process_start(self._ring.pid) == self._ring.process_start
+        except OSError:  # no descriptor left to look with
+            return True
 
     def _end(self, state: SourceStatus, reason: str) -> None:
-        self.state, self.reason, self.ended_at_s, self._unread = state, reason, self._clock_s(), 0
+        self.state, self.reason, self._unread = state, reason, 0
+        if state is not SourceStatus.FAULTY:  # what is faulty may live on, and keeps its files as long
+            self.ended_at_s = self._clock_s()
 
     def _take_in(self, said: list[CatalogMessage]) -> None:
         for message in said:

@@ -71,12 +71,20 @@ class CatalogWriter:
 
 
 class CatalogReader:
-    """Reads the catalog at `path` from its beginning, a piece at a time; remembers where it was."""
+    """Reads the catalog at `path` from its beginning, a piece at a time; remembers where it was.
+
+    Raises DecodeError when there is none.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_behind = False  # whether there is more than `read_piece` gave
         self._offset = 0
+        try:
+            # A pipe of that name must not hold us up.
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise DecodeError(f"catalog {path}: {error.strerror}") from error
 
     def read(self) -> list[CatalogMessage]:
         """The complete messages since the last read.
@@ -92,12 +100,9 @@ class CatalogReader:
         """The same, of the next PIECE_BYTES; then `is_behind` where there is more. Raises DecodeError as `read`."""
         self.is_behind = False
         try:
-            if os.stat(self.path).st_size == self._offset > 0:
+            if os.fstat(self._file).st_size == self._offset:
                 return []  # most looks find nothing: that should cost little
-            # A pipe of that name must not hold us up.
-            with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-                file.seek(self._offset)
-                data = file.read(_MOST_AT_ONCE_BYTES) or b""
+            data = os.pread(self._file, _MOST_AT_ONCE_BYTES, self._offset)
         except OSError as error:
             raise DecodeError(f"catalog {self.path}: {error.strerror}") from error
         found: list[CatalogMessage] = []
@@ -120,3 +125,7 @@ class CatalogReader:
         self._offset += at
         self.is_behind = 0 < at < len(data) and (at >= PIECE_BYTES or len(data) == _MOST_AT_ONCE_BYTES)
         return found
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)

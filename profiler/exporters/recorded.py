@@ -26,7 +26,9 @@ def trace_of_files(ring: Path, catalog: Path) -> Trace:
     batch = reader.read(final=gone)
     reader.close()
     # After the ring: a node is in the catalog before the first record that names it is in the ring.
-    messages = CatalogReader(catalog).read()
+    said = CatalogReader(catalog)
+    messages = said.read()
+    said.close()
     program = next((message.program for message in messages if isinstance(message, HostHello)), f"pid {reader.pid}")
     table = NodeTable()
     for message in messages:
