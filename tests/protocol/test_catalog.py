@@ -109,9 +109,8 @@ def test_a_long_catalog_is_read_in_pieces(path: Path) -> None:
         writer.write(message)
     reader, found = CatalogReader(path), []
     for _ in range(path.stat().st_size // catalog.PIECE_BYTES):
-        assert (piece := reader.read_piece())
+        found += reader.read_piece()
         assert reader.is_behind
-        found += piece
     found += reader.read_piece()
     assert not reader.is_behind
     assert found == said == CatalogReader(path).read()
