@@ -29,6 +29,7 @@ from cbtop.protocol.errors import DecodeError
 MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histograms stays below
 MAX_NAME_CHARS = 256
 MAX_ITEMS = 200_000  # of any list: the node table is bounded at 100,000
+MAX_PARTS = 5_000_000  # of all lists and maps of a frame together: each costs memory many times its one byte
 I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
 U64_MAX = (1 << 64) - 1  # a PTX hash is the one u64
 
@@ -56,9 +57,20 @@ def decode(frame: bytes | memoryview) -> messages.Message | None:
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise DecodeError(f"a frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} are taken")
+    parts = 0
+
+    def counted(container: list[Any] | dict[str, Any]) -> object:
+        nonlocal parts
+        parts += 1 + len(container)
+        if parts > MAX_PARTS:
+            raise ValueError(f"more than {MAX_PARTS} parts")
+        return container
+
     try:
         raw = msgpack.unpackb(
             frame,
+            list_hook=counted,
+            object_hook=counted,
             strict_map_key=True,
             max_str_len=1 << 16,
             max_bin_len=MAX_FRAME_BYTES,
@@ -152,14 +164,18 @@ def _triple(value: Any, where: str) -> tuple[int, int, int]:
 
 
 def _nested(kinds: tuple[type, ...]) -> Check:
+    names = {kind.__name__ for kind in kinds}
+
     def check(value: Any, where: str) -> tuple[messages.Message, ...]:
         if type(value) is not list:
             raise DecodeError(f"{where}: a list of messages was wanted")
-        found = [message for item in value if (message := _message(item)) is not None]
-        for message in found:
-            if not isinstance(message, kinds):
-                raise DecodeError(f"{where}: a {type(message).__name__} has no place there")
-        return tuple(found)
+        for item in value:
+            kind = item.get("k") if type(item) is dict else None
+            if (
+                type(kind) is str and kind in _READERS and kind not in names
+            ):  # before it is read: it may nest for ever
+                raise DecodeError(f"{where}: a {kind} has no place there")
+        return tuple(message for item in value if (message := _message(item)) is not None)
 
     return check
 
