@@ -34,6 +34,7 @@ _log = logging.getLogger("cbtop.daemon")
 
 ALIVE_CHECK_S = 0.5
 MAX_ANNOUNCEMENTS = 10_000  # of a catalog, nodes not counted
+MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer one would crowd the pid out of the key
 SANE = 1 << 50  # 13 days in ns, and more elements than any brick has: beyond it a record is nonsense
 
 
@@ -67,7 +68,7 @@ class Source:
     @property
     def key(self) -> str:
         """host:pid:start:serial, the same for the life of the process."""
-        host = self.hello.host if self.hello else "?"
+        host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
         return f"{host}:{self.ring_path.stem.replace('-', ':')}"
 
     def poll(self) -> None:
