@@ -7,9 +7,15 @@ import platform
 import sys
 import tempfile
 
-from benchmarks import decode, hot_path, screen
+from benchmarks import decode, faults, hot_path, load, screen
 
-BENCHMARKS = {"hot_path": hot_path.run, "decode": decode.run, "screen": screen.run}
+BENCHMARKS = {
+    "hot_path": hot_path.run,
+    "decode": decode.run,
+    "screen": screen.run,
+    "load": load.run,
+    "faults": faults.run,
+}
 
 
 def main() -> int:
