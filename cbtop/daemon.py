@@ -36,6 +36,7 @@ PUBLISH_S = 0.1
 DISCOVER_S = 0.2
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
+RETRY_S = 5.0  # a file that could not be opened: it may be that a descriptor was lacking
 KEEP_ENDED_S = 600.0  # an ended process stays readable this long
 MAX_SOURCES = 256
 
@@ -51,7 +52,7 @@ class Daemon:
         self._directory = directory or runtime_dir()
         self._publisher = Publisher(endpoint)
         self._sources: dict[Path, Source] = {}
-        self._complained: set[Path] = set()
+        self._refused: dict[Path, float] = {}  # files that are no rings, and when to look at them again
 
     def run(self, stop: threading.Event) -> None:
         """Read and publish until `stop` is set, then close the address."""
@@ -94,6 +95,8 @@ class Daemon:
                 del self._sources[path]
 
     def _open(self, path: Path) -> None:
+        if time.monotonic() < self._refused.get(path, 0):
+            return
         try:
             if _is_left_over(path):
                 path.unlink(missing_ok=True)
@@ -101,9 +104,9 @@ class Daemon:
                 return
             source = Source(path)
         except Exception as error:  # noqa: BLE001 - a hostile file must not keep the daemon from the others
-            if path not in self._complained:
-                self._complained.add(path)
+            if path not in self._refused:
                 _log.warning("%s", error)
+            self._refused[path] = time.monotonic() + RETRY_S
             return
         source.poll()
         self._sources[path] = source
@@ -125,7 +128,7 @@ class Daemon:
     def _keyframe(self) -> None:
         for source in self._sources.values():
             if source.state is SourceStatus.LIVE:
-                self._publisher.send(LIVE, source.everything())
+                self._publisher.send(LIVE, source.keyframe())
 
     def _everything(self) -> Iterator[WireMessage]:
         for source in self._sources.values():

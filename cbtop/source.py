@@ -34,6 +34,7 @@ _log = logging.getLogger("cbtop.daemon")
 
 ALIVE_CHECK_S = 0.5
 MAX_ANNOUNCEMENTS = 10_000  # of a catalog, nodes not counted
+QUIET_ROUNDS = 6  # of what is quiet one keyframe in so many: half a minute at the daemon's pace
 MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer one would crowd the pid out of the key
 SANE = 1 << 50  # 13 days in ns, and more elements than any brick has: beyond it a record is nonsense
 
@@ -55,6 +56,8 @@ class Source:
         self._received = self._overwritten = self._before_attach = self._rejected = 0
         self._published = 0  # catalog messages already sent
         self._sequence = self._unread = 0
+        self._told = (0, 0, 0)  # what the last keyframe was about
+        self._quiet_rounds = 0  # keyframes since then that had nothing new to say
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []  # node * BUCKETS + bucket: sorting pairs takes ten times as long
@@ -135,6 +138,14 @@ class Source:
             self._update(node, *self.stats.all_buckets()),
             self.state_message(),
         ]
+
+    def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
+        """Everything again, or nothing: where nothing changes twice is enough, and then now and again."""
+        told = (self._received, self._rejected, len(self.catalog))
+        self._quiet_rounds = self._quiet_rounds + 1 if told == self._told else 0
+        self._told = told
+        due = self._quiet_rounds < 2 or self._quiet_rounds % QUIET_ROUNDS == 0
+        return self.everything() if due else []
 
     def remove_files(self) -> None:
         """Delete the ring and the catalog of a process that is no more."""

@@ -182,3 +182,16 @@ def test_news_bring_a_viewer_to_where_everything_would(runtime: Path) -> None:
     ids = range(len(fresh.nodes) + 1)
     assert followed.stats.histogram(ids).tolist() == fresh.stats.histogram(ids).tolist()
     assert followed.state == fresh.state
+
+
+def test_what_is_quiet_is_told_again_twice_and_then_seldom(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    assert [bool(source.keyframe()) for _ in range(14)] == [n in (0, 1, 6, 12) for n in range(14)]
+    with profiler.brick("a"):
+        pass
+    source.poll()
+    assert [bool(source.keyframe()) for _ in range(4)] == [True, True, False, False]
