@@ -45,7 +45,8 @@ DAEMON = [sys.executable, "-m", "cbtop", "daemon"]
 class Load:
     """A real host's nodes and ring, filled by columns: what many processes write, from one."""
 
-    def __init__(self, directory: Path | None = None, ring_bytes: int = 8 << 20) -> None:
+    def __init__(self, directory: Path | None = None, ring_bytes: int = 8 << 20, spread_ns: int = 50_000) -> None:
+        self._spread_ns = spread_ns
         self._recorder = RingRecorder(directory, ring_bytes)
         self._profiler = BrickProfiler(recorder=self._recorder)
         decode_once(self._profiler)
@@ -63,7 +64,7 @@ class Load:
         slot = number % self.ring.capacity
         start_ns = number * 20_000
         words[slot, 0] = start_ns
-        words[slot, 1] = start_ns + 1_000 + number * 7919 % 50_000
+        words[slot, 1] = start_ns + 1_000 + number * 7919 % self._spread_ns
         words[slot, 2] = 4096
         words[slot, 3] = self._order[number % len(self._order)] | (((number + 1) & SEQUENCE_MASK) << SEQUENCE_SHIFT)
         self.written += count
