@@ -13,6 +13,7 @@ from cbtop.protocol.errors import EndpointError
 from cbtop.store import Store
 from cbtop.viewmodels.model import SourceSummary, SourceView
 from cbtop.viewmodels.source import source_view, summaries
+from cbtop.window import DEFAULT_WINDOW_S
 
 RETRY_INSIDE_S = 1.0
 
@@ -32,8 +33,8 @@ class Feed:
     lost with it. Raises EndpointError for an address that cannot be one.
     """
 
-    def __init__(self, endpoint: str | None = None) -> None:
-        self._store = Store()
+    def __init__(self, endpoint: str | None = None, window_s: float = DEFAULT_WINDOW_S) -> None:
+        self._store = Store(window_s)
         self._own = endpoint is None
         self._inside: DaemonInside | None = None
         self._tried_s = time.monotonic()
@@ -59,13 +60,16 @@ class Feed:
         """Every source, the newest live one first."""
         return summaries(self._store)
 
-    def view(self, key: str | None = None, phase: str | None = None) -> SourceView | None:
-        """What a source shows; None for `key` is the first of `sources()`, None when there is nothing yet."""
+    def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
+        """What a source shows, of its life or its window; None for `key` is the first of `sources()`.
+
+        None when there is nothing yet.
+        """
         if key is None:
             known = self.sources()
             key = known[0].key if known else None
         record = self._store.sources.get(key or "")
-        return source_view(record, phase) if record else None
+        return source_view(record, phase, window=window) if record else None
 
     def key_of(self, pid: int) -> str | None:
         """The source whose process is `pid`; None while it has not appeared."""

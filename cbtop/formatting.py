@@ -94,6 +94,11 @@ def seconds(value: float) -> str:
     return f"{value:g} s"
 
 
+def last_seconds(value: float) -> str:
+    """A measured stretch of time that ends now: `last 10.4 s`."""
+    return f"last {value:.1f} s"
+
+
 def scientific(value: float | None) -> str:
     """An error or a tolerance: `1.2e-06`."""
     return NOT_MEASURED if value is None else f"{value:.1e}"

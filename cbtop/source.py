@@ -48,15 +48,19 @@ class Source:
         self.reason = ""
         self.ended_at_s: float | None = None
         self.hello: HostHello | None = None
-        self.catalog: list[CatalogMessage] = []
+        self.catalog: list[CatalogMessage] = []  # the traces apart: of each only the last counts
+        self.traces: dict[str, TraceSummary] = {}
+        self._fresh_traces: dict[str, TraceSummary] = {}
         self.stats = NodeStats()
         self._clock_s = clock_s
         self._alive_checked_s = -ALIVE_CHECK_S
         self._nodes = NodeTable()
+        self._produced = 0  # the records below this number are counted
         self._received = self._overwritten = self._before_attach = self._rejected = 0
         self._published = 0  # catalog messages already sent
         self._sequence = self._unread = 0
-        self._told = (0, 0, 0)  # what the last keyframe was about
+        self._heard = 0  # messages of the catalog
+        self._told = (0, 0)  # records and messages, at the last keyframe
         self._quiet_rounds = 0  # keyframes since then that had nothing new to say
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
@@ -105,7 +109,7 @@ class Source:
             source=self.key,
             state=self.state,
             reason=self.reason,
-            produced=self._ring.read_to,
+            produced=self._produced,
             received=self._received,
             overwritten=self._overwritten,
             before_attach=self._before_attach,
@@ -116,10 +120,10 @@ class Source:
     def news(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """What changed since the last call, for viewers that know the rest."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
-        if self._published < len(self.catalog):
-            fresh = tuple(self.catalog[self._published :])
+        if fresh := (*self.catalog[self._published :], *self._fresh_traces.values()):
             messages.append(SourceCatalog(self.key, complete=False, messages=fresh))
             self._published = len(self.catalog)
+            self._fresh_traces.clear()
         if self._changed_nodes:
             node = distinct(np.concatenate(self._changed_nodes))
             cells = distinct(np.concatenate(self._changed_cells))
@@ -134,14 +138,14 @@ class Source:
         """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
         node = np.flatnonzero(self.stats.column("count"))
         return [
-            SourceCatalog(self.key, complete=True, messages=_standing(self.catalog)),
+            SourceCatalog(self.key, complete=True, messages=(*self.catalog, *self.traces.values())),
             self._update(node, *self.stats.all_buckets()),
             self.state_message(),
         ]
 
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """Everything again, or nothing: where nothing changes twice is enough, and then now and again."""
-        told = (self._received, self._rejected, len(self.catalog))
+        told = (self._produced, self._heard)
         self._quiet_rounds = self._quiet_rounds + 1 if told == self._told else 0
         self._told = told
         due = self._quiet_rounds < 2 or self._quiet_rounds % QUIET_ROUNDS == 0
@@ -170,6 +174,7 @@ class Source:
             self.ended_at_s = self._clock_s()
 
     def _take_in(self, said: list[CatalogMessage]) -> None:
+        self._heard += len(said)
         for message in said:
             if (self.hello is None) != isinstance(message, HostHello):
                 raise ValueError("the catalog does not begin with one hello")
@@ -185,13 +190,17 @@ class Source:
                     self._nodes.add(message)
                 case Goodbye():
                     self._goodbye = message
+                case TraceSummary():
+                    self.traces[message.trace] = self._fresh_traces[message.trace] = message
                 case _:
                     pass
-            self.catalog.append(message)
-            if len(self.catalog) - len(self._nodes) > MAX_ANNOUNCEMENTS:
+            if not isinstance(message, TraceSummary):
+                self.catalog.append(message)
+            if len(self.catalog) + len(self.traces) - len(self._nodes) > MAX_ANNOUNCEMENTS:
                 raise ValueError(f"more than {MAX_ANNOUNCEMENTS} announcements")
 
     def _count(self, batch: Batch) -> None:
+        self._produced = self._ring.read_to
         self._overwritten += batch.overwritten
         if not self._received and not self._rejected:
             self._before_attach = self._overwritten
@@ -225,16 +234,6 @@ class Source:
             bucket_count=_bytes(self.stats.buckets(cell_node, cell_bucket)),
             **columns,
         )
-
-
-def _standing(catalog: list[CatalogMessage]) -> tuple[CatalogMessage, ...]:
-    """The catalog without the trace summaries that a later one replaces: they would swell every keyframe."""
-    latest = {message.trace: at for at, message in enumerate(catalog) if isinstance(message, TraceSummary)}
-    return tuple(
-        message
-        for at, message in enumerate(catalog)
-        if not isinstance(message, TraceSummary) or latest[message.trace] == at
-    )
 
 
 def _bytes(column: Column) -> bytes:

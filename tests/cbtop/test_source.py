@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.catalog import CatalogWriter
-from cbtop.protocol.messages import Goodbye, Node
+from cbtop.protocol.messages import Goodbye, Node, SourceCatalog, TraceSummary
 from cbtop.protocol.ring import RECORD_BYTES, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.source import Source
+from cbtop.source import MAX_ANNOUNCEMENTS, Source
 from cbtop.store import Store
 from tests.cbtop.recorded import Clock, apply, profiler_in, record_of, source_of
 
@@ -195,3 +195,40 @@ def test_what_is_quiet_is_told_again_twice_and_then_seldom(runtime: Path) -> Non
         pass
     source.poll()
     assert [bool(source.keyframe()) for _ in range(4)] == [True, True, False, False]
+
+
+def test_of_a_trace_that_is_said_again_and_again_only_the_last_is_kept(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a", 1):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    source.news()
+    known = len(source.catalog)
+    for forwards in range(1, MAX_ANNOUNCEMENTS // 10):
+        profiler.announce(TraceSummary("MLT-01", "activations", "about", forwards, (), ()))
+        if forwards % 100 == 0:
+            source.poll()
+            (news, _) = source.news()
+            assert isinstance(news, SourceCatalog)
+            assert [m.forwards for m in news.messages if isinstance(m, TraceSummary)] == [forwards]
+    source.poll()
+    assert len(source.catalog) == known
+    assert [trace.forwards for trace in source.traces.values()] == [forwards]
+    assert source.state_message().state == "live"
+
+
+def test_records_read_together_with_what_makes_their_source_faulty_are_not_half_counted(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    with profiler.brick("a"):
+        pass
+    monkeypatch.setattr(source._catalog_reader, "read", lambda: [Node(99, None, NodeKind.BRICK, "adrift")])
+    source.poll()
+    assert source.state == "faulty"
+    assert balanced(source)
