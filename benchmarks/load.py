@@ -38,6 +38,7 @@ HOSTS, RECORDS_PER_S, LOADED_S = 64, 50_000, 10.0
 HOST_RING_BYTES = 2 << 20  # 1.3 s of it
 FILL_S = 0.02
 IDLE_HOSTS, IDLE_S = 8, 10.0
+SETTLE_S = 12.0  # two keyframes
 JOINS = 1000
 DAEMON = [sys.executable, "-m", "cbtop", "daemon"]
 
@@ -197,7 +198,7 @@ def at_rest() -> list[Figure]:
     """What the daemon takes while nothing happens."""
     with daemon() as process, idle_hosts():
         wait_for_hosts()
-        time.sleep(1)
+        time.sleep(SETTLE_S)
         begun_s, used = time.monotonic(), process.cpu_times()
         time.sleep(IDLE_S)
         now, elapsed_s = process.cpu_times(), time.monotonic() - begun_s
