@@ -21,12 +21,16 @@ _log = logging.getLogger(__name__)
 HOSTS, RECORDS_PER_S = 8, 20_000
 RING_BYTES = 1 << 20  # a second and a half of it
 WARM_UP_S = 2.0
-MOST_GROWTH_BYTES = 1 << 20  # all that eight sources say in half a second, or a byte of each record
-SOAK = pytest.param(600.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
+MIB = 1 << 20
+SOAK = pytest.param(600.0, 4 * MIB, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
 
 
-@pytest.mark.parametrize("lasting_s", [5.0, SOAK])
-def test_under_load_memory_descriptors_and_threads_stay_as_they_are(runtime: Path, lasting_s: float) -> None:
+# To keep what eight sources say in half a second, or a byte of each record, is a MiB in five seconds; in ten minutes
+# four MiB are the twentieth part of a byte. The allocator's own holes take up to one.
+@pytest.mark.parametrize(("lasting_s", "most_growth_bytes"), [(5.0, MIB), SOAK])
+def test_under_load_memory_descriptors_and_threads_stay_as_they_are(
+    runtime: Path, lasting_s: float, most_growth_bytes: int
+) -> None:
     loads = [Load(runtime, RING_BYTES, spread_ns=64) for _ in range(HOSTS)]
     with daemon() as process:
         watched = psutil.Process(process.pid)
@@ -52,7 +56,7 @@ def test_under_load_memory_descriptors_and_threads_stay_as_they_are(runtime: Pat
     _log.info("%.0f s, %d records, own memory at first %d KiB", lasting_s, written, anonymous[0] >> 10)
     _log.info("at most %d KiB, grown by %d KiB", max(anonymous) >> 10, grown / 1024)
     _log.info("descriptors %s, threads %s", sorted(set(descriptors)), sorted(set(threads)))
-    assert grown < MOST_GROWTH_BYTES
+    assert grown < most_growth_bytes
     assert max(descriptors) - min(descriptors) <= 2  # a viewer that is just leaving
     assert len(set(threads)) == 1
     assert sum(state.produced for state in states) == written
