@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench screenshots clean
+.PHONY: help demo test soak lint bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -22,6 +22,9 @@ demo: $(READY)  ## decode a model with instrumented bricks and watch it live
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
+
+soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat
+	$(BIN)/python -m pytest -m slow -o log_cli=true -o log_cli_level=INFO
 
 lint: $(READY)  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -37,12 +37,13 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.source import Source, modified_s
 from cbtop.version import __version__
 
-READ_S = 0.05
+READ_S = 0.1  # a default ring holds a tenth of a second of 2.6 million records a second
 PUBLISH_S = 0.1
 DISCOVER_S = 0.2
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
 SHUT_OUT_S = 0.5
+RETRY_S = 5.0  # a file that could not be opened: it may be that a descriptor was lacking
 KEEP_ENDED_S = 600.0  # an ended process stays readable this long
 MAX_SOURCES = 256
 RECORDS_TOGETHER_BYTES = 4 << 20  # about so much goes into one message
@@ -64,8 +65,9 @@ class Daemon:
         self._directory = directory or runtime_dir()
         self._publisher = Publisher(endpoint, keys)
         self._sources: dict[Path, Source] = {}
-        self._complained: set[Path] = set()
+        self._refused: dict[Path, float] = {}  # files that are no rings, and when to look at them again
         self._history = History()
+        self._history_told: dict[str, tuple[int, int]] = {}  # at its last keyframe
 
     @property
     def endpoint(self) -> str:
@@ -95,12 +97,17 @@ class Daemon:
 
     def _discover(self) -> None:
         """Open new rings; let go of those that ended long ago, and of files whose process died too early."""
-        for path in (*self._directory.glob("*.new"), *self._directory.glob("*.catalog")):
-            if _FILE_NAME.fullmatch(path.name) and not path.with_suffix(".ring").exists() and _is_left_over(path):
-                path.unlink(missing_ok=True)
-        rings = sorted(path for path in self._directory.glob("*.ring") if _RING_NAME.fullmatch(path.name))
-        for path in rings:
-            if path not in self._sources and len(self._sources) < MAX_SOURCES:
+        try:
+            names = set(os.listdir(self._directory))
+        except OSError as error:  # it was removed, or no descriptor is left: what is open is served on
+            _log.debug("%s", error)
+            names = set()
+        for name in sorted(names):
+            path = self._directory / name
+            if _FILE_NAME.fullmatch(name):
+                if f"{path.stem}.ring" not in names and _is_left_over(path):
+                    path.unlink(missing_ok=True)
+            elif _RING_NAME.fullmatch(name) and path not in self._sources and len(self._sources) < MAX_SOURCES:
                 self._open(path)
         for path, source in list(self._sources.items()):
             if _ended_before(source, KEEP_ENDED_S):
@@ -109,6 +116,8 @@ class Daemon:
                 del self._sources[path]
 
     def _open(self, path: Path) -> None:
+        if time.monotonic() < self._refused.get(path, 0):
+            return
         try:
             if _is_left_over(path):
                 path.unlink(missing_ok=True)
@@ -116,9 +125,9 @@ class Daemon:
                 return
             source = Source(path)
         except Exception as error:  # noqa: BLE001 - a hostile file must not keep the daemon from the others
-            if path not in self._complained:
-                self._complained.add(path)
+            if path not in self._refused:
                 _log.warning("%s", error)
+            self._refused[path] = time.monotonic() + RETRY_S
             return
         source.poll()
         self._sources[path] = source
@@ -152,10 +161,13 @@ class Daemon:
         self._publish()
         for source in self._sources.values():
             if source.state is SourceStatus.LIVE:
-                self._publisher.send(LIVE, source.everything())
+                self._publisher.send(LIVE, source.keyframe())
         lately = [source for source in self._sources.values() if not _ended_before(source, MAX_HISTORY_S)]
-        messages = [codec.encode(message) for message in self._everything(lately)]
-        self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), messages), time.monotonic())
+        told = {source.key: source.told for source in lately}
+        if told != self._history_told:  # else the last keyframe says it all
+            self._history_told = told
+            messages = [codec.encode(message) for message in self._everything(lately)]
+            self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), messages), time.monotonic())
 
     def _answer(self, topic: bytes) -> None:
         """Tell one viewer everything or, where it asks for that, a piece of the history."""
@@ -252,4 +264,8 @@ def _ended_before(source: Source, seconds: float) -> bool:
 def _is_left_over(path: Path) -> bool:
     """Whether a ring's process ended so long ago that nobody asks for it any more."""
     pid, start, _serial = (int(part) for part in path.stem.split("-"))
-    return process_start(pid) != start and time.time() - modified_s(path) > KEEP_ENDED_S
+    try:
+        ended = process_start(pid) != start
+    except OSError:  # no descriptor left to look with
+        return False
+    return ended and time.time() - modified_s(path) > KEEP_ENDED_S

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.stats import COLUMNS, Column, NodeStats
+from cbtop.profiler.stats import BUCKETS, COLUMNS, Column, NodeStats, distinct
 from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -33,8 +34,10 @@ from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")
 
-ALIVE_CHECK_S = 0.25
+ALIVE_CHECK_S = 0.5
 MAX_ANNOUNCEMENTS = 10_000  # of a catalog, nodes not counted
+QUIET_ROUNDS = 6  # of what is quiet one keyframe in so many: half a minute at the daemon's pace
+MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer one would crowd the pid out of the key
 SANE = 1 << 50  # 13 days in ns, and more elements than any brick has: beyond it a record is nonsense
 
 
@@ -54,39 +57,52 @@ class Source:
         self._clock_s = clock_s
         self._alive_checked_s = -ALIVE_CHECK_S
         self._nodes = NodeTable()
+        self._produced = 0  # the records below this number are counted
         self._received = self._overwritten = self._before_attach = self._rejected = 0
         self._published = 0  # catalog messages already sent
         self._sequence = self._unread = 0
+        self._heard = 0  # messages of the catalog
+        self._told = (0, 0)  # records and messages, at the last keyframe
+        self._quiet_rounds = 0  # keyframes since then that had nothing new to say
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
-        self._changed_cells: list[tuple[Column, Column]] = []
+        self._changed_cells: list[Column] = []  # node * BUCKETS + bucket: sorting pairs takes ten times as long
         self._fresh: list[Batch] = []
         self._handed_out = 0  # the ring's records below this number
         self._ring = RingReader(ring_path)
-        self._catalog_reader = CatalogReader(ring_path.with_suffix(".catalog"))
+        try:
+            self._catalog_reader = CatalogReader(ring_path.with_suffix(".catalog"))
+        except DecodeError:
+            self._ring.close()
+            raise
 
     @property
     def key(self) -> str:
         """host:pid:start:serial, the same for the life of the process."""
-        host = self.hello.host if self.hello else "?"
+        host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
         return f"{host}:{self.ring_path.stem.replace('-', ':')}"
 
     def poll(self) -> None:
         """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""
         if self.state is not SourceStatus.LIVE:
+            if self.ended_at_s is None and not self._is_alive():
+                self.ended_at_s = self._clock_s()
             return
         try:
+            self._take_in(self._catalog_reader.read_piece())
+            if self._catalog_reader.is_behind:
+                return  # a long catalog takes several polls, that the other sources need not wait for
             alive = self._is_alive()  # asked first: if it is dead now, this read is the last there is to read
             batch = self._ring.read(final=not alive)
-            self._read_catalog()  # after the ring: every node a record names was announced before it
+            self._take_in(self._catalog_reader.read())  # every node a record names was announced before it
             self._count(batch)
-            self._unread = max(0, self._ring.produced - self._ring.read_to)
+            self._unread = self._ring.unread
             if self._goodbye is not None:
                 # What was recorded before the goodbye is in the ring by now: read it to its end.
                 self._count(self._ring.read(final=True))
                 self._end(SourceStatus.ENDED, self._goodbye.reason)
             elif not alive:
-                self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit")
+                self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit or exec")
         except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
             _log.debug("%s", self.ring_path, exc_info=True)
             self._end(SourceStatus.FAULTY, str(error) or type(error).__name__)
@@ -97,7 +113,7 @@ class Source:
             source=self.key,
             state=self.state,
             reason=self.reason,
-            produced=self._ring.read_to,
+            produced=self._produced,
             received=self._received,
             overwritten=self._overwritten,
             before_attach=self._before_attach,
@@ -113,9 +129,9 @@ class Source:
             self._published = len(self.catalog)
             self._fresh_traces.clear()
         if self._changed_nodes:
-            node = np.unique(np.concatenate(self._changed_nodes))
-            cells = np.unique(np.concatenate([np.stack(pair) for pair in self._changed_cells], axis=1), axis=1)
-            messages.append(self._update(node, cells[0], cells[1]))
+            node = distinct(np.concatenate(self._changed_nodes))
+            cells = distinct(np.concatenate(self._changed_cells))
+            messages.append(self._update(node, cells // BUCKETS, cells % BUCKETS))
             self._changed_nodes.clear()
             self._changed_cells.clear()
         if messages:
@@ -137,9 +153,22 @@ class Source:
             self.state_message(),
         ]
 
+    def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
+        """Everything again, or nothing: where nothing changes twice is enough, and then now and again."""
+        self._quiet_rounds = self._quiet_rounds + 1 if self.told == self._told else 0
+        self._told = self.told
+        due = self._quiet_rounds < 2 or self._quiet_rounds % QUIET_ROUNDS == 0
+        return self.everything() if due else []
+
+    @property
+    def told(self) -> tuple[int, int]:
+        """How many records and messages it has told: while they stay, there is nothing new to say of it."""
+        return self._produced, self._heard
+
     def close(self) -> None:
-        """Let go of the ring."""
+        """Let go of the files."""
         self._ring.close()
+        self._catalog_reader.close()
 
     def remove_files(self) -> None:
         """Delete the ring and the catalog of a process that is no more."""
@@ -152,13 +181,19 @@ class Source:
         if now_s - self._alive_checked_s < ALIVE_CHECK_S:
             return True
         self._alive_checked_s = now_s
-        return process_start(self._ring.pid) == self._ring.process_start
+        try:
+            return process_start(self._ring.pid) == self._ring.process_start
+        except OSError:  # no descriptor left to look with
+            return True
 
     def _end(self, state: SourceStatus, reason: str) -> None:
-        self.state, self.reason, self.ended_at_s, self._unread = state, reason, self._clock_s(), 0
+        self.state, self.reason, self._unread = state, reason, 0
+        if state is not SourceStatus.FAULTY:  # what is faulty may live on, and keeps its files as long
+            self.ended_at_s = self._clock_s()
 
-    def _read_catalog(self) -> None:
-        for message in self._catalog_reader.read():
+    def _take_in(self, said: list[CatalogMessage]) -> None:
+        self._heard += len(said)
+        for message in said:
             if (self.hello is None) != isinstance(message, HostHello):
                 raise ValueError("the catalog does not begin with one hello")
             match message:
@@ -183,6 +218,7 @@ class Source:
                 raise ValueError(f"more than {MAX_ANNOUNCEMENTS} announcements")
 
     def _count(self, batch: Batch) -> None:
+        self._produced = self._ring.read_to
         self._overwritten += batch.overwritten
         if not self._received and not self._rejected:
             self._before_attach = self._overwritten
@@ -201,7 +237,7 @@ class Source:
         self.stats.grow(len(self._nodes) + 1)
         nodes, cell_nodes, cell_buckets = self.stats.add(batch, np.array(self._nodes.step_of, np.int64))
         self._changed_nodes.append(nodes)
-        self._changed_cells.append((cell_nodes, cell_buckets))
+        self._changed_cells.append(cell_nodes * BUCKETS + cell_buckets)
 
     def _update(self, node: Column, cell_node: Column, cell_bucket: Column) -> StatsUpdate:
         self._sequence += 1

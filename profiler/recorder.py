@@ -157,8 +157,8 @@ class RingRecorder:
                 return
             catalog: CatalogWriter | None = None
             try:
-                stem = f"{os.getpid()}-{process_start(os.getpid()) or 0}-{next(_serial)}"
                 directory = self._directory or runtime_dir()
+                stem = _new_stem(directory)
                 # The catalog comes first: whoever sees the ring finds the catalog beside it.
                 catalog = CatalogWriter(directory / f"{stem}.catalog")
                 catalog.write(_hello(self._followers[0].implementation if self._followers else "python"))
@@ -177,6 +177,13 @@ class RingRecorder:
             for follower in self._followers:
                 self.record = follower.attach(ring)
             _say_goodbye_from_multiprocessing()
+
+
+def _new_stem(directory: Path) -> str:
+    """How this process's files are called: pid, start and a number. What it ran before an exec has left files too."""
+    process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
+    stems = (f"{process}-{number}" for number in _serial)
+    return next(stem for stem in stems if not (directory / f"{stem}.catalog").exists())
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:

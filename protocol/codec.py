@@ -2,7 +2,8 @@
 
 Rules
 - A message is one msgpack map: its kind under "k", its fields by name. Unknown fields and unknown kinds of
-  the same major version are ignored (`decode` gives None for an unknown kind).
+  the same major version are ignored (`decode` gives None for an unknown kind). A field that holds its default is
+  left out: most of a node's do.
 - What comes in is hostile: every length is bounded before anything is allocated, every field is checked
   against its declared type, every number against its range.
 - Every string is sanitised here and nowhere else: control and bidi characters become U+FFFD, length is cut.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import operator
 import re
 import types
 from collections.abc import Callable
@@ -27,6 +29,7 @@ from cbtop.protocol.errors import DecodeError
 MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histograms stays below
 MAX_NAME_CHARS = 256
 MAX_ITEMS = 200_000  # of any list: the node table is bounded at 100,000
+MAX_PARTS = 5_000_000  # of all lists and maps of a frame together: each costs memory many times its one byte
 I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
 U64_MAX = (1 << 64) - 1  # a PTX hash is the one u64
 
@@ -54,9 +57,20 @@ def decode(frame: bytes | memoryview) -> messages.Message | None:
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise DecodeError(f"a frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} are taken")
+    parts = 0
+
+    def counted(container: list[Any] | dict[str, Any]) -> object:
+        nonlocal parts
+        parts += 1 + len(container)
+        if parts > MAX_PARTS:
+            raise ValueError(f"more than {MAX_PARTS} parts")
+        return container
+
     try:
         raw = msgpack.unpackb(
             frame,
+            list_hook=counted,
+            object_hook=counted,
             strict_map_key=True,
             max_str_len=1 << 16,
             max_bin_len=MAX_FRAME_BYTES,
@@ -78,6 +92,9 @@ def _message(raw: object) -> messages.Message | None:
 
 
 def _plain(value: object) -> object:
+    plain = _PLAIN.get(type(value))
+    if plain is not None:
+        return plain(value)
     match value:
         case Enum():
             return value.value
@@ -91,9 +108,6 @@ def _plain(value: object) -> object:
             return float(value)
         case tuple():
             return [_plain(item) for item in value]
-        case _ if dataclasses.is_dataclass(value):
-            fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-            return {"k": type(value).__name__} | fields
         case _:
             raise TypeError(f"a message cannot carry a {type(value).__name__}")
 
@@ -156,14 +170,18 @@ def _triple(value: Any, where: str) -> tuple[int, int, int]:
 
 
 def _nested(kinds: tuple[type, ...]) -> Check:
+    names = {kind.__name__ for kind in kinds}
+
     def check(value: Any, where: str) -> tuple[messages.Message, ...]:
         if type(value) is not list:
             raise DecodeError(f"{where}: a list of messages was wanted")
-        found = [message for item in value if (message := _message(item)) is not None]
-        for message in found:
-            if not isinstance(message, kinds):
-                raise DecodeError(f"{where}: a {type(message).__name__} has no place there")
-        return tuple(found)
+        for item in value:
+            kind = item.get("k") if type(item) is dict else None
+            if (
+                type(kind) is str and kind in _READERS and kind not in names
+            ):  # before it is read: it may nest for ever
+                raise DecodeError(f"{where}: a {kind} has no place there")
+        return tuple(message for item in value if (message := _message(item)) is not None)
 
     return check
 
@@ -212,4 +230,23 @@ def _reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
     return read
 
 
-_READERS = {kind.__name__: _reader_for(kind) for kind in get_args(messages.Message)}
+def _plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
+    names = [field.name for field in dataclasses.fields(kind)]
+    defaults = [field.default for field in dataclasses.fields(kind)]
+    getters = [operator.attrgetter(name) for name in names]
+
+    def plain(message: Any) -> dict[str, object]:
+        packed: dict[str, object] = {"k": kind.__name__}
+        for name, get, default in zip(names, getters, defaults, strict=True):
+            value = get(message)
+            if value is not default:  # an equal one that is another object is said, which does no harm
+                packed[name] = value if type(value) in _AS_THEY_ARE else _plain(value)
+        return packed
+
+    return plain
+
+
+_AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}
+_KINDS = get_args(messages.Message)
+_PLAIN = {kind: _plain_for(kind) for kind in _KINDS}
+_READERS = {kind.__name__: _reader_for(kind) for kind in _KINDS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -20,13 +21,16 @@ def process_start(pid: int) -> int | None:
     """When `pid` started, in clock ticks since boot; None when no such process runs.
 
     Where there is no /proc the start is not known and every living process has start 0. A zombie has ended.
+    Raises OSError when there is no descriptor left to look with.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except FileNotFoundError:
         return None if Path("/proc/self/stat").exists() else _start_without_proc(pid)
-    except OSError:  # the process ended between open and read (ESRCH), or is not ours to see
-        return None
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None  # the process ended between open and read (ESRCH), or is not ours to see
     # The command name may hold spaces and parentheses: fields are counted from the last one.
     fields = text[text.rindex(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[_STARTTIME_FIELD - 3])

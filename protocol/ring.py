@@ -73,8 +73,10 @@ ABANDONED_AFTER_S = 2.0
 # Writers may be inside this many slots beyond the cursor; what lay there may be half overwritten.
 MAX_WRITERS_INSIDE = 64
 # So far a reader looks at first for records beyond the cursor, and this much further when it finds them to the end.
-LOOK_AHEAD = 4096
+# Little, because most looks find nothing: a daemon looks at each of its rings twenty times a second.
+LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
+MOST_RECORDS = 1 << 62  # a century of a record a nanosecond: a cursor beyond it lies
 
 _HEADER = struct.Struct("<8sqqqqqqq16s")
 # The tag in two halves, its number last: no shifting at every record. A long of this machine rather than "<q" packs
@@ -263,12 +265,19 @@ class RingReader:
 
     @property
     def produced(self) -> int:
-        """How many records the writer has begun. Raises RingError when its cursor is negative."""
+        """How many records the writer has begun. Raises RingError when its cursor is negative, or beyond reason."""
         cursor: int = struct.unpack_from("<q", self._memory, CURSOR_WORD * 8)[0]
         if cursor < 0:
             raise RingError(f"ring {self.path}: the cursor went back from {self._begun} to {cursor}")
+        if cursor > MOST_RECORDS:
+            raise RingError(f"ring {self.path}: the cursor speaks of {cursor} records")
         self._begun = _begun(self._memory, self.capacity, max(cursor, self._begun))
         return self._begun
+
+    @property
+    def unread(self) -> int:
+        """How many records the last look found begun that were not read."""
+        return max(0, self._begun - self._next)
 
     @property
     def read_to(self) -> int:
@@ -279,12 +288,16 @@ class RingReader:
         """The complete records since the last read, at most one ring full.
 
         With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once.
-        Raises RingError when the cursor is negative, or the file has been cut short.
+        Raises RingError when the cursor is negative or speaks of records that are not there, or the file has been
+        cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
         self._refuse_cut_short()
         produced = self.produced
+        if produced == self._next:
+            nothing = np.zeros(0, np.int64)
+            return Batch(nothing, nothing, nothing, nothing, nothing, overwritten=0)
         lost = max(0, produced - self.capacity - self._next)
         first = self._next + lost
         count = produced - first
@@ -298,6 +311,8 @@ class RingReader:
         expected = np.arange(first + 1, first + count + 1, dtype=np.int64)
         age = ((records[:, 3] >> SEQUENCE_SHIFT) - expected) & SEQUENCE_MASK
         age[records[:, 3] == NEVER_WRITTEN] = SEQUENCE_MASK
+        if count > MAX_WRITERS_INSIDE and age.all():
+            raise RingError(f"ring {self.path}: {produced} records by its cursor, where nothing was written")
         if age.any():
             overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # a newer record lies there already
             missing = (age != 0) & ~overtaken  # reserved, not yet complete

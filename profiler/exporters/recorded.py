@@ -42,7 +42,9 @@ def trace_of_files(ring: Path, catalog: Path) -> Trace:
     batch = reader.read(final=gone)
     reader.close()
     # After the ring: a node is in the catalog before the first record that names it is in the ring.
-    messages = CatalogReader(catalog).read()
+    catalog_reader = CatalogReader(catalog)
+    messages = catalog_reader.read()
+    catalog_reader.close()
     said = _Said(f"catalog {catalog}", reader.pid)
     said.take(messages)
     fit = _fit(batch, said.nodes)

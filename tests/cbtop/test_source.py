@@ -184,6 +184,19 @@ def test_news_bring_a_viewer_to_where_everything_would(runtime: Path) -> None:
     assert followed.state == fresh.state
 
 
+def test_what_is_quiet_is_told_again_twice_and_then_seldom(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    assert [bool(source.keyframe()) for _ in range(14)] == [n in (0, 1, 6, 12) for n in range(14)]
+    with profiler.brick("a"):
+        pass
+    source.poll()
+    assert [bool(source.keyframe()) for _ in range(4)] == [True, True, False, False]
+
+
 def test_of_a_trace_that_is_said_again_and_again_only_the_last_is_kept(runtime: Path) -> None:
     profiler = profiler_in(runtime, Clock())
     with profiler.brick("a", 1):
@@ -203,3 +216,19 @@ def test_of_a_trace_that_is_said_again_and_again_only_the_last_is_kept(runtime: 
     assert len(source.catalog) == known
     assert [trace.forwards for trace in source.traces.values()] == [forwards]
     assert source.state_message().state == "live"
+
+
+def test_records_read_together_with_what_makes_their_source_faulty_are_not_half_counted(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    with profiler.brick("a"):
+        pass
+    monkeypatch.setattr(source._catalog_reader, "read", lambda: [Node(99, None, NodeKind.BRICK, "adrift")])
+    source.poll()
+    assert source.state == "faulty"
+    assert balanced(source)

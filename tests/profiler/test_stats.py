@@ -16,6 +16,7 @@ from cbtop.profiler.stats import (
     NodeStats,
     bucket_middle_ns,
     bucket_of,
+    distinct,
 )
 from cbtop.protocol.ring import FLAG_FAILED, Batch
 
@@ -48,6 +49,11 @@ def test_percentiles_are_within_one_percent_of_the_exact_ones(values: list[int])
         exact = sorted(values)[max(1, int(np.ceil(fraction * len(values)))) - 1]
         assert percentile is not None
         assert abs(percentile - exact) <= 0.01 * exact
+
+
+@given(st.lists(st.integers(0, 2**62)))
+def test_the_distinct_values_are_those_of_a_set(values: list[int]) -> None:
+    assert distinct(np.array(values, np.int64)).tolist() == sorted(set(values))
 
 
 def test_nothing_counted_is_no_calls() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbtop.protocol import catalog
+from cbtop.protocol import catalog, codec
 from cbtop.protocol.catalog import CatalogReader, CatalogWriter
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Activity, Goodbye, Heartbeat
@@ -68,6 +69,51 @@ def test_past_its_bound_the_writer_counts_what_it_drops(path: Path, monkeypatch:
     assert path.stat().st_size <= 100
     assert writer.dropped == 50 - len(CatalogReader(path).read())
     writer.close()
+
+
+def test_what_a_full_disk_refused_follows_when_there_is_room(path: Path) -> None:
+    writer, said = CatalogWriter(path), [Activity(f"step {number}") for number in range(9)]
+    writer.write(said[0])
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limit[1]))  # room for half a frame
+    try:
+        for message in said[1:8]:
+            writer.write(message)
+        assert CatalogReader(path).read() == said[:1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    writer.write(said[8])
+    assert CatalogReader(path).read() == said
+    assert writer.dropped == 0
+
+
+def test_a_process_that_closes_every_descriptor_harms_neither_the_catalog_nor_its_own_files(path: Path) -> None:
+    writer = CatalogWriter(path)
+    os.close(writer._descriptor)
+    with (path.parent / "theirs").open("wb") as theirs:
+        assert theirs.fileno() == writer._descriptor
+        writer.write(Activity("compiling"))
+        assert CatalogReader(path).read() == [Activity("compiling")]
+        os.close(writer._descriptor)
+        with (path.parent / "theirs, too").open("wb"):
+            writer.close()
+    assert (path.parent / "theirs").read_bytes() == b""
+
+
+def test_a_long_catalog_is_read_in_pieces(path: Path) -> None:
+    writer, said = (
+        CatalogWriter(path),
+        [Activity("x" * codec.MAX_NAME_CHARS, number / 9000) for number in range(9000)],
+    )
+    for message in said:
+        writer.write(message)
+    reader, found = CatalogReader(path), []
+    for _ in range(path.stat().st_size // catalog.PIECE_BYTES):
+        found += reader.read_piece()
+        assert reader.is_behind
+    found += reader.read_piece()
+    assert not reader.is_behind
+    assert found == said == CatalogReader(path).read()
 
 
 @settings(deadline=None)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cbtop.protocol import codec, messages
 from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.vocabulary import NodeKind
 
 KINDS = get_args(messages.Message)
 CATALOG_KINDS = get_args(messages.CatalogMessage)
@@ -81,6 +82,12 @@ def test_what_a_later_minor_version_adds_is_ignored() -> None:
     packed = msgpack.packb({"k": "Goodbye", "reason": "done", "mood": "fine"})
     assert codec.decode(packed) == messages.Goodbye("done")
     assert codec.decode(msgpack.packb({"k": "Weather", "sun": True})) is None
+
+
+def test_a_field_that_holds_its_default_takes_no_room() -> None:
+    node = messages.Node(1, None, NodeKind.BRICK, "RmsNorm")
+    assert set(msgpack.unpackb(codec.encode(node))) == {"k", "id", "parent", "kind", "name"}
+    assert codec.decode(codec.encode(node)) == node
 
 
 def test_a_missing_field_is_named() -> None:

@@ -1,0 +1,106 @@
+"""Records may be lost at every hop, and a viewer can always say how many: in the ring, by rejection, on the wire."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.ring import RECORD_BYTES
+from cbtop.store import Store
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import apply, source_of
+
+RING_RECORDS = 32
+
+hops = st.one_of(
+    st.tuples(st.just("record"), st.integers(1, 80)),  # more than the ring holds: overwritten
+    st.tuples(st.just("nonsense"), st.integers(1, 5)),  # named by no node, or backwards: rejected
+    st.tuples(st.just("new brick"), st.integers(1, 3)),
+    st.tuples(st.just("poll"), st.none()),
+    st.tuples(st.just("news arrive"), st.none()),
+    st.tuples(st.just("news are lost"), st.none()),
+    st.tuples(st.just("the first viewer loses the news"), st.none()),
+    st.tuples(st.just("keyframe"), st.none()),
+    st.tuples(st.just("heartbeat"), st.none()),
+    st.tuples(st.just("another viewer"), st.none()),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(story=st.lists(hops, max_size=30), ends=st.sampled_from(["goodbye", "none"]))
+def test_produced_is_received_plus_dropped_at_every_moment_and_for_every_viewer(
+    story: list[tuple[str, int | None]], ends: str
+) -> None:
+    directory = Path(os.environ["CBTOP_RUNTIME_DIR"])
+    recorder = RingRecorder(directory, RING_RECORDS * RECORD_BYTES)
+    profiler = BrickProfiler(recorder=recorder)
+    with profiler.step("decode", tokens=1):
+        pass
+    written, bricks = 1, 0
+    source, viewers = source_of(directory), [Store()]
+    source.poll()
+    apply(viewers[0], source.everything())
+    source.news()
+    for hop, number in story:
+        match hop:
+            case "record":
+                for _ in range(number or 0):
+                    with profiler.step("decode", tokens=1):
+                        pass
+                written += number or 0
+            case "nonsense":
+                for at in range(number or 0):
+                    recorder.record(*((9999, 0, 1, 1) if at % 2 else (1, 5, 4, 1)))
+                written += number or 0
+            case "new brick":
+                for _ in range(number or 0):
+                    bricks += 1
+                    with profiler.brick(f"brick {bricks}"):
+                        pass
+                written += number or 0
+            case "poll":
+                source.poll()
+            case "news arrive":
+                news = source.news()
+                for viewer in viewers:
+                    apply(viewer, news)
+            case "news are lost":
+                source.news()
+            case "the first viewer loses the news":
+                news = source.news()
+                for viewer in viewers[1:]:
+                    apply(viewer, news)
+            case "keyframe":
+                for viewer in viewers:
+                    apply(viewer, source.everything())
+            case "heartbeat":
+                for viewer in viewers:
+                    apply(viewer, [source.state_message()])
+            case "another viewer":
+                viewers.append(Store())
+                apply(viewers[-1], source.everything())
+        state = source.state_message()
+        assert state.produced == state.received + state.overwritten + state.rejected
+        for viewer in viewers:
+            loss = source_view(viewer.sources[source.key]).loss
+            assert loss.produced == loss.received + loss.dropped
+            assert loss.produced <= state.produced <= written
+            assert min(loss.dropped, loss.on_the_wire, loss.received) >= 0
+
+    if ends == "goodbye":
+        profiler.close()
+    source.poll()
+    state = source.state_message()
+    assert state.produced + state.unread == written
+    for viewer in viewers:
+        apply(viewer, source.everything())
+        loss = source_view(viewer.sources[source.key]).loss
+        assert (loss.produced, loss.received) == (state.produced, state.received)
+        assert (loss.dropped, loss.on_the_wire) == (state.overwritten + state.rejected, 0)
+    profiler.close()
+    source.remove_files()

@@ -1,0 +1,512 @@
+"""Whatever befalls a viewer, the daemon or the files beside it: the host steps on, leaves when it wants to, and the
+books of whoever looks afterwards hold to the last record."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import psutil
+import pytest
+
+from cbtop.feed import Feed
+from cbtop.protocol.catalog import CatalogWriter
+from cbtop.protocol.messages import HostHello, Node
+from cbtop.protocol.process import process_start
+from cbtop.protocol.ring import CURSOR_WORD, DEFAULT_RING_BYTES, RECORD_BYTES, RingWriter
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.viewmodels.model import SourceView
+from tests.integration.hosts import CBTOP, cbtop, eventually
+
+# Steps of a fifth of a millisecond that never sleep, until SIGUSR1; then it says what it did and how often it waited.
+BUSY_HOST = """
+import json, resource, signal, time
+from cbtop import BrickId, BrickProfiler
+
+profiler, going = BrickProfiler(), True
+def stop(*_):
+    global going
+    going = False
+signal.signal(signal.SIGUSR1, stop)
+
+def step():
+    with profiler.step("decode", tokens=1):
+        for layer in range(2):
+            with profiler.layer(layer), profiler.brick(BrickId.DOWN_PROJECTION, 64):
+                until = time.perf_counter_ns() + 100_000
+                while time.perf_counter_ns() < until: pass
+
+step()
+waits, steps = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw, 1
+print("up", flush=True)
+while going:
+    step()
+    steps += 1
+waits = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - waits
+print(json.dumps({"steps": steps, "waits": waits}), flush=True)
+"""
+VIEWER = """
+import sys, time
+from cbtop.feed import Feed
+feed = Feed()
+while True:
+    feed.poll(50)
+    time.sleep(float(sys.argv[1]))
+"""
+LONG_ENOUGH_S = 0.7  # for a fault to reach whatever it can reach: several reads, publications and heartbeats
+EXIT_S = 2.0  # generous: `python -m benchmarks faults` has the time it takes
+RECORDS_A_STEP = 5
+MOST_WAITS = 5
+DEAD_PID = 4_194_304  # one more than the highest pid there can be
+
+
+@dataclass
+class Scene:
+    """What runs when the fault comes."""
+
+    directory: Path
+    host: subprocess.Popen[str]
+    daemon: subprocess.Popen[bytes]
+    viewer: subprocess.Popen[bytes]
+    running: ExitStack
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Run something until the scene ends."""
+        process = self.running.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE))
+        self.running.callback(process.kill)
+        return process
+
+    def start_daemon(self) -> None:
+        self.daemon = self.start(*CBTOP, "daemon")
+        assert self.daemon.stderr
+        assert b"serving" in self.daemon.stderr.readline()
+
+
+def nothing(scene: Scene) -> None:
+    """The undisturbed run."""
+
+
+def viewer_stops(scene: Scene) -> None:
+    scene.viewer.send_signal(signal.SIGSTOP)
+
+
+def viewer_is_killed(scene: Scene) -> None:
+    scene.viewer.kill()
+
+
+def viewer_is_slow(scene: Scene) -> None:
+    scene.start(sys.executable, "-c", VIEWER, "60")
+
+
+def daemon_stops_for_a_while(scene: Scene) -> None:
+    scene.daemon.send_signal(signal.SIGSTOP)
+    scene.running.callback(scene.daemon.send_signal, signal.SIGCONT)
+    time.sleep(LONG_ENOUGH_S)
+    scene.daemon.send_signal(signal.SIGCONT)
+
+
+def daemon_is_killed_and_started_again(scene: Scene) -> None:
+    scene.viewer.kill()  # it would take the daemon's place
+    scene.viewer.wait()
+    scene.daemon.kill()
+    scene.daemon.wait()
+    time.sleep(LONG_ENOUGH_S)
+    scene.start_daemon()
+
+
+def a_second_daemon_on_the_same_address(scene: Scene) -> None:
+    assert cbtop("daemon").returncode == 1
+
+
+def a_second_daemon_on_another_address(scene: Scene) -> None:
+    other = scene.start(*CBTOP, "daemon", "--bind", f"ipc://{scene.directory / 'other.sock'}")
+    assert other.stderr
+    assert b"serving" in other.stderr.readline()
+
+
+def stale_rings_of_the_dead(scene: Scene) -> None:
+    stale = forge(scene.directory, f"{DEAD_PID}-1-0")
+    for path in (stale, stale.with_suffix(".catalog")):
+        os.utime(path, (1, 1))
+    (ring,) = scene.directory.glob(f"{scene.host.pid}-*.ring")
+    os.utime(ring, (1, 1))  # the host's looks as old, and stays
+    eventually(lambda: not stale.exists() and not stale.with_suffix(".catalog").exists())
+    assert ring.exists()
+
+
+def a_ring_whose_pid_is_the_hosts_and_whose_start_is_not(scene: Scene) -> None:
+    forged = forge(scene.directory, f"{scene.host.pid}-1-0", pid=scene.host.pid, start=1)
+    with Feed() as feed:
+        eventually(lambda: state_of(feed, forged.stem) == "gone")
+        assert state_of(feed, pid=scene.host.pid) == "live"
+
+
+def a_ring_whose_header_lies(scene: Scene) -> None:
+    ring = forge(scene.directory, f"{os.getpid()}-1-0")
+    with ring.open("r+b") as file:
+        file.seek(24)
+        file.write(struct.pack("<q", 1 << 40))
+
+
+def a_ring_whose_cursor_jumps(scene: Scene) -> None:
+    start = int(next(scene.directory.glob(f"{scene.host.pid}-*.ring")).stem.split("-")[1])
+    ring = forge(scene.directory, f"{scene.host.pid}-{start}-7", pid=scene.host.pid, start=start)
+    with Feed() as feed:
+        eventually(lambda: state_of(feed, ring.stem) == "live")
+        for cursor in (1 << 61, -1, 3):
+            with ring.open("r+b") as file:
+                file.seek(8 * CURSOR_WORD)
+                file.write(struct.pack("<q", cursor))
+            time.sleep(0.15)
+        eventually(lambda: state_of(feed, ring.stem) == "faulty")
+
+
+def a_node_table_with_cycles(scene: Scene) -> None:
+    nodes = [Node(1, 2, NodeKind.LAYER, "a"), Node(2, 1, NodeKind.LAYER, "b")]
+    ring = forge(scene.directory, f"{os.getpid()}-1-0", nodes)
+    with Feed() as feed:
+        eventually(lambda: state_of(feed, ring.stem) == "faulty")
+
+
+def a_node_table_of_a_million(scene: Scene) -> None:
+    ring = forge(scene.directory, f"{os.getpid()}-1-0")
+    with ring.with_suffix(".catalog").open("ab") as catalog:
+        for number in range(1, 1_000_001):
+            said = msgpack.packb({"k": "Node", "id": number, "parent": None, "kind": "layer", "name": ""})
+            catalog.write(struct.pack("<II", len(said), zlib.crc32(said)) + said)
+    with Feed() as feed:
+        eventually(lambda: state_of(feed, ring.stem) == "faulty", 60)
+
+
+FAULTS = [
+    nothing,
+    viewer_stops,
+    viewer_is_killed,
+    viewer_is_slow,
+    daemon_stops_for_a_while,
+    daemon_is_killed_and_started_again,
+    a_second_daemon_on_the_same_address,
+    a_second_daemon_on_another_address,
+    stale_rings_of_the_dead,
+    a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,
+    a_ring_whose_header_lies,
+    a_ring_whose_cursor_jumps,
+    a_node_table_with_cycles,
+    a_node_table_of_a_million,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_the_host_notices_nothing_and_its_books_hold(runtime: Path, fault: Callable[[Scene], None]) -> None:
+    with ExitStack() as running:
+        command = [sys.executable, "-c", BUSY_HOST]
+        host = running.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        running.callback(host.kill)
+        scene = Scene(runtime, host, None, None, running)  # type: ignore[arg-type]  # they follow
+        scene.start_daemon()
+        scene.viewer = scene.start(sys.executable, "-c", VIEWER, "0")
+        assert host.stdout
+        assert host.stdout.readline() == "up\n"
+        fault(scene)
+        time.sleep(LONG_ENOUGH_S)
+
+        host.send_signal(signal.SIGUSR1)
+        said = json.loads(host.stdout.readline())
+        ended_s = time.monotonic()
+        assert host.wait(30) == 0
+        assert time.monotonic() - ended_s < EXIT_S
+        assert scene.daemon.poll() is None
+        assert said["waits"] <= MOST_WAITS
+
+        with Feed() as feed:
+            eventually(lambda: state_of(feed, pid=host.pid) == "ended")
+            view = view_of(feed, pid=host.pid)
+            assert not feed.is_daemon_inside
+        assert view is not None
+        assert view.steps is not None
+        assert view.steps.count == said["steps"]
+        assert view.loss.dropped == 0
+        assert view.loss.produced == view.loss.received == RECORDS_A_STEP * said["steps"]
+        assert host.pid not in {process.ppid() for process in psutil.process_iter()}
+
+
+# --- what befalls the host itself ---------------------------------------------------------------------------
+
+COUNTING = """
+import os, sys, time
+from cbtop import BrickProfiler
+profiler = BrickProfiler()
+def steps(count, name="a"):
+    for _ in range(count):
+        with profiler.step("decode", tokens=1), profiler.brick(name): pass
+"""
+
+
+def run(script: str, *arguments: str, **popen: Any) -> subprocess.CompletedProcess[str]:
+    """Run `script` in a process of its own to its end."""
+    command = [sys.executable, "-c", COUNTING + script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **popen)
+
+
+def seen() -> list[tuple[str, int]]:
+    """The state and the steps of everything that ran, the first to begin first."""
+    with Feed() as feed:
+        eventually(lambda: (feed.poll(50), feed.is_complete)[1])
+        views = [view for source in feed.sources() if (view := feed.view(source.key))]
+        for view in views:
+            assert view.loss.produced == view.loss.received + view.loss.dropped
+    return [(view.state, view.steps.count if view.steps else 0) for view in sorted(views, key=lambda view: view.key)]
+
+
+def test_a_host_killed_in_the_middle_of_a_step_has_lost_no_complete_record(runtime: Path, tmp_path: Path) -> None:
+    counted = tmp_path / "counted"
+    script = """
+import mmap
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(4096)
+    counter = memoryview(mmap.mmap(file.fileno(), 4096)).cast("q")
+with profiler.step("decode", tokens=1):
+    while True:
+        with profiler.brick("a"): pass
+        counter[0] += 1
+        if counter[0] == 1000: print("up", flush=True)
+        time.sleep(1e-5)
+"""
+    command = [sys.executable, "-c", COUNTING + script, str(counted)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.kill()
+    (completed,) = struct.unpack("<q", counted.read_bytes()[:8])
+    with Feed() as feed:
+        eventually(lambda: state_of(feed, pid=process.pid) == "gone")
+        view = view_of(feed, pid=process.pid)
+    assert view is not None
+    assert view.loss.received in (completed, completed + 1)  # it may have died between the record and the count
+    assert view.loss.dropped == 0
+
+
+def test_a_fork_records_for_itself_and_neither_touches_the_others_files() -> None:
+    done = run("""
+steps(10)
+child = os.fork()
+steps(5 if child == 0 else 7)
+if child: os.waitpid(child, 0)
+""")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(seen()) == [("ended", 5), ("ended", 17)]
+
+
+def test_what_ran_before_an_exec_and_what_runs_after_are_both_there() -> None:
+    after = COUNTING + "steps(4)"
+    done = run("steps(6); os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])", after)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(seen()) == [("ended", 4), ("gone", 6)]
+
+
+def test_os__exit_loses_the_goodbye_and_no_record() -> None:
+    assert run("steps(9); os._exit(3)").returncode == 3
+    assert seen() == [("gone", 9)]
+
+
+EXHAUST = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+def exhaust():
+    try:
+        while True: held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError: pass
+"""
+
+
+def test_a_host_without_descriptors_goes_on_and_says_once_that_it_records_nothing() -> None:
+    done = run(EXHAUST + "exhaust(); steps(50); os.write(1, b'through')")
+    assert (done.returncode, done.stdout) == (0, "through")
+    assert done.stderr.count("cbtop records nothing") == 1
+    assert "Too many open files" in done.stderr
+    assert seen() == []
+
+
+def test_a_host_that_runs_out_of_descriptors_later_loses_nothing() -> None:
+    done = run(EXHAUST + "steps(3); exhaust(); steps(50, 'b')")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert seen() == [("ended", 53)]
+
+
+@pytest.fixture
+def small_disk(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory on a disk with room for one ring and little more."""
+    disk = runtime / "disk"
+    disk.mkdir()
+    size = DEFAULT_RING_BYTES + 64 * 4096
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(disk))
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_on_a_full_disk_the_host_goes_on_unprofiled_and_leaves_no_half_made_file(small_disk: Path) -> None:
+    fill(small_disk)
+    done = run("steps(50); print('through')")
+    assert (done.returncode, done.stdout) == (0, "through\n")
+    assert done.stderr.count("cbtop records nothing") == 1
+    assert "No space left on device" in done.stderr
+    assert [path.name for path in small_disk.iterdir()] == ["filling"]
+
+
+def test_a_disk_that_fills_up_while_the_host_runs_costs_no_record_once_there_is_room(small_disk: Path) -> None:
+    script = """
+steps(5)
+print("up", flush=True)
+sys.stdin.readline()
+for number in range(2000):
+    steps(1, f"brick {number}")  # each a node that finds no room
+print("still up", flush=True)
+sys.stdin.readline()
+steps(5)
+"""
+    command = [sys.executable, "-c", COUNTING + script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        fill(small_disk)
+        process.stdin.write("\n")
+        assert process.stdout.readline() == "still up\n"
+        (small_disk / "filling").unlink()
+        process.stdin.write("\n")
+        assert process.wait(10) == 0
+    assert seen() == [("ended", 2010)]
+
+
+def test_a_daemon_without_descriptors_serves_on_what_it_has(runtime: Path) -> None:
+    with ExitStack() as running:
+        script = "steps(1); print('up', flush=True); sys.stdin.readline(); steps(20)"
+        host = running.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", COUNTING + script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        )
+        running.callback(host.kill)
+        assert host.stdout
+        host.stdout.readline()
+        limited = f"ulimit -n 48; exec {sys.executable} -m cbtop daemon"
+        serving = running.enter_context(subprocess.Popen(["sh", "-c", limited], stderr=subprocess.PIPE))
+        running.callback(serving.kill)
+        assert serving.stderr
+        assert b"serving" in serving.stderr.readline()
+        with Feed() as feed:
+            eventually(lambda: state_of(feed, pid=host.pid) == "live")
+            for number in range(40):
+                forge(runtime, f"{os.getpid()}-{process_start(os.getpid())}-{number}")
+            time.sleep(1)
+            host.communicate("\n", timeout=10)
+            eventually(lambda: state_of(feed, pid=host.pid) == "ended")
+            view = view_of(feed, pid=host.pid)
+        assert serving.poll() is None
+    assert view is not None
+    assert view.steps is not None
+    assert view.steps.count == 21
+
+
+@pytest.mark.parametrize("pure", ["", "1"], ids=["compiled", "python"])
+def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str) -> None:
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    log = tmp_path / "calls"
+    script = "steps(1); os.stat('/'); steps(300_000); os.stat('/')"  # twice round the ring
+    command = [strace, "-f", "-o", str(log), sys.executable, "-c", COUNTING + script]
+    subprocess.run(command, check=True, env=os.environ | {"CBTOP_PURE_PYTHON": pure}, timeout=60)
+    lines = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
+    first, last = [at for at, line in enumerate(lines) if re.match(r'(newfstatat\(AT_FDCWD, |stat\()"/", ', line)][
+        -2:
+    ]
+    between = {line.partition("(")[0] for line in lines[first + 1 : last]}
+    assert between <= {"brk", "mmap", "munmap", "mremap", "madvise"}  # memory of Python's own
+
+
+def test_a_clock_that_is_set_takes_nothing_from_what_runs(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "steps(5); print('up', flush=True); sys.stdin.readline(); steps(5)"
+    command = [sys.executable, "-c", COUNTING + script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout
+        host.stdout.readline()
+        real_ns, offset_ns = time.time_ns, 0
+        monkeypatch.setattr(time, "time_ns", lambda: real_ns() + offset_ns)
+        monkeypatch.setattr(time, "time", lambda: (real_ns() + offset_ns) / 1e9)
+        for offset_ns in (86_400_000_000_000, -86_400_000_000_000):  # noqa: B007 - the lambdas look
+            with Feed() as feed:
+                assert feed.is_daemon_inside  # so its clock is the one that was set
+                eventually(lambda feed=feed: steps_of(feed, host.pid) == 5)
+                assert state_of(feed, pid=host.pid) == "live"
+        with Feed() as feed:
+            eventually(lambda: steps_of(feed, host.pid) == 5)
+            offset_ns = 86_400_000_000_000
+            host.communicate("\n", timeout=10)
+            eventually(lambda: state_of(feed, pid=host.pid) == "ended")
+            assert steps_of(feed, host.pid) == 10
+
+
+def steps_of(feed: Feed, pid: int) -> int:
+    view = view_of(feed, pid=pid)
+    return view.steps.count if view and view.steps else 0
+
+
+def forge(directory: Path, stem: str, nodes: list[Node] | None = None, pid: int = DEAD_PID, start: int = 1) -> Path:
+    """A ring and a catalog that say what the test wants them to."""
+    ring = directory / f"{stem}.ring"
+    catalog = CatalogWriter(ring.with_suffix(".catalog"))
+    catalog.write(HostHello(1, 0, pid, start, "here", "", "forged", "3", "python", 1, 1))
+    for node in nodes or []:
+        catalog.write(node)
+    catalog.close()
+    writer = RingWriter(ring, 64 * RECORD_BYTES)
+    with ring.open("r+b") as file:
+        file.seek(32)
+        file.write(struct.pack("<qq", pid, start))
+    for number in range(3):
+        writer.record(1, number, number + 1, 1)
+    return ring
+
+
+def view_of(feed: Feed, stem: str = "", pid: int = 0) -> SourceView | None:
+    """The source of that file name or of that process."""
+    feed.poll(20)
+    keys = [source.key for source in feed.sources()]
+    wanted = stem.replace("-", ":") if stem else f":{pid}:"
+    found = [view for key in keys if wanted in key and (view := feed.view(key))]
+    return found[0] if found else None
+
+
+def state_of(feed: Feed, stem: str = "", pid: int = 0) -> str:
+    view = view_of(feed, stem, pid)
+    return view.state if view else ""
