@@ -67,7 +67,7 @@ class Daemon:
         self._sources: dict[Path, Source] = {}
         self._refused: dict[Path, float] = {}  # files that are no rings, and when to look at them again
         self._history = History()
-        self._history_told: dict[str, tuple[int, int]] = {}  # at its last keyframe
+        self._history_told: dict[str, tuple[int, int]] | None = None  # at its last keyframe
 
     @property
     def endpoint(self) -> str:

@@ -37,7 +37,7 @@ def test_a_daemon_that_has_died_is_not_answered_for(runtime: Path, monkeypatch: 
         with DaemonInside(default_endpoint()):
             link.snapshot()
         time.sleep(0.4)
-        with pytest.raises(NoDataError, match="nothing heard from the daemon for 0 s"):
+        with pytest.raises(NoDataError, match=r"nothing heard from the daemon for \d+ s"):
             link.snapshot()
 
 
