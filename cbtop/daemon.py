@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
+from cbtop.protocol.catalog import is_locked
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -191,4 +192,6 @@ class _Timetable:
 def _is_left_over(path: Path) -> bool:
     """Whether a ring's process ended so long ago that nobody asks for it any more."""
     pid, start, _serial = (int(part) for part in path.stem.split("-"))
-    return process_start(pid) != start and time.time() - modified_s(path) > KEEP_ENDED_S
+    if process_start(pid) == start or time.time() - modified_s(path) <= KEEP_ENDED_S:
+        return False
+    return not is_locked(path.with_suffix(".catalog"))  # in another pid namespace it may well be alive

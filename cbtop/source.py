@@ -12,7 +12,7 @@ import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.stats import COLUMNS, Column, NodeStats
-from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.catalog import CatalogReader, is_locked
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -25,7 +25,7 @@ from cbtop.protocol.messages import (
     StatsUpdate,
     TraceSummary,
 )
-from cbtop.protocol.process import process_start
+from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.ring import Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
 
@@ -70,6 +70,8 @@ class Source:
         if self.state is not SourceStatus.LIVE:
             return
         try:
+            if self.hello is None:
+                self._read_catalog()  # it says how to tell that the process lives
             alive = self._is_alive()  # asked first: if it is dead now, this read is the last there is to read
             batch = self._ring.read(final=not alive)
             self._read_catalog()  # after the ring: every node a record names was announced before it
@@ -80,7 +82,7 @@ class Source:
                 self._count(self._ring.read(final=True))
                 self._end(SourceStatus.ENDED, self._goodbye.reason)
             elif not alive:
-                self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit")
+                self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit or exec")
         except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
             _log.debug("%s", self.ring_path, exc_info=True)
             self._end(SourceStatus.FAULTY, str(error) or type(error).__name__)
@@ -136,6 +138,11 @@ class Source:
         if now_s - self._alive_checked_s < ALIVE_CHECK_S:
             return True
         self._alive_checked_s = now_s
+        if self.hello is not None and self.hello.locked:
+            if not is_locked(self._catalog_reader.path):
+                return False
+            if self.hello.pid_namespace != pid_namespace():
+                return True  # its pid is nobody's here, or somebody else's
         return process_start(self._ring.pid) == self._ring.process_start
 
     def _end(self, state: SourceStatus, reason: str) -> None:

@@ -20,7 +20,7 @@ from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessage, Goodbye, HostHello, Node
-from cbtop.protocol.process import boot_id, process_start
+from cbtop.protocol.process import boot_id, pid_namespace, process_start, ranks_of
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
 
 _log = logging.getLogger("cbtop")
@@ -94,10 +94,10 @@ class RingRecorder:
     def close(self, reason: str) -> None:
         """Say goodbye; the files stay for the daemon to read to their end."""
         with self._opening:
-            if self._catalog:
-                self._catalog.write(Goodbye(reason))
-                self._catalog.close()
-            self._catalog = None
+            catalog, self._catalog = self._catalog, None
+            if catalog:
+                catalog.write(Goodbye(reason))
+                catalog.close()
             self._ring = None
             self._closed = True
             self.record = _nowhere
@@ -126,6 +126,8 @@ class RingRecorder:
     def forget(self) -> None:
         """Back to not having opened anything, without touching the files: they are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
+        if self._catalog:
+            self._catalog.close()  # or the parent would seem alive for as long as this child
         self._ring = self._catalog = self._path = self._reader = None
         self._closed = False
         self.record = self._first_record
@@ -145,11 +147,12 @@ class RingRecorder:
                 return
             catalog: CatalogWriter | None = None
             try:
-                stem = f"{os.getpid()}-{process_start(os.getpid()) or 0}-{next(_serial)}"
                 directory = self._directory or runtime_dir()
+                stem = _free_stem(directory)
                 # The catalog comes first: whoever sees the ring finds the catalog beside it.
                 catalog = CatalogWriter(directory / f"{stem}.catalog")
-                catalog.write(_hello(self._followers[0].implementation if self._followers else "python"))
+                recorder = self._followers[0].implementation if self._followers else "python"
+                catalog.write(_hello(recorder, locked=catalog.locked))
                 for message in self._said:
                     catalog.write(message)
                 ring = RingWriter(directory / f"{stem}.ring", self._ring_bytes)
@@ -178,7 +181,15 @@ def _say_goodbye_from_multiprocessing() -> None:
         util.Finalize(None, _at_exit, exitpriority=0)
 
 
-def _hello(recorder: str) -> HostHello:
+def _free_stem(directory: Path) -> str:
+    """A name for the files. Of two processes in two pid namespaces, pid and start may be the same."""
+    process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
+    stems = (f"{process}-{serial}" for serial in _serial)
+    return next(stem for stem in stems if not (directory / f"{stem}.catalog").exists())
+
+
+def _hello(recorder: str, *, locked: bool) -> HostHello:
+    ranks = ranks_of(os.environ)
     return HostHello(
         protocol_major=PROTOCOL_MAJOR,
         protocol_minor=PROTOCOL_MINOR,
@@ -191,6 +202,11 @@ def _hello(recorder: str) -> HostHello:
         recorder=recorder,
         monotonic_ns=time.perf_counter_ns(),
         realtime_ns=time.time_ns(),
+        rank=ranks.rank,
+        local_rank=ranks.local_rank,
+        world_size=ranks.world_size,
+        pid_namespace=pid_namespace(),
+        locked=locked,
     )
 
 

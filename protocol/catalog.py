@@ -2,13 +2,18 @@
 
 A frame is its length (u32), the crc32 of its payload (u32) and the payload, one encoded message. A torn tail
 is what a killed process leaves; it is ignored. Past MAX_CATALOG_BYTES the writer counts what it drops.
+
+The writer locks the file (flock(2)). The kernel lets go of the lock when the process has ended or become another
+program, whoever looks, and from whatever pid namespace. A forked child shares the lock until it closes its copy.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -28,12 +33,16 @@ class CatalogWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.dropped = 0
+        self.locked = False
         self._size_bytes = 0
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
         except OSError as error:
             raise RingError(f"catalog {path}: {error.strerror}") from error
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.locked = True
 
     def write(self, message: CatalogMessage) -> None:
         """Append one message; count it as dropped where the disk or the bound is full."""
@@ -56,6 +65,21 @@ class CatalogWriter:
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether the writer of the catalog at `path` still holds its lock. Only a file that is not new may be asked."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)  # and with it our own lock
+    return False
 
 
 class CatalogReader:

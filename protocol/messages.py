@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus, TransferDirection
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1  # 1: ranks, pid namespaces and the lock on the catalog in HostHello; ClockReading
 
 MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: beyond it sums could overflow
 QUANTITIES = ("flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element", "budget_us_per_token")
@@ -24,6 +24,8 @@ class HostHello:
 
     `monotonic_ns` and `realtime_ns` were read together; records carry monotonic time.
     `process_start` is /proc's start time in clock ticks since boot: pid and start name a process for ever.
+    `pid` is the process's own in the pid namespace with the inode `pid_namespace` (None: not known).
+    `locked`: the process holds a lock (flock(2)) on its catalog for as long as it lives.
     """
 
     protocol_major: int
@@ -37,6 +39,11 @@ class HostHello:
     recorder: str
     monotonic_ns: int
     realtime_ns: int
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    pid_namespace: int | None = None
+    locked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
