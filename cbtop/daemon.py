@@ -21,13 +21,14 @@ from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    ClockReading,
     DaemonHello,
     Heartbeat,
     SourceGone,
     WireMessage,
 )
 from cbtop.protocol.process import boot_id, process_start
-from cbtop.protocol.publisher import LIVE, Publisher
+from cbtop.protocol.publisher import CLOCK_PREFIX, LIVE, Publisher
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.source import Source, modified_s
 from cbtop.version import __version__
@@ -42,6 +43,7 @@ MAX_SOURCES = 256
 
 _FILE_NAME = re.compile(r"\d+-\d+-\d+\.(catalog|new)")
 _RING_NAME = re.compile(r"\d+-\d+-\d+\.ring")  # pid, process start, serial
+_CLOCK_TOPIC = re.compile(CLOCK_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
 _log = logging.getLogger("cbtop.daemon")
 
 
@@ -70,7 +72,10 @@ class Daemon:
                 for job in due.now():
                     job()
                 for topic in self._publisher.joined(due.wait_ms()):
-                    self._publisher.send(topic, [self._hello(), *self._everything()])
+                    if asked := _CLOCK_TOPIC.fullmatch(topic):
+                        self._publisher.send(topic, [_clock_reading(int(asked[1]))])
+                    else:
+                        self._publisher.send(topic, [self._hello(), *self._everything()])
         finally:
             self._publisher.close()
 
@@ -187,6 +192,10 @@ class _Timetable:
     def wait_ms(self) -> int:
         """How long nothing is due."""
         return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
+
+
+def _clock_reading(asked: int) -> ClockReading:
+    return ClockReading(asked, time.perf_counter_ns(), time.time_ns())
 
 
 def _is_left_over(path: Path) -> bool:

@@ -1,20 +1,15 @@
-"""The feed: a viewer's link to whatever runs, and the views made from it. TUI and headless share it."""
+"""The feed: a viewer's links to whatever runs, and the views made from it. TUI and headless share it."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Self
 
-from cbtop.collector import SILENT_AFTER_S, Collector
-from cbtop.daemon import DaemonInside
-from cbtop.protocol.endpoint import default_endpoint
-from cbtop.protocol.errors import EndpointError
-from cbtop.store import Store
-from cbtop.viewmodels.model import SourceSummary, SourceView
+from cbtop.link import Link
+from cbtop.viewmodels.model import ClockView, SourceSummary, SourceView
 from cbtop.viewmodels.source import source_view, summaries
-
-RETRY_INSIDE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,87 +21,76 @@ class FeedEnd:
 
 
 class Feed:
-    """Connects to `endpoint`; with None, to this user's daemon, starting one inside where none runs.
+    """Connects to each of `endpoints`; with none, to this user's daemon, starting one inside where none runs.
 
-    When a daemon that ran elsewhere falls silent one is started inside: the rings are still there, so nothing is
-    lost with it. Raises EndpointError for an address that cannot be one.
+    What one daemon does, or that it is gone, touches nothing that came from the others. Raises EndpointError for an
+    address that cannot be one.
     """
 
-    def __init__(self, endpoint: str | None = None) -> None:
-        self._store = Store()
-        self._own = endpoint is None
-        self._inside: DaemonInside | None = None
-        self._tried_s = time.monotonic()
-        address = default_endpoint() if endpoint is None else endpoint
-        if self._own:
-            self._start_inside(address)
-        self._collector = Collector(address, self._store)
+    def __init__(self, endpoints: Sequence[str] = ()) -> None:
+        with ExitStack() as opened:
+            self._links: list[Link] = []
+            for endpoint in dict.fromkeys(endpoints or (None,)):
+                self._links.append(Link(endpoint))
+                opened.callback(self._links[-1].close)
+            self._close = opened.pop_all().close
 
     @property
     def is_daemon_inside(self) -> bool:
         """Whether the daemon is ours: nobody else was there to watch."""
-        return self._inside is not None
+        return any(link.is_daemon_inside for link in self._links)
 
     def poll(self, timeout_ms: int = 0) -> None:
         """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
-        self._collector.poll(timeout_ms)
-        alone = self._own and self._inside is None and self._collector.silent_s > SILENT_AFTER_S
-        if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
-            self._tried_s = time.monotonic()
-            self._start_inside(self._collector.endpoint)
+        for link in self._links:
+            link.poll(timeout_ms // len(self._links))
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Every source, the newest live one first."""
-        return summaries(self._store)
+        found = summaries(link.store.sources[key] for key, link in self._link_of().items())
+        return tuple(replace(summary, stale_s=self._link_of()[summary.key].stale_s) for summary in found)
 
     def view(self, key: str | None = None, phase: str | None = None) -> SourceView | None:
         """What a source shows; None for `key` is the first of `sources()`, None when there is nothing yet."""
         if key is None:
             known = self.sources()
             key = known[0].key if known else None
-        record = self._store.sources.get(key or "")
-        return source_view(record, phase) if record else None
+        link = self._link_of().get(key or "")
+        if link is None or key is None:
+            return None
+        view = source_view(link.store.sources[key], phase)
+        return replace(view, stale_s=link.stale_s, clock=self._clock_of(link))
 
     def key_of(self, pid: int) -> str | None:
         """The source whose process is `pid`; None while it has not appeared."""
-        return next((r.key for r in self._store.sources.values() if r.hello and r.hello.pid == pid), None)
+        records = (record for link in self._links for record in link.store.sources.values())
+        return next((record.key for record in records if record.hello and record.hello.pid == pid), None)
 
     @property
-    def endpoint(self) -> str:
-        """The address of the daemon."""
-        return self._collector.endpoint
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the daemon has answered with all it knows."""
-        return self._store.daemon is not None
+    def unanswered(self) -> tuple[str, ...]:
+        """The addresses where no daemon has answered yet."""
+        return tuple(link.endpoint for link in self._links if not link.is_complete)
 
     @property
     def refused(self) -> str:
-        """Why the daemon's messages are not taken; empty when they are."""
-        return self._collector.refused
+        """Why no daemon's messages are taken; empty when those of one are."""
+        refused = [link.refused for link in self._links]
+        return "; ".join(refused) if all(refused) else ""
 
     def status(self) -> str:
-        """One line about the link."""
-        if self._collector.refused:
-            return self._collector.refused
-        if self._inside and self._inside.error:
-            return f"the daemon inside stopped: {self._inside.error}"
-        where = "own daemon" if self._inside else self._collector.endpoint
-        if self._collector.silent_s > SILENT_AFTER_S:
-            return f"{where}: nothing heard for {self._collector.silent_s:.0f} s"
-        damaged = f" · {self._collector.damaged} damaged messages" if self._collector.damaged else ""
-        return f"{where}{damaged}"
+        """One line about the links."""
+        troubles = [link.trouble for link in self._links if link.trouble]
+        if len(self._links) == 1:
+            return troubles[0] if troubles else self._links[0].name
+        return " · ".join((f"{len(self._links)} daemons", *troubles))
 
     def finished(self) -> FeedEnd | None:
         """A feed on whatever runs never ends by itself."""
         return None
 
     def close(self) -> None:
-        """Close the link, and the daemon inside."""
-        self._collector.close()
-        if self._inside:
-            self._inside.close()
+        """Close the links, and the daemon inside."""
+        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -114,8 +98,17 @@ class Feed:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start_inside(self, address: str) -> None:
-        try:
-            self._inside = DaemonInside(address)
-        except EndpointError:
-            self._inside = None  # one runs already, or is about to: that is the one to listen to
+    def _link_of(self) -> dict[str, Link]:
+        """Each source's link; of two that bring the same source, one that is not silent."""
+        by_freshness = sorted(self._links, key=lambda link: link.stale_s or 0, reverse=True)
+        return {key: link for link in by_freshness for key in link.store.sources}
+
+    def _clock_of(self, link: Link) -> ClockView | None:
+        """The best of what is known by any link to the same boot: its daemons read the same clocks."""
+        boot_id = link.store.daemon.boot_id if link.store.daemon else ""
+        same = [other for other in self._links if other.store.daemon and other.store.daemon.boot_id == boot_id]
+        offsets = [offset for other in (same if boot_id else [link]) if (offset := other.clock_offset)]
+        if not offsets:
+            return None
+        best = min(offsets, key=lambda offset: offset.uncertainty_ns)
+        return ClockView(best.realtime_ns / 1e3, best.monotonic_ns / 1e3, best.uncertainty_ns / 1e3)

@@ -94,6 +94,24 @@ def seconds(value: float) -> str:
     return f"{value:g} s"
 
 
+def rank(number: int | None, of: int | None) -> str:
+    """`rank 3 of 8`; nothing for a process that is no rank."""
+    if number is None:
+        return ""
+    return f"rank {number}" if of is None else f"rank {number} of {of}"
+
+
+def stale(seconds: float) -> str:
+    """How old what is shown is: `nothing heard for 12 s`."""
+    return f"nothing heard for {seconds:.0f} s"
+
+
+def clock_offset(offset_us: float, uncertainty_us: float) -> str:
+    """How far another host's clock is from ours: `3.21 ms ahead ± 110.0 µs`."""
+    direction = "ahead" if offset_us >= 0 else "behind"
+    return f"{duration(abs(offset_us))} {direction} ± {duration(uncertainty_us)}"
+
+
 def scientific(value: float | None) -> str:
     """An error or a tolerance: `1.2e-06`."""
     return NOT_MEASURED if value is None else f"{value:.1e}"

@@ -18,6 +18,7 @@ from cbtop.protocol.messages import (
     CatalogMessage,
     Ceiling,
     CheckResult,
+    ClockReading,
     DaemonHello,
     Dependency,
     Goodbye,
@@ -115,6 +116,8 @@ class Store:
             case StatsUpdate():
                 if message.source in self.sources:
                     _update_stats(self.sources[message.source], message)
+            case ClockReading():
+                pass  # for the collector
             case SourceGone():
                 self.sources.pop(message.source, None)
             case (

@@ -266,11 +266,20 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockReading:
+    """The daemon's clocks, read together, for the viewer that asked under the number `asked`."""
+
+    asked: int
+    monotonic_ns: int
+    realtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceGone:
     """The daemon has let go of a source that ended long ago."""
 
     source: str
 
 
-WireMessage = DaemonHello | SourceCatalog | SourceState | StatsUpdate | Heartbeat | SourceGone
+WireMessage = DaemonHello | SourceCatalog | SourceState | StatsUpdate | Heartbeat | ClockReading | SourceGone
 Message = CatalogMessage | WireMessage | Part

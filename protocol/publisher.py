@@ -22,6 +22,7 @@ from cbtop.protocol.messages import WireMessage
 
 LIVE = b"live"
 JOIN_PREFIX = b"join/"
+CLOCK_PREFIX = b"clock/"
 MAX_TOPIC_BYTES = 64
 SEND_HIGH_WATER_MARK = 32  # messages a viewer: three seconds at ten updates a second
 
@@ -45,11 +46,15 @@ class Publisher:
             raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
 
     def joined(self, timeout_ms: int) -> list[bytes]:
-        """The join topics of viewers that subscribed; waits up to `timeout_ms` for the first."""
+        """The join and clock topics that viewers subscribed to; waits up to `timeout_ms` for the first."""
         topics: list[bytes] = []
         while self._socket.poll(0 if topics else timeout_ms):
             said = self._socket.recv()
-            if said[:1] == b"\x01" and said[1:].startswith(JOIN_PREFIX) and len(said) <= MAX_TOPIC_BYTES:
+            if (
+                said[:1] == b"\x01"
+                and said[1:].startswith((JOIN_PREFIX, CLOCK_PREFIX))
+                and len(said) <= MAX_TOPIC_BYTES
+            ):
                 topics.append(said[1:])
         return topics
 

@@ -10,7 +10,7 @@ from cbtop.protocol import codec
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Message
-from cbtop.protocol.publisher import JOIN_PREFIX, LIVE
+from cbtop.protocol.publisher import CLOCK_PREFIX, JOIN_PREFIX, LIVE
 
 RECEIVE_HIGH_WATER_MARK = 100
 
@@ -36,6 +36,7 @@ class Subscriber:
         self._socket.subscribe(LIVE)
         # The join topic comes last: when the daemon answers it, everything live already flows.
         self._socket.subscribe(JOIN_PREFIX + secrets.token_hex(8).encode())
+        self._clock_topic = b""
 
     def receive(self, timeout_ms: int) -> list[Message]:
         """The messages of the next multipart message; empty when none came within `timeout_ms`.
@@ -53,6 +54,13 @@ class Subscriber:
             raise DecodeError("a message of no frames")
         found = (codec.decode(frame) for frame in frames)
         return [message for message in found if message is not None]
+
+    def ask_clock(self, number: int) -> None:
+        """Ask the daemon for a ClockReading under `number`, and no more for the one before."""
+        if self._clock_topic:
+            self._socket.unsubscribe(self._clock_topic)
+        self._clock_topic = CLOCK_PREFIX + secrets.token_hex(8).encode() + b"/%d" % number
+        self._socket.subscribe(self._clock_topic)
 
     def close(self) -> None:
         """Close the socket."""

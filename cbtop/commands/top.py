@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 
 from cbtop.commands.show import add_show_arguments, endpoint, is_headless, print_report, show_on_screen
@@ -52,8 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect",
         type=endpoint,
+        action="append",
+        default=[],
         metavar="ENDPOINT",
-        help="a daemon's address (default: your own, started inside if none runs)",
+        help="a daemon's address; more than once for several (default: your own, started inside if none runs)",
     )
 
 
@@ -70,9 +73,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
-    """Until a live source has something to show, or time is up."""
+    """Until every daemon has answered and a live source has something to show, or time is up."""
     deadline_s = time.monotonic() + options.timeout
-    while time.monotonic() < deadline_s and not any(_has_data(view, options) for view in _live(feed, options)):
+    while time.monotonic() < deadline_s and (
+        feed.unanswered or not any(_has_data(view, options) for view in _live(feed, options))
+    ):
         feed.poll(POLL_MS)
         if feed.refused:
             raise CbtopError(feed.refused)
@@ -96,6 +101,8 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     shown = [v for v in live or views if _has_data(v, options)][: None if live else 1]
     if shown:
         print_report(shown, options)
+    if shown and feed.unanswered:
+        sys.stderr.write(f"cbtop: {_unanswered(feed)}; what runs there is not shown\n")
     faulty = [view for view in views if view.state is SourceStatus.FAULTY]
     if faulty:
         what = "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)
@@ -108,13 +115,17 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
 
 def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:
-    if not feed.is_complete:
-        return f"no daemon answers at {feed.endpoint}"
+    if feed.unanswered:
+        return _unanswered(feed)
     if not live:
         return f"nothing is running: {HOW_TO_START}"
     wanted = f"{options.phase} step" if options.phase else "step"
     busy = ", ".join(f"pid {v.pid} is {v.activity or 'there'} but has recorded no {wanted} yet" for v in live)
     return f"{busy}; raise --timeout (now {options.timeout:g} s)"
+
+
+def _unanswered(feed: Feed) -> str:
+    return f"no daemon answers at {', '.join(feed.unanswered)}"
 
 
 def _live(feed: Feed, options: argparse.Namespace) -> list[SourceView]:

@@ -11,6 +11,7 @@ from cbtop.viewmodels.model import (
     BooksView,
     BrickRow,
     CategoryRow,
+    ClockView,
     GraphRow,
     RooflineView,
     SourceView,
@@ -33,8 +34,14 @@ PROVENANCE = {
         "attainable_gflops",
         "percent_of_roof",
         "books",
+        "clock_offset_us",
+        "clock_monotonic_offset_us",
+        "clock_uncertainty_us",
     ],
     "static": [
+        "rank",
+        "local_rank",
+        "world_size",
         "model",
         "architecture",
         "quantization",
@@ -60,8 +67,13 @@ def _source(view: SourceView) -> dict[str, Any]:
         "pid": view.pid,
         "host": view.host,
         "program": view.program,
+        "rank": view.rank,
+        "local_rank": view.local_rank,
+        "world_size": view.world_size,
         "state": view.state,
         "state_reason": view.state_reason,
+        "stale_s": view.stale_s,
+        **clock_fields(view.clock),
         "activity": view.activity,
         "model": view.model,
         "architecture": view.architecture,
@@ -99,6 +111,15 @@ def _source(view: SourceView) -> dict[str, Any]:
             for check in view.checks
         ],
         "traces": [_trace(trace) for trace in view.traces],
+    }
+
+
+def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
+    """The clocks of a source's host less ours."""
+    return {
+        "clock_offset_us": clock.offset_us if clock else None,
+        "clock_monotonic_offset_us": clock.monotonic_offset_us if clock else None,
+        "clock_uncertainty_us": clock.uncertainty_us if clock else None,
     }
 
 

@@ -30,10 +30,16 @@ def _source(view: SourceView, sections: Sequence[str]) -> str:
 def _head(view: SourceView) -> str:
     state = view.state.upper() + (f" ({view.state_reason})" if view.state_reason else "")
     facts = [view.model, view.architecture, view.quantization, view.backend]
+    who = [view.program, f"pid {view.pid} on {view.host}", fmt.rank(view.rank, view.world_size)]
     lines = [
-        f"{view.program}, pid {view.pid} on {view.host}: {state}",
+        f"{', '.join(word for word in who if word)}: {state}",
         " · ".join(fact for fact in facts if fact) or "model n/a",
     ]
+    if view.stale_s is not None:
+        lines.append(f"{fmt.stale(view.stale_s)}: what follows is so old")
+    if view.clock is not None and view.clock.uncertainty_us:
+        offset = fmt.clock_offset(view.clock.offset_us, view.clock.uncertainty_us)
+        lines.append(f"clock of {view.host}: {offset} (derived)")
     for steps in view.phases:
         chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(

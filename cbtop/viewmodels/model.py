@@ -199,6 +199,15 @@ class TraceView:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockView:
+    """The clocks of a source's host less those of this one, right to within `uncertainty_us`; derived."""
+
+    offset_us: float  # of the time of day
+    monotonic_offset_us: float  # of the clock that records carry
+    uncertainty_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class SourceView:
     """Everything one profiled process shows, for one phase of its steps."""
 
@@ -229,6 +238,11 @@ class SourceView:
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
     traces: tuple[TraceView, ...] = ()  # none where the process traces nothing
+    rank: int | None = None  # what its launcher said
+    local_rank: int | None = None
+    world_size: int | None = None
+    stale_s: float | None = None  # how long its daemon has not been heard; None while it is
+    clock: ClockView | None = None  # None while no offset is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +252,4 @@ class SourceSummary:
     key: str
     label: str  # program, pid@host
     state: SourceStatus
+    stale_s: float | None = None  # how long its daemon has not been heard; None while it is

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
-from cbtop.store import SourceRecord, Store
+from cbtop.store import SourceRecord
 from cbtop.viewmodels.books import books
 from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
@@ -18,10 +20,10 @@ from cbtop.viewmodels.traces import trace_views
 DEFAULT_PHASE = "decode"
 
 
-def summaries(store: Store) -> tuple[SourceSummary, ...]:
-    """Every known source: the live ones first, the newest of each first."""
-    records = sorted(store.sources.values(), key=_newest_first)
-    return tuple(SourceSummary(record.key, _label(record), _state(record)) for record in records)
+def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
+    """Every source: the live ones first, the newest of each first."""
+    ordered = sorted(records, key=_newest_first)
+    return tuple(SourceSummary(record.key, _label(record), _state(record)) for record in ordered)
 
 
 def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
@@ -67,6 +69,9 @@ def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, shown),
         traces=trace_views(record.traces.values()),
+        rank=hello.rank if hello else None,
+        local_rank=hello.local_rank if hello else None,
+        world_size=hello.world_size if hello else None,
     )
 
 

@@ -57,6 +57,7 @@ def _identity(heading: Heading, width: int) -> Line:
         ("  ", ""),
         (clean(source.program), "strong"),
         (f" {source.pid}@{clean(source.host)}", "dim"),
+        *(((f"  {rank}", "accent"),) if (rank := formatting.rank(source.rank, source.world_size)) else ()),
         *(((f"  {heading.position}", "accent"),) if heading.position else ()),
     )
     left = fit_line(left, min(width_of(left), width))
@@ -170,6 +171,8 @@ class Notice(Drawing):
 
 def notice(source: SourceView) -> Line:
     """The most urgent thing to say about `source`, or nothing."""
+    if source.stale_s is not None:
+        return ((f"  ✗ {formatting.stale(source.stale_s)}: ", "bad strong"), ("its daemon does not answer", ""))
     if source.state in ("gone", "faulty"):
         return ((f"  ✗ {source.state}: ", "bad strong"), (clean(source.state_reason), ""))
     if failed := [check for check in source.checks if not check.passed]:
