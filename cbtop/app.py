@@ -49,8 +49,11 @@ class Feed(Protocol):
     def sources(self) -> tuple[SourceSummary, ...]:
         """Every source seen, in a stable order."""
 
-    def view(self, key: str | None, phase: str | None) -> SourceView | None:
-        """Source `key` (None: the newest live one) in `phase` (None: the default); None: none seen yet."""
+    def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
+        """Source `key` (None: the newest live one) in `phase` (None: the default); None: none seen yet.
+
+        Its statistics are of its whole life, or of the `window`, the last seconds.
+        """
 
     def status(self) -> str:
         """One line about the link."""
@@ -75,6 +78,7 @@ class CbtopApp(App[int]):
         Binding("tab", "step_view(1)", "next view", show=False, priority=True),
         Binding("shift+tab", "step_view(-1)", "previous view", show=False, priority=True),
         Binding("p", "phase", "phase"),
+        Binding("r", "recent", "recent"),
         Binding("space", "pause", "pause"),
         Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
         Binding("greater_than_sign", "step_source(1)", "next source", show=False),
@@ -100,6 +104,7 @@ class CbtopApp(App[int]):
         self.source: SourceView | None = None
         self.source_key: str | None = None
         self.phase: str | None = None
+        self.window = False
         self._tick_timer: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -132,10 +137,10 @@ class CbtopApp(App[int]):
 
     def show(self) -> None:
         """Draw the newest viewmodel."""
-        source = self.feed.view(self.source_key, self.phase)
+        source = self.feed.view(self.source_key, self.phase, window=self.window)
         if source is None and self.source_key is not None:
             self.source_key = None
-            source = self.feed.view(None, self.phase)
+            source = self.feed.view(None, self.phase, window=self.window)
         self.source = source
         self._show_surroundings()
         self._show_content()
@@ -193,6 +198,11 @@ class CbtopApp(App[int]):
         phases = [steps.phase for steps in self.source.phases]
         at = phases.index(self.source.phase) if self.source.phase in phases else -1
         self.phase = phases[(at + 1) % len(phases)]
+        self.show()
+
+    def action_recent(self) -> None:
+        """Show the last seconds instead of the whole life, or the other way round."""
+        self.window = not self.window
         self.show()
 
     def action_step_source(self, steps: int) -> None:

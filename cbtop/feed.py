@@ -10,6 +10,7 @@ from typing import Self
 from cbtop.link import Link
 from cbtop.viewmodels.model import ClockView, SourceSummary, SourceView
 from cbtop.viewmodels.source import source_view, summaries
+from cbtop.window import DEFAULT_WINDOW_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,11 @@ class Feed:
     address that cannot be one.
     """
 
-    def __init__(self, endpoints: Sequence[str] = ()) -> None:
+    def __init__(self, endpoints: Sequence[str] = (), window_s: float = DEFAULT_WINDOW_S) -> None:
         with ExitStack() as opened:
             self._links: list[Link] = []
             for endpoint in dict.fromkeys(endpoints or (None,)):
-                self._links.append(Link(endpoint))
+                self._links.append(Link(endpoint, window_s))
                 opened.callback(self._links[-1].close)
             self._close = opened.pop_all().close
 
@@ -50,15 +51,18 @@ class Feed:
         found = summaries(link.store.sources[key] for key, link in self._link_of().items())
         return tuple(replace(summary, stale_s=self._link_of()[summary.key].stale_s) for summary in found)
 
-    def view(self, key: str | None = None, phase: str | None = None) -> SourceView | None:
-        """What a source shows; None for `key` is the first of `sources()`, None when there is nothing yet."""
+    def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
+        """What a source shows, of its life or its window; None for `key` is the first of `sources()`.
+
+        None when there is nothing yet.
+        """
         if key is None:
             known = self.sources()
             key = known[0].key if known else None
         link = self._link_of().get(key or "")
         if link is None or key is None:
             return None
-        view = source_view(link.store.sources[key], phase)
+        view = source_view(link.store.sources[key], phase, window=window)
         return replace(view, stale_s=link.stale_s, clock=self._clock_of(link))
 
     def key_of(self, pid: int) -> str | None:

@@ -94,6 +94,11 @@ def seconds(value: float) -> str:
     return f"{value:g} s"
 
 
+def last_seconds(value: float) -> str:
+    """A measured stretch of time that ends now: `last 10.4 s`."""
+    return f"last {value:.1f} s"
+
+
 def rank(number: int | None, of: int | None) -> str:
     """`rank 3 of 8`; nothing for a process that is no rank."""
     if number is None:

@@ -10,6 +10,7 @@ from cbtop.daemon import DaemonInside
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import EndpointError
 from cbtop.store import Store
+from cbtop.window import DEFAULT_WINDOW_S
 
 RETRY_INSIDE_S = 1.0
 
@@ -21,8 +22,8 @@ class Link:
     lost with it. Raises EndpointError for an address that cannot be one.
     """
 
-    def __init__(self, endpoint: str | None = None) -> None:
-        self.store = Store()
+    def __init__(self, endpoint: str | None = None, window_s: float = DEFAULT_WINDOW_S) -> None:
+        self.store = Store(window_s)
         self._own = endpoint is None
         self._inside: DaemonInside | None = None
         self._tried_s = time.monotonic()

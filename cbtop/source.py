@@ -45,7 +45,9 @@ class Source:
         self.reason = ""
         self.ended_at_s: float | None = None
         self.hello: HostHello | None = None
-        self.catalog: list[CatalogMessage] = []
+        self.catalog: list[CatalogMessage] = []  # the traces apart: of each only the last counts
+        self.traces: dict[str, TraceSummary] = {}
+        self._fresh_traces: dict[str, TraceSummary] = {}
         self.stats = NodeStats()
         self._clock_s = clock_s
         self._alive_checked_s = -ALIVE_CHECK_S
@@ -104,10 +106,10 @@ class Source:
     def news(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """What changed since the last call, for viewers that know the rest."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
-        if self._published < len(self.catalog):
-            fresh = tuple(self.catalog[self._published :])
+        if fresh := (*self.catalog[self._published :], *self._fresh_traces.values()):
             messages.append(SourceCatalog(self.key, complete=False, messages=fresh))
             self._published = len(self.catalog)
+            self._fresh_traces.clear()
         if self._changed_nodes:
             node = np.unique(np.concatenate(self._changed_nodes))
             cells = np.unique(np.concatenate([np.stack(pair) for pair in self._changed_cells], axis=1), axis=1)
@@ -122,7 +124,7 @@ class Source:
         """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
         node = np.flatnonzero(self.stats.column("count"))
         return [
-            SourceCatalog(self.key, complete=True, messages=_standing(self.catalog)),
+            SourceCatalog(self.key, complete=True, messages=(*self.catalog, *self.traces.values())),
             self._update(node, *self.stats.all_buckets()),
             self.state_message(),
         ]
@@ -164,10 +166,13 @@ class Source:
                     self._nodes.add(message)
                 case Goodbye():
                     self._goodbye = message
+                case TraceSummary():
+                    self.traces[message.trace] = self._fresh_traces[message.trace] = message
                 case _:
                     pass
-            self.catalog.append(message)
-            if len(self.catalog) - len(self._nodes) > MAX_ANNOUNCEMENTS:
+            if not isinstance(message, TraceSummary):
+                self.catalog.append(message)
+            if len(self.catalog) + len(self.traces) - len(self._nodes) > MAX_ANNOUNCEMENTS:
                 raise ValueError(f"more than {MAX_ANNOUNCEMENTS} announcements")
 
     def _count(self, batch: Batch) -> None:
@@ -204,16 +209,6 @@ class Source:
             bucket_count=_bytes(self.stats.buckets(cell_node, cell_bucket)),
             **columns,
         )
-
-
-def _standing(catalog: list[CatalogMessage]) -> tuple[CatalogMessage, ...]:
-    """The catalog without the trace summaries that a later one replaces: they would swell every keyframe."""
-    latest = {message.trace: at for at, message in enumerate(catalog) if isinstance(message, TraceSummary)}
-    return tuple(
-        message
-        for at, message in enumerate(catalog)
-        if not isinstance(message, TraceSummary) or latest[message.trace] == at
-    )
 
 
 def _bytes(column: Column) -> bytes:

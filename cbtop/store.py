@@ -35,7 +35,8 @@ from cbtop.protocol.messages import (
     TraceNumber,
     TraceSummary,
 )
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import NodeKind, SourceStatus
+from cbtop.window import DEFAULT_WINDOW_S, Window
 
 HISTORY_S = 120
 MAX_SOURCES = 1024
@@ -57,6 +58,7 @@ class SourceRecord:
     """One profiled process, as far as this viewer knows it."""
 
     key: str
+    window: Window
     hello: HostHello | None = None
     nodes: NodeTable = field(default_factory=NodeTable)
     dependencies: dict[Dependency, None] = field(default_factory=dict)  # in the order they were said
@@ -84,7 +86,8 @@ class SourceRecord:
 class Store:
     """Applies messages to sources. Data of an unknown source is passed over: its catalog is on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = DEFAULT_WINDOW_S) -> None:
+        self.window_s = window_s
         self.sources: dict[str, SourceRecord] = {}
         self.daemon: DaemonHello | None = None
 
@@ -112,7 +115,10 @@ class Store:
             case Heartbeat():
                 for state in message.sources:
                     if isinstance(state, SourceState) and state.source in self.sources:
-                        self.sources[state.source].state = state
+                        record = self.sources[state.source]
+                        record.state = state
+                        if state.state is SourceStatus.LIVE:
+                            _remember(record, message.monotonic_ns)  # nothing new is news, too
             case StatsUpdate():
                 if message.source in self.sources:
                     _update_stats(self.sources[message.source], message)
@@ -142,7 +148,7 @@ class Store:
         if record is None:
             if not message.complete or len(self.sources) >= MAX_SOURCES:
                 return
-            record = self.sources[message.source] = SourceRecord(message.source)
+            record = self.sources[message.source] = SourceRecord(message.source, Window(self.window_s))
         elif message.complete:
             record.forget_catalog()
         for said in message.messages:
@@ -198,6 +204,7 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
 
 
 def _remember(record: SourceRecord, monotonic_ns: int) -> None:
+    record.window.tick(monotonic_ns, record.stats)
     totals = {name: record.stats.column(name) for name in ("count", "elements", "total_ns")}
     for node in record.nodes.children[None]:
         if node.kind is NodeKind.STEP and node.id < len(record.stats):

@@ -19,7 +19,15 @@ from cbtop.protocol import codec
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessage, Goodbye, HostHello, Node
+from cbtop.protocol.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    CatalogMessage,
+    Goodbye,
+    HostHello,
+    Node,
+    TraceSummary,
+)
 from cbtop.protocol.process import boot_id, pid_namespace, process_start, ranks_of
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
 
@@ -60,6 +68,7 @@ class RingRecorder:
         self._directory = directory
         self._ring_bytes = ring_bytes
         self._said: list[CatalogMessage] = []
+        self._traced: dict[str, TraceSummary] = {}  # only the last of each trace: it replaces those before it
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
         self._catalog: CatalogWriter | None = None
@@ -85,7 +94,10 @@ class RingRecorder:
             _log.warning("cbtop cannot say a %s: %s", type(message).__name__, error)
             return
         with self._opening:
-            self._said.append(message)
+            if isinstance(message, TraceSummary):
+                self._traced[message.trace] = message
+            else:
+                self._said.append(message)
             if self._catalog:
                 self._catalog.write(message)
                 return
@@ -153,7 +165,7 @@ class RingRecorder:
                 catalog = CatalogWriter(directory / f"{stem}.catalog")
                 recorder = self._followers[0].implementation if self._followers else "python"
                 catalog.write(_hello(recorder, locked=catalog.locked))
-                for message in self._said:
+                for message in (*self._said, *self._traced.values()):
                     catalog.write(message)
                 ring = RingWriter(directory / f"{stem}.ring", self._ring_bytes)
             except (ProtocolError, OSError) as error:

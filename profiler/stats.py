@@ -28,6 +28,7 @@ MAX_HISTOGRAM_NODES = 8_192
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
 NO_MINIMUM = np.iinfo(np.int64).max
+_UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # each outdoes what it is compared with
 
 
 def bucket_of(duration_ns: Column) -> Column:
@@ -50,14 +51,15 @@ def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
 class Calls:
     """What is known of a number of calls. Percentiles and `cv` come from the histogram: within one percent.
 
-    They are None for nodes beyond MAX_HISTOGRAM_NODES, whose calls are counted but not sorted by duration.
+    They are None for nodes beyond MAX_HISTOGRAM_NODES, whose calls are counted but not sorted by duration; what
+    NodeStats.since gives has no minimum and maximum for these either.
     """
 
     count: int
     failed: int
     total_ns: int
-    min_ns: int
-    max_ns: int
+    min_ns: int | None
+    max_ns: int | None
     elements: int
     cv: float | None  # standard deviation / mean
     p50_ns: float | None
@@ -68,6 +70,15 @@ class Calls:
     @property
     def mean_ns(self) -> float:
         return self.total_ns / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a table held at one moment: its columns, and the histogram cells that had counted anything."""
+
+    columns: dict[str, Column]
+    cell: NDArray[np.int32]  # node * BUCKETS + bucket
+    count: Column
 
 
 class NodeStats:
@@ -116,7 +127,9 @@ class NodeStats:
         high = np.maximum.reduceat(self.column("max_ns")[node], starts)
         spread = self._spread(node, np.repeat(np.arange(len(present)), sizes), low, high)
         names = ("count", "failed", "total_ns")
-        rows = zip(*map(summed, names), low.tolist(), high.tolist(), summed("elements"), *spread, strict=True)
+        least = [None if value == _UNKNOWN_MINIMUM else value for value in low.tolist()]
+        most = [None if value == _UNKNOWN_MAXIMUM else value for value in high.tolist()]
+        rows = zip(*map(summed, names), least, most, summed("elements"), *spread, strict=True)
         found: list[Calls | None] = [None] * len(groups)
         for at, row in zip(present, rows, strict=True):
             found[at] = Calls(*row)
@@ -211,6 +224,48 @@ class NodeStats:
         """Every (node, bucket) that counted anything."""
         node, bucket = np.nonzero(self._histogram[: self._size])
         return node.astype(np.int64), bucket.astype(np.int64)
+
+    def snapshot(self) -> Snapshot:
+        """What it holds now, for `since`."""
+        cell = self._cells()
+        columns = {name: self.column(name).copy() for name in COLUMNS}
+        return Snapshot(columns, cell.astype(np.int32), self._histogram.reshape(-1)[cell])
+
+    def since(self, snapshot: Snapshot) -> NodeStats:
+        """What this table has counted after `snapshot` was taken of it.
+
+        min_ns and max_ns are derived: the middle of the outermost buckets that counted, within one percent.
+        """
+        found = NodeStats()
+        found.grow(self._size)
+        for name in COLUMNS:
+            if name not in ("min_ns", "max_ns"):
+                before = snapshot.columns[name][: self._size]
+                found.column(name)[:] = self.column(name)
+                found.column(name)[: len(before)] -= before
+                np.maximum(found.column(name), 0, out=found.column(name))  # counts that shrink are no counts
+        cell, counts = self._cells(), found._histogram.reshape(-1)
+        counts[cell] = self._histogram.reshape(-1)[cell]
+        counts[snapshot.cell] -= snapshot.count
+        counts[snapshot.cell] = np.maximum(counts[snapshot.cell], 0)
+        cell = cell[counts[cell] > 0]
+        found._find_extremes(cell, self.column("min_ns"), self.column("max_ns"))
+        return found
+
+    def _find_extremes(self, cell: Column, least: Column, most: Column) -> None:
+        """Set min_ns and max_ns from the cells that counted (ascending); none lies outside of `least` and `most`."""
+        low, high = self.column("min_ns"), self.column("max_ns")
+        counted = self.column("count") > 0
+        low[counted], high[counted] = _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM
+        owner = cell // BUCKETS
+        first, last = np.diff(owner, prepend=-1) != 0, np.diff(owner, append=-1) != 0
+        for column, at in ((low, first), (high, last)):
+            node, middle = owner[at], bucket_middle_ns(cell[at] % BUCKETS).astype(np.int64)
+            column[node] = np.clip(middle, least[node], most[node])
+
+    def _cells(self) -> Column:
+        """Every cell that counted anything, as node * BUCKETS + bucket, ascending."""
+        return np.flatnonzero(self._histogram[: self._size])
 
     def _close_steps(self, node: Column, duration: Column, step_of: Column) -> Column:
         """Close what lies in the steps that ended; gives the nodes concerned, which need not be in the batch."""

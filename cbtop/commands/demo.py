@@ -14,10 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cbtop.commands.show import add_show_arguments, check_phase, is_headless, print_report, show_on_screen
+from cbtop.commands.show import (
+    add_show_arguments,
+    check_phase,
+    is_headless,
+    print_report,
+    show_on_screen,
+    window_s,
+)
 from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.feed import Feed, FeedEnd
-from cbtop.profiler.traces import TRACES
+from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.progress import ProgressLine
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import SourceSummary, SourceView
@@ -52,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--trace", type=_traces, metavar="NAMES", default=(),
-        help=f"trace every 16th decode step: {', '.join(TRACES)} (a comma list) or all (default: none)",
+        help=f"trace one decode step in {TRACED_EVERY_STEPS}: a comma list of {', '.join(TRACES)}, or all "
+        "(default: none)",
     )  # fmt: skip
     group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
     group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # stop when this process is no longer ours
@@ -67,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     with (
         tempfile.TemporaryFile("w+") as said,
         _workload(options, None if headless else said) as process,
-        DemoFeed(process, said) as feed,
+        DemoFeed(process, said, window_s(options)) as feed,
     ):
         return _print_when_done(feed, process, options) if headless else show_on_screen(feed, options)
 
@@ -118,8 +126,8 @@ def serve(options: argparse.Namespace) -> int:
 class DemoFeed(Feed):
     """A feed that shows the workload it was made for."""
 
-    def __init__(self, process: subprocess.Popen[bytes], said: IO[str]) -> None:
-        super().__init__()
+    def __init__(self, process: subprocess.Popen[bytes], said: IO[str], window_s: float) -> None:
+        super().__init__(window_s=window_s)
         self._process = process
         self._said = said
 
@@ -183,7 +191,8 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
             return 130
         raise NoDataError("the workload ended before its first step")
     check_phase([view], options)
-    print_report([v for v in (feed.view(view.key, options.phase),) if v], options)
+    shown = feed.view(view.key, options.phase, window=options.window is not None)
+    print_report([shown] if shown else [], options)
     if process.returncode < 0 and not interrupted:
         raise CbtopError(f"the workload was killed by signal {-process.returncode}; shown is what it had recorded")
     return 130 if interrupted else 0

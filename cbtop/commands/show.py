@@ -14,8 +14,10 @@ from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError
 from cbtop.reports import REPORTS, SECTIONS
 from cbtop.viewmodels.model import SourceView
+from cbtop.window import DEFAULT_WINDOW_S
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
+MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +33,11 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
     group.add_argument("--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode)")
+    group.add_argument(
+        "--window", type=_window, metavar="SEC",
+        help=f"show only the last SEC seconds (default: the whole life; on screen `r` shows the last "
+        f"{DEFAULT_WINDOW_S:g} s)",
+    )  # fmt: skip
     group.add_argument(
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
         help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
@@ -67,7 +74,7 @@ def show_on_screen(feed: Feed, options: argparse.Namespace) -> int:
     from cbtop.app import CbtopApp
 
     app = CbtopApp(feed, interval_s=options.interval)
-    app.phase = options.phase
+    app.phase, app.window = options.phase, options.window is not None
     code = app.run()
     end = feed.finished()
     if end and end.message:
@@ -83,11 +90,24 @@ def endpoint(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def window_s(options: argparse.Namespace) -> float:
+    """How long a window to keep in store: what was asked for, or what the screen's key will ask for."""
+    return DEFAULT_WINDOW_S if options.window is None else float(options.window)
+
+
 def _interval(text: str) -> float:
+    return _seconds(text, MIN_INTERVAL_S, MAX_INTERVAL_S)
+
+
+def _window(text: str) -> float:
+    return _seconds(text, MIN_WINDOW_S, MAX_WINDOW_S)
+
+
+def _seconds(text: str, least: float, most: float) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not MIN_INTERVAL_S <= value <= MAX_INTERVAL_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between {MIN_INTERVAL_S:g} and {MAX_INTERVAL_S:g} seconds")
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {least:g} and {most:g} seconds")
     return value

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 
-from cbtop.commands.show import add_show_arguments, endpoint, is_headless, print_report, show_on_screen
+from cbtop.commands.show import add_show_arguments, endpoint, is_headless, print_report, show_on_screen, window_s
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
@@ -62,13 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if not (options.once or options.duration or is_headless(options)):
-        with Feed(options.connect) as feed:
+        with Feed(options.connect, window_s(options)) as feed:
             return show_on_screen(feed, options)
-    with Feed(options.connect) as feed:
+    with Feed(options.connect, window_s(options)) as feed:
         _wait_for_data(feed, options)
         was_live = bool(_live(feed, options))
         if not options.once and (options.headless or options.duration):
-            _watch(feed, options)
+            _watch(feed, options, options.duration)
+        elif options.window is not None:
+            _watch(feed, options, options.window)
         return _report(feed, options, was_live)
 
 
@@ -83,9 +85,9 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
             raise CbtopError(feed.refused)
 
 
-def _watch(feed: Feed, options: argparse.Namespace) -> None:
+def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
     """Until the duration is over, or, without one, until nothing is live any more or Ctrl-C."""
-    deadline_s = time.monotonic() + options.duration if options.duration else None
+    deadline_s = time.monotonic() + duration_s if duration_s else None
     try:
         while _live(feed, options) and (deadline_s is None or time.monotonic() < deadline_s):
             feed.poll(POLL_MS)
@@ -100,7 +102,11 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     # What has ended is only of interest where nothing runs, and then the last of it.
     shown = [v for v in live or views if _has_data(v, options)][: None if live else 1]
     if shown:
-        print_report(shown, options)
+        if options.window is not None:
+            windows = [feed.view(view.key, options.phase, window=True) for view in shown]
+            print_report([view for view in windows if view], options)
+        else:
+            print_report(shown, options)
     if shown and feed.unanswered:
         sys.stderr.write(f"cbtop: {_unanswered(feed)}; what runs there is not shown\n")
     faulty = [view for view in views if view.state is SourceStatus.FAULTY]

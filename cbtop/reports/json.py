@@ -33,6 +33,8 @@ PROVENANCE = {
         "gb_per_sec",
         "attainable_gflops",
         "percent_of_roof",
+        "budget_used_percent",
+        "budget_met",
         "books",
         "clock_offset_us",
         "clock_monotonic_offset_us",
@@ -55,9 +57,16 @@ PROVENANCE = {
 }
 
 
+# In a window they are the outermost buckets of the histogram that counted, within one percent.
+DERIVED_IN_A_WINDOW = ["min_us", "max_us"]
+
+
 def json_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
     """All sources, whole: `sections` choose what a person reads, a program takes what it needs."""
-    document = {"schema": SCHEMA, "provenance": PROVENANCE, "sources": [_source(source) for source in sources]}
+    provenance = {what: list(keys) for what, keys in PROVENANCE.items()}
+    if any(source.window for source in sources):
+        provenance["derived from measured"] += DERIVED_IN_A_WINDOW
+    document = {"schema": SCHEMA, "provenance": provenance, "sources": [_source(source) for source in sources]}
     return json.dumps(document, allow_nan=False)
 
 
@@ -82,6 +91,8 @@ def _source(view: SourceView) -> dict[str, Any]:
         "threads": view.threads,
         "layers": view.layers,
         "weights_bytes": view.weights_bytes,
+        "window_s": view.window.asked_s if view.window else None,
+        "window_covers_s": view.window.covers_s if view.window else None,
         "phase": view.phase,
         "steps": _steps(view.steps),
         "phases": [_steps(steps) for steps in view.phases],
@@ -159,6 +170,8 @@ def _brick(row: BrickRow) -> dict[str, Any]:
         "p999_us": row.p999_us,
         "us_per_token": row.us_per_token,
         "budget_us_per_token": row.budget_us_per_token,
+        "budget_used_percent": row.budget_used_percent,
+        "budget_met": row.budget_met,
         "elements": row.elements,
         "flops": row.flops,
         "bytes": row.bytes,

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import SourceView, TraceView
+from cbtop.viewmodels.model import SourceView, TraceView, WindowView
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
+BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 
 def text_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
@@ -40,6 +41,8 @@ def _head(view: SourceView) -> str:
     if view.clock is not None and view.clock.uncertainty_us:
         offset = fmt.clock_offset(view.clock.offset_us, view.clock.uncertainty_us)
         lines.append(f"clock of {view.host}: {offset} (derived)")
+    if view.window is not None:
+        lines.append(_window(view.window))
     for steps in view.phases:
         chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
@@ -52,31 +55,44 @@ def _head(view: SourceView) -> str:
     return "\n".join(lines)
 
 
+def _window(window: WindowView) -> str:
+    less = window.covers_s < window.asked_s
+    why = f" ({fmt.seconds(window.asked_s)} were asked for: that is all there is)" if less else ""
+    return f"only the {fmt.last_seconds(window.covers_s)}{why}; records, checks and traces: the whole life"
+
+
 def _bricks(view: SourceView) -> str:
-    rows: Table = [
-        ("brick", "category", "count", "total µs", "%", "avg µs", "p50 µs", "p95 µs", "p99 µs", "µs/token", "GB/s",
-         "GFLOP/s", "checks"),
-    ]  # fmt: skip
+    """Two tables, each for a terminal of 80 columns: where the time goes, and what it was for."""
+    times: Table = [("brick", "category", "total µs", "%", "avg µs", "p50 µs", "p95 µs", "p99 µs")]
+    works: Table = [("brick", "count", "µs/token", "budget", "used %", "met", "GB/s", "GFLOP/s", "checks")]
     for row in view.bricks:
         checked = row.checks_passed + row.checks_failed
-        rows.append(
+        times.append(
             (
                 row.name,
                 row.category.display_name,
-                str(row.count),
                 fmt.number(row.exclusive_us),
                 fmt.percent_number(row.percent),
                 fmt.number(row.avg_us),
                 fmt.number(row.p50_us),
                 fmt.number(row.p95_us),
                 fmt.number(row.p99_us),
+            )
+        )
+        works.append(
+            (
+                row.name,
+                str(row.count),
                 fmt.number(row.us_per_token),
+                fmt.number(row.budget_us_per_token),
+                fmt.percent_number(row.budget_used_percent),
+                {None: fmt.NOT_MEASURED, True: "yes", False: "NO"}[row.budget_met],
                 fmt.number(row.gb_per_sec),
                 fmt.number(row.gflops),
                 f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED,
             )
         )
-    return "\n".join((_table(rows, left=2), PROVENANCE_LINE, _books(view)))
+    return "\n".join((_table(times, left=2), "", _table(works, left=1), PROVENANCE_LINE, BUDGET_LINE, _books(view)))
 
 
 def _books(view: SourceView) -> str:

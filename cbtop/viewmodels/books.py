@@ -7,12 +7,16 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import BooksView, Gap
 
+INSIDE_LAYERS, BETWEEN_LAYERS = "inside layers", "between layers"
 
-def books(totals: PhaseTotals) -> BooksView | None:
+
+def books(totals: PhaseTotals, open_in: PhaseTotals) -> BooksView | None:
     """wall = bricks + gaps + unattributed over the ended steps; None for a process without steps.
 
-    All of it is derived from measured records: a brick's time is its own record, the gap `between bricks` is a
-    layer's record less those of its bricks, and what lies in a step outside every layer and brick is unattributed.
+    All of it is derived from measured records: a brick's time is its own record; the gap `inside layers` is the
+    records of layers less those of the bricks in them, `between layers` those of layers that hold layers less these;
+    what lies in a step outside every layer and brick is unattributed. Only the gaps that this process's layers can
+    show are there. What is in a step that runs now comes from `open_in`, the totals of the whole life.
     """
     if totals.step is None:
         return None
@@ -20,16 +24,20 @@ def books(totals: PhaseTotals) -> BooksView | None:
     outer, layers = _outer(totals)
     wall_ns = closed[totals.step.id]
     bricks_ns = sum(closed[node.id] for node in outer)
-    between_ns = sum(totals.own_ns(layer, closed) for layer in layers)
-    unattributed_ns = wall_ns - bricks_ns - between_ns
+    gaps_ns: dict[str, int] = {}
+    for layer in layers:
+        holds_layers = any(child.kind is NodeKind.LAYER for child in totals.table.children[layer.id])
+        name = BETWEEN_LAYERS if holds_layers else INSIDE_LAYERS
+        gaps_ns[name] = gaps_ns.get(name, 0) + totals.own_ns(layer, closed)
+    unattributed_ns = wall_ns - bricks_ns - sum(gaps_ns.values())
     return BooksView(
         wall_us=wall_ns / 1e3,
         bricks_us=bricks_ns / 1e3,
-        gaps=(Gap("between bricks", between_ns / 1e3),),
-        gaps_us=between_ns / 1e3,
+        gaps=tuple(Gap(name, gaps_ns[name] / 1e3) for name in (INSIDE_LAYERS, BETWEEN_LAYERS) if name in gaps_ns),
+        gaps_us=sum(gaps_ns.values()) / 1e3,
         unattributed_us=unattributed_ns / 1e3,
         residual_percent=100 * unattributed_ns / wall_ns if wall_ns else None,
-        open_us=sum(totals.total_ns[node.id] - closed[node.id] for node in outer) / 1e3,
+        open_us=sum(open_in.total_ns[node.id] - open_in.closed_ns[node.id] for node in outer) / 1e3,
     )
 
 

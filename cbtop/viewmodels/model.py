@@ -38,8 +38,8 @@ class BrickRow:
     total_us: float
     exclusive_us: float
     avg_us: float
-    min_us: float
-    max_us: float
+    min_us: float | None
+    max_us: float | None
     cv: float | None  # standard deviation / mean
     p50_us: float | None
     p95_us: float | None
@@ -56,6 +56,18 @@ class BrickRow:
     checks_passed: int
     checks_failed: int
     backend: str
+
+    @property
+    def budget_used_percent(self) -> float | None:
+        """How much of its µs/token budget it uses; None where none was declared, or no token measured."""
+        if self.us_per_token is None or not self.budget_us_per_token:
+            return None
+        return 100.0 * self.us_per_token / self.budget_us_per_token
+
+    @property
+    def budget_met(self) -> bool | None:
+        used = self.budget_used_percent
+        return None if used is None else used <= 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +220,20 @@ class ClockView:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowView:
+    """The last seconds, instead of a process's whole life."""
+
+    asked_s: float
+    covers_s: float  # what the numbers really are of: less where it has not been watched so long
+
+
+@dataclass(frozen=True, slots=True)
 class SourceView:
-    """Everything one profiled process shows, for one phase of its steps."""
+    """Everything one profiled process shows, for one phase of its steps.
+
+    With a `window` its steps, bricks, categories, roofline, graph and books are of those seconds; `loss`, `checks`
+    and `traces` are always of its whole life.
+    """
 
     key: str  # host:pid:start, stable for the life of the process
     pid: int
@@ -238,6 +262,7 @@ class SourceView:
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
     traces: tuple[TraceView, ...] = ()  # none where the process traces nothing
+    window: WindowView | None = None  # None: its whole life
     rank: int | None = None  # what its launcher said
     local_rank: int | None = None
     world_size: int | None = None

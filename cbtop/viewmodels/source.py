@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
@@ -12,7 +13,7 @@ from cbtop.viewmodels.books import books
 from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import execution_graph, graph_rows
-from cbtop.viewmodels.model import CheckRow, LossView, SourceSummary, SourceView
+from cbtop.viewmodels.model import CheckRow, LossView, SourceSummary, SourceView, WindowView
 from cbtop.viewmodels.roofline import roofline
 from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
 from cbtop.viewmodels.traces import trace_views
@@ -26,18 +27,23 @@ def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
     return tuple(SourceSummary(record.key, _label(record), _state(record)) for record in ordered)
 
 
-def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
-    """Everything `record` shows for `phase` (None: decode, or whatever the process has)."""
-    phases = steps_views(record)
+def source_view(record: SourceRecord, phase: str | None = None, *, window: bool = False) -> SourceView:
+    """Everything `record` shows for `phase` (None: decode, or whatever it has), of its life or of its window."""
+    stats, covers_s = record.window.statistics(record.stats) if window else (record.stats, 0.0)
+    phases = steps_views(record, stats)
     names = [node.name for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     shown = phase if phase in names else DEFAULT_PHASE if DEFAULT_PHASE in names else next(iter(names), None)
-    totals = PhaseTotals.of(record.nodes, record.stats, shown)
+    whole = PhaseTotals.of(record.nodes, record.stats, shown)
+    totals = PhaseTotals.of(record.nodes, stats, shown) if window else whole
     checks = tuple(
         CheckRow(check.brick, check.assertion, check.passed, check.max_error, check.tolerance)
         for check in record.checks.values()
     )
     steps = next((steps for steps in phases if steps.phase == shown), None)
     bricks = brick_stats(totals)
+    if window and totals.step is not None:
+        # A brick that the window's edge cuts off from those inside it would have a time of its own below nothing.
+        bricks = [replace(stats, exclusive_ns=stats.closed_exclusive_ns) for stats in bricks]
     rows = brick_rows(bricks, totals, checks)
     graph, ids = execution_graph(totals, record.dependencies)
     hello, manifest, state = record.hello, record.manifest, record.state
@@ -64,7 +70,7 @@ def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
         categories=category_rows(bricks, totals),
         roofline=roofline(record.ceilings.values(), rows),
         graph=graph_rows(totals, graph, ids),
-        books=books(totals),
+        books=books(totals, open_in=whole),
         loss=_loss(record),
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, shown),
@@ -72,6 +78,7 @@ def source_view(record: SourceRecord, phase: str | None = None) -> SourceView:
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
+        window=WindowView(record.window.length_s, covers_s) if window else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.store import SourceRecord
@@ -12,11 +13,11 @@ from cbtop.viewmodels.model import StepsView
 RECENT_NS = 3_000_000_000
 
 
-def steps_views(record: SourceRecord) -> tuple[StepsView, ...]:
-    """One entry a phase that ended at least one step, in the order they first ran."""
+def steps_views(record: SourceRecord, stats: NodeStats) -> tuple[StepsView, ...]:
+    """One entry a phase that ever ended a step, in the order they first ran, with the numbers of `stats`."""
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
-    return tuple(_steps_view(record, step) for step in steps if step.id < len(counts) and counts[step.id])
+    return tuple(_steps_view(record, stats, step) for step in steps if step.id < len(counts) and counts[step.id])
 
 
 def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[float, ...]:
@@ -25,9 +26,10 @@ def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[flo
     return tuple(_rate(new.tokens - old.tokens, new.total_ns - old.total_ns) or 0.0 for old, new in pairwise(samples))
 
 
-def _steps_view(record: SourceRecord, step: Node) -> StepsView:
-    calls = record.stats.calls([step.id])
-    assert calls is not None  # only steps that ended are asked for
+def _steps_view(record: SourceRecord, stats: NodeStats, step: Node) -> StepsView:
+    calls = stats.calls([step.id])
+    if calls is None:  # none of them in these statistics
+        return StepsView(step.name, 0, 0, None, _recent(record, step.name), None, None, None, None, None, None)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     p50, p95, p99 = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns))
     tokens_a_step = tokens / count

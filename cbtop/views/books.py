@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cbtop import formatting
 from cbtop.viewmodels.model import BooksView, SourceView
 from cbtop.views.base import SourceDrawing
 from cbtop.views.looks import CATEGORY_LOOKS
 from cbtop.widgets.bars import Part, stacked
-from cbtop.widgets.lines import Line, Span, clean, fit_line, rule
+from cbtop.widgets.lines import Line, Span, clean, fit_line, join_fitting, rule, width_of
 
 RESIDUAL_BOUND_PERCENT = 5.0  # more of a step than this without a name is worth a warning
 
@@ -22,7 +24,7 @@ class Books(SourceDrawing):
         if source.books is None:
             return [rule((("books", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
         title = (("where a step's time goes", "dim"),)
-        equation = fit_line((("  ", ""), *books_equation(source.books, _steps(source), width)), width)
+        equation = fit_line((("  ", ""), *books_equation(source.books, _steps(source), width - 2)), width)
         bar: Line = (("  ", ""), *stacked(books_parts(source), width - 4))
         return [rule(title, width), bar, equation][-height:] if height < 3 else [rule(title, width), bar, equation]
 
@@ -50,7 +52,20 @@ def books_parts(source: SourceView) -> list[Part]:
 
 
 def books_equation(books: BooksView, steps: int, width: int) -> Line:
-    """`wall 8.45 ms = bricks 8.10 + dispatch 0.31 + unattributed 0.04 (0.5 %)`, the mean of `steps` steps."""
+    """`wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`, the mean of `steps` steps.
+
+    In little room unattributed is the `?` of the bar, and in less the gaps are one sum: nothing is cut off.
+    """
+    gaps = [(clean(gap.name), gap.us) for gap in books.gaps]
+    forms = (("wall ", gaps, "unattributed"), ("", gaps, "?"), ("", [("gaps", books.gaps_us)] if gaps else [], "?"))
+    lines = [_equation(books, steps, *form) for form in forms]
+    line = next((line for line in lines if width_of(line) <= width), lines[-1])
+    if books.open_us > 0:
+        line = join_fitting((line, ((f"open step {formatting.duration(books.open_us)}", "dim"),)), width, "   ")
+    return line
+
+
+def _equation(books: BooksView, steps: int, wall: str, gaps: Sequence[tuple[str, float]], unattributed: str) -> Line:
     scale, unit = (1e3, "ms") if books.wall_us / steps >= 1e3 else (1.0, "µs")
 
     def mean(us: float) -> str:
@@ -58,18 +73,16 @@ def books_equation(books: BooksView, steps: int, width: int) -> Line:
 
     suspicious = books.residual_percent is not None and abs(books.residual_percent) > RESIDUAL_BOUND_PERCENT
     spans: list[Span] = [
-        ("wall ", "dim"),
+        (wall, "dim"),
         (f"{mean(books.wall_us)} {unit}", "strong"),
         (" = bricks ", "dim"),
         (mean(books.bricks_us), "strong"),
     ]
-    for gap in books.gaps:
-        spans += [(f" + {clean(gap.name)} ", "dim"), (mean(gap.us), "gap")]
+    for name, us in gaps:
+        spans += [(f" + {name} ", "dim"), (mean(us), "gap")]
     spans += [
-        (" + unattributed ", "dim"),
+        (f" + {unattributed} ", "dim"),
         (mean(books.unattributed_us), "warn" if suspicious else "unknown"),
         (f" ({formatting.percent(books.residual_percent)})", "warn" if suspicious else "dim"),
     ]
-    if books.open_us > 0 and width >= 100:
-        spans.append((f"   open step {formatting.duration(books.open_us)}", "dim"))
     return tuple(spans)

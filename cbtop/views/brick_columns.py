@@ -27,15 +27,8 @@ def _checks(row: BrickRow, width: int) -> Line:
     return ((f"✓{row.checks_passed}", "good"),) if row.checks_passed else (("–", "faint"),)
 
 
-def budget_use(row: BrickRow) -> float | None:
-    """The part of its µs/token budget a brick uses, in percent."""
-    if row.budget_us_per_token is None or row.us_per_token is None or row.budget_us_per_token <= 0:
-        return None
-    return 100.0 * row.us_per_token / row.budget_us_per_token
-
-
 def _budget(row: BrickRow, width: int) -> Line:
-    used = budget_use(row)
+    used = row.budget_used_percent
     if used is None:
         return (("–", "faint"),)
     role = "bad" if used > 100 else "warn" if used > NEAR_BUDGET_PERCENT else "good"
@@ -94,7 +87,7 @@ def brick_columns(largest_percent: float, *, budgets: bool, checks: bool) -> tup
             8,
             2,
             lambda row, _: _figure(formatting.number(row.us_per_token)),
-            "exclusive µs for one token, all layers together",
+            "µs for one token, all layers together, with the bricks that ran inside it",
             sort_key=lambda row: _or_less(row.us_per_token),
         ),
         Column(
@@ -162,7 +155,7 @@ def brick_columns(largest_percent: float, *, budgets: bool, checks: bool) -> tup
                 6,
                 _budget,
                 "µs/token used of the budget set for it",
-                sort_key=lambda row: _or_less(budget_use(row)),
+                sort_key=lambda row: _or_less(row.budget_used_percent),
             )
         )
     if checks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.viewmodels.model import BrickRow, CheckRow, RooflinePoint, SourceView
-from cbtop.views.brick_columns import budget_use
 from cbtop.views.looks import CATEGORY_LOOKS
 from cbtop.widgets.drawing import Drawing
 from cbtop.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
@@ -43,7 +42,7 @@ def detail_lines(brick: BrickRow, source: SourceView, width: int, *, roomy: bool
     lines = [rule(fit_line(title, min(width_of(title), width - 6)), width, ((where, look.role),))]
     point = next((point for point in source.roofline.points if point.brick == brick.name), None)
     for heading, provenance, facts in (
-        ("time", Provenance.MEASURED, _time(brick)),
+        ("time", Provenance.MEASURED, _time(brick, derived="" if source.window is None else " derived")),
         ("work", Provenance.DERIVED, _work(brick, point)),
         ("budget", Provenance.STATIC, _budget(brick)),
     ):
@@ -54,7 +53,8 @@ def detail_lines(brick: BrickRow, source: SourceView, width: int, *, roomy: bool
     return lines + _checks(brick, checks, width)
 
 
-def _time(brick: BrickRow) -> list[Fact]:
+def _time(brick: BrickRow, derived: str) -> list[Fact]:
+    """In a window the extremes are derived."""
     return [
         ("exclusive", formatting.duration(brick.exclusive_us)),
         ("inclusive", formatting.duration(brick.total_us)),
@@ -64,9 +64,9 @@ def _time(brick: BrickRow) -> list[Fact]:
         ("failed", formatting.count(brick.failed)),
         ("avg", formatting.duration(brick.avg_us)),
         ("p50", formatting.duration(brick.p50_us)),
-        ("min", formatting.duration(brick.min_us)),
+        (f"min{derived}", formatting.duration(brick.min_us)),
         ("p95", formatting.duration(brick.p95_us)),
-        ("max", formatting.duration(brick.max_us)),
+        (f"max{derived}", formatting.duration(brick.max_us)),
         ("p99", formatting.duration(brick.p99_us)),
     ]
 
@@ -95,7 +95,7 @@ def _budget(brick: BrickRow) -> list[Fact]:
         return [("budget", "none set")]
     return [
         ("µs/token", formatting.number(brick.budget_us_per_token)),
-        ("used", formatting.percent(budget_use(brick))),
+        ("used", formatting.percent(brick.budget_used_percent)),
     ]
 
 

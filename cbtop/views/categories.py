@@ -74,8 +74,6 @@ STEP_COLUMNS: tuple[Column[StepsView], ...] = (
     Column("p99 ms", 9, 5, lambda row, _: ((formatting.milliseconds(row.p99_us), ""),), ""),
 )
 
-_ROOMY_HEIGHT = 18
-
 
 class Categories(View, can_focus=True):
     """A step in four parts."""
@@ -101,26 +99,45 @@ class CategoryDrawing(SourceDrawing):
     def draw(self, width: int, height: int) -> list[Line]:
         if self._source is None:
             return []
-        roomy = height >= _ROOMY_HEIGHT
-        blocks = [
-            _category_lines(self._source, width, roomy=roomy),
-            _step_lines(self._source, width, bar_rows=3 if roomy else 1),
-            _phase_lines(self._source, width),
-        ]
-        gap = [BLANK] if roomy else []
-        return [line for index, block in enumerate(blocks) for line in (gap if index else []) + block]
+        forms = (_lines(self._source, width, details=details, air=air) for details, air in _FORMS)
+        return next((lines for lines in forms if len(lines) <= height), _bare(self._source, width))
 
 
-def _category_lines(source: SourceView, width: int, *, roomy: bool) -> list[Line]:
+_FORMS = ((True, True), (True, False), (False, False))  # the fullest that fits is drawn
+
+
+def _lines(source: SourceView, width: int, *, details: bool, air: bool) -> list[Line]:
+    """The whole view: `details` names the bricks of each category, `air` sets the categories apart."""
+    gap = [BLANK] if details else []
+    return [
+        *_category_lines(source, width, details=details, air=air),
+        *gap,
+        rule((("one step", "dim"),), width),
+        *_step_lines(source, width, bar_rows=3 if air else 1),
+        *gap,
+        rule((("steps by phase", "dim"),), width),
+        *_phase_lines(source, width),
+    ]
+
+
+def _bare(source: SourceView, width: int) -> list[Line]:
+    """For a terminal with few lines: no headings."""
+    categories = _category_lines(source, width, details=False, air=False)
+    return [*categories, *_step_lines(source, width, bar_rows=1), *_phase_lines(source, width)]
+
+
+def _category_lines(source: SourceView, width: int, *, details: bool, air: bool) -> list[Line]:
     placed = place(CATEGORY_COLUMNS, width - 2)
     lines: list[Line] = [((" ", ""), *head_line(placed, "", descending=True))]
     if not source.categories:
         return [*lines, (("  no brick of this phase has been recorded yet", "dim"),)]
     for row in source.categories:
         lines.append(((" ", ""), *row_line(placed, row)))
-        if roomy:
-            lines += [((" " * 3, ""), *_bricks_of(row, source, width - 5)), BLANK]
-    return lines[:-1] if roomy else lines
+        if details:
+            lines.append(((" " * 3, ""), *_bricks_of(row, source, width - 5)))
+        if air:
+            lines.append(BLANK)
+    return lines[:-1] if air else lines
 
 
 def _bricks_of(row: CategoryRow, source: SourceView, width: int) -> Line:
@@ -136,23 +153,21 @@ def _bricks_of(row: CategoryRow, source: SourceView, width: int) -> Line:
 
 
 def _step_lines(source: SourceView, width: int, *, bar_rows: int) -> list[Line]:
-    lines = [rule((("one step", "dim"),), width)]
     if source.books is None:
-        return [*lines, (("  n/a: no step has ended yet", "dim"),)]
+        return [(("  n/a: no step has ended yet", "dim"),)]
     parts = books_parts(source)
     labelled: Line = (("  ", ""), *stacked(parts, width - 4))
     bare: Line = tuple((text if set(text) <= set("▒░") else " " * len(text), role) for text, role in labelled)
-    lines += [labelled if index == bar_rows // 2 else bare for index in range(bar_rows)]
+    lines = [labelled if index == bar_rows // 2 else bare for index in range(bar_rows)]
     steps = max(1, source.steps.count if source.steps else 1)
-    return [*lines, (("  ", ""), *books_equation(source.books, steps, width))]
+    return [*lines, (("  ", ""), *books_equation(source.books, steps, width - 2))]
 
 
 def _phase_lines(source: SourceView, width: int) -> list[Line]:
-    lines = [rule((("steps by phase", "dim"),), width)]
     if not source.phases:
-        return [*lines, (("  n/a: no step has ended yet", "dim"),)]
+        return [(("  n/a: no step has ended yet", "dim"),)]
     placed = place(STEP_COLUMNS, width - 2)
-    lines.append(((" ", ""), *head_line(placed, "", descending=True)))
+    lines: list[Line] = [((" ", ""), *head_line(placed, "", descending=True))]
     for phase in source.phases:
         mark = "▸" if phase.phase == source.phase else " "
         lines.append(((mark, "accent"), *row_line(placed, phase)))

@@ -54,6 +54,8 @@ def _identity(heading: Heading, width: int) -> Line:
         return badges
     left: Line = (
         *badges,
+        (" ", ""),
+        *_of(source),
         ("  ", ""),
         (clean(source.program), "strong"),
         (f" {source.pid}@{clean(source.host)}", "dim"),
@@ -64,6 +66,13 @@ def _identity(heading: Heading, width: int) -> Line:
     free = max(0, width - width_of(left) - 4)
     right: Line = join_fitting(([((fact, "dim"),) for fact in _facts(source)]), free, " · ")
     return both_ends(left, (*right, (" ", "")), width) if right else fit_line(left, width)
+
+
+def _of(source: SourceView) -> Line:
+    """Which stretch of time the numbers are of."""
+    if source.window is None:
+        return (("life", "dim"),)
+    return ((formatting.last_seconds(source.window.covers_s), "accent strong"),)
 
 
 def _facts(source: SourceView) -> list[str]:

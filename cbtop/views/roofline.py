@@ -12,17 +12,21 @@ from textual.app import ComposeResult
 from textual.widget import Widget
 
 from cbtop import formatting
+from cbtop.protocol.vocabulary import Provenance
 from cbtop.viewmodels.model import CeilingRow, RooflinePoint, RooflineView, SourceView
 from cbtop.views.base import View
 from cbtop.views.looks import CATEGORY_LOOKS
 from cbtop.widgets.columns import Column
 from cbtop.widgets.drawing import Drawing
 from cbtop.widgets.lines import Line, clean, clip, fit_line
-from cbtop.widgets.loglog import LogLogPlot, span_around
+from cbtop.widgets.loglog import LogLogPlot, Span1D, Spot, span_around
 from cbtop.widgets.sorted_table import SortedTable
 from cbtop.widgets.table import Table
 
 LETTERS = ascii_lowercase + ascii_uppercase
+# Where names of roofs are tried, best first: parts of the plot's width and height.
+_ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
+_UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +187,18 @@ class RooflinePlot(Drawing):
 def roofline_lines(
     ceilings: Sequence[CeilingRow], points: Sequence[LetteredPoint], selected: str, width: int, height: int
 ) -> list[Line]:
-    """The plot in `width` x `height` cells: decades, roofs, then the points, the selected one last."""
+    """The plot in `width` x `height` cells: decades, roofs, the points, the selected one first, then the names.
+
+    A name that finds no room is left out, and how many are is said at the axis.
+    """
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth" and ceiling.value > 0]
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute" and ceiling.value > 0]
     drawable = [row for row in points if row.point.intensity > 0 and row.point.gflops > 0]
     ridges = [peak.value / bandwidth.value for peak in peaks for bandwidth in bandwidths]
     x = span_around([*(row.point.intensity for row in drawable), *ridges], margin=2.0)
     y = span_around([*(row.point.gflops for row in drawable), *(peak.value for peak in peaks)], margin=2.5)
-    plot = LogLogPlot(width, height, x, y)
-    plot.grid("faint")
+    plot = LogLogPlot(width, height, x, y, "GFLOP/s")
+    plot.grid()
     roof = max((peak.value for peak in peaks), default=None)
     for bandwidth in bandwidths:
         top = min(y.high, roof or y.high)
@@ -200,28 +207,38 @@ def roofline_lines(
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, "accent")
     for peak in peaks:
-        start = max(x.low, min((peak.value / bandwidth.value for bandwidth in bandwidths), default=x.low))
-        plot.segment(start, peak.value, x.high, peak.value, "warn")
-    # The highest bandwidth is named on its upper side, the others on their lower side: no name crosses a roof.
-    for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
-        at = y.value(0.62 - 0.12 * index)
-        text = _ceiling_text(bandwidth)
-        if index == 0:
-            plot.label(at / bandwidth.value, at, f"{text}  ", "accent", align="right")
-        else:
-            plot.label(at / bandwidth.value, at, f"  {text}", "accent")
-    for rows_up, peak in enumerate(peaks):
-        plot.label(x.high, peak.value, _ceiling_text(peak), "warn", rows_up=rows_up + 1, align="right")
+        plot.segment(_begin(peak, bandwidths, x), peak.value, x.high, peak.value, "warn")
     for row in sorted(drawable, key=lambda row: row.letter == selected, reverse=True):
         role = CATEGORY_LOOKS[row.point.category].role
         chosen = row.letter == selected
         plot.mark(row.point.intensity, row.point.gflops, row.letter, "strong lit" if chosen else f"strong {role}")
-    return plot.lines("GFLOP/s", "FLOP/B")
+    unnamed = 0
+    for peak in peaks:
+        spots = [Spot(x.value(along), peak.value, up, right=True) for up in (1, 2) for along in _ALONG_PEAK]
+        spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))  # in front of it
+        unnamed += not _name_roof(plot, peak, "warn", spots)
+    # The highest bandwidth is named on its upper side, the others on their lower side: no name crosses a roof.
+    for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
+        heights = [y.value(up) for up in _UP_BANDWIDTH]
+        across = 3 if index else -3
+        spots = [Spot(at / bandwidth.value, at, columns_right=across, right=index == 0) for at in heights]
+        unnamed += not _name_roof(plot, bandwidth, "accent", spots)
+    left_out = f"{unnamed} roof{'s' if unnamed > 1 else ''} unnamed · " if unnamed else ""
+    return plot.lines(f"{left_out}FLOP/B")
 
 
-def _ceiling_text(ceiling: CeilingRow) -> str:
-    value = formatting.number(ceiling.value)
-    return f"{clean(ceiling.name)} {value} {clean(ceiling.unit)} ({ceiling.provenance.value})"
+def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> float:
+    """The intensity from which on memory could feed a compute roof."""
+    return max(x.low, min((peak.value / bandwidth.value for bandwidth in bandwidths), default=x.low))
+
+
+def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, role: str, spots: Sequence[Spot]) -> bool:
+    """Write what is known of a roof where there is room for it; a measured value can do without the word."""
+    short = f"{clean(ceiling.name)} {formatting.number(ceiling.value)} {clean(ceiling.unit)}"
+    texts = [f"{short} ({ceiling.provenance.value})"]
+    if ceiling.provenance is Provenance.MEASURED:
+        texts.append(short)
+    return any(plot.label(text, role, spots) for text in texts)
 
 
 class Notes(Drawing):

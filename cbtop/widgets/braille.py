@@ -55,6 +55,10 @@ class BrailleCanvas:
                 self._glyphs[row][column + offset] = character if cell_len(character) == 1 else "�"
                 self._roles[row][column + offset] = role
 
+    def role(self, column: int, row: int) -> str:
+        """The role of a cell; "" where nothing was drawn."""
+        return self._roles[row][column]
+
     def holds(self, column: int, row: int) -> bool:
         """Whether the cell is on the canvas."""
         return 0 <= row < self.height and 0 <= column < self.width

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+
 from cbtop.widgets.braille import DOTS_ACROSS, DOTS_DOWN, BrailleCanvas
-from cbtop.widgets.lines import Line, clip, fit
+from cbtop.widgets.lines import Line, fit
 
 _TICK_WIDTH = 6
+_GRID_ROLE = "faint"
 _NEIGHBOURS = ((0, 0), (1, 0), (-1, 0), (0, -1), (0, 1), (2, 0), (-2, 0), (1, -1), (-1, -1), (1, 1), (-1, 1))
 
 
@@ -46,48 +49,78 @@ def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
     return Span1D(low, high)
 
 
-class LogLogPlot:
-    """Lines and points on `width` x `height` cells, axes included."""
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place for a label: it begins at a point (`right`: it ends there), or so many cells away from it."""
 
-    def __init__(self, width: int, height: int, x: Span1D, y: Span1D) -> None:
+    x: float
+    y: float
+    rows_up: int = 0
+    columns_right: int = 0
+    right: bool = False
+
+
+class LogLogPlot:
+    """Lines and points on `width` x `height` cells, axes included.
+
+    What is written stays readable: title, marks and labels take cells that nothing else is written into. So draw
+    the lines first, then the marks, which are small, then the labels, which find no room sooner.
+    """
+
+    def __init__(self, width: int, height: int, x: Span1D, y: Span1D, y_title: str) -> None:
         self.x = x
         self.y = y
         self._canvas = BrailleCanvas(max(1, width - _TICK_WIDTH - 1), max(1, height - 2))
         self._width = width
-        self._marks: set[tuple[int, int]] = set()
+        self._y_title = y_title
+        self._taken = {(column, 0) for column in range(len(y_title) + 2)}
 
-    def grid(self, role: str) -> None:
+    def grid(self) -> None:
         """Faint dots where the decades cross."""
         for x in self.x.decades():
             for y in self.y.decades():
-                self._canvas.dot(round(self._dot_x(x)), round(self._dot_y(y)), role)
+                self._canvas.dot(round(self._dot_x(x)), round(self._dot_y(y)), _GRID_ROLE)
 
     def segment(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
         """A line straight on the two logarithmic axes."""
         self._canvas.line(self._dot_x(x0), self._dot_y(y0), self._dot_x(x1), self._dot_y(y1), role, dash)
 
-    def label(self, x: float, y: float, text: str, role: str, *, rows_up: int = 0, align: str = "left") -> None:
-        """`text` beginning (or with `right` ending) at a point, `rows_up` rows above it."""
-        column, row = self._cell(x, y)
-        if align == "right":
-            column -= len(text) - 1
-        column = max(0, min(column, self._canvas.width - len(text)))
-        self._canvas.write(column, max(0, row - rows_up), clip(text, self._canvas.width), role)
+    def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
+        """`text` at the first of `spots` where it crosses nothing, else where it hides only lines; False: nowhere."""
+        size = cell_len(text)
+        places = []
+        for spot in spots:
+            column, row = self._cell(spot.x, spot.y)
+            start, row = column + spot.columns_right - (size - 1 if spot.right else 0), row - spot.rows_up
+            # One free cell on either side keeps two texts apart.
+            around = {(at, row) for at in range(start - 1, start + size + 1)}
+            inside = self._canvas.holds(start, row) and self._canvas.holds(start + size - 1, row)
+            if inside and not around & self._taken:
+                places.append((start, row))
+        if not places:
+            return False
+        column, row = next((place for place in places if self._is_clear(*place, size)), places[0])
+        self._canvas.write(column, row, text, role)
+        self._taken |= {(at, row) for at in range(column, column + size)}
+        return True
+
+    def _is_clear(self, column: int, row: int, size: int) -> bool:
+        return all(self._canvas.role(at, row) in ("", _GRID_ROLE) for at in range(column, column + size))
 
     def mark(self, x: float, y: float, letter: str, role: str) -> None:
         """A lettered point; where another stands already it takes a cell beside it, or they become `+`."""
         column, row = self._cell(x, y)
         for across, down in _NEIGHBOURS:
             cell = (column + across, row + down)
-            if cell not in self._marks and self._canvas.holds(*cell):
-                self._marks.add(cell)
+            if cell not in self._taken and self._canvas.holds(*cell):
+                self._taken.add(cell)
                 self._canvas.write(*cell, letter, role)
                 return
         self._canvas.write(column, row, "+", role)
 
-    def lines(self, y_title: str, x_title: str) -> list[Line]:
+    def lines(self, x_title: str) -> list[Line]:
         """The plot with its axes: ticks at the decades, the y title on top, the x title lower right."""
-        self._canvas.write(1, 0, y_title, "dim")
+        self._canvas.write(1, 0, self._y_title, "dim")
         rows = self._canvas.lines()
         ticks = {self._cell(self.x.low, value)[1]: _tick(value) for value in self.y.decades()}
         body: list[Line] = [

@@ -19,11 +19,11 @@ from cbtop.compute.decoder.probes import (
     QuantizationProbe,
     Watch,
 )
+from cbtop.profiler.traces import TRACED_EVERY_STEPS
 from cbtop.profiler.traces.base import TracerConfig
 from cbtop.profiler.traces.tracer import ModelTracer
 
 TRACE_BRICK = "Trace"
-TRACED_EVERY_STEPS = 16
 MIN_INTERVAL_S = 1.0
 # A summary is at most this much of the run old: a catalog is kept whole, so a long run must not fill it.
 MAX_AGE_SHARE = 0.05

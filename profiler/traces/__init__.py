@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+TRACED_EVERY_STEPS = 16
 TRACES: dict[str, str] = {
     "activations": "MLT-01",
     "attention": "MLT-02",

@@ -32,8 +32,9 @@ class ScriptedFeed:
     def sources(self) -> tuple[SourceSummary, ...]:
         return tuple(SourceSummary(view.key, view.program, view.state) for view in self.seen)
 
-    def view(self, key: str | None, phase: str | None) -> SourceView | None:
-        wanted = [view for view in self.seen if key in (None, view.key)]
+    def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
+        seen = samples.RECENT if window else None
+        wanted = [seen or view for view in self.seen if key in (None, view.key)]
         if not wanted:
             return None
         if phase == "prefill":

@@ -63,12 +63,13 @@ def decode_run(directory: Path, steps: int = 10) -> SourceRecord:
     profiler.announce(Ceiling("fma_float32", "compute", 100.0, "GFLOP/s", Provenance.MEASURED))
     profiler.announce(CheckResult("RmsNorm", "finite", True, None, None))
     profiler.announce(CheckResult("QkvProjection", "equivalence", True, 2e-7, 1e-5))
-    norm = BrickDefinition.of(BrickId.RMS_NORM, backend="numba", work=Work(0, 4, 0, 8))
+    norm = BrickDefinition.of(BrickId.RMS_NORM, backend="numba", work=Work(0, 4, 0, 8), budget_us_per_token=1.5)
     qkv = BrickDefinition.of(
         BrickId.QKV_PROJECTION,
         backend="numba",
         work=Work(flops_per_element=128, bytes_per_call=4096, bytes_per_element=4),
         kernels=(KernelDefinition("q4_k_linear", "numba-omp×2"),),
+        budget_us_per_token=25.0,
     )
     down = BrickDefinition.of(
         BrickId.DOWN_PROJECTION,

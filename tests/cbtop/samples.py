@@ -18,6 +18,7 @@ from cbtop.viewmodels.model import (
     RooflineView,
     SourceView,
     StepsView,
+    WindowView,
 )
 
 STEPS = 1_200
@@ -236,6 +237,8 @@ LIVE = SourceView(
         112.0 + 6 * ((index * 7) % 11) / 11 - (30 if index == 40 else 0) for index in range(90)
     ),
 )
+
+RECENT = replace(LIVE, window=WindowView(asked_s=10.0, covers_s=10.4))
 
 PREFILLING = replace(LIVE, phase="prefill", steps=PREFILL)
 

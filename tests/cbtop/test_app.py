@@ -71,6 +71,14 @@ async def shows_the_next_phase(pilot: AppPilot, key: str) -> None:
     assert "prefill" not in await press(pilot, key)
 
 
+async def shows_the_last_seconds_or_the_whole_life(pilot: AppPilot, key: str) -> None:
+    assert "life" in screen_text(app_of(pilot)).splitlines()[0]
+    for view in ("1", "2", "3", "4"):
+        await press(pilot, view)
+        assert "last 10.4 s" in await press(pilot, key)
+        assert "last 10.4 s" not in await press(pilot, key)
+
+
 async def pauses_and_goes_on(pilot: AppPilot, key: str) -> None:
     assert "PAUSED" in await press(pilot, key)
     assert "PAUSED" not in await press(pilot, key)
@@ -226,6 +234,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (CbtopApp, "step_view(1)"): goes_to_the_next_view,
     (CbtopApp, "step_view(-1)"): goes_to_the_previous_view,
     (CbtopApp, "phase"): shows_the_next_phase,
+    (CbtopApp, "recent"): shows_the_last_seconds_or_the_whole_life,
     (CbtopApp, "pause"): pauses_and_goes_on,
     (CbtopApp, "step_source(-1)"): shows_another_source,
     (CbtopApp, "step_source(1)"): shows_another_source,

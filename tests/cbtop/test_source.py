@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.catalog import CatalogWriter
-from cbtop.protocol.messages import Goodbye, Node
+from cbtop.protocol.messages import Goodbye, Node, SourceCatalog, TraceSummary
 from cbtop.protocol.ring import RECORD_BYTES, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.source import Source
+from cbtop.source import MAX_ANNOUNCEMENTS, Source
 from cbtop.store import Store
 from tests.cbtop.recorded import Clock, apply, profiler_in, record_of, source_of
 
@@ -182,3 +182,24 @@ def test_news_bring_a_viewer_to_where_everything_would(runtime: Path) -> None:
     ids = range(len(fresh.nodes) + 1)
     assert followed.stats.histogram(ids).tolist() == fresh.stats.histogram(ids).tolist()
     assert followed.state == fresh.state
+
+
+def test_of_a_trace_that_is_said_again_and_again_only_the_last_is_kept(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a", 1):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    source.news()
+    known = len(source.catalog)
+    for forwards in range(1, MAX_ANNOUNCEMENTS // 10):
+        profiler.announce(TraceSummary("MLT-01", "activations", "about", forwards, (), ()))
+        if forwards % 100 == 0:
+            source.poll()
+            (news, _) = source.news()
+            assert isinstance(news, SourceCatalog)
+            assert [m.forwards for m in news.messages if isinstance(m, TraceSummary)] == [forwards]
+    source.poll()
+    assert len(source.catalog) == known
+    assert [trace.forwards for trace in source.traces.values()] == [forwards]
+    assert source.state_message().state == "live"

@@ -13,7 +13,7 @@ from cbtop.compute.decoder import tracing
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.fingerprints import FingerprintObserver
-from cbtop.compute.decoder.tracing import TRACE_BRICK, TRACED_EVERY_STEPS, DecodeTracing
+from cbtop.compute.decoder.tracing import TRACE_BRICK, DecodeTracing
 from cbtop.compute.kernels import rms_norm
 from cbtop.compute.quantization.floats import F16
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -21,7 +21,7 @@ from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
 from cbtop.profiler.divergence import Fingerprints
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.traces import TRACES
+from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.profiler.traces.base import TracerConfig
 from cbtop.profiler.traces.quantization import ErrorSource, Verdict, quantization_error
 from cbtop.protocol.messages import Node, TraceSummary

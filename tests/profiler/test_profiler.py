@@ -16,8 +16,9 @@ import pytest
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
 from cbtop.profiler.graph.node_table import MAX_DEPTH
 from cbtop.profiler.profiler import MAX_RECURSION, BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.catalog import CatalogReader
-from cbtop.protocol.messages import Activity, CatalogMessage, Goodbye, HostHello, Node
+from cbtop.protocol.messages import Activity, CatalogMessage, Goodbye, HostHello, Node, TraceSummary
 from cbtop.protocol.ring import FLAG_FAILED, RingReader
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
@@ -343,3 +344,14 @@ def test_a_child_of_multiprocessing_says_goodbye(runtime: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
     (catalog,) = runtime.glob("*.catalog")
     assert CatalogReader(catalog).read()[-1] == Goodbye("exit")
+
+
+def test_a_child_is_told_only_the_last_of_each_trace(runtime: Path) -> None:
+    recorder = RingRecorder(runtime)
+    for forwards in (1, 2, 3):
+        recorder.announce(TraceSummary("MLT-01", "activations", "about", forwards, (), ()))
+    recorder.forget()  # as in a child
+    recorder.announce(Activity("serving"))
+    second = max(runtime.glob("*.catalog"), key=lambda path: int(path.stem.split("-")[2]))
+    said = CatalogReader(second).read()
+    assert [message.forwards for message in said if isinstance(message, TraceSummary)] == [3]

@@ -11,6 +11,7 @@ from cbtop.profiler.stats import (
     BUCKETS,
     COLUMNS,
     MAX_DURATION_NS,
+    MAX_HISTOGRAM_NODES,
     PERCENTILES,
     NodeStats,
     bucket_middle_ns,
@@ -146,3 +147,51 @@ def test_histograms_of_several_nodes_add_up(nodes: list[int]) -> None:
     stats = NodeStats()
     stats.add(batch([(1, 100, 0), (2, 100, 0), (2, 9000, 0)]), NO_STEPS)
     assert stats.histogram(nodes).sum() == sum(int(stats.column("count")[node]) for node in nodes)
+
+
+rows_of_nodes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.integers(0, 9)), max_size=60)
+
+
+@given(rows_of_nodes, rows_of_nodes)
+def test_the_difference_to_a_snapshot_is_what_came_after_it(
+    before: list[tuple[int, int, int]], after: list[tuple[int, int, int]]
+) -> None:
+    stats, alone = NodeStats(), NodeStats()
+    stats.grow(10)
+    alone.grow(10)
+    stats.add(batch(before), NO_STEPS)
+    snapshot = stats.snapshot()
+    stats.add(batch(after), NO_STEPS)
+    alone.add(batch(after), NO_STEPS)
+    since = stats.since(snapshot)
+    for name in ("count", "failed", "total_ns", "elements"):
+        assert since.column(name).tolist() == alone.column(name).tolist()
+    for node in range(1, 10):
+        assert since.histogram([node]).tolist() == alone.histogram([node]).tolist()
+    found, expected = since.calls(range(1, 10)), alone.calls(range(1, 10))
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert (found.p50_ns, found.cv) == (pytest.approx(expected.p50_ns, rel=0.01), expected.cv)
+        assert found.min_ns == pytest.approx(expected.min_ns, rel=0.01)
+        assert found.max_ns == pytest.approx(expected.max_ns, rel=0.01)
+
+
+def test_a_node_without_a_histogram_has_no_extremes_since_a_snapshot() -> None:
+    stats, node = NodeStats(), MAX_HISTOGRAM_NODES + 1
+    step_of = np.full(node + 1, -1, np.int64)
+    stats.grow(node + 1)
+    snapshot = stats.snapshot()
+    stats.add(batch([(node, 5, 1), (1, 7, 1)]), step_of)
+    found = stats.since(snapshot).calls([node, 1])
+    assert found is not None
+    assert (found.count, found.total_ns, found.min_ns, found.max_ns, found.p50_ns) == (2, 12, None, None, None)
+
+
+def test_counts_that_shrank_are_not_counted() -> None:
+    stats = NodeStats()
+    stats.grow(10)
+    stats.add(batch([(1, 5, 1), (1, 7, 1)]), NO_STEPS)
+    snapshot = stats.snapshot()
+    stats.clear()
+    stats.grow(2)
+    assert stats.since(snapshot).calls([1]) is None

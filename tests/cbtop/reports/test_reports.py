@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from cbtop.reports import REPORTS, SECTIONS
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import SourceView, WindowView
 from cbtop.viewmodels.source import source_view
+from tests.cbtop import samples
 from tests.cbtop.recorded import decode_run
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -77,8 +78,10 @@ def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     columns = {"count": "count", "total µs": "exclusive_us", "%": "percent", "avg µs": "avg_us", "p50 µs": "p50_us",
                "p95 µs": "p95_us", "p99 µs": "p99_us", "µs/token": "us_per_token", "GB/s": "gb_per_sec",
-               "GFLOP/s": "gflops"}  # fmt: skip
+               "GFLOP/s": "gflops", "budget": "budget_us_per_token", "used %": "budget_used_percent"}  # fmt: skip
     table = _table(REPORTS["text"]([view], ["bricks"]))
+    assert [row["met"] for row in table.values()] == ["n/a", "yes", "NO"]
+    assert [row["budget_met"] for row in source["bricks"]] == [None, True, False]
     assert set(table) == {row["name"] for row in source["bricks"]}
     for row in source["bricks"]:
         for shown, key in columns.items():
@@ -89,9 +92,27 @@ def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
                 assert float(text.replace(",", "")) == pytest.approx(value, rel=5e-3, abs=5e-3)
 
 
+def test_a_report_on_a_window_says_so(view: SourceView) -> None:
+    recent = replace(view, window=WindowView(asked_s=10.0, covers_s=3.25))
+    head = REPORTS["text"]([recent], ["bricks"]).split("\n\n")[0]
+    assert "only the last 3.2 s (10 s were asked for: that is all there is)" in head
+    found = json.loads(REPORTS["json"]([recent, view], []))
+    assert [(s["window_s"], s["window_covers_s"]) for s in found["sources"]] == [(10.0, 3.25), (None, None)]
+    assert "min_us" in found["provenance"]["derived from measured"]
+    assert "min_us" not in json.dumps(json.loads(REPORTS["json"]([view], []))["provenance"])
+
+
+def test_the_tables_of_the_bricks_fit_a_terminal_of_80_columns() -> None:
+    lines = REPORTS["text"]([samples.CHECKED], ["bricks"]).splitlines()
+    assert all(len(line) <= 80 for line in lines if line.startswith(tuple(row.name for row in samples.BRICKS)))
+
+
 def _table(text: str) -> dict[str, dict[str, str]]:
-    """The brick table of a text report, by brick and column."""
-    block: list[str] = next(part for part in text.split("\n\n") if part.startswith("brick")).splitlines()
-    head, *rows = [re.split(r"\s{2,}", line.strip()) for line in block if not line.startswith(("books", "times"))]
-    found: dict[str, dict[str, Any]] = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    """The brick tables of a text report, by brick and column."""
+    found: dict[str, dict[str, Any]] = {}
+    for block in (part.splitlines() for part in text.split("\n\n") if part.startswith("brick")):
+        notes = ("books", "times", "budgets")
+        head, *rows = [re.split(r"\s{2,}", line.strip()) for line in block if not line.startswith(notes)]
+        for row in rows:
+            found.setdefault(row[0], {}).update(zip(head, row, strict=True))
     return found

@@ -178,3 +178,33 @@ def test_wall_is_bricks_plus_gaps_plus_unattributed_whatever_ran(
 
 def profiler_has_records(directory: Path) -> bool:
     return any(directory.glob("*.ring"))
+
+
+def test_gaps_have_the_name_of_where_they_lie(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", 1):
+        clock.sleep_us(1)
+        with profiler.layer(100):  # a stack of layers
+            for index in range(2):
+                clock.sleep_us(20)
+                with profiler.layer(index):
+                    clock.sleep_us(300)
+                    with profiler.brick("a", 1):
+                        clock.sleep_us(4000)
+    books = source_view(record_of(source_of(runtime))).books
+    assert books is not None
+    assert {gap.name: gap.us for gap in books.gaps} == {"inside layers": 600, "between layers": 40}
+    assert (books.bricks_us, books.gaps_us, books.unattributed_us, books.wall_us) == (8000, 640, 1, 8641)
+
+
+def test_a_process_without_layers_has_no_gap_by_their_name(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", 1):
+        clock.sleep_us(1)
+        with profiler.brick("a", 1):
+            clock.sleep_us(4000)
+    books = source_view(record_of(source_of(runtime))).books
+    assert books is not None
+    assert (books.gaps, books.gaps_us, books.unattributed_us) == ((), 0, 1)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from cbtop.app import CbtopApp
-from cbtop.viewmodels.model import SourceView
+from cbtop.protocol.vocabulary import Provenance
+from cbtop.viewmodels.model import CeilingRow, SourceView
 from cbtop.views import VIEWS
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 
-SIZES = [(100, 30), (80, 24), (60, 15)]
+SIZES = [(120, 40), (100, 30), (80, 24), (60, 15)]
 Golden = Callable[[str, str], None]
 
 
@@ -76,5 +78,41 @@ async def test_no_roof_is_drawn_where_none_was_measured() -> None:
 
 
 async def test_losses_are_on_the_screen_at_every_size() -> None:
-    for size in SIZES[1:]:
+    for size in SIZES[2:]:
         assert "! 1,200 +300 before attach" in await shown(samples.GONE, size)
+
+
+FOUR_ROOFS = replace(
+    samples.LIVE,
+    roofline=replace(
+        samples.LIVE.roofline,
+        ceilings=(
+            *samples.CEILINGS,
+            CeilingRow("L3 read", "bandwidth", 85.0, "GB/s", Provenance.MEASURED),
+            CeilingRow("L2 read", "bandwidth", 240.0, "GB/s", Provenance.STATIC),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (70, 18), (80, 24), (100, 30), (120, 40)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("source", [samples.LIVE, FOUR_ROOFS], ids=["two", "four"])
+async def test_the_names_of_roofs_are_whole_or_counted_and_every_point_is_there(
+    source: SourceView, size: tuple[int, int]
+) -> None:
+    lines = (await shown(source, size, "3")).splitlines()
+    axis = next(index for index, line in enumerate(lines) if "└" in line)
+    tabs = next(index for index, line in enumerate(lines) if "3 Roofline" in line)
+    plot = "\n".join(line[7 : 72 if size[0] == 120 else None] for line in lines[tabs + 1 : axis])
+    named = 0
+    for roof in source.roofline.ceilings:
+        word = "" if roof.provenance is Provenance.MEASURED else f" ({roof.provenance.value})"
+        whole = f"{roof.name} {roof.value:.{1 if roof.value > 99 else 2}f} {roof.unit}{word}"
+        assert (roof.name in plot) == (whole in plot)
+        named += whole in plot
+        plot = plot.replace(whole, "").replace(" (measured)", "")
+    missing = len(source.roofline.ceilings) - named
+    assert ("unnamed" in lines[axis + 1]) == bool(missing)
+    assert not missing or f"{missing} roof" in lines[axis + 1]
+    drawn = set(plot.replace("GFLOP/s", ""))
+    assert set("abcdefghijklm") <= drawn or "+" in drawn  # two points in one place

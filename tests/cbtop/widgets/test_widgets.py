@@ -12,7 +12,7 @@ from cbtop.widgets.braille import BrailleCanvas, area
 from cbtop.widgets.columns import Column, place, row_line
 from cbtop.widgets.footer import footer_line, key_name
 from cbtop.widgets.lines import both_ends, clean, clip, fit, fit_line, join_fitting, plain, rule, width_of
-from cbtop.widgets.loglog import LogLogPlot, Span1D, span_around
+from cbtop.widgets.loglog import LogLogPlot, Span1D, Spot, span_around
 from cbtop.widgets.sorted_table import steady_order
 
 texts = st.text(max_size=40).map(clean)
@@ -116,19 +116,23 @@ def test_no_row_stands_behind_one_it_is_clearly_ahead_of(values: dict[str, float
 
 
 def test_points_that_share_a_cell_stand_side_by_side() -> None:
-    plot = LogLogPlot(30, 8, Span1D(0.1, 10), Span1D(1, 100))
+    plot = LogLogPlot(30, 8, Span1D(0.1, 10), Span1D(1, 100), "y")
     for letter in "abcdefghijklmnop":
         plot.mark(1, 10, letter, "")
-    text = "\n".join(plain(line) for line in plot.lines("y", "x"))
+    text = "\n".join(plain(line) for line in plot.lines("x"))
     assert all(letter in text for letter in "bcdefghijk")
     assert "+" in text
 
 
-def test_a_point_is_drawn_over_a_label() -> None:
-    plot = LogLogPlot(30, 8, Span1D(0.1, 10), Span1D(1, 100))
-    plot.label(1, 10, "label", "")
+def test_a_label_takes_no_cell_of_a_point_or_of_another_label() -> None:
+    plot = LogLogPlot(40, 8, Span1D(0.1, 10), Span1D(1, 100), "y")
     plot.mark(1, 10, "Q", "")
-    assert any("Q" in plain(line) for line in plot.lines("y", "x"))
+    here = [Spot(0.5, 10), Spot(0.5, 10, rows_up=1)]
+    assert [plot.label(text, "", here) for text in ("first label", "other", "third")] == [True, False, False]
+    text = [plain(line) for line in plot.lines("x")]
+    assert any("Q" in line and "label" not in line for line in text)
+    assert any("first label" in line for line in text)
+    assert not plot.label("far too long for a plot this wide, wherever it begins", "", here)
 
 
 @given(st.lists(st.floats(min_value=1e-6, max_value=1e9), max_size=5))
