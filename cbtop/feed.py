@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from cbtop.link import Link
-from cbtop.viewmodels.model import ClockView, SourceSummary, SourceView
-from cbtop.viewmodels.source import source_view, summaries
+from cbtop.store import SourceRecord
+from cbtop.viewmodels.model import ClockView, SourceSummary, SourceView, StragglerView
+from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
+from cbtop.viewmodels.straggler import job_of, straggler
 from cbtop.window import DEFAULT_WINDOW_S
 
 
@@ -24,11 +26,16 @@ class FeedEnd:
 class Feed:
     """Connects to each of `endpoints`; with none, to this user's daemon, starting one inside where none runs.
 
-    What one daemon does, or that it is gone, touches nothing that came from the others. Raises EndpointError for an
+    What one daemon does, or that it is gone, touches nothing that came from the others. With `selected` only the
+    sources that match one of these are there: a key, a pid or `rank=N`. Raises EndpointError for an
     address that cannot be one.
     """
 
-    def __init__(self, endpoints: Sequence[str] = (), window_s: float = DEFAULT_WINDOW_S) -> None:
+    def __init__(
+        self, endpoints: Sequence[str] = (), window_s: float = DEFAULT_WINDOW_S, selected: Sequence[str] = ()
+    ) -> None:
+        self._selected = selected
+        self._stragglers: dict[tuple[object, str], StragglerView | None] = {}  # since the last poll
         with ExitStack() as opened:
             self._links: list[Link] = []
             for endpoint in dict.fromkeys(endpoints or (None,)):
@@ -45,11 +52,13 @@ class Feed:
         """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
         for link in self._links:
             link.poll(timeout_ms // len(self._links))
+        self._stragglers.clear()
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Every source, the newest live one first."""
-        found = summaries(link.store.sources[key] for key, link in self._link_of().items())
-        return tuple(replace(summary, stale_s=self._link_of()[summary.key].stale_s) for summary in found)
+        link_of = self._link_of()
+        found = summaries(link.store.sources[key] for key, link in link_of.items())
+        return tuple(replace(summary, stale_s=link_of[summary.key].stale_s) for summary in found)
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
         """What a source shows, of its life or its window; None for `key` is the first of `sources()`.
@@ -62,8 +71,10 @@ class Feed:
         link = self._link_of().get(key or "")
         if link is None or key is None:
             return None
-        view = source_view(link.store.sources[key], phase, window=window)
-        return replace(view, stale_s=link.stale_s, clock=self._clock_of(link))
+        record = link.store.sources[key]
+        view = source_view(record, phase, window=window)
+        found = self._straggler(record, view.phase)
+        return replace(view, stale_s=link.stale_s, clock=self._clock_of(link), straggler=found)
 
     def key_of(self, pid: int) -> str | None:
         """The source whose process is `pid`; None while it has not appeared."""
@@ -105,7 +116,23 @@ class Feed:
     def _link_of(self) -> dict[str, Link]:
         """Each source's link; of two that bring the same source, one that is not silent."""
         by_freshness = sorted(self._links, key=lambda link: link.stale_s or 0, reverse=True)
-        return {key: link for link in by_freshness for key in link.store.sources}
+        return {
+            key: link
+            for link in by_freshness
+            for key, record in link.store.sources.items()
+            if not self._selected or is_selected(record, self._selected)
+        }
+
+    def _straggler(self, record: SourceRecord, phase: str | None) -> StragglerView | None:
+        """The straggler among the ranks of the job that `record` is one of."""
+        job = job_of(record)
+        if job is None or phase is None:
+            return None
+        if (job, phase) not in self._stragglers:
+            heard = (link.store.sources[key] for key, link in self._link_of().items() if link.stale_s is None)
+            ranks = [other for other in heard if is_live(other) and job_of(other) == job]
+            self._stragglers[job, phase] = straggler(ranks, phase)
+        return self._stragglers[job, phase]
 
     def _clock_of(self, link: Link) -> ClockView | None:
         """The best of what is known by any link to the same boot: its daemons read the same clocks."""

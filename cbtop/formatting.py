@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 
+from cbtop.viewmodels.model import StragglerView
+
 NOT_MEASURED = "n/a"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -104,6 +106,16 @@ def rank(number: int | None, of: int | None) -> str:
     if number is None:
         return ""
     return f"rank {number}" if of is None else f"rank {number} of {of}"
+
+
+def straggler(found: StragglerView) -> str:
+    """`rank 3 of 8 (pid 7 on box) is 15.0 % slower: …`."""
+    others = "the other's is" if found.ranks == 2 else f"the median of the other {found.ranks - 1} is"
+    return (
+        f"rank {found.rank} (pid {found.pid} on {found.host}) is {percent(found.percent)} slower: busy "
+        f"{duration(found.busy_us)} a {found.phase} step, {others} {duration(found.others_us)}; "
+        f"most of it in {found.brick}, {duration(found.brick_excess_us)} more"
+    )
 
 
 def stale(seconds: float) -> str:

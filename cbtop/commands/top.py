@@ -31,10 +31,15 @@ HOW_TO_START = (
     "`from cbtop import BrickProfiler, BrickId`"
 )
 POLL_MS = 100
+RANKS_WATCH_S = 1.5  # long enough to tell which of several ranks is slower than the others
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_show_arguments(parser)
+    parser.add_argument(
+        "--source", type=_source, action="append", default=[], metavar="WHICH",
+        help="show only this process: its pid, rank=N or its key in `cbtop ls`; more than once for several",
+    )  # fmt: skip
     parser.add_argument(
         "--once",
         "-1",
@@ -62,15 +67,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if not (options.once or options.duration or is_headless(options)):
-        with Feed(options.connect, window_s(options)) as feed:
+        with Feed(options.connect, window_s(options), options.source) as feed:
             return show_on_screen(feed, options)
-    with Feed(options.connect, window_s(options)) as feed:
+    with Feed(options.connect, window_s(options), options.source) as feed:
         _wait_for_data(feed, options)
         was_live = bool(_live(feed, options))
         if not options.once and (options.headless or options.duration):
             _watch(feed, options, options.duration)
         elif options.window is not None:
             _watch(feed, options, options.window)
+        elif sum(view.rank is not None for view in _live(feed, options)) > 1:
+            _watch(feed, options, RANKS_WATCH_S)
         return _report(feed, options, was_live)
 
 
@@ -123,6 +130,8 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:
     if feed.unanswered:
         return _unanswered(feed)
+    if not live and options.source:
+        return f"nothing that runs is --source {' or '.join(options.source)}; `cbtop ls` lists what there is"
     if not live:
         return f"nothing is running: {HOW_TO_START}"
     wanted = f"{options.phase} step" if options.phase else "step"
@@ -143,6 +152,15 @@ def _has_data(view: SourceView, options: argparse.Namespace) -> bool:
     if options.phase is not None and view.phase != options.phase:
         return False
     return bool(view.bricks) and (view.phase is None or view.steps is not None)
+
+
+def _source(text: str) -> str:
+    kind, _, number = text.rpartition("=")
+    if kind in ("", "rank") and number.isdecimal():
+        return f"{kind}={int(number)}" if kind else str(int(number))
+    if text.count(":") < 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pid, no rank=N and no key as `cbtop ls` prints them")
+    return text
 
 
 def _positive(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cbtop.viewmodels.graph import tree_text
@@ -16,6 +17,7 @@ from cbtop.viewmodels.model import (
     RooflineView,
     SourceView,
     StepsView,
+    StragglerView,
     TraceView,
 )
 
@@ -39,6 +41,7 @@ PROVENANCE = {
         "clock_offset_us",
         "clock_monotonic_offset_us",
         "clock_uncertainty_us",
+        "straggler",
     ],
     "static": [
         "rank",
@@ -83,6 +86,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "state_reason": view.state_reason,
         "stale_s": view.stale_s,
         **clock_fields(view.clock),
+        "straggler": straggler_fields(view.straggler),
         "activity": view.activity,
         "model": view.model,
         "architecture": view.architecture,
@@ -132,6 +136,11 @@ def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
         "clock_monotonic_offset_us": clock.monotonic_offset_us if clock else None,
         "clock_uncertainty_us": clock.uncertainty_us if clock else None,
     }
+
+
+def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
+    """The rank that is slower than the others; null where none is."""
+    return None if found is None else asdict(found)
 
 
 def _steps(steps: StepsView | None) -> dict[str, Any] | None:

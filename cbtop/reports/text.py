@@ -36,6 +36,10 @@ def _head(view: SourceView) -> str:
         f"{', '.join(word for word in who if word)}: {state}",
         " · ".join(fact for fact in facts if fact) or "model n/a",
     ]
+    if view.straggler is not None and view.straggler.key == view.key:
+        lines.append(
+            f"straggler: {fmt.straggler(view.straggler)} (derived, over the last {view.straggler.steps} steps)"
+        )
     if view.stale_s is not None:
         lines.append(f"{fmt.stale(view.stale_s)}: what follows is so old")
     if view.clock is not None and view.clock.uncertainty_us:

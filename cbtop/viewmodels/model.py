@@ -228,6 +228,24 @@ class WindowView:
 
 
 @dataclass(frozen=True, slots=True)
+class StragglerView:
+    """The rank that is busy longer with a step than the others, over about the last second; derived."""
+
+    key: str
+    rank: int
+    pid: int
+    host: str
+    ranks: int  # compared, itself among them
+    phase: str
+    steps: int  # its own that were looked at
+    busy_us: float  # a step: the exclusive time of its bricks, collectives left out
+    others_us: float  # the median of the others
+    percent: float  # slower than that
+    brick: str  # contributes most
+    brick_excess_us: float  # a step, over the median of the others
+
+
+@dataclass(frozen=True, slots=True)
 class SourceView:
     """Everything one profiled process shows, for one phase of its steps.
 
@@ -268,6 +286,7 @@ class SourceView:
     world_size: int | None = None
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
     clock: ClockView | None = None  # None while no offset is known
+    straggler: StragglerView | None = None  # of the ranks it is one of
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cbtop.profiler.brick_stats import brick_stats
@@ -80,6 +80,19 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         world_size=hello.world_size if hello else None,
         window=WindowView(record.window.length_s, covers_s) if window else None,
     )
+
+
+def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
+    """Whether `record` is one of those that `wanted` names: by key, pid or `rank=N`."""
+    names = [record.key]
+    if record.hello is not None:
+        names += [str(record.hello.pid), f"rank={record.hello.rank}"]
+    return any(name in wanted for name in names)
+
+
+def is_live(record: SourceRecord) -> bool:
+    """Whether the process still runs, as far as is known."""
+    return _state(record) is SourceStatus.LIVE
 
 
 def _loss(record: SourceRecord) -> LossView:

@@ -190,6 +190,8 @@ def notice(source: SourceView) -> Line:
             (f"  ✗ {len(failed)} check{'s' if len(failed) > 1 else ''} failed: ", "bad strong"),
             (names, ""),
         )
+    if source.straggler is not None:
+        return (("  straggler: ", "warn strong"), (clean(formatting.straggler(source.straggler)), ""))
     if source.state == "live" and source.activity:
         return (("  ", ""), *activity_line(source, _BAR_WIDTH))
     if source.state_reason:
