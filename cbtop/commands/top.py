@@ -20,6 +20,8 @@ examples:
   cbtop                              watch every instrumented process of yours
   cbtop --headless --once            print one report and exit: for CI and pipes
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
+  cbtop --connect E1 --connect E2    watch what two daemons serve
+  cbtop ls                           list what there is to watch
   cbtop demo                         something to watch, from the first minute
 
 exit codes: 0 data seen, 1 runtime error, 2 usage, 3 nothing running or no data in time, 5 data not
@@ -37,10 +39,6 @@ RANKS_WATCH_S = 1.5  # long enough to tell which of several ranks is slower than
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_show_arguments(parser)
     parser.add_argument(
-        "--source", type=_source, action="append", default=[], metavar="WHICH",
-        help="show only this process: its pid, rank=N or its key in `cbtop ls`; more than once for several",
-    )  # fmt: skip
-    parser.add_argument(
         "--once",
         "-1",
         action="store_true",
@@ -52,10 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SEC",
         help="with --headless: watch this long, then print the report",
     )
-    parser.add_argument(
+    add_attach_arguments(parser)
+
+
+def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say which daemons to listen to, how long, and what to show of it."""
+    group = parser.add_argument_group("what to watch")
+    group.add_argument(
+        "--source", type=_source, action="append", default=[], metavar="WHICH",
+        help="show only this process: its pid, rank=N or its key in `cbtop ls`; more than once for several",
+    )  # fmt: skip
+    group.add_argument(
         "--timeout", type=_positive, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--connect",
         type=endpoint,
         action="append",
@@ -115,7 +123,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
         else:
             print_report(shown, options)
     if shown and feed.unanswered:
-        sys.stderr.write(f"cbtop: {_unanswered(feed)}; what runs there is not shown\n")
+        sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
     faulty = [view for view in views if view.state is SourceStatus.FAULTY]
     if faulty:
         what = "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)
@@ -129,7 +137,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
 def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:
     if feed.unanswered:
-        return _unanswered(feed)
+        return unanswered(feed)
     if not live and options.source:
         return f"nothing that runs is --source {' or '.join(options.source)}; `cbtop ls` lists what there is"
     if not live:
@@ -139,7 +147,8 @@ def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace
     return f"{busy}; raise --timeout (now {options.timeout:g} s)"
 
 
-def _unanswered(feed: Feed) -> str:
+def unanswered(feed: Feed) -> str:
+    """Where nobody answers, in words."""
     return f"no daemon answers at {', '.join(feed.unanswered)}"
 
 

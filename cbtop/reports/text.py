@@ -96,7 +96,7 @@ def _bricks(view: SourceView) -> str:
                 f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED,
             )
         )
-    return "\n".join((_table(times, left=2), "", _table(works, left=1), PROVENANCE_LINE, BUDGET_LINE, _books(view)))
+    return "\n".join((table(times, left=2), "", table(works, left=1), PROVENANCE_LINE, BUDGET_LINE, _books(view)))
 
 
 def _books(view: SourceView) -> str:
@@ -117,7 +117,7 @@ def _categories(view: SourceView) -> str:
         numbers = (row.exclusive_us, row.avg_us, row.us_per_token)
         total, avg, per_token = (fmt.number(value) for value in numbers)
         rows.append((row.name, str(row.count), total, fmt.percent_number(row.percent), avg, per_token))
-    return _table(rows, left=1)
+    return table(rows, left=1)
 
 
 def _roofline(view: SourceView) -> str:
@@ -137,7 +137,7 @@ def _roofline(view: SourceView) -> str:
         )
     lines = ["ceilings: " + (", ".join(ceilings) or "n/a (the process measured none)")]
     if view.roofline.points:
-        lines += [_table(rows, left=2), PROVENANCE_LINE]
+        lines += [table(rows, left=2), PROVENANCE_LINE]
     if view.roofline.without_work:
         lines.append(f"not on the roofline, no FLOP or no bytes declared: {', '.join(view.roofline.without_work)}")
     return "\n".join(lines)
@@ -155,14 +155,14 @@ def _trace(trace: TraceView) -> str:
     lines = [f"{trace.trace} {trace.name}, {fmt.count(trace.forwards)} passes traced: {trace.about}"]
     totals: Table = [(number.name, _traced(number.value)) for number in trace.totals]
     if trace.totals:
-        lines.append(", ".join(" ".join(pair) for pair in totals) if trace.rows else _table(totals, left=1))
+        lines.append(", ".join(" ".join(pair) for pair in totals) if trace.rows else table(totals, left=1))
     if trace.rows:
         columns = tuple(number.name for number in trace.rows[0].numbers)
         rows: Table = [("", *columns)]
         for row in trace.rows:
             numbers = {number.name: number.value for number in row.numbers}
             rows.append((row.name, *(_traced(numbers.get(column)) for column in columns)))
-        lines.append(_table(rows, left=1))
+        lines.append(table(rows, left=1))
     lines += [f"anomaly: {text}" for text in trace.anomalies] or ["no anomalies"]
     return "\n".join(lines)
 
@@ -195,7 +195,7 @@ def _foot(view: SourceView) -> str:
     return "\n".join([line, *checks])
 
 
-def _table(rows: Table, *, left: int) -> str:
+def table(rows: Table, *, left: int) -> str:
     """Aligned columns, the first `left` of them to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
