@@ -9,8 +9,9 @@ from typing import Self
 
 from cbtop.link import Link
 from cbtop.store import SourceRecord
-from cbtop.viewmodels.model import ClockView, SourceSummary, SourceView, StragglerView
-from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
+from cbtop.viewmodels.merge import merged_view
+from cbtop.viewmodels.model import ClockView, MergeMode, SourceSummary, SourceView, StragglerView
+from cbtop.viewmodels.source import are_alike, is_live, is_selected, source_view, summaries
 from cbtop.viewmodels.straggler import job_of, straggler
 from cbtop.window import DEFAULT_WINDOW_S
 
@@ -75,6 +76,23 @@ class Feed:
         view = source_view(record, phase, window=window)
         found = self._straggler(record, view.phase)
         return replace(view, stale_s=link.stale_s, clock=self._clock_of(link), straggler=found)
+
+    def merged(
+        self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
+    ) -> SourceView | None:
+        """All sources of the program, model and state of source `key` (None: the first) as one; None without any."""
+        link_of = self._link_of()
+        records = {key: link.store.sources[key] for key, link in link_of.items()}
+        key = key if key in records else next((summary.key for summary in summaries(records.values())), None)
+        if key is None:
+            return None
+        alike = [other for other in records.values() if are_alike(other, records[key])]
+        heard = [record for record in alike if link_of[record.key].stale_s is None] or alike
+        view = merged_view(heard, mode, phase, window=window)
+        found = self._straggler(records[key], view.phase)
+        assert view.merged is not None
+        merged = replace(view.merged, left_out=len(alike) - len(view.merged.members))
+        return replace(view, merged=merged, stale_s=link_of[heard[0].key].stale_s, straggler=found)
 
     def key_of(self, pid: int) -> str | None:
         """The source whose process is `pid`; None while it has not appeared."""

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from cbtop.viewmodels.model import StragglerView
+from cbtop.viewmodels.model import MergedView, MergeMode, StragglerView
 
 NOT_MEASURED = "n/a"
 
@@ -109,13 +110,43 @@ def rank(number: int | None, of: int | None) -> str:
 
 
 def straggler(found: StragglerView) -> str:
-    """`rank 3 of 8 (pid 7 on box) is 15.0 % slower: …`."""
+    """`rank 3 is 15.0 % slower, most of it in …`, the most telling first."""
     others = "the other's is" if found.ranks == 2 else f"the median of the other {found.ranks - 1} is"
     return (
-        f"rank {found.rank} (pid {found.pid} on {found.host}) is {percent(found.percent)} slower: busy "
-        f"{duration(found.busy_us)} a {found.phase} step, {others} {duration(found.others_us)}; "
-        f"most of it in {found.brick}, {duration(found.brick_excess_us)} more"
+        f"rank {found.rank} is {percent(found.percent)} slower, most of it in {found.brick} "
+        f"(+{duration(found.brick_excess_us)}): busy {duration(found.busy_us)} a {found.phase} step, "
+        f"{others} {duration(found.others_us)} (pid {found.pid} on {found.host})"
     )
+
+
+def merged(found: MergedView) -> str:
+    """`sum of 4: rank 0–2, rank 7`."""
+    what = {MergeMode.SUM: "sum", MergeMode.MAX: "slowest", MergeMode.RANKS: "side by side"}[found.mode]
+    names = _spans(found.members)
+    if len(names) > 4:
+        names = [*names[:3], "…", names[-1]]
+    left_out = f" ({found.left_out} left out)" if found.left_out else ""
+    return f"{what} of {len(found.members)}: {', '.join(names)}{left_out}"
+
+
+def _spans(names: Sequence[str]) -> list[str]:
+    """`rank 0`, `rank 1`, `rank 2` as `rank 0–2`; what is no rank stands alone."""
+    found: list[tuple[str, int, int]] = []
+    for name in names:
+        kind, _, number = name.partition(" ")
+        at = int(number)
+        if found and kind == "rank" and found[-1][0] == kind and found[-1][2] == at - 1:
+            found[-1] = (kind, found[-1][1], at)
+        else:
+            found.append((kind, at, at))
+    return [f"{kind} {first}" if first == last else f"{kind} {first}–{last}" for kind, first, last in found]
+
+
+MERGED_MEANS = {
+    MergeMode.SUM: "counts, times and tokens are added up; rates and percentages are of the time added up",
+    MergeMode.MAX: "each brick is that of the rank it takes longest a step, the steps those of the slowest rank",
+    MergeMode.RANKS: "of each brick its own time in every rank; everything else is the sum of all",
+}
 
 
 def stale(seconds: float) -> str:

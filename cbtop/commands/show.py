@@ -13,7 +13,7 @@ from cbtop.feed import Feed
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError
 from cbtop.reports import REPORTS, SECTIONS
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import MergeMode, SourceView
 from cbtop.window import DEFAULT_WINDOW_S
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
@@ -66,7 +66,7 @@ def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> Non
         raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
 
 
-def show_on_screen(feed: Feed, options: argparse.Namespace) -> int:
+def show_on_screen(feed: Feed, options: argparse.Namespace, merge: MergeMode | None = None) -> int:
     """Open the screen on `feed` and give the exit code when it closes."""
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
@@ -74,7 +74,7 @@ def show_on_screen(feed: Feed, options: argparse.Namespace) -> int:
     from cbtop.app import CbtopApp
 
     app = CbtopApp(feed, interval_s=options.interval)
-    app.phase, app.window = options.phase, options.window is not None
+    app.phase, app.window, app.merge = options.phase, options.window is not None, merge
     code = app.run()
     end = feed.finished()
     if end and end.message:

@@ -11,7 +11,7 @@ from cbtop.commands.show import add_show_arguments, endpoint, is_headless, print
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import MergeMode, SourceView
 
 HELP = "attach to whatever runs"
 DESCRIPTION = HELP
@@ -38,6 +38,11 @@ RANKS_WATCH_S = 1.5  # long enough to tell which of several ranks is slower than
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_show_arguments(parser)
+    parser.add_argument(
+        "--merge",
+        choices=[mode.value for mode in MergeMode],
+        help="show all processes of a model as one: their sum, of each brick the slowest, or side by side",
+    )
     parser.add_argument(
         "--once",
         "-1",
@@ -76,7 +81,7 @@ def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if not (options.once or options.duration or is_headless(options)):
         with Feed(options.connect, window_s(options), options.source) as feed:
-            return show_on_screen(feed, options)
+            return show_on_screen(feed, options, MergeMode(options.merge) if options.merge else None)
     with Feed(options.connect, window_s(options), options.source) as feed:
         _wait_for_data(feed, options)
         was_live = bool(_live(feed, options))
@@ -117,11 +122,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     # What has ended is only of interest where nothing runs, and then the last of it.
     shown = [v for v in live or views if _has_data(v, options)][: None if live else 1]
     if shown:
-        if options.window is not None:
-            windows = [feed.view(view.key, options.phase, window=True) for view in shown]
-            print_report([view for view in windows if view], options)
-        else:
-            print_report(shown, options)
+        print_report(_as_asked(feed, shown, options), options)
     if shown and feed.unanswered:
         sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
     faulty = [view for view in views if view.state is SourceStatus.FAULTY]
@@ -133,6 +134,22 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     if not was_live:
         raise NoDataError(f"nothing is running; shown is pid {shown[0].pid}, {shown[0].state}. {HOW_TO_START}")
     return 0
+
+
+def _as_asked(feed: Feed, views: list[SourceView], options: argparse.Namespace) -> list[SourceView]:
+    """The sources of `views`, of their lives or of the window, merged or not."""
+    found: dict[str, SourceView] = {}
+    window = options.window is not None
+    for key in (view.key for view in views):
+        if options.merge is None:
+            view = feed.view(key, options.phase, window=window)
+        elif any(other.merged and key in other.merged.keys for other in found.values()):
+            continue
+        else:
+            view = feed.merged(MergeMode(options.merge), key, options.phase, window=window)
+        if view is not None:
+            found[key] = view
+    return list(found.values())
 
 
 def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:

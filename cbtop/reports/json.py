@@ -42,6 +42,7 @@ PROVENANCE = {
         "clock_monotonic_offset_us",
         "clock_uncertainty_us",
         "straggler",
+        "ranks",
     ],
     "static": [
         "rank",
@@ -76,7 +77,8 @@ def json_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
 def _source(view: SourceView) -> dict[str, Any]:
     return {
         "key": view.key,
-        "pid": view.pid,
+        "merged": None if view.merged is None else asdict(view.merged),
+        "pid": view.pid if view.merged is None else None,
         "host": view.host,
         "program": view.program,
         "rank": view.rank,
@@ -101,6 +103,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "steps": _steps(view.steps),
         "phases": [_steps(steps) for steps in view.phases],
         "bricks": [_brick(row) for row in view.bricks],
+        "ranks": None if view.ranks is None else asdict(view.ranks),
         "categories": [_category(row) for row in view.categories],
         "roofline": _roofline(view.roofline),
         "graph": [_node(row) for row in view.graph],
@@ -163,6 +166,7 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
 def _brick(row: BrickRow) -> dict[str, Any]:
     return {
         "name": row.name,
+        "of": row.rank,
         "category": row.category.display_name,
         "backend": row.backend or None,
         "count": row.count,

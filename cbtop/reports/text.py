@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import SourceView, TraceView, WindowView
+from cbtop.viewmodels.model import RanksView, SourceView, TraceView, WindowView
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
@@ -32,11 +32,15 @@ def _head(view: SourceView) -> str:
     state = view.state.upper() + (f" ({view.state_reason})" if view.state_reason else "")
     facts = [view.model, view.architecture, view.quantization, view.backend]
     who = [view.program, f"pid {view.pid} on {view.host}", fmt.rank(view.rank, view.world_size)]
+    if view.merged is not None:
+        who = [view.program, fmt.merged(view.merged)]
     lines = [
         f"{', '.join(word for word in who if word)}: {state}",
         " · ".join(fact for fact in facts if fact) or "model n/a",
     ]
-    if view.straggler is not None and view.straggler.key == view.key:
+    if view.merged is not None:
+        lines.append(f"derived: {fmt.MERGED_MEANS[view.merged.mode]}")
+    if view.straggler is not None and (view.merged is not None or view.straggler.key == view.key):
         lines.append(
             f"straggler: {fmt.straggler(view.straggler)} (derived, over the last {view.straggler.steps} steps)"
         )
@@ -67,7 +71,11 @@ def _window(window: WindowView) -> str:
 
 def _bricks(view: SourceView) -> str:
     """Two tables, each for a terminal of 80 columns: where the time goes, and what it was for."""
-    times: Table = [("brick", "category", "total µs", "%", "avg µs", "p50 µs", "p95 µs", "p99 µs")]
+    if view.ranks is not None:
+        return "\n".join((_ranks(view.ranks), _books(view)))
+    of_ranks = any(row.rank is not None for row in view.bricks)
+    head = ("brick", "category", "total µs", "%", "avg µs", "p50 µs", "p95 µs", "p99 µs")
+    times: Table = [(*head, "of") if of_ranks else head]
     works: Table = [("brick", "count", "µs/token", "budget", "used %", "met", "GB/s", "GFLOP/s", "checks")]
     for row in view.bricks:
         checked = row.checks_passed + row.checks_failed
@@ -81,6 +89,7 @@ def _bricks(view: SourceView) -> str:
                 fmt.number(row.p50_us),
                 fmt.number(row.p95_us),
                 fmt.number(row.p99_us),
+                *((row.rank or "",) if of_ranks else ()),
             )
         )
         works.append(
@@ -99,8 +108,21 @@ def _bricks(view: SourceView) -> str:
     return "\n".join((table(times, left=2), "", table(works, left=1), PROVENANCE_LINE, BUDGET_LINE, _books(view)))
 
 
+def _ranks(view: RanksView) -> str:
+    """A column a rank; the slowest of each row is marked."""
+    rows: Table = [(f"µs a {view.unit}", *(column.name for column in view.ranks), "slowest over median")]
+    for row in view.rows:
+        cells = [fmt.number(us) + ("*" if at == row.slowest else " ") for at, us in enumerate(row.us)]
+        rows.append((row.brick, *cells, fmt.percent(row.spread_percent)))
+    if any(column.step_us is not None for column in view.ranks):
+        rows.append(("whole step", *(f"{fmt.number(column.step_us)} " for column in view.ranks), ""))
+    return table(rows, left=1)
+
+
 def _books(view: SourceView) -> str:
     books = view.books
+    if books is None and view.merged is not None:
+        return "books: n/a (what is taken from several ranks adds up to nothing)"
     if books is None:
         return "books: n/a (the process marks no steps)"
     gaps = "".join(f" + {gap.name} {fmt.duration(gap.us)}" for gap in books.gaps)

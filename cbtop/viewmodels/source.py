@@ -90,6 +90,16 @@ def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
     return any(name in wanted for name in names)
 
 
+def are_alike(one: SourceRecord, other: SourceRecord) -> bool:
+    """Whether both run the same model in the same program and are in the same state: a sum of them has a meaning."""
+    return _what_runs(one) == _what_runs(other)
+
+
+def _what_runs(record: SourceRecord) -> tuple[str, str, SourceStatus]:
+    hello, manifest = record.hello, record.manifest
+    return hello.program if hello else "", manifest.model if manifest else "", _state(record)
+
+
 def is_live(record: SourceRecord) -> bool:
     """Whether the process still runs, as far as is known."""
     return _state(record) is SourceStatus.LIVE

@@ -46,22 +46,23 @@ class Header(Drawing):
 
 def _identity(heading: Heading, width: int) -> Line:
     source = heading.source
-    state = "waiting" if source is None else source.state
+    state = "waiting" if source is None else source.state if source.stale_s is None else "stale"
     badges: Line = ((" cbtop ", "brand"), *state_badge("paused" if heading.paused else state))
     if heading.paused and source is not None and source.state != "live":
         badges += state_badge(source.state)
     if source is None:
         return badges
-    left: Line = (
-        *badges,
-        (" ", ""),
-        *_of(source),
-        ("  ", ""),
-        (clean(source.program), "strong"),
-        (f" {source.pid}@{clean(source.host)}", "dim"),
-        *(((f"  {rank}", "accent"),) if (rank := formatting.rank(source.rank, source.world_size)) else ()),
-        *(((f"  {heading.position}", "accent"),) if heading.position else ()),
-    )
+    if source.merged is not None:
+        who: Line = ((clean(formatting.merged(source.merged)), "accent"), (f"  {clean(source.program)}", "strong"))
+    else:
+        rank = formatting.rank(source.rank, source.world_size)
+        who = (
+            (clean(source.program), "strong"),
+            (f" {source.pid}@{clean(source.host)}", "dim"),
+            *(((f"  {rank}", "accent"),) if rank else ()),
+            *(((f"  {heading.position}", "accent"),) if heading.position else ()),
+        )
+    left: Line = (*badges, (" ", ""), *_of(source), ("  ", ""), *who)
     left = fit_line(left, min(width_of(left), width))
     free = max(0, width - width_of(left) - 4)
     right: Line = join_fitting(([((fact, "dim"),) for fact in _facts(source)]), free, " · ")
@@ -194,6 +195,8 @@ def notice(source: SourceView) -> Line:
         return (("  straggler: ", "warn strong"), (clean(formatting.straggler(source.straggler)), ""))
     if source.state == "live" and source.activity:
         return (("  ", ""), *activity_line(source, _BAR_WIDTH))
+    if source.merged is not None:
+        return (("  derived: ", "dim"), (formatting.MERGED_MEANS[source.merged.mode], ""))
     if source.state_reason:
         return ((f"  {clean(source.state)}: ", "dim"), (clean(source.state_reason), ""))
     return BLANK

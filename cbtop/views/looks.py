@@ -27,6 +27,7 @@ CATEGORY_LOOKS = {
 _BADGES = {
     "waiting": ("◌ WAITING", "badge-calm"),
     "live": ("● LIVE", "badge-live"),
+    "stale": ("◌ STALE", "badge-warn"),
     "paused": ("‖ PAUSED", "badge-warn"),
     "ended": ("■ ENDED", "badge-calm"),
     "gone": ("✗ GONE", "badge-bad"),
