@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 from benchmarks import decode, hot_path, screen
+from benchmarks.base import Figure
 
 BENCHMARKS = {"hot_path": hot_path.run, "decode": decode.run, "screen": screen.run}
 
@@ -23,9 +24,16 @@ def main() -> int:
         for name in chosen:
             print(f"{name} …", file=sys.stderr, flush=True)
             for figure in BENCHMARKS[name]():
-                ratio = f"{figure.ratio:8.3f} × {figure.peer}" if figure.ratio is not None else ""
-                print(f"{figure.what:<56}{figure.value:>10,.1f} {figure.unit:<12}{ratio}", flush=True)
+                print(_line(figure), flush=True)
     return 0
+
+
+def _line(figure: Figure) -> str:
+    line = f"{figure.what:<56}{figure.value:>10,.1f} {figure.unit:<12}"
+    if figure.ratio is None:
+        return line.rstrip()
+    spread = f"({figure.ratio.low:.3f} to {figure.ratio.high:.3f})"
+    return f"{line}{figure.ratio.median:8.3f} {spread:<18} × {figure.peer}"
 
 
 sys.exit(main())

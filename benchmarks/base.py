@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The median of the rounds' ratios, and the bounds of their middle half."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], peers: Sequence[float]) -> Ratio:
+        """Round by round: what disturbed a round disturbed both."""
+        low, median, high = statistics.quantiles(
+            [value / peer for value, peer in zip(values, peers, strict=True)], n=4, method="inclusive"
+        )
+        return cls(median, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +33,31 @@ class Figure:
     value: float
     unit: str
     peer: str = ""
-    ratio: float | None = None
+    ratio: Ratio | None = None
 
 
 def interleaved_ns(calls: dict[str, Callable[[], object]], repeats: int, rounds: int = 15) -> dict[str, float]:
     """The median time (ns) of one call of each, in rounds that take turns, so that a busy machine hits all alike."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            begun_ns = time.perf_counter_ns()
-            for _ in range(repeats):
+
+    def loop(call: Callable[[], object]) -> Callable[[int], None]:
+        def run(times: int) -> None:
+            for _ in range(times):
                 call()
-            found[name].append((time.perf_counter_ns() - begun_ns) / repeats)
+
+        return run
+
+    found = interleaved_loops_ns({name: loop(call) for name, call in calls.items()}, repeats, rounds)
     return {name: statistics.median(times) for name, times in found.items()}
+
+
+def interleaved_loops_ns(
+    loops: dict[str, Callable[[int], None]], repeats: int, rounds: int
+) -> dict[str, list[float]]:
+    """The time (ns) of one turn of each loop, round by round; a loop is told how many turns to make."""
+    found: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(rounds):
+        for name, loop in loops.items():
+            begun_ns = time.perf_counter_ns()
+            loop(repeats)
+            found[name].append((time.perf_counter_ns() - begun_ns) / repeats)
+    return found

@@ -1,12 +1,30 @@
-"""The cost of timing one brick, against two looks at the clock. CBTOP_PURE_PYTHON says of which hot path."""
+"""The cost of timing one brick, against two looks at the clock. CBTOP_PURE_PYTHON says of which hot path.
+
+What a ratio is: each line is written out in a loop of its own, `for _ in repeat(None, n): …`, with no function around
+it that the others lack; the time of a loop of nothing is subtracted from every one, and nothing else. The peer, two
+calls of time.perf_counter_ns, is measured the same way in the same round. The median of the rounds' ratios is shown,
+with the bounds of their middle half. Records are written into a real ring, all of them.
+"""
 
 from __future__ import annotations
 
+import statistics
+import sys
 import time
+from collections.abc import Callable
+from itertools import repeat
 
-from benchmarks.base import Figure, interleaved_ns
+from benchmarks.base import Figure, Ratio, interleaved_loops_ns
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.vocabulary import BrickId
+
+TURNS, ROUNDS = 20_000, 41
+TURNS_BESIDE_TORCH = 1_000  # its figure is 60 times the clock's
+CLOCK = "two clock reads"
+TORCH = "torch.profiler.record_function"
+NOTHING = "nothing"
+
+Loop = Callable[[int], None]
 
 
 def run() -> list[Figure]:
@@ -14,45 +32,72 @@ def run() -> list[Figure]:
     sampled_out = BrickProfiler(sample_every=1 << 40)
     for _ in range(2):  # the first step is recorded, the second is not
         sampled_out.step("decode", tokens=1)
-    clock, brick = time.perf_counter_ns, BrickId.RMS_NORM
+    recorded = _forms("recorded", profiler)
+    loops = recorded | _forms("disabled", disabled) | _forms("sampled out", sampled_out)
+    figures = _against(CLOCK, _clock_reads, loops, TURNS)
+    if torch := _record_function():
+        figures += _against(TORCH, torch, recorded, TURNS_BESIDE_TORCH)
+    return figures
 
-    def floor() -> None:
-        clock()
-        clock()
 
-    def pair() -> None:
-        profiler.stop_brick(profiler.start_brick(brick), 1)
+def _forms(how: str, profiler: BrickProfiler) -> dict[str, Loop]:
+    form = f"{how}, {profiler.implementation}"
+    return {f"start_brick/stop_brick, {form}": _pair(profiler), f"with brick(), {form}": _span(profiler)}
 
-    def span() -> None:
-        with profiler.brick(brick, 1):
-            pass
 
-    def pair_off() -> None:
-        disabled.stop_brick(disabled.start_brick(brick), 1)
+def _against(peer: str, peer_loop: Loop, loops: dict[str, Loop], turns: int) -> list[Figure]:
+    times = interleaved_loops_ns({NOTHING: _nothing, peer: peer_loop, **loops}, turns, ROUNDS)
+    nothing = times.pop(NOTHING)
+    net = {name: [a - b for a, b in zip(found, nothing, strict=True)] for name, found in times.items()}
+    return [Figure(peer, statistics.median(net[peer]), "ns")] + [
+        Figure(name, statistics.median(net[name]), "ns", peer, Ratio.of(net[name], net[peer])) for name in loops
+    ]
 
-    def span_off() -> None:
-        with disabled.brick(brick, 1):
-            pass
 
-    def pair_sampled_out() -> None:
-        sampled_out.stop_brick(sampled_out.start_brick(brick), 1)
-
-    def nothing() -> None:
+def _nothing(times: int) -> None:
+    for _ in repeat(None, times):
         pass
 
-    form = profiler.implementation
-    calls = {
-        "two clock reads": floor,
-        f"start_brick/stop_brick, ring write included, {form}": pair,
-        f"with brick(), ring write included, {form}": span,
-        f"start_brick/stop_brick, disabled, {form}": pair_off,
-        f"with brick(), disabled, {form}": span_off,
-        f"start_brick/stop_brick, sampled out, {form}": pair_sampled_out,
-    }
-    times = interleaved_ns({"a call of nothing": nothing} | calls, repeats=20_000)
-    # What calling the measured function costs is part of neither.
-    call_ns = times.pop("a call of nothing")
-    lowest = times["two clock reads"] - call_ns
-    return [
-        Figure(name, ns - call_ns, "ns", "two clock reads", (ns - call_ns) / lowest) for name, ns in times.items()
-    ]
+
+def _clock_reads(times: int) -> None:
+    clock = time.perf_counter_ns
+    for _ in repeat(None, times):
+        clock()
+        clock()
+
+
+def _pair(profiler: BrickProfiler) -> Loop:
+    brick = BrickId.RMS_NORM
+
+    def loop(times: int) -> None:
+        for _ in repeat(None, times):
+            profiler.stop_brick(profiler.start_brick(brick), 1)
+
+    return loop
+
+
+def _span(profiler: BrickProfiler) -> Loop:
+    brick = BrickId.RMS_NORM
+
+    def loop(times: int) -> None:
+        for _ in repeat(None, times):
+            with profiler.brick(brick, 1):
+                pass
+
+    return loop
+
+
+def _record_function() -> Loop | None:
+    """The same with what PyTorch offers for it, no profiler of its own being active."""
+    try:
+        from torch.profiler import record_function
+    except ImportError:
+        print("  no comparison with torch, which is not installed: pip install -e '.[bench]'", file=sys.stderr)
+        return None
+
+    def loop(times: int) -> None:
+        for _ in repeat(None, times):
+            with record_function("RmsNorm"):
+                pass
+
+    return loop

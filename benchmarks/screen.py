@@ -50,7 +50,7 @@ def run() -> list[Figure]:
     return [
         Figure("`cbtop demo` to its first frame", first_frame_s * 1e3, "ms"),
         Figure("`cbtop demo` to its first measured brick", first_brick_s, "s"),
-        Figure("screen with daemon inside, default rate", 100 * share, "% of a core", "one core", share),
+        Figure("screen with daemon inside, default rate", 100 * share, "% of a core"),
         Figure("written to the terminal", written / elapsed / 1024, "KiB/s"),
     ]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from itertools import repeat
 from types import TracebackType
 from typing import ClassVar
@@ -52,13 +52,6 @@ class Thread:
             self.here = inside.above
 
 
-class _Threads(threading.local):
-    """The thread that asks, as `thread`; each begins at the root."""
-
-    def __init__(self, root: Place) -> None:
-        self.thread = Thread(root)
-
-
 # Where, whose, start ns: a tuple is made five times faster than an object. None while nothing is recorded.
 BrickTimer = tuple[Place, Thread, int] | None
 
@@ -73,18 +66,33 @@ class HotPath:
     implementation: ClassVar[str] = "python"
     place: ClassVar[type[Place]] = Place
 
+    # Found at once, however many attributes a subclass adds.
+    __slots__ = (
+        "__weakref__",
+        "_clock_ns",
+        "_define",
+        "_lap",
+        "_memory",
+        "_record",
+        "_recording",
+        "_reserve",
+        "_root",
+        "_threads",
+    )
+
     def __init__(self, define: Callable[[Place, object], Place], clock_ns: Callable[[], int], record: Record) -> None:
         self._define = define
         self._clock_ns = clock_ns
         self._record = record
-        self._threads = _Threads(Place(None, NO_NODE, None))
+        self._root = Place(None, NO_NODE, None)
+        self._threads = threading.local()  # each thread's Thread, as `thread`
         self._recording = True
         self.attach(None)
 
     @property
     def here(self) -> Place:
         """Where in the graph the calling thread is: what it starts next is started here."""
-        return self._threads.thread.here
+        return (getattr(self._threads, "thread", None) or self._first_look()).here
 
     @property
     def recording(self) -> bool:
@@ -95,7 +103,10 @@ class HotPath:
         """Start timing `brick` where this thread is: a BrickId, a BrickDefinition, or a name of your own."""
         if not self._recording:
             return None
-        thread = self._threads.thread
+        try:
+            thread = self._threads.thread
+        except AttributeError:
+            thread = self._first_look()
         here = thread.here
         try:
             place = here.below[brick]
@@ -117,22 +128,12 @@ class HotPath:
         else:
             thread.leave(place)
         if self._recording:
-            reserve = self._reserve
-            at, number = reserve()
+            tag = place.node | FLAG_FAILED if failed else place.node
+            at, number = next(self._reserve)
             try:
-                pack_into(
-                    self._memory,
-                    at,
-                    start_ns,
-                    end_ns,
-                    elements,
-                    place.node | FLAG_FAILED if failed else place.node,
-                    number,
-                )
+                pack_into(self._memory, at, start_ns, end_ns, elements, tag, number)
             except struct.error:
-                self._refused(
-                    at, number, place.node | FLAG_FAILED if failed else place.node, start_ns, end_ns, elements
-                )
+                self._refused(at, number, tag, start_ns, end_ns, elements)
             if at == FIRST_RECORD:
                 self._lap()
 
@@ -157,11 +158,15 @@ class HotPath:
         if ring is None:
             # Here `pack_into` refuses to write; each record then takes the slow way to `record`.
             self._memory: bytearray | memoryview = bytearray()
-            self._reserve: Callable[[], tuple[int, int]] = repeat((-1, 0)).__next__
+            self._reserve: Iterator[tuple[int, int]] = repeat((-1, 0))
             return self._record
         self._memory, self._lap = ring.memory, ring.lap
         self._reserve = ring.reserve
         return ring.record
+
+    def _first_look(self) -> Thread:
+        thread = self._threads.thread = Thread(self._root)
+        return thread
 
     def _refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         if at < FIRST_RECORD:
@@ -187,7 +192,11 @@ class Span:
         if not hot_path._recording:
             self._thread = None
             return self
-        self._thread = thread = hot_path._threads.thread
+        try:
+            thread = hot_path._threads.thread
+        except AttributeError:
+            thread = hot_path._first_look()
+        self._thread = thread
         here = thread.here
         try:
             place = here.below[self._key]
@@ -214,8 +223,7 @@ class Span:
             thread.leave(place)
         if hot_path._recording:
             tag = place.node if kind is None else place.node | FLAG_FAILED
-            reserve = hot_path._reserve
-            at, number = reserve()
+            at, number = next(hot_path._reserve)
             try:
                 pack_into(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
             except struct.error:

@@ -182,6 +182,15 @@ class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
         self.disable()
         self._recorder.close(reason)
 
+    def serve(self, endpoint: str) -> None:
+        """Start a daemon beside this process for viewers at `endpoint` (`tcp://127.0.0.1:5555`): `cbtop --connect`.
+
+        It is a process of its own and ends with this one. Returns at once; on this machine nobody needs it.
+        """
+        from cbtop.profiler.sidecar import start_sidecar
+
+        start_sidecar(endpoint)
+
     def step(self, name: str, tokens: int) -> Span:
         """`with profiler.step("decode", tokens=1):` is one forward pass; tokens are counted here, and only here.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from cbtop.commands import daemon, demo, ls, overhead, top
+from cbtop.commands import daemon, demo, doctor, ls, overhead, top
 
 
 class Command(Protocol):
@@ -20,5 +20,11 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"demo": demo, "ls": ls, "daemon": daemon, "overhead": overhead}
+COMMANDS: dict[str, Command] = {
+    "demo": demo,
+    "ls": ls,
+    "daemon": daemon,
+    "overhead": overhead,
+    "doctor": doctor,
+}
 DEFAULT_COMMAND: Command = top

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 
 from cbtop.commands.show import endpoint
@@ -19,6 +21,9 @@ DESCRIPTION = (
 )
 EPILOG = ""
 
+PARENT_CHECK_S = 0.25
+LAST_WORDS_S = 1.0  # a sidecar outlives its host so long: viewers hear how it ended
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -27,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ENDPOINT",
         help="ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: your own ipc socket)",
     )
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # serve until this process is no longer ours
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,6 +47,24 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    sys.stderr.write(f"cbtop daemon: serving {address}; Ctrl-C stops it\n")
+    if options.parent is None:
+        sys.stderr.write(f"cbtop daemon: serving {address}; Ctrl-C stops it\n")
+    else:
+        _stay_beside(options.parent, stop)
     daemon.run(stop)
     return 128 + caught[0] if caught else 0
+
+
+def _stay_beside(host: int, stop: threading.Event) -> None:
+    """Serve as long as the process `host` is our parent, and hold nothing of its terminal or pipes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both: the host decides
+    # Whoever reads the host's stderr to its end must not wait for us.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def watch() -> None:
+        while os.getppid() == host:
+            time.sleep(PARENT_CHECK_S)
+        time.sleep(LAST_WORDS_S)
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -219,9 +219,10 @@ def roofline_lines(
         unnamed += not _name_roof(plot, peak, "warn", spots)
     # The highest bandwidth is named on its upper side, the others on their lower side: no name crosses a roof.
     for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
-        heights = [y.value(up) for up in _UP_BANDWIDTH]
+        heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]
+        points_on_it = [(at / bandwidth.value, at) for at in heights if x.low <= at / bandwidth.value <= x.high]
         across = 3 if index else -3
-        spots = [Spot(at / bandwidth.value, at, columns_right=across, right=index == 0) for at in heights]
+        spots = [Spot(*point, columns_right=across, right=index == 0) for point in points_on_it]
         unnamed += not _name_roof(plot, bandwidth, "accent", spots)
     left_out = f"{unnamed} roof{'s' if unnamed > 1 else ''} unnamed · " if unnamed else ""
     return plot.lines(f"{left_out}FLOP/B")

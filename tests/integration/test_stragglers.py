@@ -101,5 +101,6 @@ def test_once_names_the_straggler_in_text_and_json(runtime: Path) -> None:
     sources = json.loads(done.stdout)["sources"]
     assert {source["straggler"]["rank"] for source in sources} == {SLOW_RANK}
     (line,) = [line for line in text.splitlines() if line.startswith("straggler:")]
-    assert f"rank {SLOW_RANK} (pid {processes[SLOW_RANK].pid}" in line
+    assert f"rank {SLOW_RANK} is" in line
+    assert f"pid {processes[SLOW_RANK].pid} on" in line
     assert "DownProjection" in line

@@ -18,10 +18,15 @@ from hypothesis import strategies as st
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.ring import (
     CURSOR_WORD,
+    FIRST_SLOT_WORD,
     FLAG_FAILED,
     HEADER_BYTES,
+    MAX_NODE,
     NO_NODE,
     RECORD_BYTES,
+    SLOT_WORDS,
+    SLOTS,
+    InFlight,
     RingReader,
     RingWriter,
 )
@@ -172,6 +177,39 @@ def test_a_killed_writer_loses_no_complete_record(path: Path) -> None:
     assert produced >= 1000
     assert len(batch.node) + batch.overwritten in (produced, produced + 1)
     assert batch.start_ns.tolist() == list(range(batch.overwritten, batch.overwritten + len(batch.node)))
+
+
+def test_what_a_thread_is_in_is_read_from_its_slot(path: Path) -> None:
+    RingWriter(path)
+    reader = RingReader(path)
+    assert reader.in_flight() == []
+    _write_slot(path, 0, 77, 5, 1000)
+    _write_slot(path, SLOTS - 1, 78, MAX_NODE, 0)
+    _write_slot(path, 3, 79, NO_NODE, 0)
+    assert reader.in_flight() == [InFlight(77, 5, 1000), InFlight(78, MAX_NODE, None)]
+
+
+@pytest.mark.parametrize(
+    "slot", [(0, 5, 1), (-1, 5, 1), (1 << 40, 5, 1), (7, -1, 1), (7, MAX_NODE + 1, 1), (7, 5, -1)]
+)
+def test_a_slot_that_no_writer_would_write_is_left_out(path: Path, slot: tuple[int, int, int]) -> None:
+    RingWriter(path)
+    _write_slot(path, 0, *slot)
+    _write_slot(path, 1, 8, 5, 1)
+    assert RingReader(path).in_flight() == [InFlight(8, 5, 1)]
+
+
+def test_slots_of_a_file_that_was_cut_short_are_not_touched(path: Path) -> None:
+    RingWriter(path)
+    reader = RingReader(path)
+    os.truncate(path, 0)
+    with pytest.raises(RingError, match="cut short"):
+        reader.in_flight()
+
+
+def _write_slot(path: Path, slot: int, *words: int) -> None:
+    for index, word in enumerate(words):
+        _overwrite(path, 8 * (FIRST_SLOT_WORD + slot * SLOT_WORDS + index), word)
 
 
 def _overwrite(path: Path, at: int, value: int) -> None:

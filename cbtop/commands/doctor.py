@@ -1,0 +1,236 @@
+"""`cbtop doctor`: what of this machine profiling can use, each fact looked up or measured now."""
+
+# Whatever takes long to load is loaded by the fact that asks for it: the command line lists this module.
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import shutil
+import stat
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+
+from cbtop import formatting as fmt
+from cbtop.collector import Collector
+from cbtop.profiler.hot_path import chosen
+from cbtop.protocol.endpoint import default_endpoint, runtime_dir
+from cbtop.protocol.errors import EndpointError
+from cbtop.protocol.process import process_start
+from cbtop.protocol.ring import DEFAULT_RING_BYTES
+from cbtop.store import Store
+
+HELP = "say what profiling finds on this machine, and what is missing"
+DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
+EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"
+
+ANSWER_S = 1.0  # a daemon answers within a quarter of it
+CLOCK_READS = 10_000
+CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+OLDEST_PYTHON = (3, 11)
+VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # the widest first, as LLVM names them
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """`state`: `ok`, `missing` (it goes on without) or `failed` (nothing can be recorded)."""
+
+    name: str
+    value: str
+    state: str = "ok"
+    way_out: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    facts = []
+    for look in FACTS:
+        for fact in look():
+            facts.append(fact)
+            if not options.json:
+                sys.stdout.write(_line(fact) + "\n")
+                sys.stdout.flush()  # some take a second
+    works = all(fact.state != "failed" for fact in facts)
+    if options.json:
+        document = {"schema": "cbtop.doctor/1", "works": works, "facts": [asdict(fact) for fact in facts]}
+        sys.stdout.write(json.dumps(document) + "\n")
+    return 0 if works else 1
+
+
+def _line(fact: Fact) -> str:
+    mark = {"ok": "✓", "missing": "–", "failed": "✗"}[fact.state]
+    return f"{mark} {fact.name:<18}{fact.value}" + (f" → {fact.way_out}" if fact.way_out else "")
+
+
+def _python() -> Iterator[Fact]:
+    version = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
+    yield Fact("python", version, *(() if sys.version_info >= OLDEST_PYTHON else ("failed", "use 3.11 or newer")))
+
+
+def _platform() -> Iterator[Fact]:
+    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    linux = () if sys.platform == "linux" else ("missing", "only Linux is tested")
+    yield Fact("platform", f"{system}, {processors} processors to run on", *linux)
+
+
+def _recorder() -> Iterator[Fact]:
+    recorder = chosen().implementation
+    if os.environ.get("CBTOP_PURE_PYTHON"):
+        yield Fact("recorder", f"{recorder}: CBTOP_PURE_PYTHON is set", "missing", "unset it for the compiled one")
+        return
+    try:
+        importlib.import_module("cbtop.profiler._hot_path")
+    except ImportError as error:
+        way_out = "install a C compiler and Python's headers, then install cbtop again"
+        yield Fact("recorder", f"{recorder}: {error}", "missing", way_out)
+    else:
+        yield Fact("recorder", recorder)
+
+
+def _clock() -> Iterator[Fact]:
+    clock = time.perf_counter_ns
+    reads = [clock() for _ in range(CLOCK_READS)]
+    steps = [after - before for before, after in pairwise(reads)]
+    try:
+        source = f", kernel source {CLOCK_SOURCE.read_text(encoding='ascii').strip()}"
+    except OSError:
+        source = ""
+    smallest = min((step for step in steps if step), default=0)
+    measured = f"smallest step {smallest} ns, a read every {statistics.median(steps):.0f} ns"
+    yield Fact("clock", f"{time.get_clock_info('perf_counter').implementation}{source}: {measured}")
+
+
+def _runtime_directory() -> Iterator[Fact]:
+    try:
+        path = runtime_dir()
+    except EndpointError as error:
+        yield Fact("runtime directory", str(error), "failed", "until then nothing is recorded and no daemon can run")
+        return
+    free = shutil.disk_usage(path).free
+    value = f"{path}, mode {stat.S_IMODE(path.stat().st_mode):04o}, yours alone, {fmt.size_bytes(free)} free"
+    if free < DEFAULT_RING_BYTES:
+        way_out = f"a process needs {fmt.size_bytes(DEFAULT_RING_BYTES)}: make room, or set CBTOP_RUNTIME_DIR"
+        yield Fact("runtime directory", value, "failed", way_out)
+        return
+    yield Fact("runtime directory", value)
+    yield _daemon(default_endpoint())
+    yield _sources(path)
+
+
+def _daemon(endpoint: str) -> Fact:
+    """Whether one answers, which is more than that its socket is there."""
+    none = "viewers start one inside themselves; `cbtop daemon` serves many"
+    if not Path(endpoint.removeprefix("ipc://")).is_socket():
+        return Fact("daemon", f"none runs at {endpoint}", "missing", none)
+    store = Store()
+    collector = Collector(endpoint, store)
+    deadline_s = time.monotonic() + ANSWER_S
+    try:
+        while store.daemon is None and not collector.refused and time.monotonic() < deadline_s:
+            collector.poll(50)
+    finally:
+        collector.close()
+    if collector.refused:
+        return Fact("daemon", f"at {endpoint}: {collector.refused}", "missing", "stop it, or use its cbtop")
+    if store.daemon is None:
+        return Fact("daemon", f"none answers at {endpoint}", "missing", none)
+    return Fact("daemon", f"cbtop {store.daemon.version}, pid {store.daemon.pid}, at {endpoint}")
+
+
+def _sources(directory: Path) -> Fact:
+    live, ended = [], 0
+    for ring in directory.glob("*-*-*.ring"):
+        pid, start, _serial = (int(part) if part.isdecimal() else -1 for part in ring.stem.split("-", 2))
+        if pid > 0 and process_start(pid) == start:
+            live.append(pid)
+        else:
+            ended += 1
+    if not live and not ended:
+        return Fact("sources", "none", "missing", "`cbtop demo --serve-only` is something to watch")
+    pids = f" (pid {', '.join(map(str, sorted(live)))})" if live else ""
+    return Fact("sources", f"{len(live)} live{pids}, {ended} ended")
+
+
+def _gpu() -> Iterator[Fact]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        driver, devices = pynvml.nvmlSystemGetDriverVersion(), range(pynvml.nvmlDeviceGetCount())
+        names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in devices]
+        pynvml.nvmlShutdown()
+    except ImportError:
+        yield Fact("GPU", "not known: nvidia-ml-py is not installed", "missing", "pip install nvidia-ml-py")
+    except pynvml.NVMLError as error:
+        yield Fact("GPU", f"NVML: {error}", "missing", "nothing to do without an NVIDIA GPU, else install its driver")
+    else:
+        yield Fact("GPU", f"{', '.join(names) or 'none'}, driver {driver}")
+    yield _installed("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "pip install 'cbtop[cuda12]' (or cuda13)")
+
+
+def _numba() -> Iterator[Fact]:
+    try:
+        # Half a second to load, and more where its kernels are not in the cache yet.
+        from llvmlite import binding
+
+        from cbtop.compute.backends import cpu_backend
+
+        backend, features = cpu_backend(), binding.get_host_cpu_features()
+    except (ImportError, ValueError) as error:  # Numba has no error of its own for a missing threading layer
+        yield Fact("numba", f"cannot be used: {error}", "missing", "`cbtop demo` needs it, profiling does not")
+        return
+    widest = next((name for name in VECTORS if features.get(name)), "none of " + ", ".join(VECTORS))
+    version = metadata.version("numba")
+    yield Fact("numba", f"{version}, {backend.label}, vectors {widest} on {binding.get_host_cpu_name()}")
+
+
+def _terminal() -> Iterator[Fact]:
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout)):
+        yield Fact("terminal", "none: input or output is redirected", "missing", "`cbtop` prints a report there")
+        return
+    from rich.console import Console
+
+    size, console = shutil.get_terminal_size(), Console()
+    utf8 = console.encoding.startswith("utf")
+    value = f"{size.columns}x{size.lines}, {console.color_system or 'no'} colours, {console.encoding}"
+    yield Fact("terminal", value, *(() if utf8 else ("missing", "set LANG to a UTF-8 locale: cbtop draws with it")))
+
+
+def _extras() -> Iterator[Fact]:
+    yield _installed("prometheus", ("prometheus-client",), "pip install prometheus-client")
+    yield _installed("opentelemetry", ("opentelemetry-sdk",), "pip install opentelemetry-sdk")
+
+
+def _installed(name: str, distributions: tuple[str, ...], way_out: str) -> Fact:
+    for distribution in distributions:
+        try:
+            return Fact(name, f"{distribution} {metadata.version(distribution)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return Fact(name, "not installed", "missing", way_out)
+
+
+FACTS: tuple[Callable[[], Iterator[Fact]], ...] = (
+    _python,
+    _platform,
+    _recorder,
+    _clock,
+    _runtime_directory,
+    _gpu,
+    _numba,
+    _terminal,
+    _extras,
+)

@@ -1,0 +1,111 @@
+"""The doctor says what is there, what is missing and the way out; it ends with 1 where nothing can be recorded."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbtop.cli import main
+from cbtop.commands import doctor
+from cbtop.version import __version__
+from tests.integration.hosts import daemon, host
+
+
+def facts(capsys: pytest.CaptureFixture[str], exit_code: int = 0) -> dict[str, dict[str, str]]:
+    assert main(["doctor", "--json"]) == exit_code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["works"]) == ("cbtop.doctor/1", exit_code == 0)
+    return {fact["name"]: fact for fact in found["facts"]}
+
+
+def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let imports of `module` fail from now on."""
+    real = builtins.__import__
+
+    def fake(name: str, *rest: Any, **named: Any) -> Any:
+        if name.split(".")[0] == module:
+            raise ImportError(f"No module named {module!r}")
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", fake)
+
+
+def test_every_fact_is_one_line_and_what_is_missing_has_a_way_out(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = facts(capsys)
+    assert [line[2:20].strip() for line in lines] == list(said)
+    assert all(fact["way_out"] for fact in said.values() if fact["state"] != "ok")
+    assert all(line.startswith("–") and " → " in line for line in lines if not line.startswith("✓"))
+    assert {"python", "platform", "recorder", "clock", "runtime directory", "daemon", "sources", "GPU", "CuPy",
+            "numba", "terminal", "prometheus", "opentelemetry"} == set(said)  # fmt: skip
+    assert str(runtime) in said["runtime directory"]["value"]
+
+
+def test_an_unsafe_runtime_directory_is_the_end_of_profiling_and_says_how_to_mend_it(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime.chmod(0o755)
+    found = facts(capsys, exit_code=1)["runtime directory"]
+    assert found["state"] == "failed"
+    assert f"chmod 700 {runtime}" in found["value"]
+
+
+def test_too_little_room_is_the_end_of_profiling(
+    runtime: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "DEFAULT_RING_BYTES", 1 << 62)
+    assert "make room" in facts(capsys, exit_code=1)["runtime directory"]["way_out"]
+
+
+def test_a_daemon_and_what_it_watches_are_named(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = facts(capsys)
+    assert (before["daemon"]["state"], before["sources"]["value"]) == ("missing", "none")
+    with daemon() as serving, host() as process:
+        while not list(runtime.glob("*.ring")):
+            assert process.poll() is None
+        found = facts(capsys)
+        assert found["daemon"]["value"].startswith(f"cbtop {__version__}, pid {serving.pid}, at ipc://{runtime}")
+        assert found["sources"]["value"] == f"1 live (pid {process.pid}), 0 ended"
+
+
+def test_a_recorder_in_python_says_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBTOP_PURE_PYTHON", "1")
+    assert facts(capsys)["recorder"]["value"] == "python: CBTOP_PURE_PYTHON is set"
+    monkeypatch.delenv("CBTOP_PURE_PYTHON")
+    monkeypatch.setitem(sys.modules, "cbtop.profiler._hot_path", None)
+    monkeypatch.delattr("cbtop.profiler._hot_path", raising=False)
+    found = facts(capsys)["recorder"]
+    assert found["value"].startswith("python: ")
+    assert "C compiler" in found["way_out"]
+
+
+@pytest.mark.parametrize(("module", "fact"), [("pynvml", "GPU"), ("llvmlite", "numba")])
+def test_what_cannot_be_imported_is_missing_and_no_more(
+    module: str, fact: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(module, monkeypatch)
+    assert facts(capsys)[fact]["state"] == "missing"
+
+
+def test_the_resolution_of_the_clock_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    words = facts(capsys)["clock"]["value"].split()
+    smallest = int(words[words.index("step") + 1])
+    assert 0 < smallest < 1_000_000
+
+
+def test_the_command_line_loads_nothing_heavy_for_the_sake_of_the_doctor() -> None:
+    script = (
+        "import sys, cbtop.cli\n"
+        "heavy = {'numba', 'textual', 'rich', 'cupy', 'pynvml', 'llvmlite'}\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & heavy))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"

@@ -1,0 +1,94 @@
+"""`profiler.serve` starts a daemon beside its host that harms nothing and ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cbtop.feed import Feed
+from cbtop.protocol.vocabulary import SourceStatus
+from tests.integration.hosts import HOST, eventually
+
+SERVING = HOST.replace("profiler = BrickProfiler()\n", "profiler = BrickProfiler()\nprofiler.serve(sys.argv[2])\n")
+
+
+def free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{found.getsockname()[1]}"
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_viewers_watch_through_it_and_it_ends_with_its_host(end: signal.Signals) -> None:
+    address = free_address()
+    command = [sys.executable, "-c", SERVING, "-1", address]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as host, Feed(address) as feed:
+        eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.steps))
+        (sidecar,) = children_of(host.pid)
+        host.send_signal(end)
+        assert host.wait(5) == -end
+        eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.state is not SourceStatus.LIVE))
+        eventually(lambda: not is_running(sidecar))
+
+
+def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar() -> None:
+    script = (
+        "import sys, time, os; from cbtop import BrickProfiler\n"
+        "profiler = BrickProfiler(); profiler.serve(sys.argv[1])\n"
+        "time.sleep(3)\n"
+        "print(open(f'/proc/self/task/{os.getpid()}/children').read())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, free_address()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as host:
+        said, _ = host.communicate(timeout=30)
+        (sidecar,) = (int(child) for child in said.split())
+        assert is_running(sidecar)  # its output ended before it did
+        eventually(lambda: not is_running(sidecar))
+
+
+def test_an_address_that_is_taken_is_said_and_the_host_goes_on() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        script = (
+            "import sys, time; from cbtop import BrickProfiler\n"
+            "profiler = BrickProfiler(); profiler.serve(sys.argv[1])\n"
+            "time.sleep(3); print('went on')\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script, address], capture_output=True, text=True, check=True)
+    assert done.stdout == "went on\n"
+    assert address in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_host_that_cannot_start_processes_is_told_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from cbtop.profiler.profiler import BrickProfiler
+
+    def no_more(*_: object, **__: object) -> None:
+        raise OSError(11, os.strerror(11))
+
+    monkeypatch.setattr(subprocess, "Popen", no_more)
+    BrickProfiler().serve("tcp://127.0.0.1:5555")
+    (said,) = caplog.messages
+    assert said == f"cbtop serves nothing at tcp://127.0.0.1:5555: [Errno 11] {os.strerror(11)}"
