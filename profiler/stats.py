@@ -222,8 +222,8 @@ class NodeStats:
 
     def all_buckets(self) -> tuple[Column, Column]:
         """Every (node, bucket) that counted anything."""
-        node, bucket = np.nonzero(self._histogram[: self._size])
-        return node.astype(np.int64), bucket.astype(np.int64)
+        cell = self._cells()
+        return cell // BUCKETS, cell % BUCKETS
 
     def snapshot(self) -> Snapshot:
         """What it holds now, for `since`."""

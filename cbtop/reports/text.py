@@ -166,6 +166,8 @@ def _roofline(view: SourceView) -> str:
 
 
 def _tree(view: SourceView) -> str:
+    if view.merged is not None and not view.graph:
+        return "tree: n/a (what is taken from several ranks is no graph)"
     return tree_text(view.graph)
 
 

@@ -6,8 +6,9 @@ Every figure of a merge is derived: it was measured in the members, and put toge
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from statistics import median
 
 import numpy as np
@@ -33,7 +34,7 @@ from cbtop.viewmodels.source import source_view
 from cbtop.window import Window
 
 # Two places are one when they lie in the same place and all that is static about them is the same.
-_PLACE = tuple(f.name for f in fields(Node) if f.name not in ("id", "parent", "file", "line"))
+_static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "file", "line")))
 
 
 def merged_view(
@@ -48,22 +49,23 @@ def merged_view(
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
     view = source_view(summed, phase, window=window)
-    members = [source_view(record, view.phase, window=window) for record in taken]
-    names, keys = (tuple(_name(member) for member in members), tuple(member.key for member in members))
-    merged = MergedView(mode, names, keys, left_out=len(ordered) - len(members))
+    names = tuple(_name(record) for record in taken)
+    merged = MergedView(mode, names, tuple(record.key for record in taken), left_out=len(ordered) - len(taken))
     # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
     plain = replace(view, roofline=_no_roof(view.bricks), rank=None, local_rank=None, merged=merged)
-    match mode:
-        case MergeMode.SUM:
-            return plain
-        case MergeMode.MAX:
-            return _slowest(plain, members)
-        case MergeMode.RANKS:
-            return replace(plain, ranks=_ranks(view, members))
+    if mode is MergeMode.SUM:
+        return plain
+    views = [source_view(record, view.phase, window=window) for record in taken]
+    # A source that has not run this phase would show another.
+    members = {name: member for name, member in zip(names, views, strict=True) if member.phase == view.phase}
+    return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
 
 
-def _name(view: SourceView) -> str:
-    return f"pid {view.pid}" if view.rank is None else f"rank {view.rank}"
+def _name(record: SourceRecord) -> str:
+    hello = record.hello
+    if hello is None:
+        return record.key
+    return f"pid {hello.pid}" if hello.rank is None else f"rank {hello.rank}"
 
 
 def _by_rank(record: SourceRecord) -> tuple[int, str]:
@@ -137,7 +139,7 @@ def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int])
     seen: dict[Hashable, int] = {}  # how many of the same kind came before it under one parent
     for node in nodes.nodes:
         parent = None if node.parent is None else int(place[node.parent])
-        like = (parent, *(getattr(node, name) for name in _PLACE))
+        like = (parent, _static(node))
         number = seen[like] = seen.get(like, -1) + 1
         found = known.get((like, number))
         if found is None:
@@ -196,39 +198,41 @@ def _sum_of_samples(members: Sequence[Sequence[StepSample]]) -> deque[StepSample
 # --- the slowest, and side by side ----------------------------------------------------------------------------
 
 
-def _slowest(view: SourceView, members: Sequence[SourceView]) -> SourceView:
+def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
     """Each brick and category from the rank it takes the longest; the steps of the rank whose take the longest.
 
     What is taken from several ranks adds up to nothing: there are no books and no graph.
     """
-    ran = [member for member in members if member.steps is not None and member.steps.mean_us is not None]
-    slowest = max(ran, key=lambda member: (member.steps and member.steps.mean_us) or 0, default=members[0])
-    bricks = []
-    for name in dict.fromkeys(row.name for row in view.bricks):
-        found = [(row, member) for member in members for row in member.bricks if row.name == name]
-        row, member = max(found, key=lambda pair: _a_step(pair[0], pair[1]))
-        bricks.append(replace(row, rank=_name(member)))
-    categories = []
-    for name in dict.fromkeys(row.name for row in view.categories):
-        groups = [(row, member) for member in members for row in member.categories if row.name == name]
-        categories.append(max(groups, key=lambda pair: _a_step(pair[0], pair[1]))[0])
+    slowest = max(members.values(), key=lambda member: (member.steps and member.steps.mean_us) or 0)
+    bricks: dict[str, BrickRow] = {}
+    categories: dict[str, CategoryRow] = {}
+    most_us: dict[str, float] = {}
+    for name, member in members.items():
+        for brick in member.bricks:
+            if (us := _a_step(brick, member)) > most_us.get(brick.name, -1):
+                most_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name)
+    most_us.clear()
+    for member in members.values():
+        for category in member.categories:
+            if (us := _a_step(category, member)) > most_us.get(category.name, -1):
+                most_us[category.name], categories[category.name] = us, category
     return replace(
         view,
         steps=slowest.steps,
         phases=slowest.phases,
-        bricks=tuple(sorted(bricks, key=lambda row: -row.exclusive_us)),
-        categories=tuple(categories),
-        roofline=_no_roof(bricks),
+        bricks=tuple(sorted(bricks.values(), key=lambda row: -row.exclusive_us)),
+        categories=tuple(sorted(categories.values(), key=lambda row: row.category)),
+        roofline=_no_roof(tuple(bricks.values())),
         graph=(),
         books=None,
         tokens_per_sec_history=slowest.tokens_per_sec_history,
     )
 
 
-def _ranks(view: SourceView, members: Sequence[SourceView]) -> RanksView:
+def _ranks(view: SourceView, members: Mapping[str, SourceView]) -> RanksView:
     columns = tuple(
         RankColumn(
-            name=_name(member),
+            name=name,
             key=member.key,
             pid=member.pid,
             host=member.host,
@@ -236,13 +240,10 @@ def _ranks(view: SourceView, members: Sequence[SourceView]) -> RanksView:
             steps=member.steps.count if member.steps else None,
             step_us=member.steps.mean_us if member.steps else None,
         )
-        for member in members
+        for name, member in members.items()
     )
-    rows = []
-    for brick in view.bricks:
-        found = [next((row for row in member.bricks if row.name == brick.name), None) for member in members]
-        us = [_a_step(row, member) if row else None for row, member in zip(found, members, strict=True)]
-        rows.append(_rank_row(brick.name, us))
+    took = [{row.name: _a_step(row, member) for row in member.bricks} for member in members.values()]
+    rows = [_rank_row(brick.name, [us.get(brick.name) for us in took]) for brick in view.bricks]
     return RanksView("step" if view.steps else "call", columns, tuple(rows))
 
 
@@ -254,6 +255,7 @@ def _rank_row(name: str, us: Sequence[float | None]) -> RankRow:
 
 
 def _a_step(row: BrickRow | CategoryRow, member: SourceView) -> float:
-    """Exclusive time a step (µs) or, for a process without steps, a call."""
-    number = member.steps.count if member.steps and member.steps.count else row.count
-    return row.exclusive_us / number if number else 0.0
+    """Exclusive time (µs) in a step that has ended or, for a process without steps, in a call."""
+    if row.percent is None or member.steps is None or member.steps.mean_us is None:
+        return row.exclusive_us / row.count
+    return row.percent / 100 * member.steps.mean_us

@@ -133,6 +133,20 @@ def test_side_by_side_shows_each_rank_beside_the_sum(tmp_path: Path) -> None:
     assert view.ranks is not None
     assert [column.name for column in view.ranks.ranks] == ["rank 0", "rank 1", "rank 2"]
     down = next(row for row in view.ranks.rows if row.brick == "DownProjection")
-    assert down.us == (20.0, 60.0, 40.0)
+    assert [us and round(us, 6) for us in down.us] == [20, 60, 40]
     assert (down.slowest, down.spread_percent) == (1, pytest.approx(50))
     assert bricks_of(view) == bricks_of(merged_view(records, MergeMode.SUM))
+
+
+def test_a_rank_that_has_not_run_the_phase_does_not_lend_it_another(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, 0, [10]), rank_run(tmp_path, 1, [20])]
+    prefill = rank_run(tmp_path, 2, [500])
+    for at, node in enumerate(prefill.nodes.nodes):
+        if node.name == "decode":
+            prefill.nodes.nodes[at] = renamed = replace(node, name="prefill")
+            prefill.nodes.children[None] = [renamed]
+    view = merged_view([*records, prefill], MergeMode.RANKS, "decode")
+    assert view.ranks is not None
+    assert [column.name for column in view.ranks.ranks] == ["rank 0", "rank 1"]
+    down = next(row for row in merged_view([*records, prefill], MergeMode.MAX, "decode").bricks)
+    assert (down.rank, down.exclusive_us) == ("rank 1", 20 * LAYERS)
