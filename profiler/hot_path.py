@@ -10,7 +10,6 @@ Rules
 from __future__ import annotations
 
 import os
-import struct
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from itertools import repeat
@@ -99,7 +98,7 @@ class HotPath:
         """Whether what is started now is timed."""
         return self._recording
 
-    def start_brick(self, brick: Hashable) -> BrickTimer:
+    def start_brick(self, brick: Hashable, /) -> BrickTimer:
         """Start timing `brick` where this thread is: a BrickId, a BrickDefinition, or a name of your own."""
         if not self._recording:
             return None
@@ -132,8 +131,10 @@ class HotPath:
             at, number = next(self._reserve)
             try:
                 pack_into(self._memory, at, start_ns, end_ns, elements, tag, number)
-            except struct.error:
+            except BaseException as error:
                 self._refused(at, number, tag, start_ns, end_ns, elements)
+                if not isinstance(error, Exception):  # an interrupt is not ours to swallow
+                    raise
             if at == FIRST_RECORD:
                 self._lap()
 
@@ -145,15 +146,15 @@ class HotPath:
         span.elements = elements
         return span
 
-    def layer(self, index: int) -> Span:
+    def layer(self, index: int, /) -> Span:
         """`with profiler.layer(3):` makes what runs inside part of layer 3."""
         return self.brick((NodeKind.LAYER, index))
 
-    def switch(self, on: bool) -> None:
+    def switch(self, on: bool, /) -> None:
         """Record from now on, or do not."""
         self._recording = bool(on)
 
-    def attach(self, ring: RingWriter | None) -> Record:
+    def attach(self, ring: RingWriter | None, /) -> Record:
         """Write into `ring` from now on; gives what writes a record of its own beside this hot path."""
         if ring is None:
             # Here `pack_into` refuses to write; each record then takes the slow way to `record`.
@@ -171,7 +172,9 @@ class HotPath:
     def _refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         if at < FIRST_RECORD:
             self._record(tag, start_ns, end_ns, elements)
-        elif self._memory:  # the caller's elements are no 64-bit integer: keep the count
+        elif (
+            self._memory
+        ):  # the caller's elements are no 64-bit integer, or raised when asked for one: keep the count
             pack_into(self._memory, at, 0, 0, 0, NO_NODE, number)
 
 
@@ -226,8 +229,10 @@ class Span:
             at, number = next(hot_path._reserve)
             try:
                 pack_into(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
-            except struct.error:
+            except BaseException as error:
                 hot_path._refused(at, number, tag, self._start_ns, end_ns, self.elements)
+                if not isinstance(error, Exception):
+                    raise
             if at == FIRST_RECORD:
                 hot_path._lap()
 

@@ -7,7 +7,7 @@ Layout (little-endian, all words i64; version 2)
     word 6, 7  monotonic ns and realtime ns, read together
     word 8, 9  boot id, 16 raw bytes
     word 16    cursor: at least so many records were begun (a cache line of its own)
-    word 32    60 slots of 8 words, a thread each: native thread id (0: free), the node it is in (0: none), since when
+    word 24    61 slots of 8 words, a thread each: native thread id (0: free), the node it is in (0: none), since when
                in ns (0: a brick inside it has ended since, and when it began itself stands nowhere)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
     tag        bits 0-23 node id, bits 24-31 flags, bits 32-62 (n + 1) mod 2^31
@@ -20,7 +20,7 @@ Rules
 - How many were begun stands in the tags too, so a writer need not store the cursor each time (Python's does once
   in a lap, the compiled one counts in it): a reader takes it for a lower bound and looks on from there.
 - A slot says what its thread is in, also when the process is killed there; a reader may ignore it. Only the compiled
-  hot path writes slots: in Python they would make a start/stop pair dearer by a third. Threads beyond 60 have none.
+  hot path writes slots: in Python they would make a start/stop pair dearer by a third. Threads beyond 61 have none.
 - The writer allocates the whole file first: a full disk is an error at start, not a SIGBUS later.
 - The reader never writes.
 """
@@ -55,9 +55,9 @@ DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
 CURSOR_WORD = 16
 FIRST_RECORD = HEADER_BYTES
-FIRST_SLOT_WORD = 32
+FIRST_SLOT_WORD = 24  # next to the cursor: processors fetch such a pair of cache lines together
 SLOT_WORDS = 8
-SLOTS = 60
+SLOTS = 61
 
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
@@ -155,8 +155,10 @@ def _record_function(ring: RingWriter) -> Record:
         at, number = next(reserve)
         try:
             pack_into(memory, at, start_ns, end_ns, elements, tag, number)
-        except struct.error:  # the caller's elements are no 64-bit integer: keep the count, not the record
+        except BaseException as error:  # no 64-bit integer, or its __index__ raised: keep the count, not the record
             pack_into(memory, at, 0, 0, 0, NO_NODE, number)
+            if not isinstance(error, Exception):  # an interrupt is not ours to swallow
+                raise
         if at == FIRST_RECORD:
             ring.lap()
 

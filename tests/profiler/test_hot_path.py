@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.base import interleaved_ns
+from cbtop.profiler.hot_path import BrickTimer
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage
@@ -373,6 +375,68 @@ def test_elements_that_are_no_integer_cost_the_record_but_not_the_host(
     assert batch.elements.tolist() == [0, 0, 7, (1 << 63) - 1]
 
 
+class Raising:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __index__(self) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), RuntimeError("device lost"), OverflowError(), StopIteration()])
+def test_elements_whose_index_raises_cost_the_record_but_not_the_host(
+    profiler: BrickProfiler, runtime: Path, error: Exception
+) -> None:
+    elements: Any = Raising(error)
+    profiler.stop_brick(profiler.start_brick("a"), 1)
+    with profiler.brick("a", elements):
+        pass
+    profiler.stop_brick(profiler.start_brick("a"), elements)
+    profiler._recorder.record(1, 2, 3, elements)
+    assert profiler.here.node == NO_NODE
+    batch = reader_in(runtime).read()
+    assert (batch.node.tolist(), batch.overwritten) == ([1, NO_NODE, NO_NODE, NO_NODE], 0)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_elements_are_asked_for_reaches_the_host_and_keeps_the_count(
+    profiler: BrickProfiler, runtime: Path, error: type[BaseException]
+) -> None:
+    elements: Any = Raising(error())
+    profiler.stop_brick(profiler.start_brick("a"), 1)
+    with pytest.raises(error):
+        profiler.stop_brick(profiler.start_brick("a"), elements)
+    with pytest.raises(error), profiler.brick("a", elements):
+        pass
+    with pytest.raises(error):
+        profiler._recorder.record(1, 2, 3, elements)
+    assert profiler.here.node == NO_NODE
+    batch = reader_in(runtime).read()
+    assert (batch.node.tolist(), batch.overwritten) == ([1, NO_NODE, NO_NODE, NO_NODE], 0)
+
+
+def test_arguments_have_the_same_names(profiler: BrickProfiler, runtime: Path) -> None:
+    profiler.stop_brick(timer=profiler.start_brick("a"), elements=1, failed=False)
+    profiler.stop_brick(failed=True, elements=2, timer=profiler.start_brick("a"))
+    with profiler.brick(brick="a", elements=3):
+        pass
+    wrong: list[Callable[..., object]] = [
+        lambda: profiler.start_brick(brick="a"),  # type: ignore[call-arg]
+        lambda: profiler.layer(index=1),  # type: ignore[call-arg]
+        lambda: profiler.switch(on=True),  # type: ignore[call-arg]
+        lambda: profiler.attach(ring=None),  # type: ignore[call-arg]
+        lambda: profiler.brick(),  # type: ignore[call-arg]
+        lambda: profiler.brick("a", 1, 2),  # type: ignore[call-arg]
+        lambda: profiler.brick("a", brick="a"),  # type: ignore[misc]
+        lambda: profiler.stop_brick(None, 1, timer=None),  # type: ignore[misc]
+    ]
+    for call in wrong:
+        with pytest.raises(TypeError):
+            call()
+    batch = reader_in(runtime).read()
+    assert (batch.elements.tolist(), batch.flags.tolist()) == ([1, 2, 3], [0, FLAG_FAILED, 0])
+
+
 def test_elements_that_close_the_profiler_as_they_are_asked_for_harm_nothing(
     profiler: BrickProfiler, runtime: Path
 ) -> None:
@@ -419,24 +483,37 @@ def test_misuse_is_an_error_or_a_record_and_never_a_crash(profiler: BrickProfile
         profiler.attach(3)  # type: ignore[arg-type]
 
 
-def test_a_stop_in_another_thread_is_recorded_and_leaves_that_thread_where_it_was(
+def test_a_stop_in_another_thread_is_recorded_and_moves_the_thread_that_started(
     profiler: BrickProfiler, runtime: Path
 ) -> None:
     with profiler.layer(0):
         timer = profiler.start_brick("handed over")
+        span = profiler.brick("span").__enter__()
+        layer = profiler.here.above
 
         def run() -> None:
-            with profiler.brick("waiting"):
+            # Inside the same place, of which it has a timer of its own.
+            with profiler.layer(0), profiler.brick("handed over"):
+                inside = profiler.here
+                span.__exit__(None, None, None)
                 profiler.stop_brick(timer, 5)
+                assert profiler.here is inside
                 with profiler.brick("inside"):
                     pass
 
+        failures: list[threading.ExceptHookArgs] = []
+        hook, threading.excepthook = threading.excepthook, failures.append
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
+        threading.excepthook = hook
+        assert failures == []
+        assert profiler.here is layer.above  # type: ignore[union-attr]
+        with profiler.brick("next"):
+            pass
     batch = reader_in(runtime).read()
-    assert batch.node.tolist() == [2, 4, 3, 1]
-    assert batch.elements.tolist() == [5, 1, 1, 1]
+    assert batch.node.tolist() == [3, 2, 4, 2, 1, 5, 1]
+    assert batch.elements.tolist() == [1, 5, 1, 1, 1, 1, 1]
 
 
 def test_bricks_that_end_out_of_order_leave_the_thread_above_both(profiler: BrickProfiler, runtime: Path) -> None:
@@ -476,6 +553,29 @@ def test_whether_it_records_follows_the_switch(profiler: BrickProfiler) -> None:
         profiler.recording = False  # type: ignore[misc]
 
 
+def test_bricks_in_any_order_land_where_a_plain_tree_would_have_them(profiler: BrickProfiler, runtime: Path) -> None:
+    # Names that are equal and not the same object, in orders that change.
+    random_ = random.Random(7)
+    expected: dict[tuple[str, ...], int] = {}
+    written: list[tuple[str, ...]] = []
+
+    def run(path: tuple[str, ...], depth: int) -> None:
+        for _ in range(random_.randrange(1, 6)):
+            name = "".join(random_.choice("ab") for _ in range(2))
+            inner = (*path, name)
+            with profiler.brick(name):
+                expected.setdefault(inner, profiler.here.node)
+                assert profiler.here.node == expected[inner]
+                if depth:
+                    run(inner, depth - 1)
+            written.append(inner)
+
+    for _ in range(40):
+        run((), 3)
+    assert len(set(expected.values())) == len(expected)
+    assert reader_in(runtime).read().node.tolist() == [expected[path] for path in written]
+
+
 def test_threads_come_and_go(profiler: BrickProfiler, runtime: Path) -> None:
     def run() -> None:
         with profiler.layer(1), profiler.brick("a"):
@@ -500,6 +600,36 @@ def test_a_profiler_that_nobody_holds_is_collected_with_all_that_hangs_on_it(mak
         del profiler
         gc.collect()
         assert gone() is None
+
+
+def test_nothing_is_left_of_a_graph_in_whatever_order_its_bricks_were_ended(make: MAKE, runtime: Path) -> None:
+    random_ = random.Random(11)
+
+    def use(profiler: BrickProfiler) -> None:
+        timers: list[BrickTimer] = []
+        for _ in range(400):
+            match random_.randrange(6):
+                case 0 | 1 | 2:  # "a" inside itself goes back to the first one
+                    timers.append(profiler.start_brick(random_.choice("aabcd")))
+                case 3 | 4 if timers:
+                    profiler.stop_brick(timers.pop(random_.randrange(len(timers))), 1)
+                case 5 if timers:
+                    timers.pop(0)  # never stopped
+
+    def places() -> int:
+        gc.collect()
+        return sum(isinstance(one, make.place) for one in gc.get_objects())
+
+    before = places()
+    for _ in range(20):
+        profiler = make(recorder=RingRecorder(runtime))
+        use(profiler)
+        thread = threading.Thread(target=use, args=(profiler,))
+        thread.start()
+        thread.join()
+        assert places() > before
+        del profiler
+    assert places() == before
 
 
 def test_recording_for_long_makes_nothing_grow(profiler: BrickProfiler) -> None:
