@@ -131,15 +131,15 @@ def merged(found: MergedView) -> str:
 
 def _spans(names: Sequence[str]) -> list[str]:
     """`rank 0`, `rank 1`, `rank 2` as `rank 0–2`; what is no rank stands alone."""
-    found: list[tuple[str, int, int]] = []
+    found: list[tuple[str, int, int]] = []  # name of the first, the first and the last rank
     for name in names:
         kind, _, number = name.partition(" ")
-        at = int(number)
-        if found and kind == "rank" and found[-1][0] == kind and found[-1][2] == at - 1:
-            found[-1] = (kind, found[-1][1], at)
+        at = int(number) if kind == "rank" else -2
+        if found and at >= 0 and found[-1][2] == at - 1:
+            found[-1] = (*found[-1][:2], at)
         else:
-            found.append((kind, at, at))
-    return [f"{kind} {first}" if first == last else f"{kind} {first}–{last}" for kind, first, last in found]
+            found.append((name, at, at))
+    return [name if first == last else f"{name}–{last}" for name, first, last in found]
 
 
 MERGED_MEANS = {
