@@ -13,8 +13,7 @@ from cbtop.protocol.messages import ClockReading
 
 EXCHANGES = 8  # remembered
 FIRST_EXCHANGES = 4  # one after the other; then one every REFRESH_S
-REFRESH_S = 5.0
-GIVEN_UP_AFTER_S = 2.0
+REFRESH_S = 5.0  # and so long an answer is awaited
 DRIFT = 100e-6  # twice what a quartz may be off: two hosts may drift apart by so much
 _DRIFT_NS_PER_S = DRIFT * 1e9
 
@@ -53,15 +52,14 @@ class ClockExchange:
         return self._asked_ns is not None
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether to ask (again): time has come, and no answer is awaited that may still come."""
-        if self._asked_ns is not None and now_ns - self._asked_ns < GIVEN_UP_AFTER_S * 1e9:
-            return False
+        """Whether it is time to ask (again)."""
         return now_ns >= self._due_ns
 
     def ask(self, now_ns: int) -> int:
         """Begin an exchange; gives its number."""
         self._number += 1
         self._asked_ns = now_ns
+        self._due_ns = now_ns + round(REFRESH_S * 1e9)
         return self._number
 
     def answer(self, reading: ClockReading, now_ns: int, realtime_ns: int) -> None:
@@ -77,7 +75,8 @@ class ClockExchange:
         self._asked_ns = None
         self._found.append(_Exchange(now_ns, offset))
         self._count += 1
-        self._due_ns = now_ns if self._count < FIRST_EXCHANGES else now_ns + round(REFRESH_S * 1e9)
+        if self._count < FIRST_EXCHANGES:
+            self._due_ns = now_ns
 
     def estimate(self, now_ns: int) -> ClockOffset | None:
         """The offset known best by now; None before the first answer."""

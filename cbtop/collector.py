@@ -14,6 +14,7 @@ from cbtop.store import Store
 
 SILENT_AFTER_S = 3.0  # three heartbeats
 CLOCK_WAIT_S = 0.2  # an answer that is waited for is timed well; longer than this nobody is held up for it
+CLOCK_MINOR = 1  # of the protocol: daemons before it do not answer
 MAX_DRAINED = 200  # messages a poll, so that a flood cannot hold up the screen
 
 
@@ -54,7 +55,8 @@ class Collector:
     def poll(self, timeout_ms: int = 0) -> None:
         """Take in what has arrived; wait up to `timeout_ms` for the first message."""
         self._drain(timeout_ms)
-        if self.store.daemon is None or self._same_boot or self.silent_s > SILENT_AFTER_S:
+        daemon = self.store.daemon
+        if daemon is None or daemon.protocol_minor < CLOCK_MINOR or self._same_boot or self.silent_s > SILENT_AFTER_S:
             return
         if self._exchange.is_due(time.perf_counter_ns()):
             self._ask_clock()
