@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.hosts import cbtop, daemon, host
+from tests.integration.hosts import cbtop, daemon, eventually, host
 from tests.integration.test_many_daemons import elsewhere
 from tests.integration.test_stragglers import SLOW_RANK, ranks
 
 
 def test_it_lists_what_runs_and_text_and_json_agree() -> None:
     with daemon(), host() as first, host() as second:
+        eventually(lambda: cbtop("ls").stdout.count("LIVE") == 2, timeout_s=30)
         listed = cbtop("ls")
         printed = cbtop("ls", "--format", "json")
     assert (listed.returncode, printed.returncode) == (0, 0)
