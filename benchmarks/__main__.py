@@ -7,10 +7,15 @@ import platform
 import sys
 import tempfile
 
-from benchmarks import decode, hot_path, screen
+from benchmarks import decode, hot_path, recording, screen
 from benchmarks.base import Figure
 
-BENCHMARKS = {"hot_path": hot_path.run, "decode": decode.run, "screen": screen.run}
+BENCHMARKS = {
+    "hot_path": hot_path.run,
+    "decode": decode.run,
+    "recording": recording.run,
+    "screen": screen.run,
+}
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from textual.app import App, ComposeResult
@@ -17,7 +18,9 @@ from textual.timer import Timer
 from textual.widgets import ContentSwitcher
 
 from cbtop import formatting
-from cbtop.viewmodels.model import MergeMode, SourceSummary, SourceView
+from cbtop.errors import CbtopError
+from cbtop.protocol.errors import ProtocolError
+from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
 from cbtop.views import VIEWS
 from cbtop.views.header import Header, Heading, Notice
 from cbtop.views.help import HelpScreen
@@ -40,6 +43,16 @@ class FeedEnd(Protocol):
     def exit_code(self) -> int: ...
 
 
+class SavedHistory(Protocol):
+    """A file made of what the daemon remembered."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
 class Feed(Protocol):
     """Where the numbers come from. No call blocks."""
 
@@ -60,6 +73,10 @@ class Feed(Protocol):
 
     def status(self) -> str:
         """One line about the link."""
+
+    @property
+    def refused(self) -> str:
+        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
 
     def finished(self) -> FeedEnd | None:
         """Not None when the workload this app was started for has failed."""
@@ -88,6 +105,7 @@ class CbtopApp(App[int]):
         Binding("greater_than_sign", "step_source(1)", "next source", show=False),
         Binding("plus,equals_sign", "faster", "refresh more often", show=False),
         Binding("minus", "slower", "refresh less often", show=False),
+        Binding("w", "save_history", "write the last minutes to a file", show=False),
         Binding("t", "theme", "light or dark", show=False),
         Binding("question_mark,f1", "help", "help", key_display="?"),
         Binding("q", "quit", "quit"),
@@ -95,7 +113,9 @@ class CbtopApp(App[int]):
         Binding("ctrl+z", "suspend_process", "suspend", show=False, priority=True),
     ]
 
-    def __init__(self, feed: Feed, *, interval_s: float = 0.5) -> None:
+    def __init__(
+        self, feed: Feed, *, interval_s: float = 0.5, save_history: Callable[[], SavedHistory] | None = None
+    ) -> None:
         super().__init__()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
@@ -103,6 +123,7 @@ class CbtopApp(App[int]):
             self.register_theme(theme)
         self.theme = DARK.name
         self.feed = feed
+        self._save_history = save_history
         self.interval_s = interval_s
         self.paused = False
         self.source: SourceView | None = None
@@ -161,21 +182,25 @@ class CbtopApp(App[int]):
         position = ""
         if self.source is not None and len(keys) > 1 and self.source.key in keys:
             position = f"{keys.index(self.source.key) + 1}/{len(keys)}"
-        self._header.show_heading(Heading(self.source, self.paused, position))
+        self._header.show_heading(Heading(self.source, self.paused, position, self.replay()))
         note: Line = (
             (clean(self.feed.status()), "dim"),
             (f" · every {formatting.seconds(self.interval_s)}", "faint"),
         )
         self._tabs.set_note(note)
 
+    def replay(self) -> ReplayView | None:
+        """Where in which recording we are; None: what is shown happens now."""
+        return None
+
     def _show_content(self) -> None:
         source = self.source
         if source is None or (not source.bricks and not source.graph and source.state == "live"):
-            self._notice.show_source(None)
+            self._notice.show_source(None, self.feed.refused)
             self._switcher.current = "welcome"
-            self._welcome.show(source, self.feed.status())
+            self._welcome.show(source, self.feed.status(), self.feed.refused)
             return
-        self._notice.show_source(source)
+        self._notice.show_source(source, self.feed.refused)
         view = self._views[self._tabs.active]
         view.source = source
         if self._switcher.current != view.id:
@@ -245,6 +270,21 @@ class CbtopApp(App[int]):
 
     def action_theme(self) -> None:
         self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+
+    def action_save_history(self) -> None:
+        """Write what the daemon remembers into a file. It takes a while: a thread waits for it."""
+        if self._save_history is not None:
+            self.run_worker(partial(self._save, self._save_history), thread=True, group="history", exclusive=True)
+
+    def _save(self, save: Callable[[], SavedHistory]) -> None:
+        try:
+            saved = save()
+        except (CbtopError, ProtocolError) as error:
+            told = partial(self.notify, clean(str(error)), severity="error", markup=False)
+        else:
+            text = f"{clean(str(saved.path))}, {formatting.size_bytes(saved.size_bytes)}"
+            told = partial(self.notify, text, title="the last minutes are in", markup=False)
+        self.call_from_thread(told)
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS)))

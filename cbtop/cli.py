@@ -62,7 +62,7 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
-    others = "\n".join(f"  {key:<10}{value.HELP}" for key, value in COMMANDS.items())
+    others = "\n".join(f"  {key:<13}{value.HELP}" for key, value in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog=f"cbtop {name}" if name else "cbtop",
         description=command.DESCRIPTION if name else DESCRIPTION,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from cbtop.clock_offset import SAME_CLOCK, ClockExchange, ClockOffset
 from cbtop.protocol.errors import DecodeError, VersionError
+from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import ClockReading, DaemonHello
 from cbtop.protocol.process import boot_id
 from cbtop.protocol.subscriber import Subscriber
@@ -21,19 +22,35 @@ MAX_DRAINED = 200  # messages a poll, so that a flood cannot hold up the screen
 class Collector:
     """Applies what arrives at `endpoint` to `store`. Nothing here waits unless asked to."""
 
-    def __init__(self, endpoint: str, store: Store, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        store: Store,
+        clock_s: Callable[[], float] = time.monotonic,
+        keys: ViewerKeys | None = None,
+    ) -> None:
         self.store = store
-        self.refused = ""  # why the daemon's messages are not taken; empty when they are
         self.damaged = 0  # messages that were not messages
         self._clock_s = clock_s
         self._heard_s = clock_s()
         self._exchange = ClockExchange()
         self._boot_id = boot_id()
-        self._subscriber = Subscriber(endpoint)
+        self._other_version = ""
+        self._subscriber = Subscriber(endpoint, keys)
 
     @property
     def endpoint(self) -> str:
         return self._subscriber.endpoint
+
+    @property
+    def refused(self) -> str:
+        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
+        return self._other_version or (self.trouble if self._subscriber.is_refused else "")
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no link; empty while there is one, or nothing is known."""
+        return self._subscriber.trouble
 
     @property
     def received(self) -> int:
@@ -82,15 +99,15 @@ class Collector:
                     return
                 for message in messages:
                     if isinstance(message, DaemonHello):
-                        self.refused = ""
+                        self._other_version = ""
                         if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
                             self._exchange = ClockExchange()  # that is another host
                     if isinstance(message, ClockReading):
                         self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())
-                    if not self.refused:
+                    if not self._other_version:
                         self.store.apply(message)
             except VersionError as error:
-                self.refused = str(error)
+                self._other_version = str(error)
             except DecodeError:
                 self.damaged += 1
             self._heard_s = self._clock_s()

@@ -12,23 +12,29 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
+from cbtop.history import MAX_HISTORY_S, History
+from cbtop.protocol import codec
 from cbtop.protocol.catalog import is_locked
 from cbtop.protocol.endpoint import runtime_dir
+from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     ClockReading,
     DaemonHello,
     Heartbeat,
+    HistoryPiece,
+    RecordBatch,
     SourceGone,
     WireMessage,
 )
 from cbtop.protocol.process import boot_id, process_start
-from cbtop.protocol.publisher import CLOCK_PREFIX, LIVE, Publisher
+from cbtop.protocol.publisher import CLOCK_PREFIX, HISTORY_PREFIX, LIVE, RECORDS, Publisher
+from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.source import Source, modified_s
 from cbtop.version import __version__
@@ -38,33 +44,47 @@ PUBLISH_S = 0.1
 DISCOVER_S = 0.2
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
+SHUT_OUT_S = 0.5
 KEEP_ENDED_S = 600.0  # an ended process stays readable this long
 MAX_SOURCES = 256
+RECORDS_TOGETHER_BYTES = 4 << 20  # about so much goes into one message
+TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
 _FILE_NAME = re.compile(r"\d+-\d+-\d+\.(catalog|new)")
 _RING_NAME = re.compile(r"\d+-\d+-\d+\.ring")  # pid, process start, serial
 _CLOCK_TOPIC = re.compile(CLOCK_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
+_HISTORY_TOPIC = re.compile(HISTORY_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
 _log = logging.getLogger("cbtop.daemon")
 
 
 class Daemon:
-    """Serves `endpoint` from `directory` until told to stop. Raises EndpointError when the address is taken."""
+    """Serves `endpoint` from `directory` until told to stop.
 
-    def __init__(self, endpoint: str, directory: Path | None = None) -> None:
+    Raises EndpointError when the address is taken, KeysError when it must not be served with these `keys`.
+    """
+
+    def __init__(self, endpoint: str, directory: Path | None = None, keys: DaemonKeys | None = None) -> None:
         self._directory = directory or runtime_dir()
-        self._publisher = Publisher(endpoint)
+        self._publisher = Publisher(endpoint, keys)
         self._sources: dict[Path, Source] = {}
         self._complained: set[Path] = set()
+        self._history = History()
+
+    @property
+    def endpoint(self) -> str:
+        """The address that is served."""
+        return self._publisher.endpoint
 
     def run(self, stop: threading.Event) -> None:
         """Read and publish until `stop` is set, then close the address."""
         due = _Timetable(
             {
+                self._keyframe: KEYFRAME_S,
                 self._discover: DISCOVER_S,
                 self._read: READ_S,
                 self._publish: PUBLISH_S,
                 self._beat: HEARTBEAT_S,
-                self._keyframe: KEYFRAME_S,
+                self._publisher.shut_out_revoked: SHUT_OUT_S,
             }
         )
         try:
@@ -72,10 +92,7 @@ class Daemon:
                 for job in due.now():
                     job()
                 for topic in self._publisher.joined(due.wait_ms()):
-                    if asked := _CLOCK_TOPIC.fullmatch(topic):
-                        self._publisher.send(topic, [_clock_reading(int(asked[1]))])
-                    else:
-                        self._publisher.send(topic, [self._hello(), *self._everything()])
+                    self._answer(topic)
         finally:
             self._publisher.close()
 
@@ -89,8 +106,8 @@ class Daemon:
             if path not in self._sources and len(self._sources) < MAX_SOURCES:
                 self._open(path)
         for path, source in list(self._sources.items()):
-            if source.ended_at_s is not None and time.monotonic() - source.ended_at_s > KEEP_ENDED_S:
-                self._publisher.send(LIVE, [SourceGone(source.key)])
+            if _ended_before(source, KEEP_ENDED_S):
+                self._say(FrameKind.LIVE, [SourceGone(source.key)])
                 source.remove_files()
                 del self._sources[path]
 
@@ -108,7 +125,8 @@ class Daemon:
             return
         source.poll()
         self._sources[path] = source
-        self._publisher.send(LIVE, source.everything())
+        self._say(FrameKind.RECORDS, source.records())
+        self._say(FrameKind.LIVE, source.everything())
         source.news()  # it is part of everything
 
     def _read(self) -> None:
@@ -116,22 +134,63 @@ class Daemon:
             source.poll()
 
     def _publish(self) -> None:
+        """Say what is new, the records before the counters that tell of them: what is missing then was lost."""
+        together: list[RecordBatch] = []
+        size_bytes = 0
+        for batch in (batch for source in self._sources.values() for batch in source.records()):
+            together.append(batch)
+            size_bytes += len(batch.columns)
+            if size_bytes > RECORDS_TOGETHER_BYTES:
+                self._say(FrameKind.RECORDS, together)
+                together, size_bytes = [], 0
+        self._say(FrameKind.RECORDS, together)
         for source in self._sources.values():
-            self._publisher.send(LIVE, source.news())
+            self._say(FrameKind.LIVE, source.news())
 
     def _beat(self) -> None:
-        states = tuple(source.state_message() for source in self._sources.values())
-        self._publisher.send(LIVE, [Heartbeat(time.perf_counter_ns(), states)])
+        self._publish()
+        self._say(FrameKind.LIVE, [self._heartbeat()])
 
     def _keyframe(self) -> None:
+        self._publish()
         for source in self._sources.values():
             if source.state is SourceStatus.LIVE:
                 self._publisher.send(LIVE, source.everything())
+        lately = [source for source in self._sources.values() if not _ended_before(source, MAX_HISTORY_S)]
+        messages = [codec.encode(message) for message in self._everything(lately)]
+        self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), messages), time.monotonic())
 
-    def _everything(self) -> Iterator[WireMessage]:
-        for source in self._sources.values():
+    def _answer(self, topic: bytes) -> None:
+        """Tell one viewer everything or, where it asks for that, the time or a piece of the history."""
+        if topic.startswith(CLOCK_PREFIX):
+            if asked := _CLOCK_TOPIC.fullmatch(topic):
+                reading = ClockReading(int(asked[1]), time.perf_counter_ns(), time.time_ns())
+                self._publisher.send(topic, [reading])
+            return
+        self._publish()
+        if not topic.startswith(HISTORY_PREFIX):
+            self._publisher.send(topic, self._everything(self._sources.values()))
+        elif asked := _HISTORY_TOPIC.fullmatch(topic):
+            first, frames = self._history.piece(int(asked[1]))
+            hello = self._hello()
+            head = HistoryPiece(first, self._history.end, hello.host, hello.monotonic_ns, hello.realtime_ns)
+            self._publisher.send_frames(topic, [codec.encode(head), *frames])
+
+    def _say(self, kind: FrameKind, messages: Iterable[WireMessage]) -> None:
+        """Send `messages` to all who follow that kind, and keep them."""
+        frames = [codec.encode(message) for message in messages]
+        if frames:
+            self._publisher.send_frames(TOPICS[kind], frames)
+            self._history.add(encode_frame(kind, time.perf_counter_ns(), frames))
+
+    def _everything(self, sources: Iterable[Source]) -> Iterator[WireMessage]:
+        yield self._hello()
+        for source in sources:
             yield from source.everything()
-        yield Heartbeat(time.perf_counter_ns(), tuple(s.state_message() for s in self._sources.values()))
+        yield self._heartbeat()
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(time.perf_counter_ns(), tuple(source.state_message() for source in self._sources.values()))
 
     def _hello(self) -> DaemonHello:
         return DaemonHello(
@@ -194,8 +253,8 @@ class _Timetable:
         return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
 
 
-def _clock_reading(asked: int) -> ClockReading:
-    return ClockReading(asked, time.perf_counter_ns(), time.time_ns())
+def _ended_before(source: Source, seconds: float) -> bool:
+    return source.ended_at_s is not None and time.monotonic() - source.ended_at_s > seconds
 
 
 def _is_left_over(path: Path) -> bool:

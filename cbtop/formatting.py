@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
 
 from cbtop.viewmodels.model import MergedView, MergeMode, StragglerView
 
 NOT_MEASURED = "n/a"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may claim anything
 _MAX_PLAIN = 9_999_999  # seven digits and two separators: the widest number a column is made for
 
 
@@ -90,6 +92,23 @@ def percent_number(value: float | None) -> str:
 def size_bytes(value: float | None) -> str:
     """A size in decimal units: `78.2 MB`."""
     return si(value, "B")
+
+
+def position(value_s: float) -> str:
+    """A place in a recording: `0:07`, `1:02:07`."""
+    whole = int(value_s)
+    hours = f"{whole // 3600}:{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
+    return f"{hours}:{whole % 60:02}"
+
+
+def date(unix_s: float) -> str:
+    """A moment in local time: `2026-03-01 12:30:59`."""
+    return moment(unix_s)[:19]
+
+
+def moment(unix_s: float) -> str:
+    """The same to the millisecond: `2026-03-01 12:30:59.123`."""
+    return f"{datetime.fromtimestamp(min(max(unix_s, 0), _MAX_DATE_S)):%Y-%m-%d %H:%M:%S.%f}"[:-3]
 
 
 def seconds(value: float) -> str:

@@ -20,12 +20,14 @@ from cbtop.protocol.messages import (
     Goodbye,
     HostHello,
     Node,
+    RecordBatch,
     SourceCatalog,
     SourceState,
     StatsUpdate,
     TraceSummary,
 )
 from cbtop.protocol.process import pid_namespace, process_start
+from cbtop.protocol.record_batch import batches, joined
 from cbtop.protocol.ring import Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
 
@@ -58,6 +60,8 @@ class Source:
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[tuple[Column, Column]] = []
+        self._fresh: list[Batch] = []
+        self._handed_out = 0  # the ring's records below this number
         self._ring = RingReader(ring_path)
         self._catalog_reader = CatalogReader(ring_path.with_suffix(".catalog"))
 
@@ -120,6 +124,12 @@ class Source:
             messages.append(self.state_message())
         return messages
 
+    def records(self) -> list[RecordBatch]:
+        """The records since the last call, as they go to recorders."""
+        produced, first = self._ring.read_to, self._handed_out
+        fresh, self._fresh, self._handed_out = joined(self._fresh), [], produced
+        return list(batches(self.key, first, produced, fresh)) if produced > first else []
+
     def everything(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
         node = np.flatnonzero(self.stats.column("count"))
@@ -129,9 +139,13 @@ class Source:
             self.state_message(),
         ]
 
+    def close(self) -> None:
+        """Let go of the ring."""
+        self._ring.close()
+
     def remove_files(self) -> None:
         """Delete the ring and the catalog of a process that is no more."""
-        self._ring.close()
+        self.close()
         self.ring_path.unlink(missing_ok=True)
         self.ring_path.with_suffix(".catalog").unlink(missing_ok=True)
 
@@ -190,6 +204,7 @@ class Source:
         if not len(batch.node):
             return
         self._received += len(batch.node)
+        self._fresh.append(batch)
         self.stats.grow(len(self._nodes) + 1)
         nodes, cell_nodes, cell_buckets = self.stats.add(batch, np.array(self._nodes.step_of, np.int64))
         self._changed_nodes.append(nodes)

@@ -24,10 +24,12 @@ from cbtop.protocol.messages import (
     Dependency,
     Goodbye,
     Heartbeat,
+    HistoryPiece,
     HostHello,
     Manifest,
     Message,
     Node,
+    RecordBatch,
     SourceCatalog,
     SourceGone,
     SourceState,
@@ -126,6 +128,8 @@ class Store:
                     _update_stats(self.sources[message.source], message)
             case ClockReading():
                 pass  # for the collector
+            case RecordBatch() | HistoryPiece():
+                pass  # for recorders
             case SourceGone():
                 self.sources.pop(message.source, None)
             case (

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from cbtop.profiler.clocks import DeviceClock, Mark
 from cbtop.profiler.hot_path import Place, Thread
-from cbtop.profiler.pending import Pending
+from cbtop.profiler.pending import MAX_PENDING, Pending
 from cbtop.protocol.ring import FLAG_FAILED, NO_NODE
 from cbtop.protocol.vocabulary import NodeKind, SyncMode
 
@@ -24,8 +24,11 @@ class DevicePath:
         self.root = Place(None, NO_NODE, None)
         self.mode = mode
         self._clock = clock
+        self._mark = clock.mark
         self._define = define
         self._pending = pending
+        self._waiting = pending.timings
+        self._put_off = pending.put_off
         self._threads = threading.local()
         self._recording = True
 
@@ -41,46 +44,49 @@ class DevicePath:
     def start(self, key: object, /) -> DeviceTimer | None:
         if not self._recording:
             return None
-        thread = self._thread()
-        place = thread.here.below.get(key) or self._define(thread.here, key)
+        try:
+            thread = self._threads.thread
+        except AttributeError:
+            thread = self._thread()
+        here = thread.here
+        place = here.below.get(key) or self._define(here, key)
         thread.here = place
         if self.mode is SyncMode.IMMEDIATE:
             self._clock.synchronize()  # what was enqueued before is not this brick's
-        return place, thread, self._clock.mark()
+        return place, thread, self._mark()
 
-    def stop(self, timer: DeviceTimer | None, elements: int, /, *, failed: bool = False) -> None:
+    def stop(self, timer: DeviceTimer | None, elements: int, failed: bool = False) -> None:
         if timer is None:
             return
         place, thread, start = timer
-        end = self._clock.mark()
-        thread.leave(place)
+        end = self._mark()
+        if thread.here is place:
+            thread.here = place.above  # type: ignore[assignment]  # only the root has none
+        else:
+            thread.leave(place)
         if not self._recording:
             return
-        self._pending.put_off(place.node | FLAG_FAILED if failed else place.node, start, end, elements)
-        if self._is_due(place.key):
-            self._pending.finalize()
+        self._put_off((place.node | FLAG_FAILED if failed else place.node, start, end, elements))
+        # Layers and steps have tuples for keys; of bricks only the mode and the bound decide.
+        if type(place.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
+            self._end(place.key)
 
-    def span(self, key: object, /, elements: int = 1) -> DeviceSpan:
-        return DeviceSpan(self, key, elements)
+    def span(self, brick: object, elements: int = 1) -> DeviceSpan:
+        return DeviceSpan(self, brick, elements)
 
     def layer(self, index: int, /) -> DeviceSpan:
         return DeviceSpan(self, (NodeKind.LAYER, index), 1)
 
-    def _is_due(self, key: object) -> bool:
-        """Whether to wait for the device now that what `key` names has ended."""
-        match self.mode, key:
-            case (SyncMode.IMMEDIATE, _) | (_, (NodeKind.STEP, _)):
-                return True
-            case SyncMode.PER_LAYER, (NodeKind.LAYER, _):
-                return True
-            case _:
-                return self._pending.is_full
+    def _end(self, key: object) -> None:
+        """Wait for the device if it is time to, now that what `key` names has ended."""
+        is_layer = isinstance(key, tuple) and key[0] is NodeKind.LAYER
+        if not is_layer or self.mode is not SyncMode.DEFERRED or len(self._pending) >= MAX_PENDING:
+            self._pending.finalize()
 
     def _thread(self) -> Thread:
-        try:
-            thread: Thread = self._threads.thread
-        except AttributeError:
-            thread = self._threads.thread = Thread(self.root)
+        if not hasattr(self._threads, "thread"):
+            self._threads.thread = Thread(self.root)
+        thread: Thread = self._threads.thread
         return thread
 
 

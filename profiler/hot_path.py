@@ -67,7 +67,6 @@ class HotPath:
 
     # Found at once, however many attributes a subclass adds.
     __slots__ = (
-        "__weakref__",
         "_clock_ns",
         "_define",
         "_lap",

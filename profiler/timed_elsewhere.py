@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.nodes import AsyncTask, Function, Grid, Layer, Transfer
 from cbtop.profiler.hot_path import BrickTimer, Place
-from cbtop.profiler.pending import HostTime, Pending
+from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
 from cbtop.protocol.messages import CatalogMessage, Dependency
 from cbtop.protocol.ring import NO_NODE, Record
 from cbtop.protocol.vocabulary import BrickId, NodeKind, TransferDirection
@@ -70,8 +70,8 @@ class TimedElsewhere(_Base):
         here = self._here()
         place = here.below.get(brick) or self._place_of(here, brick)
         end = self._clock.mark() if end_ns is None else HostTime(end_ns)
-        self._pending.put_off(place.node, HostTime(start_ns), end, elements)
-        if self._pending.is_full:
+        self._pending.put_off((place.node, HostTime(start_ns), end, elements))
+        if len(self._pending) >= MAX_PENDING:
             self._pending.finalize()
 
     def graph_push_scope(self, scope: Layer | Function) -> None:

@@ -128,6 +128,12 @@ def _column(value: Any, where: str) -> bytes:
     return value
 
 
+def _packed(value: Any, where: str) -> bytes:
+    if type(value) is not bytes:
+        raise DecodeError(f"{where}: {value!r:.40} is no bytes")
+    return value
+
+
 def _enum(kind: type[Enum]) -> Check:
     def check(value: Any, where: str) -> Enum:
         try:
@@ -162,7 +168,14 @@ def _nested(kinds: tuple[type, ...]) -> Check:
     return check
 
 
-_SCALARS: dict[Any, Check] = {int: _integer, float: _number, bool: _boolean, str: _text, bytes: _column}
+_SCALARS: dict[Any, Check] = {
+    int: _integer,
+    float: _number,
+    bool: _boolean,
+    str: _text,
+    bytes: _column,
+    messages.Packed: _packed,
+}
 
 
 def _check_for(annotation: Any) -> Check:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -11,7 +13,7 @@ from urllib.parse import urlsplit
 from cbtop.protocol.errors import EndpointError
 
 MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un(7), less the closing zero
-LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
 
 
 def runtime_dir() -> Path:
@@ -29,19 +31,28 @@ def runtime_dir() -> Path:
             path = Path(tempfile.gettempdir()) / f"cbtop-{os.getuid()}"
         except FileNotFoundError as error:
             raise EndpointError("no temporary directory can be written; set CBTOP_RUNTIME_DIR") from error
+    return private_directory(path, "runtime directory", "CBTOP_RUNTIME_DIR")
+
+
+def private_directory(path: Path, what: str, variable: str) -> Path:
+    """`path`, a directory of this user alone; made with mode 0700 when it is not there.
+
+    Raises EndpointError, calling it `what`, when it belongs to somebody else or others may enter; `variable` is the
+    environment's way to another place.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()
     except OSError as error:
-        raise EndpointError(f"runtime directory {path}: {error.strerror}; set CBTOP_RUNTIME_DIR") from error
+        raise EndpointError(f"{what} {path}: {error.strerror}; set {variable}") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise EndpointError(f"runtime directory {path} is not a directory; set CBTOP_RUNTIME_DIR")
+        raise EndpointError(f"{what} {path} is not a directory; set {variable}")
     if status.st_uid != os.getuid():
-        raise EndpointError(f"runtime directory {path} belongs to uid {status.st_uid}; set CBTOP_RUNTIME_DIR")
+        raise EndpointError(f"{what} {path} belongs to uid {status.st_uid}; set {variable}")
     if status.st_mode & 0o077:
         raise EndpointError(
-            f"runtime directory {path} has mode {stat.S_IMODE(status.st_mode):04o}, 0700 is wanted: "
-            f"chmod 700 {path}, or set CBTOP_RUNTIME_DIR"
+            f"{what} {path} has mode {stat.S_IMODE(status.st_mode):04o}, 0700 is wanted: "
+            f"chmod 700 {path}, or set {variable}"
         )
     return path
 
@@ -52,7 +63,7 @@ def default_endpoint() -> str:
 
 
 def parse_endpoint(text: str) -> str:
-    """`text` when it is an address a daemon of this version may use: ipc, or tcp on loopback.
+    """`text` when it is an address: ipc, or tcp with a host and a port.
 
     Raises EndpointError, saying what was met and what is wanted.
     """
@@ -64,13 +75,32 @@ def parse_endpoint(text: str) -> str:
                 "set CBTOP_RUNTIME_DIR to a shorter directory"
             )
         return text
-    parts = urlsplit(text)
     try:
+        parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        port = None
-    if parts.scheme != "tcp" or not parts.hostname or port is None or parts.path or parts.query or parts.fragment:
-        raise EndpointError(f"{text}: ipc:///path/to.sock or tcp://127.0.0.1:PORT is wanted")
-    if parts.hostname not in LOOPBACK:
-        raise EndpointError(f"{text}: only loopback (127.0.0.1) is served; use ssh -L to reach another host")
+        parts, port = urlsplit(""), None
+    if (
+        parts.scheme != "tcp"
+        or not _HOST.fullmatch(parts.hostname or "")
+        or port is None
+        or text != f"tcp://{parts.netloc}"
+        or "@" in parts.netloc
+    ):
+        raise EndpointError(f"{text}: ipc:///path/to.sock or tcp://HOST:PORT is wanted")
     return text
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """The two halves of a tcp address that `parse_endpoint` took."""
+    parts = urlsplit(endpoint)
+    return parts.hostname or "", parts.port or 0
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether a tcp address cannot be reached from another host."""
+    host = host_and_port(endpoint)[0]
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name

@@ -19,3 +19,11 @@ class RingError(ProtocolError):
 
 class EndpointError(ProtocolError):
     """Our side's fault: an address that cannot be used, or a runtime directory that is not safe."""
+
+
+class KeysError(ProtocolError):
+    """A key or an allow-list that cannot be used, or is missing; the message never holds a secret."""
+
+
+class RecordingError(ProtocolError):
+    """A recording that cannot be read or written."""

@@ -6,6 +6,7 @@ Adding one: write the class here, add it to the union below, and give it a `case
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NewType
 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus, TransferDirection
 
@@ -14,6 +15,8 @@ PROTOCOL_MINOR = 1  # 1: ranks, pid namespaces and the lock on the catalog in Ho
 
 MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: beyond it sums could overflow
 QUANTITIES = ("flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element", "budget_us_per_token")
+
+Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.record_batch`
 
 # --- said by the profiled process, kept in its catalog file -------------------------------------------------
 
@@ -258,6 +261,39 @@ class StatsUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """The records themselves, for recorders.
+
+    They are what is left of the ring's numbers from `first` to `produced`; `produced - first - count` of these were
+    overwritten or rejected. A batch that was lost shows as a step from one's `produced` to the next's `first`.
+    """
+
+    source: str
+    first: int
+    produced: int
+    count: int
+    columns: Packed
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.produced - self.count <= self.produced:
+            raise ValueError(f"{self.count} records from {self.first} to {self.produced}")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPiece:
+    """What a piece of the daemon's history begins with; frames as in a recording follow it, numbered from `first`.
+
+    `end` is one more than the number of the newest frame, `host` and the clock pair are the daemon's.
+    """
+
+    first: int
+    end: int
+    host: str
+    monotonic_ns: int
+    realtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Said every second, so that silence means something."""
 
@@ -281,5 +317,15 @@ class SourceGone:
     source: str
 
 
-WireMessage = DaemonHello | SourceCatalog | SourceState | StatsUpdate | Heartbeat | ClockReading | SourceGone
+WireMessage = (
+    DaemonHello
+    | SourceCatalog
+    | SourceState
+    | StatsUpdate
+    | RecordBatch
+    | HistoryPiece
+    | Heartbeat
+    | ClockReading
+    | SourceGone
+)
 Message = CatalogMessage | WireMessage | Part

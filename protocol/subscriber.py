@@ -1,59 +1,164 @@
-"""A viewer's socket: SUB, subscribed to everything live and to one join topic of its own."""
+"""A viewer's socket: SUB, subscribed to what it follows and to one topic of its own, by which it asks."""
 
 from __future__ import annotations
 
 import secrets
+import time
+from collections.abc import Sequence
+from enum import Enum
 
 import zmq
 
 from cbtop.protocol import codec
-from cbtop.protocol.endpoint import parse_endpoint
-from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.auth import monitor_event, not_allowed, why_not
+from cbtop.protocol.endpoint import is_loopback, parse_endpoint
+from cbtop.protocol.errors import DecodeError, EndpointError, KeysError
+from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Message
 from cbtop.protocol.publisher import CLOCK_PREFIX, JOIN_PREFIX, LIVE
 
 RECEIVE_HIGH_WATER_MARK = 100
+REDIAL_S = 0.5
+LINK_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+)
+
+
+class _Link(Enum):
+    DOWN = "down"
+    UP = "up"
+    BROKEN = "broken"
 
 
 class Subscriber:
     """Connects to `endpoint`, and again whenever the daemon comes back. One thread owns it.
 
-    Each time the link is made the daemon hears the join topic and answers with everything it knows.
-    Raises EndpointError for an address that cannot be one.
+    Each time the link is made the daemon hears what was asked last and answers: at first, with everything it knows.
+    Raises EndpointError for an address that cannot be one, KeysError for another host's without `keys`.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: ViewerKeys | None = None, topics: Sequence[bytes] = (LIVE,)) -> None:
         self.endpoint = parse_endpoint(endpoint)
+        self._is_tcp = self.endpoint.startswith("tcp://")
+        if self._is_tcp and not keys and not is_loopback(self.endpoint):
+            raise KeysError(
+                f"{self.endpoint}: another host is only talked to with keys: pass --server-key, or go through ssh -L"
+            )
         self.received = 0
+        self.trouble = ""  # why there is no link over tcp; empty while there is one, or hope
+        self.is_refused = False  # whether the trouble will not pass by itself
+        self._keys = keys if self._is_tcp else None
+        self._topics = topics
+        self._asked = _question(JOIN_PREFIX)
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
+        self._link = _Link.DOWN
+        self._suspected = ""
+        self._redial_s: float | None = None  # when to dial again, if there is no socket now
+        try:
+            self._dial()
+        except zmq.ZMQError as error:
+            self.close()
+            raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
+
+    def _dial(self) -> None:
+        self._clock_topic = b""  # that was of the socket before
         self._socket = self._context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if self._keys:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.own.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.own.secret)
+        self._monitor = self._socket.get_monitor_socket(LINK_EVENTS) if self._is_tcp else None
         self._socket.connect(self.endpoint)
-        self._socket.subscribe(LIVE)
-        # The join topic comes last: when the daemon answers it, everything live already flows.
-        self._socket.subscribe(JOIN_PREFIX + secrets.token_hex(8).encode())
-        self._clock_topic = b""
+        for topic in self._topics:
+            self._socket.subscribe(topic)
+        # What asks comes last: when the daemon answers it, everything live already flows.
+        self._socket.subscribe(self._asked)
+
+    def ask(self, prefix: bytes, what: bytes = b"") -> bytes:
+        """Ask the daemon for what `prefix` stands for, and no more for what was asked before; gives the topic."""
+        before, self._asked = self._asked, _question(prefix) + what
+        if self._redial_s is None:  # else it is asked as soon as there is a link
+            self._socket.unsubscribe(before)
+            self._socket.subscribe(self._asked)
+        return self._asked
+
+    def _hang_up(self) -> None:
+        if self._monitor:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+        self._socket.close(linger=0)
 
     def receive(self, timeout_ms: int) -> list[Message]:
         """The messages of the next multipart message; empty when none came within `timeout_ms`.
 
         Raises DecodeError when one of them is not a message.
         """
-        if not self._socket.poll(timeout_ms):
-            return []
+        _topic, frames = self.receive_frames(timeout_ms)
+        found = (codec.decode(frame) for frame in frames)
+        return [message for message in found if message is not None]
+
+    def receive_frames(self, timeout_ms: int) -> tuple[bytes, list[bytes]]:
+        """The topic and the frames of the next multipart message, not decoded; none when none came in time."""
+        if self._redial_s is not None:
+            wait_s = self._redial_s - time.monotonic()
+            if wait_s > 0:
+                time.sleep(min(wait_s, timeout_ms / 1000))
+                return b"", []
+            self._redial_s = None
+            self._dial()
+        is_ready = self._socket.poll(timeout_ms)
+        if not self._has_link() or not is_ready:
+            return b"", []
         try:
-            _topic, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            topic, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
-            return []
+            return b"", []
         self.received += 1
         if not frames:
             raise DecodeError("a message of no frames")
-        found = (codec.decode(frame) for frame in frames)
-        return [message for message in found if message is not None]
+        return topic, frames
+
+    def _has_link(self) -> bool:
+        """Learn from the monitor how the link is; when it fails, find out why, hang up and dial again later.
+
+        libzmq by itself gives up after some failures, and after others tries twenty times a second.
+        """
+        is_allowed = True
+        while self._monitor and self._monitor.poll(0):
+            event, _value = monitor_event(self._monitor)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._link, self.trouble, self.is_refused = _Link.UP, "", False
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                is_allowed = False
+            elif self._link is _Link.UP:
+                self._link = _Link.BROKEN
+            elif self._link is _Link.BROKEN and event == zmq.EVENT_CONNECT_RETRIED:
+                self._link = _Link.DOWN  # libzmq's own attempt to mend it: what follows tells more
+            else:
+                self._note_failure(is_allowed)
+                self._hang_up()
+                self._redial_s = time.monotonic() + REDIAL_S
+                return False
+        return True
+
+    def _note_failure(self, is_allowed: bool) -> None:
+        if self._keys and not is_allowed:
+            self.trouble, self.is_refused = not_allowed(self._keys), True
+            return
+        trouble, is_final = why_not(self.endpoint, self._keys)
+        # Once may be the moment of a restart; the same twice is what it is.
+        if not is_final or trouble == self._suspected:
+            self.trouble, self.is_refused = trouble, is_final
+        self._suspected = trouble
 
     def ask_clock(self, number: int) -> None:
         """Ask the daemon for a ClockReading under `number`, and no more for the one before."""
@@ -64,4 +169,11 @@ class Subscriber:
 
     def close(self) -> None:
         """Close the socket."""
+        if self._redial_s is None:
+            self._hang_up()
         self._context.destroy(linger=0)
+
+
+def _question(prefix: bytes) -> bytes:
+    """A topic that nobody else asks by."""
+    return prefix + secrets.token_hex(8).encode()

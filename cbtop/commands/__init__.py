@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from cbtop.commands import daemon, demo, doctor, ls, overhead, top
+from cbtop.commands import daemon, demo, doctor, export, keys, ls, overhead, post_mortem, record, replay, top
 
 
 class Command(Protocol):
@@ -23,7 +23,12 @@ class Command(Protocol):
 COMMANDS: dict[str, Command] = {
     "demo": demo,
     "ls": ls,
+    "record": record,
+    "replay": replay,
+    "export": export,
+    "post-mortem": post_mortem,
     "daemon": daemon,
+    "keys": keys,
     "overhead": overhead,
     "doctor": doctor,
 }

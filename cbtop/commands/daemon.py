@@ -12,14 +12,22 @@ from types import FrameType
 
 from cbtop.commands.show import endpoint
 from cbtop.daemon import Daemon
+from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import default_endpoint
+from cbtop.protocol.errors import KeysError
+from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
 
 HELP = "serve what runs to any number of viewers"
 DESCRIPTION = (
     "Find every instrumented process of yours and publish what it records. Viewers start a daemon inside "
     "themselves where none runs; one of its own serves many viewers, and keeps what ended processes left."
 )
-EPILOG = ""
+EPILOG = """\
+examples:
+  cbtop daemon                               your own viewers, on this machine
+  cbtop daemon --bind tcp://0.0.0.0:5555     viewers elsewhere whose keys are allowed: see cbtop keys
+  cbtop daemon --bind tcp://127.0.0.1:5555   through ssh -L; without a key pair, every user of this machine
+"""
 
 PARENT_CHECK_S = 0.25
 LAST_WORDS_S = 1.0  # a sidecar outlives its host so long: viewers hear how it ended
@@ -30,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bind",
         type=endpoint,
         metavar="ENDPOINT",
-        help="ipc:///path/to.sock or tcp://127.0.0.1:PORT (default: your own ipc socket)",
+        help="ipc:///path/to.sock or tcp://HOST:PORT (default: your own ipc socket)",
+    )
+    parser.add_argument(
+        "--key", metavar="NAME", help=f"with tcp: the key pair to serve with (default: {DAEMON_KEY}; see cbtop keys)"
     )
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # serve until this process is no longer ours
 
@@ -38,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     address = options.bind or default_endpoint()
     stop = threading.Event()
-    daemon = Daemon(address)
+    try:
+        keys = daemon_keys(address, options.key)
+        daemon = Daemon(address, keys=keys)
+    except KeysError as error:
+        raise UsageError(str(error)) from error
     caught: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -48,11 +63,20 @@ def run(options: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
     if options.parent is None:
-        sys.stderr.write(f"cbtop daemon: serving {address}; Ctrl-C stops it\n")
+        for line in (f"serving {daemon.endpoint}; Ctrl-C stops it", *_who_may_listen(address, keys)):
+            sys.stderr.write(f"cbtop daemon: {line}\n")
     else:
         _stay_beside(options.parent, stop)
     daemon.run(stop)
     return 128 + caught[0] if caught else 0
+
+
+def _who_may_listen(address: str, keys: DaemonKeys | None) -> list[str]:
+    if keys:
+        return [f"viewers need --server-key {keys.own.public.hex()}"]
+    if address.startswith("tcp://"):
+        return ["without keys, every user of this machine can listen; cbtop keys new daemon ends that"]
+    return []
 
 
 def _stay_beside(host: int, stop: threading.Event) -> None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from cbtop.commands.show import open_feed
 from cbtop.commands.top import HOW_TO_START, POLL_MS, RANKS_WATCH_S, add_attach_arguments, unanswered
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with Feed(options.connect, selected=options.source) as feed:
+    with open_feed(options, options.source) as feed:
         _wait_for_answers(feed, options.timeout)
         if sum(view.rank is not None for view in _live(_views(feed))) > 1:
             _poll_until(feed, time.monotonic() + RANKS_WATCH_S)

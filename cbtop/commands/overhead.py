@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 
 from cbtop import formatting as fmt
@@ -32,6 +33,7 @@ ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
 FLOOR = "two clock reads"
+NOTHING = "nothing"
 OFF = "disabled"
 
 
@@ -78,30 +80,42 @@ def _profilers(directory: Path) -> dict[str, BrickProfiler]:
 
 
 def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, float]:
-    clock = time.perf_counter_ns
-
-    def floor() -> None:
-        clock()
-        clock()
-
-    def pair_of(profiler: BrickProfiler) -> Callable[[], None]:
-        def pair() -> None:
-            profiler.stop_brick(profiler.start_brick(BrickId.RMS_NORM), 1)
-
-        return pair
-
-    calls = {FLOOR: floor} | {name: pair_of(profiler) for name, profiler in profilers.items()}
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    """The time (ns) of one start and stop with each profiler, and of the floor, less that of a loop of nothing."""
+    loops = {NOTHING: _nothing, FLOOR: _clock_reads} | {name: _pairs(one) for name, one in profilers.items()}
+    found: dict[str, list[float]] = {name: [] for name in loops}
     for turn in range(ROUNDS):
         line.show("timing bricks", turn / ROUNDS)
-        for name, call in calls.items():
-            begun_ns = clock()
-            for _ in range(BRICKS_A_ROUND):
-                call()
-            if name in profilers:
-                profilers[name].finalize()  # what was put off is part of the price
-            found[name].append((clock() - begun_ns) / BRICKS_A_ROUND)
-    return {name: statistics.median(times) for name, times in found.items()}
+        for name, loop in loops.items():
+            begun_ns = time.perf_counter_ns()
+            loop(BRICKS_A_ROUND)
+            found[name].append((time.perf_counter_ns() - begun_ns) / BRICKS_A_ROUND)
+    nothing = found.pop(NOTHING)
+    return {
+        name: statistics.median(took - empty for took, empty in zip(times, nothing, strict=True))
+        for name, times in found.items()
+    }
+
+
+def _nothing(times: int) -> None:
+    for _ in repeat(None, times):
+        pass
+
+
+def _clock_reads(times: int) -> None:
+    clock = time.perf_counter_ns
+    for _ in repeat(None, times):
+        clock()
+        clock()
+
+
+def _pairs(profiler: BrickProfiler) -> Callable[[int], None]:
+    def loop(times: int) -> None:
+        brick = BrickId.RMS_NORM
+        for _ in repeat(None, times):
+            profiler.stop_brick(profiler.start_brick(brick), 1)
+        profiler.finalize()  # what was put off is part of the price
+
+    return loop
 
 
 def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: ProgressLine) -> dict[str, list[float]]:

@@ -7,13 +7,18 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 from cbtop.errors import UsageError
 from cbtop.feed import Feed
 from cbtop.protocol.endpoint import parse_endpoint
-from cbtop.protocol.errors import EndpointError
+from cbtop.protocol.errors import EndpointError, KeysError
+from cbtop.protocol.keys import VIEWER_KEY, ViewerKeys, keys_dir, load_pair, parse_public_key
+from cbtop.recorder import save_history
+from cbtop.replay import ReplayFeed
 from cbtop.reports import REPORTS, SECTIONS
-from cbtop.viewmodels.model import MergeMode, SourceView
+from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
 from cbtop.window import DEFAULT_WINDOW_S
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
@@ -44,6 +49,53 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
+    """The options that choose the daemon to listen to; with `many` there may be several."""
+    group = parser.add_argument_group("connection")
+    address = "a daemon's address, ipc:///path or tcp://HOST:PORT"
+    default = "(default: your own, started inside if none runs)"
+    if many:
+        group.add_argument(
+            "--connect", type=endpoint, action="append", default=[], metavar="ENDPOINT",
+            help=f"{address}; more than once for several {default}",
+        )  # fmt: skip
+    else:
+        group.add_argument("--connect", type=endpoint, metavar="ENDPOINT", help=f"{address} {default}")
+    group.add_argument(
+        "--server-key", metavar="KEY|FILE", help="with --connect tcp://…: the daemon's public key (see cbtop keys)"
+    )
+    group.add_argument(
+        "--key", metavar="NAME", help=f"with --server-key: the key pair to come with (default: {VIEWER_KEY})"
+    )
+
+
+def open_feed(options: argparse.Namespace, selected: Sequence[str] = (), window_s: float = DEFAULT_WINDOW_S) -> Feed:
+    """The feed that the options of `add_connect_arguments` name. Raises UsageError for keys that cannot be used."""
+    try:
+        return Feed(options.connect, window_s, viewer_keys(options), selected)
+    except KeysError as error:
+        raise UsageError(str(error)) from error
+
+
+def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
+    """The keys that the options of `add_connect_arguments` name. Raises UsageError where they cannot be used."""
+    addresses = [options.connect] if isinstance(options.connect, str) else options.connect or []
+    tcp = [address for address in addresses if address.startswith("tcp://")]
+    if options.server_key is None:
+        if options.key is not None:
+            raise UsageError("--key: --server-key, the daemon's public key, is wanted with it")
+        return None
+    if not tcp:
+        raise UsageError("--server-key: --connect tcp://HOST:PORT is wanted with it")
+    if len(tcp) > 1:
+        raise UsageError("--server-key: it is the key of one --connect tcp://HOST:PORT; reach the others by ssh -L")
+    try:
+        server = parse_public_key(options.server_key)
+        return ViewerKeys(load_pair(keys_dir(), options.key or VIEWER_KEY), server)
+    except KeysError as error:
+        raise UsageError(str(error)) from error
+
+
 def is_headless(options: argparse.Namespace) -> bool:
     """Whether to print instead of opening the screen: asked for, or there is no terminal to open it on.
 
@@ -52,10 +104,10 @@ def is_headless(options: argparse.Namespace) -> bool:
     return bool(options.headless) or not all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
 
 
-def print_report(views: Sequence[SourceView], options: argparse.Namespace) -> None:
-    """One report on stdout."""
+def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
+    """One report on stdout; `replay` says where in which recording it was found."""
     sections = list(SECTIONS) if options.view == "all" else [options.view]
-    sys.stdout.write(REPORTS[options.format](views, sections) + "\n")
+    sys.stdout.write(REPORTS[options.format](views, sections, replay) + "\n")
     sys.stdout.flush()
 
 
@@ -66,14 +118,21 @@ def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> Non
         raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
 
 
-def show_on_screen(feed: Feed, options: argparse.Namespace, merge: MergeMode | None = None) -> int:
+def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: MergeMode | None = None) -> int:
     """Open the screen on `feed` and give the exit code when it closes."""
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
     # Textual takes a fifth of a second to load; reports and --help should not pay for it.
     from cbtop.app import CbtopApp
+    from cbtop.replay_app import ReplayApp
 
-    app = CbtopApp(feed, interval_s=options.interval)
+    app: CbtopApp
+    if isinstance(feed, ReplayFeed):
+        app = ReplayApp(feed, interval_s=options.interval)
+    else:
+        # With several daemons there is no one history to write down.
+        save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
+        app = CbtopApp(feed, interval_s=options.interval, save_history=save)
     app.phase, app.window, app.merge = options.phase, options.window is not None, merge
     code = app.run()
     end = feed.finished()
@@ -88,6 +147,17 @@ def endpoint(text: str) -> str:
         return parse_endpoint(text)
     except EndpointError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def positive_seconds(text: str) -> float:
+    """A time above zero, as argparse checks it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above zero")
+    return value
 
 
 def window_s(options: argparse.Namespace) -> float:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
+from pathlib import Path
 
-from cbtop.commands.show import add_show_arguments, endpoint, is_headless, print_report, show_on_screen, window_s
+from cbtop.commands import replay
+from cbtop.commands.show import (
+    add_connect_arguments,
+    add_show_arguments,
+    is_headless,
+    open_feed,
+    positive_seconds,
+    print_report,
+    show_on_screen,
+    window_s,
+)
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
@@ -24,7 +34,7 @@ examples:
   cbtop ls                           list what there is to watch
   cbtop demo                         something to watch, from the first minute
 
-exit codes: 0 data seen, 1 runtime error, 2 usage, 3 nothing running or no data in time, 5 data not
+exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing running or no data in time, 5 data not
             trustworthy, 129/130/143 hang-up, interrupt, terminate, 141 nobody reads the output
 """
 
@@ -51,38 +61,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--duration",
-        type=_positive,
+        type=positive_seconds,
         metavar="SEC",
         help="with --headless: watch this long, then print the report",
     )
     add_attach_arguments(parser)
 
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="show a recording (as `cbtop replay FILE`)")
+    replay.add_replay_arguments(parser)
+
 
 def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say which daemons to listen to, how long, and what to show of it."""
-    group = parser.add_argument_group("what to watch")
-    group.add_argument(
+    parser.add_argument(
         "--source", type=_source, action="append", default=[], metavar="WHICH",
         help="show only this process: its pid, rank=N or its key in `cbtop ls`; more than once for several",
     )  # fmt: skip
-    group.add_argument(
-        "--timeout", type=_positive, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
+    parser.add_argument(
+        "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
     )
-    group.add_argument(
-        "--connect",
-        type=endpoint,
-        action="append",
-        default=[],
-        metavar="ENDPOINT",
-        help="a daemon's address; more than once for several (default: your own, started inside if none runs)",
-    )
+    add_connect_arguments(parser, many=True)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.replay:
+        return replay.run(options)
     if not (options.once or options.duration or is_headless(options)):
-        with Feed(options.connect, window_s(options), options.source) as feed:
+        with open_feed(options, options.source, window_s(options)) as feed:
             return show_on_screen(feed, options, MergeMode(options.merge) if options.merge else None)
-    with Feed(options.connect, window_s(options), options.source) as feed:
+    with open_feed(options, options.source, window_s(options)) as feed:
         _wait_for_data(feed, options)
         was_live = bool(_live(feed, options))
         if not options.once and (options.headless or options.duration):
@@ -111,6 +118,8 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
     try:
         while _live(feed, options) and (deadline_s is None or time.monotonic() < deadline_s):
             feed.poll(POLL_MS)
+            if feed.refused:
+                raise CbtopError(feed.refused)
     except KeyboardInterrupt:
         return  # enough seen: print it
 
@@ -187,13 +196,3 @@ def _source(text: str) -> str:
     if text.count(":") < 3:
         raise argparse.ArgumentTypeError(f"{text!r} is no pid, no rank=N and no key as `cbtop ls` prints them")
     return text
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above zero")
-    return value

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from cbtop.reports.json import json_report
 from cbtop.reports.text import SECTIONS, text_report
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import ReplayView, SourceView
 
-Report = Callable[[Sequence[SourceView], Sequence[str]], str]
+Report = Callable[[Sequence[SourceView], Sequence[str], ReplayView | None], str]
 
 REPORTS: dict[str, Report] = {"text": text_report, "json": json_report}
 

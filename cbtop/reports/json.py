@@ -14,6 +14,7 @@ from cbtop.viewmodels.model import (
     CategoryRow,
     ClockView,
     GraphRow,
+    ReplayView,
     RooflineView,
     SourceView,
     StepsView,
@@ -65,12 +66,17 @@ PROVENANCE = {
 DERIVED_IN_A_WINDOW = ["min_us", "max_us"]
 
 
-def json_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
+def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
     """All sources, whole: `sections` choose what a person reads, a program takes what it needs."""
     provenance = {what: list(keys) for what, keys in PROVENANCE.items()}
     if any(source.window for source in sources):
         provenance["derived from measured"] += DERIVED_IN_A_WINDOW
-    document = {"schema": SCHEMA, "provenance": provenance, "sources": [_source(source) for source in sources]}
+    document = {
+        "schema": SCHEMA,
+        "replay": None if replay is None else asdict(replay),
+        "provenance": provenance,
+        "sources": [_source(source) for source in sources],
+    }
     return json.dumps(document, allow_nan=False)
 
 

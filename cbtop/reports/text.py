@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import RanksView, SourceView, TraceView, WindowView
+from cbtop.viewmodels.model import RanksView, ReplayView, SourceView, TraceView, WindowView
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
@@ -15,9 +15,17 @@ PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made o
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 
-def text_report(sources: Sequence[SourceView], sections: Sequence[str]) -> str:
+def text_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
     """Each source with the chosen sections, in the order given."""
-    return "\n\n\n".join(_source(source, sections) for source in sources)
+    told = "\n\n\n".join(_source(source, sections) for source in sources)
+    return told if replay is None else f"{_replay(replay)}\n\n{told}"
+
+
+def _replay(replay: ReplayView) -> str:
+    at, duration = fmt.position(replay.at_s), fmt.position(replay.duration_s)
+    cut = "" if replay.is_complete else " (it was not closed: killed, or still being written)"
+    date = fmt.date(replay.recorded_s)
+    return f"REPLAY of {replay.file}, recorded {date} on {replay.host}, at {at} of {duration}{cut}"
 
 
 def _source(view: SourceView, sections: Sequence[str]) -> str:

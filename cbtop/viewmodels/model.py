@@ -351,3 +351,15 @@ class SourceSummary:
     label: str  # program, pid@host
     state: SourceStatus
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayView:
+    """Where in which recording a screen or a report is. Times are seconds from its beginning."""
+
+    file: str
+    host: str
+    recorded_s: float  # Unix time of its beginning
+    at_s: float
+    duration_s: float
+    is_complete: bool  # closed by its recorder; else it was killed, or still writes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cbtop import formatting
-from cbtop.viewmodels.model import LossView, SourceView
+from cbtop.viewmodels.model import LossView, ReplayView, SourceView
 from cbtop.views.looks import state_badge
 from cbtop.widgets.bars import bar
 from cbtop.widgets.braille import area
@@ -23,6 +23,7 @@ class Heading:
     source: SourceView | None
     paused: bool
     position: str  # "2/3" among the sources; "" when there is only one
+    replay: ReplayView | None = None  # where in which recording; None: it happens now
 
 
 class Header(Drawing):
@@ -45,11 +46,16 @@ class Header(Drawing):
 
 
 def _identity(heading: Heading, width: int) -> Line:
-    source = heading.source
+    source, replay = heading.source, heading.replay
     state = "waiting" if source is None else source.state if source.stale_s is None else "stale"
-    badges: Line = ((" cbtop ", "brand"), *state_badge("paused" if heading.paused else state))
-    if heading.paused and source is not None and source.state != "live":
-        badges += state_badge(source.state)
+    badges: Line = ((" cbtop ", "brand"), *(state_badge("replay") if replay else ()))
+    if heading.paused:
+        badges += state_badge("paused")
+    if not (heading.paused or replay) or (source is not None and source.state != "live"):
+        badges += state_badge(state)
+    if replay:
+        at = f"{formatting.date(replay.recorded_s + replay.at_s)}  {formatting.position(replay.at_s)}"
+        badges += (("  ", ""), (f"{at}/{formatting.position(replay.duration_s)}", "accent"))
     if source is None:
         return badges
     if source.merged is not None:
@@ -164,14 +170,17 @@ def drops(loss: LossView) -> Line:
 
 
 class Notice(Drawing):
-    """One line for what is out of the ordinary: work in progress, an end, a failed check. Else hidden."""
+    """One line for what is out of the ordinary: no link, work in progress, an end, a failed check. Else hidden."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._notice: Line = BLANK
 
-    def show_source(self, source: SourceView | None) -> None:
-        self._notice = BLANK if source is None else notice(source)
+    def show_source(self, source: SourceView | None, refused: str) -> None:
+        if refused:  # what is shown, if anything, is of before
+            self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
+        else:
+            self._notice = BLANK if source is None else notice(source)
         self.display = bool(self._notice)
         self.redraw()
 

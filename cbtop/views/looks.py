@@ -28,6 +28,7 @@ _BADGES = {
     "waiting": ("◌ WAITING", "badge-calm"),
     "live": ("● LIVE", "badge-live"),
     "stale": ("◌ STALE", "badge-warn"),
+    "replay": ("▶ REPLAY", "badge-calm"),
     "paused": ("‖ PAUSED", "badge-warn"),
     "ended": ("■ ENDED", "badge-calm"),
     "gone": ("✗ GONE", "badge-bad"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from cbtop.viewmodels.model import SourceView
@@ -24,6 +25,7 @@ _HOW_TO_START: tuple[Line, ...] = (
     (("        with profiler.brick(BrickId.QKV_PROJECTION):", "accent"),),
     (("            ...", "accent"),),
 )
+_REFUSED: Line = (("No link to the daemon; it is tried again every second.", "strong"),)
 _BRIEFLY: tuple[Line, ...] = (
     (("Waiting for a process to watch.", "strong"),),
     BLANK,
@@ -33,18 +35,23 @@ _BRIEFLY: tuple[Line, ...] = (
 
 
 class Welcome(Drawing):
-    """How to start something; or, once something has started, what it is busy with."""
+    """How to start something; or why the daemon refuses us; or, once something has started, what it is busy with."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._source: SourceView | None = None
         self._status = ""
+        self._refused = ""
 
-    def show(self, source: SourceView | None, status: str) -> None:
-        self._source, self._status = source, status
+    def show(self, source: SourceView | None, status: str, refused: str) -> None:
+        self._source, self._status, self._refused = source, status, refused
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
+        if self._refused:
+            # On a line of its own and whole, a key can be copied.
+            words = textwrap.wrap(clean(self._refused), max(16, min(76, width - 4)), break_on_hyphens=False)
+            return _centred((_REFUSED, BLANK, *(((line, ""),) for line in words)), width, height)
         if self._source is None:
             text = _HOW_TO_START if len(_HOW_TO_START) + 2 <= height else _BRIEFLY
             return _centred((*text, BLANK, ((clean(self._status), "dim"),)), width, height)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import io
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.protocol.messages import Node
+from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import NodeKind
 
 
@@ -26,8 +27,9 @@ class TimedRecord:
 class Trace:
     """The records of one process, in the order they ended; every one names a node of `nodes` and runs forward.
 
-    `records` can be walked more than once. `overwritten` and `rejected` are those that were written and are not
-    among them: lost in the ring before they were read, or naming no node, or running backwards.
+    `records` can be walked more than once. The counts are of those that were written and are not among them: lost
+    in the ring before they were read (`overwritten`), naming no node or running backwards (`rejected`), not in the
+    recording, because it began later or they were lost on the way (`missed`).
     """
 
     process: str
@@ -36,14 +38,38 @@ class Trace:
     records: Iterable[TimedRecord]
     overwritten: int = 0
     rejected: int = 0
+    missed: int = 0
+    dependencies: Sequence[Dependency] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """A format: what its files end in, and the function that writes one."""
+    """A format: the function that writes a file of it, whether one can hold several processes, and what it is."""
 
-    suffix: str
-    write: Callable[[Trace, TextIO], None]
+    write: Callable[[Sequence[Trace], BinaryIO], None]
+    holds_many: bool
+    is_binary: bool = False
+
+
+def text_of_many(write: Callable[[Sequence[Trace], TextIO], None]) -> Exporter:
+    """A text format whose files can hold several processes."""
+
+    def write_bytes(traces: Sequence[Trace], out: BinaryIO) -> None:
+        text = io.TextIOWrapper(out, encoding="utf-8", newline="")
+        write(traces, text)
+        text.detach()  # which flushes, and leaves `out` open
+
+    return Exporter(write_bytes, holds_many=True)
+
+
+def text_of_one(write: Callable[[Trace, TextIO], None]) -> Exporter:
+    """A text format whose files hold one process."""
+
+    def write_first(traces: Sequence[Trace], out: TextIO) -> None:
+        (trace,) = traces
+        write(trace, out)
+
+    return Exporter(text_of_many(write_first).write, holds_many=False)
 
 
 def display_name(node: Node) -> str:

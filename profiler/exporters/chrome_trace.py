@@ -7,7 +7,8 @@ has its begin and duration, metadata ("M") names processes and threads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import TextIO
 
 from cbtop.profiler.exporters.base import TimedRecord, Trace, display_name, kind_name
@@ -17,23 +18,26 @@ from cbtop.protocol.messages import Node
 Event = dict[str, object]
 
 
-def write_chrome_trace(trace: Trace, out: TextIO) -> None:
-    """One complete event a record, on the process's monotonic clock; what was lost stands under `otherData`."""
+def write_chrome_trace(traces: Sequence[Trace], out: TextIO) -> None:
+    """One complete event a record, on the host's monotonic clock; what was lost stands under `otherData`."""
     out.write('{"displayTimeUnit": "ns", "traceEvents": [')
     separator = "\n"
-    for event in _events(trace):
+    for event in _events(traces):
         out.write(separator + json.dumps(event))
         separator = ",\n"
-    lost = {"overwritten": trace.overwritten, "rejected": trace.rejected}
+    lost = {what: sum(getattr(trace, what) for trace in traces) for what in ("overwritten", "rejected", "missed")}
     out.write(f'\n], "otherData": {json.dumps(lost)}}}\n')
 
 
-def _events(trace: Trace) -> Iterator[Event]:
-    yield _name("process_name", trace.process, trace.pid, 0)
-    for thread, track in enumerate(tracks_of(trace), start=1):
-        yield _name("thread_name", f"track {thread}", trace.pid, thread)
-        for record in track:
-            yield _complete(record, trace.nodes[record.node], trace.pid, thread)
+def _events(traces: Sequence[Trace]) -> Iterator[Event]:
+    threads = count(1)  # never one twice: two processes may have had the same pid, one after the other
+    for trace in traces:
+        yield _name("process_name", trace.process, trace.pid, 0)
+        for number, track in enumerate(tracks_of(trace), start=1):
+            thread = next(threads)
+            yield _name("thread_name", f"track {number}", trace.pid, thread)
+            for record in track:
+                yield _complete(record, trace.nodes[record.node], trace.pid, thread)
 
 
 def _name(what: str, name: str, pid: int, thread: int) -> Event:

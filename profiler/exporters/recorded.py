@@ -1,17 +1,33 @@
-"""A Trace from the ring and the catalog of a recorded process, running or gone."""
+"""Traces of recorded processes: from the ring and the catalog of one, running or gone, or from a recording."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cbtop.profiler.exporters.base import TimedRecord, Trace
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import HostHello, Node
+from cbtop.protocol.messages import (
+    CatalogMessage,
+    Dependency,
+    HostHello,
+    Node,
+    RecordBatch,
+    SourceCatalog,
+    SourceState,
+)
 from cbtop.protocol.process import process_start
+from cbtop.protocol.record_batch import RecordTally, tally, unpack
+from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.ring import FLAG_FAILED, Batch, RingReader
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CHUNK_RECORDS = 4096
 
@@ -27,17 +43,112 @@ def trace_of_files(ring: Path, catalog: Path) -> Trace:
     reader.close()
     # After the ring: a node is in the catalog before the first record that names it is in the ring.
     messages = CatalogReader(catalog).read()
-    program = next((message.program for message in messages if isinstance(message, HostHello)), f"pid {reader.pid}")
-    table = NodeTable()
-    for message in messages:
-        if isinstance(message, Node):
-            try:
-                table.add(message)
-            except ValueError as error:
-                raise DecodeError(f"catalog {catalog}: {error}") from error
-    fit = (batch.node >= 1) & (batch.node <= len(table)) & (batch.end_ns >= batch.start_ns)
+    said = _Said(f"catalog {catalog}", reader.pid)
+    said.take(messages)
+    fit = _fit(batch, said.nodes)
     rejected = len(fit) - int(fit.sum())
-    return Trace(program, reader.pid, table, BatchRecords(batch.only(fit)), batch.overwritten, rejected)
+    return said.trace(BatchRecords(batch.only(fit)), batch.overwritten, rejected)
+
+
+def traces_of_recording(reader: RecordingReader) -> dict[str, Trace]:
+    """Every process of a recording by its key. What cannot be understood counts as lost on the way."""
+    sources: defaultdict[str, _Recorded] = defaultdict(_Recorded)
+    tallies: dict[str, RecordTally] = {}
+    for frame in reader.frames():
+        try:
+            for message in frame.messages() if frame.kind != FrameKind.INDEX else ():
+                known = tally(tallies, message)
+                match message:
+                    case SourceCatalog():
+                        sources[message.source].said.take(message.messages)
+                    case SourceState():
+                        sources[message.source].rejected.append(message.rejected)
+                    case RecordBatch():
+                        sources[message.source].batches.append((message, known))
+                    case _:
+                        pass
+        except DecodeError:
+            continue
+    return {key: source.trace(tallies[key]) for key, source in sources.items() if source.said.hello}
+
+
+class _Said:
+    """What a process has said of itself, as far as exporters ask."""
+
+    def __init__(self, where: str, pid: int = 0) -> None:
+        self.where = where
+        self.pid = pid
+        self.hello: HostHello | None = None
+        self.nodes = NodeTable()
+        self.dependencies: dict[Dependency, None] = {}
+
+    def take(self, messages: Iterable[CatalogMessage]) -> None:
+        """Take in what is new: a keyframe says everything again. Raises DecodeError when a node does not fit."""
+        for message in messages:
+            match message:
+                case HostHello():
+                    self.hello, self.pid = message, message.pid
+                case Dependency():
+                    self.dependencies[message] = None
+                case Node() if message.id > len(self.nodes):
+                    try:
+                        self.nodes.add(message)
+                    except ValueError as error:
+                        raise DecodeError(f"{self.where}: {error}") from error
+                case _:
+                    pass
+
+    def trace(self, records: Iterable[TimedRecord], overwritten: int, rejected: int, missed: int = 0) -> Trace:
+        program = self.hello.program if self.hello else f"pid {self.pid}"
+        known = [d for d in self.dependencies if max(d.first, d.then) <= len(self.nodes)]
+        return Trace(program, self.pid, self.nodes, records, overwritten, rejected, missed, known)
+
+
+class _Recorded:
+    """One process of a recording."""
+
+    def __init__(self) -> None:
+        self.said = _Said("its catalog")
+        self.rejected: list[int] = []
+        self.batches: list[tuple[RecordBatch, int]] = []
+
+    def trace(self, books: RecordTally) -> Trace:
+        records = PackedRecords(self.batches, self.said.nodes)
+        # A new daemon counts anew what it rejects; the sum of both kinds of loss is known from the batches.
+        told = max(self.rejected, default=0) - min(self.rejected, default=0)
+        rejected = min(told, books.dropped)
+        return self.said.trace(
+            records,
+            overwritten=books.dropped - rejected,
+            rejected=rejected + books.taken - records.count,
+            missed=books.missed + (books.before or 0),
+        )
+
+
+def _fit(batch: Batch, nodes: NodeTable) -> NDArray[np.bool_]:
+    """Which records name a node and run forward."""
+    fit: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= len(nodes)) & (batch.end_ns >= batch.start_ns)
+    return fit
+
+
+class PackedRecords:
+    """The records of many batches; they stay packed, and are unpacked batch by batch as they are walked."""
+
+    def __init__(self, batches: Sequence[tuple[RecordBatch, int]], nodes: NodeTable) -> None:
+        self._batches = batches
+        self._nodes = nodes
+        self.count = sum(len(batch.node) for batch in self._unpacked())
+
+    def __iter__(self) -> Iterator[TimedRecord]:
+        for batch in self._unpacked():
+            yield from BatchRecords(batch)
+
+    def _unpacked(self) -> Iterator[Batch]:
+        for message, known in self._batches:
+            batch = unpack(message)
+            fit = _fit(batch, self._nodes)
+            fit[:known] = False  # they were here before
+            yield batch.only(fit)
 
 
 class BatchRecords:

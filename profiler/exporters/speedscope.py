@@ -7,23 +7,27 @@ only what was opened last is closed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import TextIO
 
-from cbtop.profiler.exporters.base import TimedRecord, Trace, display_name
-from cbtop.profiler.exporters.tracks import tracks_of
+from cbtop.profiler.exporters.base import Trace, display_name
+from cbtop.profiler.exporters.tracks import events_of, tracks_of
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
-def write_speedscope(trace: Trace, out: TextIO) -> None:
+def write_speedscope(traces: Sequence[Trace], out: TextIO) -> None:
     """Every record as a frame of its name: the RmsNorm of every layer is one frame, in many places."""
     frames: dict[str, int] = {}
-    frame_of = [frames.setdefault(display_name(node), len(frames)) for node in trace.nodes.nodes]
+    for node in (node for trace in traces for node in trace.nodes.nodes):
+        frames.setdefault(display_name(node), len(frames))
     shared = {"frames": [{"name": name} for name in frames]}
-    out.write(f'{{"$schema": "{SCHEMA}", "exporter": "cbtop", "name": {json.dumps(trace.process)},\n')
+    title = ", ".join(trace.process for trace in traces)
+    out.write(f'{{"$schema": "{SCHEMA}", "exporter": "cbtop", "name": {json.dumps(title)},\n')
     out.write(f'"shared": {json.dumps(shared)},\n"profiles": [')
-    for number, track in enumerate(tracks_of(trace), start=1):
+    profiles = ((trace, number, track) for trace in traces for number, track in enumerate(tracks_of(trace), start=1))
+    for at, (trace, number, track) in enumerate(profiles):
+        frame_of = [frames[display_name(node)] for node in trace.nodes.nodes]
         head = {
             "type": "evented",
             "name": f"{trace.process}, track {number}",
@@ -31,23 +35,11 @@ def write_speedscope(trace: Trace, out: TextIO) -> None:
             "startValue": track[0].start_ns if track else 0,
             "endValue": max((record.end_ns for record in track), default=0),
         }
-        out.write(f'{"," if number > 1 else ""}\n{json.dumps(head)[:-1]}, "events": [')
+        out.write(f'{"," if at else ""}\n{json.dumps(head)[:-1]}, "events": [')
         separator = "\n"
-        for opens, record, at in _events(track):
+        for opens, record, moment in events_of(track):
             frame = frame_of[record.node - 1]
-            out.write(f'{separator}{{"type": "{"O" if opens else "C"}", "frame": {frame}, "at": {at}}}')
+            out.write(f'{separator}{{"type": "{"O" if opens else "C"}", "frame": {frame}, "at": {moment}}}')
             separator = ",\n"
         out.write("]}")
     out.write("\n]}\n")
-
-
-def _events(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord, int]]:
-    """Whether a record opens or closes, the record, and when."""
-    around: list[TimedRecord] = []
-    for record in track:
-        while around and around[-1].end_ns <= record.start_ns:
-            yield False, around[-1], around.pop().end_ns
-        around.append(record)
-        yield True, record, record.start_ns
-    while around:
-        yield False, around[-1], around.pop().end_ns

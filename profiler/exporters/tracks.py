@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from cbtop.profiler.exporters.base import TimedRecord, Trace
 from cbtop.profiler.graph.node_table import NodeTable
 
@@ -23,6 +25,18 @@ def tracks_of(trace: Trace) -> list[list[TimedRecord]]:
         tracks[chosen].append(record)
         open_on[chosen].append(record)
     return tracks
+
+
+def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord, int]]:
+    """What happens on a track, in order: whether a record opens or closes, the record, and when."""
+    around: list[TimedRecord] = []
+    for record in track:
+        while around and around[-1].end_ns <= record.start_ns:
+            yield False, around[-1], around.pop().end_ns
+        around.append(record)
+        yield True, record, record.start_ns
+    while around:
+        yield False, around[-1], around.pop().end_ns
 
 
 def _make_room(nodes: NodeTable, record: TimedRecord, around: list[TimedRecord]) -> bool:

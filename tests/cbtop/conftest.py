@@ -24,6 +24,7 @@ class ScriptedFeed:
         self.seen = list(seen)
         self.polls = 0
         self.line = "connected ipc:///run/user/1000/cbtop/wire · 20 msg/s"
+        self.refused = ""
         self.end: FeedEnd | None = None
 
     def poll(self) -> None:

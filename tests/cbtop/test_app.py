@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from textual.binding import Binding
 from textual.pilot import Pilot
 
 from cbtop.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
+from cbtop.errors import CbtopError
 from cbtop.feed import FeedEnd
+from cbtop.recorder import SavedHistory
 from cbtop.views import VIEWS
 from cbtop.views.bricks import Bricks
 from cbtop.views.graph import Graph
@@ -108,6 +111,11 @@ async def refreshes_more_often(pilot: AppPilot, key: str) -> None:
 async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
     for expected in (1.0, 2.0, 5.0, 5.0):
         assert f"· every {expected:g} s" in await press(pilot, key)
+
+
+async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)  # this feed has no daemon behind it
+    assert not pilot.app._notifications
 
 
 async def turns_light_and_dark(pilot: AppPilot, key: str) -> None:
@@ -247,6 +255,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (CbtopApp, "step_source(1)"): shows_another_source,
     (CbtopApp, "faster"): refreshes_more_often,
     (CbtopApp, "slower"): refreshes_less_often,
+    (CbtopApp, "save_history"): says_that_nothing_can_be_saved_here,
     (CbtopApp, "theme"): turns_light_and_dark,
     (CbtopApp, "help"): opens_the_help,
     (CbtopApp, "quit"): quits,
@@ -302,6 +311,24 @@ async def test_pause_freezes_the_screen_and_keeps_polling(feed: ScriptedFeed) ->
         assert feed.polls == polls + 1
         assert screen_text(app) == before
         assert "changed meanwhile" in await press(pilot, "space")
+
+
+async def test_w_writes_the_last_minutes_and_says_where_or_why_not(feed: ScriptedFeed) -> None:
+    answers: list[SavedHistory | CbtopError] = [SavedHistory(Path("/tmp/[b]x.cbtop"), 1_230_000), CbtopError("[no]")]
+
+    def save() -> SavedHistory:
+        answer = answers.pop(0)
+        if isinstance(answer, CbtopError):
+            raise answer
+        return answer
+
+    app = CbtopApp(feed, interval_s=60, save_history=save)
+    async with app.run_test(size=SIZE) as pilot:
+        for _ in range(2):
+            await pilot.press("w")
+            await app.workers.wait_for_complete()
+        told = [(note.severity, note.message, note.markup) for note in app._notifications]
+    assert told == [("information", "/tmp/[b]x.cbtop, 1.23 MB", False), ("error", "[no]", False)]
 
 
 async def test_the_first_source_opens_the_view_and_gets_the_keys(feed: ScriptedFeed) -> None:

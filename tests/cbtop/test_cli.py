@@ -49,7 +49,7 @@ def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixt
         (["demo", "--steps", "x"], "'x' is not a number from 1 on"),
         (["demo", "--steps", "0"], "'0' is not a number from 1 on"),
         (["--interval", "9"], "'9' is not between 0.25 and 5"),
-        (["daemon", "--bind", "tcp://0.0.0.0:5555"], "only loopback"),
+        (["daemon", "--bind", "udp://0.0.0.0:5555"], "tcp://HOST:PORT is wanted"),
     ],
 )
 def test_what_is_not_known_is_named_and_ends_with_2(

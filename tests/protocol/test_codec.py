@@ -27,6 +27,8 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
         return st.integers(codec.I64_MIN, codec.I64_MAX)
     if annotation is float:
         return st.floats(1e-9, 1e20)  # what every message with rules of its own takes
+    if annotation is messages.Packed:
+        return st.binary(max_size=20)
     if annotation is bytes:
         return st.integers(0, 4).map(lambda n: bytes(8 * n))
     if get_origin(annotation) in (types.UnionType, Union):
@@ -42,6 +44,11 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
+    if kind is messages.RecordBatch:  # its numbers must fit each other
+        number = st.integers(0, 1 << 60)
+        return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
+            lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
+        )
     return st.builds(kind, **{name: values(hint) for name, hint in get_type_hints(kind).items()})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.protocol.endpoint import default_endpoint, parse_endpoint, runtime_dir
+from cbtop.protocol.endpoint import default_endpoint, is_loopback, parse_endpoint, runtime_dir
 from cbtop.protocol.errors import EndpointError
 
 
@@ -46,18 +46,20 @@ def test_the_default_address_is_an_ipc_socket_in_it(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "good", ["ipc:///tmp/x.sock", "tcp://127.0.0.1:5555", "tcp://localhost:5555", "tcp://[::1]:5"]
+    "good",
+    ["ipc:///tmp/x.sock", "tcp://127.0.0.1:5555", "tcp://localhost:5555", "tcp://[::1]:5", "tcp://gpu-box.lan:5555"],
 )
-def test_ipc_and_loopback_are_taken(good: str) -> None:
+def test_ipc_and_tcp_are_taken(good: str) -> None:
     assert parse_endpoint(good) == good
 
 
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        ("tcp://0.0.0.0:5555", "only loopback"),
-        ("tcp://*:5555", "only loopback"),
-        ("tcp://10.0.0.7:5555", "only loopback"),
+        ("tcp://10.0.0.7:5555;127.0.0.1:1", "is wanted"),
+        ("tcp://me@10.0.0.7:5555", "is wanted"),
+        ("tcp://[::1:5555", "is wanted"),
+        ("tcp://a b:5555", "is wanted"),
         ("tcp://127.0.0.1", "is wanted"),
         ("tcp://127.0.0.1:99999", "is wanted"),
         ("http://127.0.0.1:5555", "is wanted"),
@@ -70,3 +72,23 @@ def test_ipc_and_loopback_are_taken(good: str) -> None:
 def test_other_addresses_are_refused_and_say_what_is_wanted(bad: str, complaint: str) -> None:
     with pytest.raises(EndpointError, match=complaint):
         parse_endpoint(bad)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("tcp://127.0.0.1:1", True),
+        ("tcp://127.8.8.8:1", True),
+        ("tcp://localhost:1", True),
+        ("tcp://[::1]:1", True),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://*:1", False),
+        ("tcp://[::]:1", False),
+        ("tcp://10.0.0.7:1", False),
+        ("tcp://localhost.evil.example:1", False),
+        ("tcp://127.0.0.1.evil.example:1", False),
+        ("tcp://eth0:1", False),
+    ],
+)
+def test_only_what_no_other_host_can_reach_is_loopback(endpoint: str, expected: bool) -> None:
+    assert is_loopback(parse_endpoint(endpoint)) is expected

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 from cbtop.profiler.exporters import EXPORTERS
@@ -21,11 +22,17 @@ from cbtop.profiler.exporters.csv_rows import COLUMNS
 from cbtop.profiler.graph.node_table import NodeTable
 from tests.profiler.exporters.made_traces import any_trace, recorded_trace
 
+TEXTS = [name for name, exporter in EXPORTERS.items() if not exporter.is_binary]
 
-def exported(name: str, trace: Trace) -> str:
-    out = io.StringIO(newline="")
-    EXPORTERS[name].write(trace, out)
+
+def exported_bytes(name: str, *traces: Trace) -> bytes:
+    out = io.BytesIO()
+    EXPORTERS[name].write(traces, out)
     return out.getvalue()
+
+
+def exported(name: str, *traces: Trace) -> str:
+    return exported_bytes(name, *traces).decode()
 
 
 def names(trace: Trace) -> list[str]:
@@ -36,18 +43,18 @@ def names(trace: Trace) -> list[str]:
 @settings(deadline=None)
 @given(trace=any_trace())
 def test_every_format_can_be_written_to_a_file_and_again(name: str, trace: Trace) -> None:
-    text = exported(name, trace)
-    text.encode()
-    assert text == exported(name, trace)
+    assert exported_bytes(name, trace) == exported_bytes(name, trace)
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
+@pytest.mark.parametrize("name", TEXTS)
 def test_a_process_that_recorded_nothing_gives_a_whole_file(name: str) -> None:
     text = exported(name, Trace("idle", 1, NodeTable(), ()))
     if name.endswith("jsonl"):
         assert text == ""
     elif name == "csv":
         assert text == ",".join(COLUMNS) + "\r\n"
+    elif name == "dot":
+        assert text.startswith("digraph")
     else:
         assert json.loads(text)
 
@@ -79,7 +86,8 @@ def test_chrome_trace_holds_every_record_and_what_was_lost(trace: Trace) -> None
         (name, r.node, r.start_ns, r.end_ns - r.start_ns, r.failed)
         for name, r in zip(names(trace), trace.records, strict=True)
     )
-    assert document["otherData"] == {"overwritten": trace.overwritten, "rejected": trace.rejected}
+    lost = {"overwritten": trace.overwritten, "rejected": trace.rejected, "missed": trace.missed}
+    assert document["otherData"] == lost
 
 
 @settings(deadline=None)
@@ -99,10 +107,11 @@ def test_a_recorded_chrome_trace_keeps_the_nanoseconds(runtime: Path) -> None:
     assert '"ts": 4000000000.123, "dur": 130.0' in text
 
 
-def test_perfetto_opens_a_chrome_trace(runtime: Path) -> None:
+@pytest.mark.parametrize("name", ["chrome-trace", "perfetto"])
+def test_perfetto_opens_it(runtime: Path, name: str) -> None:
     trace = recorded_trace(runtime)
     shell = shutil.which("trace_processor_shell")
-    data = io.BytesIO(exported("chrome-trace", trace).encode())
+    data = io.BytesIO(exported_bytes(name, trace))
     try:
         processor = TraceProcessor(trace=data, config=TraceProcessorConfig(bin_path=shell))
     except (OSError, subprocess.CalledProcessError) as error:
@@ -116,6 +125,67 @@ def test_perfetto_opens_a_chrome_trace(runtime: Path) -> None:
     expected = [(name, r.start_ns, r.end_ns - r.start_ns, depths.get(name, 2)) for name, r in records]
     assert found == expected
     assert process == trace.process
+
+
+def slices(packets: perfetto_trace_pb2.Trace) -> Counter[tuple[str, str, int, int, int, bool]]:
+    """Process, name, begin, end, elements and failure of every slice, as the protos of Perfetto's own read them."""
+    named: dict[int, str] = {}
+    processes: dict[int, str] = {}
+    process_of: dict[int, str] = {}
+    around: dict[int, list[tuple[str, int, int, bool]]] = {}
+    found: Counter[tuple[str, str, int, int, int, bool]] = Counter()
+    for packet in packets.packet:
+        assert packet.trusted_packet_sequence_id
+        named |= {name.iid: name.name for name in packet.interned_data.event_names}
+        about = packet.track_descriptor
+        if about.HasField("process"):
+            processes[about.uuid] = about.process.process_name
+        elif about.uuid:
+            process_of[about.uuid] = processes[about.parent_uuid]
+        if not packet.HasField("track_event"):
+            continue
+        event = packet.track_event
+        if event.type == event.TYPE_SLICE_BEGIN:
+            values = {note.name_iid: note for note in event.debug_annotations}
+            failed = 2 in values and values[2].bool_value
+            open_here = around.setdefault(event.track_uuid, [])
+            open_here.append((named[event.name_iid], packet.timestamp, values[1].uint_value, failed))
+        else:
+            name, start_ns, elements, failed = around[event.track_uuid].pop()
+            found[process_of[event.track_uuid], name, start_ns, packet.timestamp, elements, failed] += 1
+    assert not any(around.values())
+    return found
+
+
+@settings(deadline=None)
+@given(any_trace(), any_trace())
+def test_perfettos_own_protos_read_every_record_of_every_process(first: Trace, second: Trace) -> None:
+    packets = perfetto_trace_pb2.Trace.FromString(exported_bytes("perfetto", first, second))
+
+    def utf8(text: str) -> str:
+        return text.encode("utf-8", "replace").decode()
+
+    assert slices(packets) == Counter(
+        (utf8(trace.process), utf8(name), r.start_ns, r.end_ns, r.elements, r.failed)
+        for trace in (first, second)
+        for name, r in zip(names(trace), trace.records, strict=True)
+    )
+
+
+@settings(deadline=None)
+@given(any_trace(), any_trace())
+def test_several_processes_in_one_file_are_all_there(first: Trace, second: Trace) -> None:
+    both = json.loads(exported("chrome-trace", first, second))
+    records = len(list(first.records)) + len(list(second.records))
+    assert len(complete_events(both)) == records
+    profiles = json.loads(exported("speedscope", first, second))["profiles"]
+    assert sum(len(profile["events"]) for profile in profiles) == 2 * records
+
+
+def test_dot_shows_the_graph_with_mean_times(runtime: Path) -> None:
+    text = exported("dot", recorded_trace(runtime))
+    assert "RmsNorm" in text
+    assert "10.0µs" in text
 
 
 @settings(deadline=None)

@@ -1,0 +1,124 @@
+"""`cbtop export`: the records of a recording or of a process's ring, in the formats other tools read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from cbtop import formatting as fmt
+from cbtop.errors import NoDataError, UsageError
+from cbtop.profiler.exporters import EXPORTERS
+from cbtop.profiler.exporters.base import Trace
+from cbtop.profiler.exporters.recorded import trace_of_files, traces_of_recording
+from cbtop.protocol.endpoint import runtime_dir
+from cbtop.protocol.errors import RecordingError, VersionError
+from cbtop.protocol.recording import RecordingReader
+
+HELP = "write what was recorded for other tools"
+DESCRIPTION = (
+    "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "
+    "format other tools read. Formats that can hold several processes hold them all, unless --source chooses."
+)
+EPILOG = """\
+examples:
+  cbtop export run.cbtop --format perfetto -o run.pftrace      open it at ui.perfetto.dev
+  cbtop export run.cbtop --format speedscope -o run.json       open it at speedscope.app
+  cbtop export run.cbtop --format csv --source 4242 | head
+  cbtop export --pid 4242 --format dot | dot -Tsvg -o graph.svg
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a recording")
+    parser.add_argument("--pid", type=int, help="the ring of this process, instead of a recording")
+    parser.add_argument("--format", choices=list(EXPORTERS), required=True, help="what to write")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to (default: stdout)")
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--source", metavar="PID|KEY", help="only this process of the recording")
+
+
+def run(options: argparse.Namespace) -> int:
+    if (options.file is None) == (options.pid is None):
+        raise UsageError("a recording or --pid is wanted, and not both")
+    if options.output is None and EXPORTERS[options.format].is_binary and sys.stdout.isatty():
+        raise UsageError(f"{options.format} is binary: choose a file with -o")
+    traces = _chosen(_of_ring(options.pid) if options.file is None else _of_recording(options.file), options)
+    with _opened(options) as out:
+        EXPORTERS[options.format].write(traces, out)
+    if options.output or any(_lost(trace) for trace in traces):
+        sys.stderr.write("".join(f"cbtop: {_told(trace)}\n" for trace in traces))
+    return 0
+
+
+def _of_recording(path: Path) -> dict[str, Trace]:
+    try:
+        reader = RecordingReader(path)
+    except (RecordingError, VersionError) as error:
+        raise UsageError(str(error)) from error
+    try:
+        traces = traces_of_recording(reader)
+    finally:
+        reader.close()
+    if not traces:
+        raise NoDataError(f"{path} holds no process")
+    return traces
+
+
+def _of_ring(pid: int) -> dict[str, Trace]:
+    rings = sorted(runtime_dir().glob(f"{pid}-*.ring"))
+    if not rings:
+        raise NoDataError(f"no process {pid} has recorded anything in {runtime_dir()}")
+    return {ring.stem: trace_of_files(ring, ring.with_suffix(".catalog")) for ring in rings}
+
+
+def _chosen(traces: dict[str, Trace], options: argparse.Namespace) -> Sequence[Trace]:
+    if options.source is not None:
+        chosen = {key: trace for key, trace in traces.items() if options.source in (key, str(trace.pid))}
+    else:
+        chosen = traces
+    if not chosen or (len(chosen) > 1 and not EXPORTERS[options.format].holds_many):
+        known = "; ".join(f"{key} ({trace.process}, pid {trace.pid})" for key, trace in traces.items())
+        wrong = f"{len(chosen)} processes in one {options.format} file" if chosen else f"--source {options.source}"
+        raise UsageError(f"{wrong}: choose one with --source of {known}")
+    return list(chosen.values())
+
+
+@contextmanager
+def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
+    if options.output is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    how = os.O_TRUNC if options.force else os.O_EXCL
+    try:
+        descriptor = os.open(options.output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666)
+    except FileExistsError as error:
+        raise UsageError(f"{options.output} exists; pass --force to overwrite it") from error
+    except OSError as error:
+        raise UsageError(f"{options.output}: {error.strerror}") from error
+    with open(descriptor, "wb") as file:
+        yield file
+
+
+def _lost(trace: Trace) -> int:
+    return trace.overwritten + trace.rejected + trace.missed
+
+
+def _told(trace: Trace) -> str:
+    lost = ", ".join(
+        f"{fmt.count(number)} {what}"
+        for number, what in (
+            (trace.missed, "not in the recording (before it began, or lost on the way)"),
+            (trace.overwritten, "overwritten before they were read"),
+            (trace.rejected, "rejected"),
+        )
+        if number
+    )
+    return f"{trace.process}, pid {trace.pid}: {fmt.count(sum(1 for _ in trace.records))} records" + (
+        f"; {lost}" if lost else ""
+    )

@@ -1,0 +1,110 @@
+"""`cbtop post-mortem`: what a process that is no more was doing when it ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from cbtop import formatting as fmt
+from cbtop.errors import NoDataError
+from cbtop.post_mortem import LAST_STEPS, EndedRecord, PostMortem, Unfinished, post_mortem
+from cbtop.protocol.endpoint import runtime_dir
+from cbtop.protocol.errors import RingError
+from cbtop.protocol.vocabulary import SourceStatus
+
+HELP = "what a process was doing when it ended"
+DESCRIPTION = (
+    "Read what ended processes left: how they ended, their last steps and records, and the brick each thread was in: "
+    "measured where the thread wrote it down itself (the compiled recorder does), else derived from the order of an "
+    "earlier step, and labelled so. With a PID it may also still run: what is it stuck in?"
+)
+EPILOG = "Rings of ended processes are kept for ten minutes where a daemon runs, and until one does.\n"
+SCHEMA = "cbtop.post-mortem/1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="which process (default: every ended one)")
+    parser.add_argument("--steps", type=_count, default=LAST_STEPS, metavar="N", help="how many of the last steps")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+
+
+def run(options: argparse.Namespace) -> int:
+    rings = sorted(runtime_dir().glob("*.ring" if options.pid is None else f"{options.pid}-*.ring"), key=_age)
+    found = [each for ring in rings if (each := _read(ring, options.steps))]
+    if options.pid is None:
+        found = [each for each in found if each.state is not SourceStatus.LIVE]
+    if not found:
+        who = "no process of yours" if options.pid is None else f"no process {options.pid}"
+        raise NoDataError(f"{who} has left a ring in {runtime_dir()}")
+    if options.format == "json":
+        sys.stdout.write(json.dumps({"schema": SCHEMA, "processes": [asdict(each) for each in found]}) + "\n")
+    else:
+        sys.stdout.write("\n\n".join(_text(each) for each in found) + "\n")
+    return 0
+
+
+def _read(ring: Path, steps: int) -> PostMortem | None:
+    try:
+        return post_mortem(ring, steps)
+    except RingError as error:
+        sys.stderr.write(f"cbtop: {error}\n")
+        return None
+
+
+def _age(ring: Path) -> float:
+    try:
+        return -ring.stat().st_mtime
+    except FileNotFoundError:  # a daemon has just removed it
+        return 0.0
+
+
+def _text(found: PostMortem) -> str:
+    how = found.state.upper() + (f" ({found.reason})" if found.reason else "")
+    lines = [f"{found.program or 'a process'}, pid {found.pid} on {found.host or fmt.NOT_MEASURED}: {how}"]
+    last = fmt.NOT_MEASURED if found.last_record_s is None else fmt.moment(found.last_record_s)
+    lost = found.overwritten + found.rejected
+    lines.append(
+        f"last record {last} · {fmt.count(found.produced)} records, {fmt.count(lost)} of them overwritten or rejected"
+    )
+    lines += _section(f"last {len(found.steps)} steps", found.steps)
+    lines += _section(f"last {len(found.records)} records", found.records)
+    lines += ["", "in flight"]
+    lines += [_unfinished(each, found) for each in found.in_flight] or ["  nothing that is known of"]
+    return "\n".join(lines)
+
+
+def _section(title: str, records: tuple[EndedRecord, ...]) -> list[str]:
+    if not records:
+        return []
+    width = max(len(record.path) for record in records)
+    return ["", title] + [
+        f"  {_time(record.ended_s)}  {record.path:<{width}}  {fmt.duration(record.us):>10}"
+        f"{'  failed' if record.failed else ''}"
+        for record in records
+    ]
+
+
+def _unfinished(each: Unfinished, found: PostMortem) -> str:
+    told = f"  {each.path} [{each.provenance}]"
+    if each.thread_id is not None:
+        told = f"  thread {each.thread_id}: {each.path} [{each.provenance}]"
+    if each.began_s is not None:
+        told += f", begun {_time(each.began_s)}"
+        if found.last_record_s is not None:
+            told += f", {fmt.duration(abs(found.last_record_s - each.began_s) * 1e6)} "
+            told += "after the last record" if each.began_s >= found.last_record_s else "before the last record"
+    return told + (f" ({each.note})" if each.note else "")
+
+
+def _time(unix_s: float) -> str:
+    return fmt.moment(unix_s)[11:]
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if not 1 <= value <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 10000")
+    return value

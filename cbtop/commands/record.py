@@ -1,0 +1,92 @@
+"""`cbtop record`: write what runs into a file, record by record."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+from cbtop import formatting as fmt
+from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
+from cbtop.errors import CbtopError, NoDataError, UsageError
+from cbtop.progress import ProgressLine
+from cbtop.protocol.errors import KeysError, RecordingError
+from cbtop.protocol.recording import SUFFIX
+from cbtop.recorder import Recorder
+
+HELP = "record what runs into a file"
+DESCRIPTION = (
+    "Record every instrumented process of yours, or those of the daemon at --connect, until the duration is over, "
+    "the file is full or Ctrl-C. Killed at any moment, it leaves a file that opens."
+)
+EPILOG = """\
+examples:
+  cbtop record -o run.cbtop                      until Ctrl-C
+  cbtop record -o run.cbtop --duration 60        one minute
+  cbtop replay run.cbtop                         the same screens
+  cbtop export run.cbtop --format perfetto -o run.pftrace
+"""
+POLL_MS = 100
+DEFAULT_MAX_BYTES = 1 << 30
+ANSWER_WITHIN_S = 5.0
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=f"such as run{SUFFIX}")
+    parser.add_argument("--duration", type=positive_seconds, metavar="SEC", help="stop by itself (default: Ctrl-C)")
+    parser.add_argument(
+        "--max-size", type=_size, default=DEFAULT_MAX_BYTES, metavar="BYTES",
+        help="stop when the file is that large; K, M and G are understood (default: 1G)",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    add_connect_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        keys = viewer_keys(options)
+        recorder = Recorder(options.output, options.connect, options.max_size, keys=keys, overwrite=options.force)
+    except (KeysError, RecordingError) as error:
+        raise UsageError(str(error)) from error
+    begun_s = time.monotonic()
+    line = ProgressLine(sys.stderr)
+    try:
+        while not recorder.is_full and (not options.duration or time.monotonic() - begun_s < options.duration):
+            recorder.poll(POLL_MS)
+            if recorder.refused:
+                raise CbtopError(recorder.refused)
+            if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
+                raise NoDataError(f"no daemon answers at {recorder.endpoint}")
+            line.show(f"recording: {time.monotonic() - begun_s:.0f} s, {fmt.size_bytes(recorder.size_bytes)}")
+    except KeyboardInterrupt:
+        pass  # that is how one stops it
+    finally:
+        line.clear()
+        recorder.close()
+    sys.stderr.write(_summary(recorder, options, time.monotonic() - begun_s))
+    return 0
+
+
+def _summary(recorder: Recorder, options: argparse.Namespace, lasted_s: float) -> str:
+    tallies = recorder.tallies.values()
+    taken, missed, dropped = (sum(getattr(t, name) for t in tallies) for name in ("taken", "missed", "dropped"))
+    lost = f", {fmt.count(missed)} missed" if missed else ""
+    lost += f", {fmt.count(dropped)} dropped before they could be read" if dropped else ""
+    lost += f", {recorder.damaged} damaged messages left out" if recorder.damaged else ""
+    full = f"cbtop: {options.output} has reached --max-size; recording ends here\n" if recorder.is_full else ""
+    processes = "1 process" if len(tallies) == 1 else f"{len(tallies)} processes"
+    return (
+        f"{full}cbtop: {options.output}: {lasted_s:.1f} s, {processes}, {fmt.count(taken)} records{lost}, "
+        f"{fmt.size_bytes(recorder.size_bytes)}\n"
+    )
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,12})([KMG]?)(?:i?B)?", text, re.IGNORECASE)
+    size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+    if size < 1 << 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size from 1K on, such as 500M")
+    return size

@@ -1,0 +1,79 @@
+"""`cbtop replay`: a recording on the same screens, or as text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from cbtop.commands.show import (
+    add_show_arguments,
+    check_phase,
+    is_headless,
+    positive_seconds,
+    print_report,
+    show_on_screen,
+    window_s,
+)
+from cbtop.errors import NoDataError, UntrustedError, UsageError
+from cbtop.protocol.errors import RecordingError, VersionError
+from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.replay import ReplayFeed
+
+HELP = "show a recording"
+DESCRIPTION = (
+    "Show a recording on the same screens as what runs, labelled REPLAY with its date. ← → move by 5 s, PgUp PgDn by "
+    "a minute, Home and End to its ends; Space holds it."
+)
+EPILOG = """\
+examples:
+  cbtop replay run.cbtop                         on screen
+  cbtop replay run.cbtop --speed 10              ten times as fast
+  cbtop replay run.cbtop --headless --at 30      a report on what was known after 30 s
+  cbtop --headless --replay run.cbtop            the same, at its end
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("replay", type=Path, metavar="FILE", help="a recording")
+    add_replay_arguments(parser)
+    add_show_arguments(parser)
+
+
+def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a replay beside the file itself."""
+    parser.add_argument("--at", type=_moment, metavar="SEC", help="begin there (default: screen 0, report the end)")
+    parser.add_argument("--speed", type=positive_seconds, default=1.0, metavar="X", help="times as fast (default: 1)")
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        feed = ReplayFeed(options.replay, window_s(options), options.speed)
+    except (RecordingError, VersionError) as error:
+        raise UsageError(str(error)) from error
+    with feed:
+        headless = is_headless(options)
+        feed.seek(options.at if options.at is not None else feed.duration_s if headless else 0)
+        return _report(feed, options) if headless else show_on_screen(feed, options)
+
+
+def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
+    views = [view for source in feed.sources() if (view := feed.view(source.key, options.phase))]
+    shown = [view for view in views if view.bricks]
+    if not shown:
+        raise NoDataError(f"{options.replay}: no process has recorded anything by then; try another --at")
+    check_phase(shown, options)
+    window = options.window is not None
+    report = [feed.view(view.key, options.phase, window=window) for view in shown]
+    print_report([view for view in report if view], options, feed.replay())
+    if faulty := [view for view in views if view.state is SourceStatus.FAULTY]:
+        raise UntrustedError(
+            "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)
+        )
+    if feed.damage:
+        sys.stderr.write(f"cbtop: {feed.status()}\n")
+    return 0
+
+
+def _moment(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else positive_seconds(text)

@@ -1,0 +1,186 @@
+"""Who may listen: the daemon's doorkeeper, and why a viewer was not let in.
+
+CURVE alone proves that a viewer holds the key it shows, and lets in every key. Which keys may listen is asked over
+ZAP (ZeroMQ RFC 27), of whoever answers at an inproc address of the context. libzmq says nothing of a handshake that
+failed: only a socket's monitor tells, and only that and roughly when.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import zmq
+
+from cbtop.protocol.endpoint import host_and_port, is_loopback
+from cbtop.protocol.errors import EndpointError, KeysError
+from cbtop.protocol.keys import DaemonKeys, ViewerKeys
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
+ZAP_DOMAIN = b"cbtop"
+MAX_ANSWERS = 64  # a turn, so that a flood of viewers cannot hold up the daemon
+SAY_AGAIN_S = 60.0
+MAX_PEERS = 256  # whose last mention is remembered
+PROBE_S = 0.3
+
+_WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
+_GREETING_BYTES = 64
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 3.1, RFC 37: with the version it makes the other side say its all
+_log = logging.getLogger("cbtop.daemon")
+
+
+class Doorkeeper:
+    """Lets into a daemon's socket the viewers whose keys are on the allow-list, and nobody else.
+
+    The list is read anew for each viewer. (pyzmq's Authenticator answers from a coroutine, reads certificates when
+    told to, and does not know whom it has let in: revoking would not reach who is inside.)
+    """
+
+    def __init__(self, keys: DaemonKeys, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.refused = 0
+        self._keys = keys
+        self._clock_s = clock_s
+        self._inside: set[bytes] = set()  # keys let in since the socket opened
+        self._said_s: dict[str, float] = {}
+
+    def guard(self, door: zmq.Socket[bytes]) -> None:
+        """Take charge of `door` before it binds. Without an answer nobody gets in."""
+        self._inside.clear()
+        self._questions = door.context.socket(zmq.REP)
+        self._questions.bind(ZAP_ENDPOINT)
+        door.setsockopt(zmq.CURVE_SERVER, 1)
+        door.setsockopt(zmq.CURVE_SECRETKEY, self._keys.own.secret)
+        door.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        door.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        failures = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        self._failures = door.get_monitor_socket(failures)
+
+    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """What to poll; `answer` when one of them has something."""
+        return self._questions, self._failures
+
+    def answer(self) -> None:
+        """Answer who asks to be let in, and take note of who failed before."""
+        for _ in range(MAX_ANSWERS):
+            if not self._questions.poll(0):
+                break
+            self._answer(self._questions.recv_multipart())
+        for _ in range(MAX_ANSWERS):
+            if not self._failures.poll(0):
+                break
+            _event, value = monitor_event(self._failures)
+            if value == _WRONG_SERVER_KEY:
+                self._refuse("who took us for another", "a viewer that expects another key of this daemon")
+            else:  # libzmq does not say from where
+                self._refuse("who has no key", "a peer that shows no key, or is no viewer")
+
+    def has_revoked(self) -> bool:
+        """Whether somebody was let in who is not allowed any more."""
+        return not self._inside <= self._allowed().keys()
+
+    def leave(self, door: zmq.Socket[bytes]) -> None:
+        """Let go of `door` before it is closed: its monitor would keep the context from ending."""
+        door.disable_monitor()
+        self._failures.close(linger=0)
+        self._questions.close(linger=0)
+
+    def _answer(self, question: list[bytes]) -> None:
+        _version, request, _domain, address, _routing_id, mechanism, *credentials = question
+        key = credentials[0] if mechanism == b"CURVE" and len(credentials) == 1 else b""
+        if key in self._allowed():
+            self._inside.add(key)
+            reply = [b"200", b"OK", key.hex().encode(), b""]
+        else:
+            peer = address.decode("ascii", "replace")
+            self._refuse(
+                peer,
+                f"a viewer from {peer}, whose key is not allowed; to let it in: cbtop keys allow NAME {key.hex()}",
+            )
+            reply = [b"400", b"not allowed", b"", b""]
+        self._questions.send_multipart([b"1.0", request, *reply])
+
+    def _allowed(self) -> dict[bytes, str]:
+        try:
+            return self._keys.allowed()
+        except (KeysError, EndpointError) as error:
+            self._say("the allow-list", f"{error}; until that is mended nobody is let in")
+            return {}
+
+    def _refuse(self, peer: str, what: str) -> None:
+        self.refused += 1
+        self._say(peer, f"refused {what} ({self.refused} refused so far)")
+
+    def _say(self, about: str, line: str) -> None:
+        """Log `line`, unless a minute has not passed since the last `about` the same."""
+        now_s = self._clock_s()
+        self._said_s = {who: at_s for who, at_s in self._said_s.items() if now_s - at_s < SAY_AGAIN_S}
+        if about not in self._said_s and len(self._said_s) < MAX_PEERS:
+            self._said_s[about] = now_s
+            _log.warning("%s", line)
+
+
+def monitor_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
+    """The next event of a socket's monitor, and its value."""
+    head, _endpoint = monitor.recv_multipart()
+    event, value = struct.unpack("=Hi", head)
+    return event, value
+
+
+def not_allowed(keys: ViewerKeys) -> str:
+    """What a viewer is told whose key the daemon's doorkeeper turned away."""
+    return (
+        "the daemon does not allow this viewer's key, or no longer does; its owner can: "
+        f"cbtop keys allow NAME {keys.own.public.hex()}"
+    )
+
+
+def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
+    """Why a viewer with `keys` has no link to `endpoint`, and whether that is for good.
+
+    For good means: unless somebody changes something, and provided that it is not the moment of a restart.
+    """
+    try:
+        mechanism = _mechanism(endpoint)
+    except TimeoutError:
+        return "no answer", False
+    except OSError as error:
+        return (error.strerror or str(error)).lower(), False
+    match mechanism:
+        case None:
+            return "the connection is closed at once (through ssh -L: does the daemon run at the other end?)", False
+        case b"CURVE" if keys is None:
+            return (
+                "the daemon lets in viewers with a key only: cbtop keys new viewer, have its owner allow the key, "
+                "and pass --server-key",
+                True,
+            )
+        case b"CURVE":
+            return "the daemon has another key than --server-key says; its owner sees it with cbtop keys list", True
+        case b"NULL" if keys and is_loopback(endpoint):
+            return "the daemon uses no keys: leave out --server-key", True
+        case _:
+            return "what answers there is not the daemon: no cbtop daemon, or one without keys", True
+
+
+def _mechanism(endpoint: str) -> bytes | None:
+    """How who listens at `endpoint` wants to be talked to: CURVE, NULL, or b"" where that is not ZeroMQ's way of
+    talking; None when the connection was closed without a word. Raises OSError."""
+    deadline_s = time.monotonic() + PROBE_S
+    said = b""
+    with socket.create_connection(host_and_port(endpoint), PROBE_S) as peer:
+        peer.sendall(_SIGNATURE + b"\x03")
+        while len(said) < _GREETING_BYTES and (not said or said[0] == 0xFF):
+            peer.settimeout(max(0.001, deadline_s - time.monotonic()))
+            try:
+                more = peer.recv(_GREETING_BYTES - len(said))
+            except ConnectionResetError:
+                more = b""
+            if not more:
+                break
+            said += more
+    if not said:
+        return None
+    return said[12:32].rstrip(b"\0") if len(said) == _GREETING_BYTES and said[0] == 0xFF else b""

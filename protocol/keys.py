@@ -1,0 +1,246 @@
+"""CURVE key pairs and the allow-list: files in a directory that only its owner may enter.
+
+Rules
+- A secret is written once, with mode 0600 from its first byte, and read by `load_pair` alone. No error, log line,
+  repr or listing holds one.
+- A public key is 32 bytes. People see its 64 hexadecimal digits, which no shell, mail or option parser changes;
+  Z85, its form inside the files, is full of `$`, `&` and `<` and may begin with `-`.
+- The files have the form of pyzmq's certificates, so that other ZeroMQ tools read them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.auth import load_certificate
+from zmq.utils import z85
+
+from cbtop.protocol.endpoint import is_loopback, private_directory
+from cbtop.protocol.errors import KeysError
+
+DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the names of the pairs that are used when none is named
+MAX_CERTIFICATE_BYTES = 4096
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
+_HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """One end's identity. The secret stays out of its repr."""
+
+    name: str
+    public: bytes
+    secret: bytes = field(repr=False)  # Z85, as libzmq takes it
+
+
+@dataclass(frozen=True, slots=True)
+class ViewerKeys:
+    """What a viewer proves itself with, and the public key the daemon must have."""
+
+    own: KeyPair
+    server: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonKeys:
+    """What a daemon proves itself with, and where the keys of the viewers it lets in lie."""
+
+    own: KeyPair
+    directory: Path
+
+    def allowed(self) -> dict[bytes, str]:
+        """The viewers that may listen, as the files say now. Raises KeysError when they cannot be read."""
+        return allowed(self.directory)
+
+
+def keys_dir() -> Path:
+    """The directory of this user's keys: $CBTOP_KEYS_DIR, else in $XDG_CONFIG_HOME or ~/.config, cbtop/keys.
+
+    Made with mode 0700 when it is not there. Raises EndpointError when others may enter it.
+    """
+    return private_directory(_keys_path(), "keys directory", "CBTOP_KEYS_DIR")
+
+
+def _keys_path() -> Path:
+    if named := os.environ.get("CBTOP_KEYS_DIR"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "cbtop" / "keys"
+
+
+def make_pair(directory: Path, name: str) -> KeyPair:
+    """A new pair in NAME.key and NAME.key_secret. Raises KeysError when there is one, or the name cannot be one."""
+    _check_name(name)
+    _require_curve()
+    if (taken := directory / f"{name}.key").exists():
+        raise KeysError(f"{taken} exists, and is not overwritten")
+    encoded, secret = zmq.curve_keypair()
+    text = _certificate(encoded.decode())
+    _write_new(_secret_path(directory, name), f'{text}    secret-key = "{secret.decode()}"\n')
+    _write_new(directory / f"{name}.key", text)
+    return KeyPair(name, _decoded(encoded), secret)
+
+
+def load_pair(directory: Path, name: str) -> KeyPair:
+    """The pair `name`. Raises KeysError when there is none, or others may read its secret."""
+    _check_name(name)
+    _require_curve()
+    path = _secret_path(directory, name)
+    try:
+        status = path.lstat()
+    except FileNotFoundError as error:
+        raise KeysError(f"there is no key pair {name!r} in {directory}: cbtop keys new {name}") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise KeysError(
+            f"{path} has mode {stat.S_IMODE(status.st_mode):04o} and uid {status.st_uid}, 0600 and yours is wanted: "
+            f"if others may have read it, delete it and {name}.key, and make a new pair; else chmod 600 {path}"
+        )
+    _public, secret = _read(path)
+    if secret is None:
+        raise KeysError(f"{path} holds no secret key: delete it and {name}.key, and make a new pair")
+    try:
+        encoded = zmq.curve_public(secret)
+    except (zmq.ZMQError, ValueError):
+        # Not chained: what libzmq was given is in the other's traceback.
+        raise KeysError(f"{path} is damaged: delete it and {name}.key, and make a new pair") from None
+    return KeyPair(name, _decoded(encoded), secret)
+
+
+def pairs(directory: Path) -> dict[str, bytes]:
+    """The public key of each pair, by name. No secret is read. Raises KeysError."""
+    names = sorted(path.stem for path in directory.glob("*.key_secret"))
+    return {name: read_public_key(directory / f"{name}.key") for name in names}
+
+
+def allow(directory: Path, name: str, public: bytes) -> None:
+    """Put a viewer on the allow-list. Raises KeysError when the name or the key is on it already."""
+    _check_name(name)
+    known = allowed(directory)
+    if public in known:
+        raise KeysError(f"that key is allowed already, as {known[public]}")
+    _write_new(_allowed_dir(directory) / f"{name}.key", _certificate(z85.encode(public).decode()))
+
+
+def revoke(directory: Path, name: str) -> None:
+    """Take a viewer off the allow-list. Raises KeysError when it is not on it."""
+    _check_name(name)
+    path = _allowed_dir(directory) / f"{name}.key"
+    try:
+        path.unlink()
+    except FileNotFoundError as error:
+        names = ", ".join(sorted(allowed(directory).values())) or "none"
+        raise KeysError(f"no viewer {name!r} is allowed; there are: {names}") from error
+    except OSError as error:
+        raise KeysError(f"{path}: {error.strerror}") from error
+
+
+def allowed(directory: Path) -> dict[bytes, str]:
+    """The names of the viewers that may listen, by public key. Raises KeysError when a file is no certificate."""
+    return {read_public_key(path): path.stem for path in sorted(_allowed_dir(directory).glob("[!.]*.key"))}
+
+
+def parse_public_key(text: str) -> bytes:
+    """A public key from its 64 hexadecimal digits, or from a file. Raises KeysError, which does not repeat `text`."""
+    if _HEX_KEY.fullmatch(text):
+        return bytes.fromhex(text)
+    path = Path(text)
+    if not os.path.exists(path):
+        raise KeysError("64 hexadecimal digits or a NAME.key file is wanted, and this is neither")
+    if path.name.endswith(".key_secret"):
+        raise KeysError(f"{path} is a secret and stays where it is: {path.stem}.key is the file to pass on")
+    return read_public_key(path)
+
+
+def read_public_key(path: Path) -> bytes:
+    """The public key in a certificate file. Raises KeysError when it is none."""
+    return _decoded(_read(path)[0], path)
+
+
+def daemon_keys(endpoint: str, name: str | None) -> DaemonKeys | None:
+    """The keys a daemon at `endpoint` serves with; None where it may serve without: on ipc and, as long as there
+    is no pair `name` (default: "daemon"), on loopback.
+
+    Raises KeysError, naming the commands that mend it, where it must not serve.
+    """
+    if not endpoint.startswith("tcp://"):
+        if name is not None:
+            raise KeysError(f"{endpoint}: keys are for tcp; ipc is guarded by the file system")
+        return None
+    if name is None and is_loopback(endpoint) and not os.path.lexists(_secret_path(_keys_path(), DAEMON_KEY)):
+        return None  # where nothing is asked of it, no directory is made
+    directory, name = keys_dir(), name or DAEMON_KEY
+    if not os.path.lexists(_secret_path(directory, name)):
+        raise KeysError(
+            f"{endpoint}: no key pair {name!r}, and without one other hosts are not served: "
+            f"cbtop keys new {name}, then for each viewer cbtop keys allow NAME PUBLIC_KEY"
+        )
+    return DaemonKeys(load_pair(directory, name), directory)
+
+
+def _certificate(public: str) -> str:
+    return f'#   CURVE certificate of cbtop\nmetadata\ncurve\n    public-key = "{public}"\n'
+
+
+def _read(path: Path) -> tuple[bytes, bytes | None]:
+    """The public and the secret key in a certificate, both Z85."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_CERTIFICATE_BYTES:
+            raise KeysError(f"{path} is no CURVE certificate")
+        return load_certificate(path)
+    except ValueError as error:
+        raise KeysError(f"{path} is no CURVE certificate") from error
+    except OSError as error:
+        raise KeysError(f"{path}: {error.strerror}") from error
+
+
+def _decoded(encoded: bytes, path: Path | str = "the key") -> bytes:
+    try:
+        key = z85.decode(encoded)
+    except (ValueError, KeyError, struct.error):
+        key = b""
+    if len(key) != 32:
+        raise KeysError(f"{path} holds no public key")
+    return key
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file of mode 0600: whole or not at all, and never over another."""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # O_EXCL, and 0600 from the start
+    except OSError as error:
+        raise KeysError(f"{path.parent}: {error.strerror}") from error
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise KeysError(f"{path} exists, and is not overwritten") from error
+    except OSError as error:
+        raise KeysError(f"{path}: {error.strerror}") from error
+    finally:
+        os.unlink(temporary)
+
+
+def _secret_path(directory: Path, name: str) -> Path:
+    return directory / f"{name}.key_secret"
+
+
+def _allowed_dir(directory: Path) -> Path:
+    return private_directory(directory / "allowed", "allow-list", "CBTOP_KEYS_DIR")
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise KeysError(f"{name!r:.80} cannot be a name: 1 to 64 letters, digits, and . _ @ - inside are wanted")
+
+
+def _require_curve() -> None:
+    if not zmq.has("curve"):
+        raise KeysError("this pyzmq was built without CURVE: install the one from PyPI (pip install pyzmq)")

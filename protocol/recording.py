@@ -1,0 +1,283 @@
+"""A recording (`.cbtop`): what was on the wire, frame by frame, in a file.
+
+Layout (little-endian)
+    header   magic b"CBTOPREC", protocol major and minor (u16), crc32 of what follows (u32), monotonic and realtime
+             ns read together (i64), host (64 bytes of UTF-8, zero-filled); no version may change the first three
+    frames   length of the payload (u32), crc32 of what follows (u32), monotonic ns (i64), kind (u32), payload:
+             deflated, a msgpack list of messages that belong together, encoded as on the wire
+    index    as the last frame of a recording that was closed: when and where its keyframes lie
+    footer   offset of the index (u64), magic b"CBTOPIDX"
+
+Rules
+- A frame is appended by one write, so a kill at any moment costs at most the last one. Without an index the frames
+  are walked once to find the keyframes.
+- A keyframe holds complete state, so what shows a moment reads the keyframe before it and what follows that.
+- Deflating pays: frames of a decode shrink to a quarter (records alone by 2.4), for 0.4 % of a core (zlib, level 1).
+- Frames and messages of an unknown kind are passed over: a newer minor version opens, another major does not.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import msgpack
+
+from cbtop.protocol import codec
+from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
+from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Message
+
+MAGIC = b"CBTOPREC"
+INDEX_MAGIC = b"CBTOPIDX"
+SUFFIX = ".cbtop"
+MAX_PAYLOAD_BYTES = 256 << 20  # a keyframe of every source there may be; deflated, and not
+DEFLATE_LEVEL = 1
+MAX_MESSAGES = 4_096  # of one frame
+MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
+_HEADER = struct.Struct("<8sHHIqq64s")
+_HEAD = struct.Struct("<IIqI")
+_TIME_AND_KIND = struct.Struct("<qI")
+_ENTRY = struct.Struct("<qq")
+_FOOTER = struct.Struct("<Q8s")
+
+
+class FrameKind(IntEnum):
+    """What a frame holds."""
+
+    LIVE = 0  # what goes to every viewer
+    KEYFRAME = 1  # complete state: a daemon's hello and everything it knows
+    RECORDS = 2  # record batches
+    INDEX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a recording was made, and when: `monotonic_ns` and `realtime_ns` were read together."""
+
+    host: str
+    monotonic_ns: int
+    realtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame, its payload not decoded yet."""
+
+    kind: int
+    time_ns: int
+    offset: int
+    payload: bytes
+
+    def messages(self, decode: Callable[[bytes], Message | None] = codec.decode) -> list[Message]:
+        """Its messages. Raises DecodeError where one is none."""
+        try:
+            inflater = zlib.decompressobj()
+            inflated = inflater.decompress(self.payload, MAX_PAYLOAD_BYTES)
+            if not inflater.eof:
+                raise DecodeError(f"a frame cut short, or of more than {MAX_PAYLOAD_BYTES} bytes")
+            parts = msgpack.unpackb(
+                inflated, max_array_len=MAX_MESSAGES, max_bin_len=codec.MAX_FRAME_BYTES, max_map_len=0,
+                max_str_len=0, max_ext_len=0,
+            )  # fmt: skip
+        except (zlib.error, ValueError, msgpack.UnpackException, RecursionError) as error:
+            raise DecodeError(f"a frame that holds no messages: {error}") from error
+        if not isinstance(parts, list) or not all(type(part) is bytes for part in parts):
+            raise DecodeError("a frame that holds no messages")
+        return [message for part in parts if (message := decode(part)) is not None]
+
+
+def encode_frame(kind: FrameKind, time_ns: int, messages: Sequence[bytes]) -> bytes:
+    """A frame of `messages`, which are encoded already."""
+    payload: bytes = msgpack.packb(list(messages), use_bin_type=True)
+    return frame_bytes(kind, time_ns, zlib.compress(payload, DEFLATE_LEVEL))
+
+
+def frame_bytes(kind: int, time_ns: int, payload: bytes) -> bytes:
+    """A frame around a payload that is made already."""
+    rest = _TIME_AND_KIND.pack(time_ns, kind)
+    return struct.pack("<II", len(payload), zlib.crc32(payload, zlib.crc32(rest))) + rest + payload
+
+
+class RecordingWriter:
+    """Writes a new recording at `path` (mode 0600), of at most `max_bytes` and an index.
+
+    Raises RecordingError when the file exists (but for `overwrite`), or cannot be made.
+    """
+
+    def __init__(self, path: Path, origin: Origin, max_bytes: int, *, overwrite: bool = False) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._max_bytes = max_bytes
+        self._keyframes: list[tuple[int, int]] = []
+        self._last_ns = origin.monotonic_ns
+        how = os.O_TRUNC if overwrite else os.O_EXCL
+        try:
+            self._file = os.open(path, _WRITE | how, 0o600)
+        except FileExistsError as error:
+            raise RecordingError(f"{path} exists; pass --force to overwrite it") from error
+        except OSError as error:
+            raise RecordingError(f"{path}: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            os.close(self._file)
+            raise RecordingError(f"{path}: not a regular file")
+        os.fchmod(self._file, 0o600)
+        host = origin.host.encode("utf-8", "replace")[:64].ljust(64, b"\0")
+        rest = struct.pack("<qq64s", origin.monotonic_ns, origin.realtime_ns, host)
+        try:
+            self._write(struct.pack("<8sHHI", MAGIC, PROTOCOL_MAJOR, PROTOCOL_MINOR, zlib.crc32(rest)) + rest)
+        except RecordingError:
+            os.close(self._file)
+            path.unlink()
+            raise
+
+    def append(self, frame: bytes) -> bool:
+        """Append one frame; False, and nothing is written, where it would pass the bound.
+
+        Raises DecodeError when it is none, RecordingError when the disk does not take it: the file is as before.
+        """
+        length, crc, time_ns, kind = _HEAD.unpack_from(frame) if len(frame) >= _HEAD.size else (-1, 0, 0, 0)
+        if length != len(frame) - _HEAD.size or zlib.crc32(memoryview(frame)[8:]) != crc:
+            raise DecodeError(f"a damaged frame of {len(frame)} bytes")
+        if self.size_bytes + len(frame) > self._max_bytes or length > MAX_PAYLOAD_BYTES:
+            return False
+        offset = self.size_bytes
+        self._write(frame)
+        self._last_ns = time_ns
+        if kind == FrameKind.KEYFRAME:
+            self._keyframes.append((time_ns, offset))
+        return True
+
+    def close(self) -> None:
+        """Write the index and let go of the file. Without room for the index the file opens all the same."""
+        entries = (*self._keyframes, (self._last_ns, self.size_bytes))
+        payload = b"".join(_ENTRY.pack(*entry) for entry in entries)
+        offset = self.size_bytes
+        try:
+            self._write(frame_bytes(FrameKind.INDEX, self._last_ns, payload) + _FOOTER.pack(offset, INDEX_MAGIC))
+        except RecordingError:
+            return
+        finally:
+            os.close(self._file)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):
+                os.ftruncate(self._file, self.size_bytes)
+                raise RecordingError(f"{self.path}: no room for more; it ends after {self.size_bytes} bytes")
+        except OSError as error:
+            raise RecordingError(f"{self.path}: {error.strerror}; it ends after {self.size_bytes} bytes") from error
+        self.size_bytes += written
+
+
+class RecordingReader:
+    """Reads the recording at `path`, also while it is written: what is there when it is opened.
+
+    Raises RecordingError when it is none, VersionError when its major version is another.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damaged = 0  # frames passed over because their bytes do not fit their checksum
+        try:
+            # A pipe of that name must not hold us up.
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise RecordingError(f"{path}: {error.strerror}") from error
+        try:
+            status = os.fstat(self._file)
+            if not stat.S_ISREG(status.st_mode):
+                raise RecordingError(f"{path}: not a regular file")
+            self._size = status.st_size
+            self.version, self.origin = self._header()
+            indexed = self._index()
+            self.is_closed = indexed is not None
+            self.keyframes, self.end_ns, self._end = indexed or self._scan()
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.begin_ns = self.keyframes[0][0] if self.keyframes else self.end_ns
+
+    def frames(self, offset: int = 0, wanted: Collection[int] | None = None) -> Iterator[Frame]:
+        """The frames from the one at `offset` on (0: the first) whose kind is wanted; the others are not read."""
+        at = max(offset, _HEADER.size)
+        while at + _HEAD.size <= self._end:
+            length, crc, time_ns, kind = _HEAD.unpack(os.pread(self._file, _HEAD.size, at))
+            if length > min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
+                self.damaged += 1  # where the next frame begins is not known either
+                return
+            if wanted is None or kind in wanted:
+                payload = os.pread(self._file, length, at + _HEAD.size)
+                if zlib.crc32(payload, zlib.crc32(_TIME_AND_KIND.pack(time_ns, kind))) == crc:
+                    yield Frame(kind, time_ns, at, payload)
+                else:
+                    self.damaged += 1
+            at += _HEAD.size + length
+
+    def keyframe_before(self, time_ns: int) -> int:
+        """Where the last keyframe at or before `time_ns` lies; the first where there is none before."""
+        before = [offset for at_ns, offset in self.keyframes if at_ns <= time_ns]
+        return before[-1] if before else _HEADER.size
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+    def _header(self) -> tuple[str, Origin]:
+        data = os.pread(self._file, _HEADER.size, 0)
+        if len(data) < _HEADER.size or data[: len(MAGIC)] != MAGIC:
+            raise RecordingError(f"{self.path} is no recording of cbtop's")
+        _, major, minor, crc, monotonic_ns, realtime_ns, host = _HEADER.unpack(data)
+        if major != PROTOCOL_MAJOR:
+            raise VersionError(
+                f"{self.path} is of protocol {major}.{minor}, this cbtop reads {PROTOCOL_MAJOR}.x: "
+                "open it with the cbtop that recorded it"
+            )
+        if zlib.crc32(data[_HEADER.size - 80 :]) != crc or not 0 <= realtime_ns <= MAX_REALTIME_NS:
+            raise RecordingError(f"{self.path}: its header is damaged")
+        name = codec.sanitise(host.rstrip(b"\0").decode("utf-8", "replace"))
+        return f"{major}.{minor}", Origin(name, monotonic_ns, realtime_ns)
+
+    def _index(self) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
+        """The keyframes, when the last frame was written and where the frames end; None without a sound index."""
+        at = self._size - _FOOTER.size
+        if at < _HEADER.size + _HEAD.size:
+            return None
+        offset, magic = _FOOTER.unpack(os.pread(self._file, _FOOTER.size, at))
+        if magic != INDEX_MAGIC or not _HEADER.size <= offset <= at - _HEAD.size:
+            return None
+        self._end = at
+        frame = next(self.frames(offset, (FrameKind.INDEX,)), None)
+        if frame is None or not frame.payload or len(frame.payload) % _ENTRY.size:
+            return None
+        *keyframes, (end_ns, end) = _ENTRY.iter_unpack(frame.payload)
+        if end != offset or any(not _HEADER.size <= where < end for _, where in keyframes):
+            return None
+        return tuple(keyframes), end_ns, end
+
+    def _scan(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
+        """The same, by walking the frames. What a kill left of the last one is passed over."""
+        keyframes: list[tuple[int, int]] = []
+        at = last = _HEADER.size
+        end_ns = before_ns = self.origin.monotonic_ns
+        while at + _HEAD.size <= self._size:
+            length, _, time_ns, kind = _HEAD.unpack(os.pread(self._file, _HEAD.size, at))
+            if length > min(MAX_PAYLOAD_BYTES, self._size - at - _HEAD.size):
+                break
+            if kind == FrameKind.KEYFRAME:
+                keyframes.append((time_ns, at))
+            last, before_ns, end_ns = at, end_ns, time_ns
+            at += _HEAD.size + length
+        self._end = at
+        if at > last and next(self.frames(last), None) is None:
+            self.damaged = 0  # written in part: it is the one that may be lost
+            keyframes = [entry for entry in keyframes if entry[1] != last]
+            at, end_ns = last, before_ns
+        return tuple(keyframes), end_ns, at

@@ -1,0 +1,51 @@
+"""Recordings of a process under a made-up clock: what was true at every second is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cbtop.protocol import codec
+from cbtop.protocol.messages import DaemonHello, Heartbeat, StatsUpdate, WireMessage
+from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
+from cbtop.source import Source
+from tests.cbtop.recorded import Clock, profiler_in, source_of
+
+BEGIN_NS = 50_000_000_000
+HELLO = DaemonHello(1, 0, 77, "here", "boot", "0.1.0", BEGIN_NS, 1_700_000_000_000_000_000)
+SECOND_NS = 1_000_000_000
+
+
+def frame(kind: FrameKind, at_s: float, *messages: WireMessage) -> bytes:
+    now_ns = BEGIN_NS + round(at_s * SECOND_NS)
+    said = (replace(m, monotonic_ns=now_ns) if isinstance(m, StatsUpdate) else m for m in messages)
+    return encode_frame(kind, now_ns, [codec.encode(message) for message in said])
+
+
+def keyframe(source: Source, at_s: float) -> bytes:
+    return frame(FrameKind.KEYFRAME, at_s, HELLO, *source.everything(), Heartbeat(0, (source.state_message(),)))
+
+
+def made_recording(runtime: Path, path: Path, seconds: int, keyframe_every: int = 5, close: bool = True) -> None:
+    """One decode step of 100 µs ends at each half second; after t whole seconds there were 2t of them."""
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("prefill", tokens=4):
+        clock.sleep_us(10)
+    source = source_of(runtime)
+    source.poll()
+    writer = RecordingWriter(path, Origin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
+    for half in range(2 * seconds + 1):
+        at_s = half / 2
+        if half:
+            with profiler.step("decode", tokens=1), profiler.brick("a", 8):
+                clock.sleep_us(100)
+            source.poll()
+        writer.append(frame(FrameKind.RECORDS, at_s, *source.records()))
+        if half % (2 * keyframe_every) == 0:
+            source.news()
+            writer.append(keyframe(source, at_s))
+        else:
+            writer.append(frame(FrameKind.LIVE, at_s, *source.news()))
+    if close:
+        writer.close()

@@ -1,0 +1,97 @@
+"""`cbtop export` writes what a recording or a ring holds, and refuses what it cannot do well."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cbtop.profiler.exporters import EXPORTERS
+from cbtop.profiler.exporters.recorded import traces_of_recording
+from cbtop.protocol.recording import RecordingReader
+from tests.cbtop.made_recordings import made_recording
+from tests.integration.hosts import CBTOP, HOST, cbtop, eventually
+
+
+@pytest.fixture
+def recording(runtime: Path, tmp_path: Path) -> Path:
+    """One process: a prefill before it begins, then twenty steps of one brick each."""
+    made_recording(runtime, tmp_path / "run.cbtop", 10)
+    return tmp_path / "run.cbtop"
+
+
+def test_every_record_of_a_recording_is_in_the_trace_and_what_is_not_is_counted(recording: Path) -> None:
+    reader = RecordingReader(recording)
+    (trace,) = traces_of_recording(reader).values()
+    records = list(trace.records)
+    assert (len(records), trace.overwritten, trace.rejected, trace.missed) == (41, 0, 0, 0)
+    assert [trace.nodes[r.node].name for r in records[:3]] == ["prefill", "a", "decode"]
+    assert {r.end_ns - r.start_ns for r in records[1:]} == {100_000}
+    reader.close()
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_every_format_goes_to_a_file_or_to_stdout_alike(recording: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    done = cbtop("export", str(recording), "--format", name, "-o", str(out))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "41 records" in done.stderr
+    command = [*CBTOP, "export", str(recording), "--format", name]
+    printed = subprocess.run(command, capture_output=True, check=True)
+    assert printed.stdout == out.read_bytes() != b""
+    assert printed.stderr == b""
+
+
+def test_it_overwrites_nothing_unasked(recording: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("mine")
+    done = cbtop("export", str(recording), "--format", "csv", "-o", str(out))
+    assert (done.returncode, out.read_text()) == (2, "mine")
+    assert "pass --force" in done.stderr
+    assert cbtop("export", str(recording), "--format", "csv", "-o", str(out), "--force").returncode == 0
+    assert len(out.read_text().splitlines()) == 42
+
+
+def test_a_process_that_is_gone_is_exported_from_its_ring() -> None:
+    with subprocess.Popen([sys.executable, "-c", HOST, "5"]) as process:
+        process.wait()
+    done = cbtop("export", "--pid", str(process.pid), "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert len(rows) == 5 * 7
+    assert {row["name"] for row in rows} == {"decode", "Layer 0", "Layer 1", "RmsNorm", "DownProjection"}
+
+
+def test_what_does_not_fit_together_is_said(recording: Path, tmp_path: Path) -> None:
+    for words, code, arguments in (
+        ("a recording or --pid", 2, ["--format", "csv"]),
+        ("choose one with --source", 2, [str(recording), "--format", "csv", "--source", "nobody"]),
+        ("has recorded anything", 3, ["--pid", "1", "--format", "csv"]),
+        ("no recording of cbtop's", 2, [__file__, "--format", "csv"]),
+    ):
+        done = cbtop("export", *arguments)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert words in done.stderr
+
+
+def test_two_processes_go_together_where_the_format_can_hold_them(tmp_path: Path) -> None:
+    path = tmp_path / "run.cbtop"
+    with subprocess.Popen(
+        [*CBTOP, "record", "-o", str(path), "--duration", "3"], stderr=subprocess.DEVNULL
+    ) as record:
+        eventually(lambda: path.exists() and path.stat().st_size > 150)  # more than a header: it has begun
+        hosts = [subprocess.Popen([sys.executable, "-c", HOST, "200"]) for _ in range(2)]
+        for process in (*hosts, record):
+            process.wait()
+    done = cbtop("export", str(path), "--format", "chrome-trace")
+    events = json.loads(done.stdout)["traceEvents"]
+    assert {event["pid"] for event in events} == {process.pid for process in hosts}
+    done = cbtop("export", str(path), "--format", "jsonl")
+    assert done.returncode == 2
+    assert "2 processes in one jsonl file" in done.stderr
+    done = cbtop("export", str(path), "--format", "jsonl", "--source", str(hosts[0].pid))
+    assert len(done.stdout.splitlines()) == 200 * 7

@@ -1,0 +1,134 @@
+"""What a killed process was in is found in what it left: exactly where it wrote it down, else labelled derived."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop.post_mortem import post_mortem
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.ring import FIRST_SLOT_WORD, SLOT_WORDS
+from tests.integration.hosts import HOST, cbtop, eventually
+
+DIES = """
+import os, sys, threading
+from cbtop import BrickId, BrickProfiler
+profiler, bricks = BrickProfiler(), int(sys.argv[1])
+while True:
+    with profiler.step("decode", tokens=1):
+        for layer in range(3):
+            with profiler.layer(layer):
+                for brick in (BrickId.RMS_NORM, BrickId.QKV_PROJECTION, BrickId.DOWN_PROJECTION):
+                    with profiler.brick(brick, 64):
+                        bricks -= 1
+                        if not bricks:
+                            os.kill(os.getpid(), 9)
+"""
+NAMES = ("RmsNorm", "QkvProjection", "DownProjection")
+
+
+def compiled() -> bool:
+    return BrickProfiler(enabled=False).implementation != "python"
+
+
+def autopsy(*arguments: str) -> list[dict[str, Any]]:
+    done = cbtop("post-mortem", "--format", "json", *arguments)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "cbtop.post-mortem/1"
+    found: list[dict[str, Any]] = document["processes"]
+    return found
+
+
+@pytest.mark.parametrize("python", [False, True], ids=["compiled", "python"])
+@pytest.mark.parametrize("bricks", [10, 14, 45, 46, 1234])
+def test_the_brick_a_killed_process_was_in_is_named(bricks: int, python: bool) -> None:
+    if not python and not compiled():
+        pytest.skip("no compiled hot path here")
+    environment = os.environ | ({"CBTOP_PURE_PYTHON": "1"} if python else {})
+    process = subprocess.Popen([sys.executable, "-c", DIES, str(bricks)], env=environment)
+    process.wait()
+    (found,) = autopsy()
+    layer, brick = divmod((bricks - 1) % 9, 3)
+    (unfinished,) = found["in_flight"]
+    assert unfinished["path"] == f"decode → Layer {layer} → {NAMES[brick]}"
+    assert unfinished["provenance"] == ("derived" if python else "measured")
+    assert (found["pid"], found["state"]) == (process.pid, "gone")
+    assert len(found["steps"]) == min(10, (bricks - 1) // 9)
+    if not python:
+        assert unfinished["thread_id"] == process.pid
+        assert unfinished["began_s"] == pytest.approx(found["last_record_s"], abs=5)
+    text = cbtop("post-mortem", str(process.pid)).stdout
+    assert f"Layer {layer} → {NAMES[brick]} [{unfinished['provenance']}]" in text
+    assert "GONE (no goodbye" in text
+
+
+def test_a_process_that_ended_by_itself_was_in_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", HOST, "5"]) as process:
+        process.wait()
+    (found,) = autopsy(str(process.pid))
+    assert (found["state"], found["reason"], found["in_flight"]) == ("ended", "exit", [])
+    assert [step["path"] for step in found["steps"]] == ["decode"] * 5
+    assert "nothing that is known of" in cbtop("post-mortem").stdout
+
+
+def test_a_process_that_hangs_tells_what_each_thread_is_stuck_in(runtime: Path) -> None:
+    if not compiled():
+        pytest.skip("no compiled hot path here")
+    profiler = BrickProfiler(recorder=RingRecorder(runtime))
+    let_go, stuck = threading.Event(), threading.Barrier(3)
+
+    def hang(name: str) -> None:
+        with profiler.brick(name):
+            stuck.wait()
+            let_go.wait()
+
+    threads = [threading.Thread(target=hang, args=(name,)) for name in ("AllReduce", "MoeRouter")]
+    for thread in threads:
+        thread.start()
+    stuck.wait()
+    (found,) = autopsy(str(os.getpid()))
+    assert {each["path"] for each in found["in_flight"]} == {"AllReduce", "MoeRouter"}
+    assert {each["thread_id"] for each in found["in_flight"]} == {thread.native_id for thread in threads}
+    assert found["state"] == "live"
+    let_go.set()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: autopsy(str(os.getpid()))[0]["in_flight"] == [])
+    assert cbtop("post-mortem").returncode == 3  # it still runs: nobody asked for it by name
+
+
+def test_with_nothing_left_it_says_so() -> None:
+    done = cbtop("post-mortem")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no process of yours has left a ring" in done.stderr
+
+
+@settings(max_examples=100, deadline=None)
+@given(words=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=12), at=st.integers(1, 600))
+def test_a_ring_that_lies_is_no_crash(words: list[int], at: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("lies")
+    recorder = RingRecorder(directory, 1 << 12)
+    profiler = BrickProfiler(recorder=recorder)
+    for _ in range(3):
+        with profiler.step("decode", tokens=1), profiler.brick("a"):
+            pass
+    (ring,) = directory.glob("*.ring")
+    with ring.open("r+b") as file:
+        for offset in (8 * FIRST_SLOT_WORD, 4096 + 8 * (at % 24), 8 * (FIRST_SLOT_WORD + SLOT_WORDS * (at % 60))):
+            file.seek(offset)
+            file.write(struct.pack(f"<{len(words)}q", *words))
+    found = post_mortem(ring)
+    assert found.pid == os.getpid()
+    profiler.close()
