@@ -79,7 +79,7 @@ class Doorkeeper:
 
     def has_revoked(self) -> bool:
         """Whether somebody was let in who is not allowed any more."""
-        return not self._inside <= self._allowed().keys()
+        return not self._inside <= self._allowed().keys() | {self._keys.own.public}
 
     def leave(self, door: zmq.Socket[bytes]) -> None:
         """Let go of `door` before it is closed: its monitor would keep the context from ending."""
@@ -90,7 +90,7 @@ class Doorkeeper:
     def _answer(self, question: list[bytes]) -> None:
         _version, request, _domain, address, _routing_id, mechanism, *credentials = question
         key = credentials[0] if mechanism == b"CURVE" and len(credentials) == 1 else b""
-        if key in self._allowed():
+        if key == self._keys.own.public or key in self._allowed():
             self._inside.add(key)
             reply = [b"200", b"OK", key.hex().encode(), b""]
         else:

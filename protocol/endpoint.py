@@ -97,6 +97,14 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or 0
 
 
+def from_here(endpoint: str) -> str:
+    """The address by which this machine itself reaches what is bound at `endpoint`."""
+    for everywhere, here in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://[::]:", "tcp://[::1]:")):
+        if endpoint.startswith(everywhere):
+            return here + endpoint.removeprefix(everywhere)
+    return endpoint
+
+
 def is_loopback(endpoint: str) -> bool:
     """Whether a tcp address cannot be reached from another host."""
     host = host_and_port(endpoint)[0]

@@ -55,6 +55,11 @@ class DaemonKeys:
     own: KeyPair
     directory: Path
 
+    @property
+    def as_viewer(self) -> ViewerKeys:
+        """The keys by which the daemon listens to itself: it is let in without being on the list."""
+        return ViewerKeys(self.own, self.own.public)
+
     def allowed(self) -> dict[bytes, str]:
         """The viewers that may listen, as the files say now. Raises KeysError when they cannot be read."""
         return allowed(self.directory)

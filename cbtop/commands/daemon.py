@@ -16,6 +16,7 @@ from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import KeysError
 from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
+from cbtop.telemetry import EXPORTERS, exporting
 
 HELP = "serve what runs to any number of viewers"
 DESCRIPTION = (
@@ -43,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key", metavar="NAME", help=f"with tcp: the key pair to serve with (default: {DAEMON_KEY}; see cbtop keys)"
     )
+    for name, exporter in EXPORTERS.items():
+        parser.add_argument(f"--{name}", type=exporter.address, metavar=exporter.METAVAR, help=exporter.HELP)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # serve until this process is no longer ours
 
 
@@ -62,12 +65,13 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    if options.parent is None:
-        for line in (f"serving {daemon.endpoint}; Ctrl-C stops it", *_who_may_listen(address, keys)):
-            sys.stderr.write(f"cbtop daemon: {line}\n")
-    else:
-        _stay_beside(options.parent, stop)
-    daemon.run(stop)
+    with exporting(daemon.endpoint, keys, {name: getattr(options, name) for name in EXPORTERS}) as lines:
+        if options.parent is None:
+            for line in (f"serving {daemon.endpoint}; Ctrl-C stops it", *_who_may_listen(address, keys), *lines):
+                sys.stderr.write(f"cbtop daemon: {line}\n")
+        else:
+            _stay_beside(options.parent, stop)
+        daemon.run(stop)
     return 128 + caught[0] if caught else 0
 
 

@@ -1,0 +1,88 @@
+"""The exporters' link to the daemon: a viewer like any other, in a thread that owns its socket and its store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Self
+
+from cbtop.collector import SILENT_AFTER_S, Collector
+from cbtop.errors import NoDataError
+from cbtop.protocol.keys import ViewerKeys
+from cbtop.store import Store
+from cbtop.telemetry.metrics import Snapshot
+from cbtop.telemetry.snapshot import snapshot
+
+POLL_MS = 50
+ANSWER_S = 2.0
+
+
+class Link:
+    """Follows the daemon at `endpoint`, and makes a snapshot when asked, from any thread.
+
+    Data flows one way: the daemon sees one more subscriber, which it never waits for.
+    """
+
+    def __init__(self, endpoint: str, keys: ViewerKeys | None = None) -> None:
+        self.endpoint = endpoint
+        self.keys = keys
+        self._stop = threading.Event()
+        self._asked: SimpleQueue[Future[Snapshot]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="cbtop-telemetry", daemon=True)
+        self._thread.start()
+
+    def snapshot(self) -> Snapshot:
+        """What the daemon knows now. Raises NoDataError when it has not been heard for a while."""
+        asked: Future[Snapshot] = Future()
+        self._asked.put(asked)
+        try:
+            return asked.result(ANSWER_S)
+        except TimeoutError as error:
+            asked.cancel()
+            raise NoDataError("the daemon has not answered yet") from error
+
+    def close(self) -> None:
+        """Close the link; who still waits for an answer gets none."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        collector = Collector(self.endpoint, Store(), keys=self.keys)
+        try:
+            while not self._stop.is_set():
+                collector.poll(POLL_MS)
+                if collector.store.daemon or collector.refused:
+                    self._answer(collector)
+        finally:
+            collector.close()
+
+    def _answer(self, collector: Collector) -> None:
+        """One snapshot for all who have asked by now. Who asks meanwhile waits: it has to listen between answers."""
+        waiting = [self._asked.get() for _ in range(self._asked.qsize())]
+        waiting = [asked for asked in waiting if asked.set_running_or_notify_cancel()]
+        if not waiting:
+            return
+        try:
+            found = _read(collector)
+        except Exception as error:  # noqa: BLE001 - it is raised again where it was asked
+            for asked in waiting:
+                asked.set_exception(error)
+        else:
+            for asked in waiting:
+                asked.set_result(found)
+
+
+def _read(collector: Collector) -> Snapshot:
+    if collector.refused:
+        raise NoDataError(collector.refused)
+    if collector.silent_s > SILENT_AFTER_S:
+        raise NoDataError(f"nothing heard from the daemon for {collector.silent_s:.0f} s")
+    return snapshot(collector.store, time.time_ns())

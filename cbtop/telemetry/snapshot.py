@@ -1,0 +1,175 @@
+"""The points of every metric, read from the store: what one export holds, and what it leaves out."""
+
+# A counter never goes down, or a rate over it is nonsense. So time that is derived by subtraction is counted over
+# steps that have ended, where what lies inside a brick is known; and losses are as the daemon counts them.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cbtop.profiler.brick_stats import BrickStats, brick_stats
+from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.stats import Calls, NodeStats, bucket_of
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.store import SourceRecord, Store
+from cbtop.telemetry.metrics import (
+    BRICK_BUDGET,
+    BRICK_DURATION,
+    BRICK_ELEMENTS,
+    BRICK_EXCLUSIVE,
+    BRICK_FAILED,
+    BRICK_FLOPS,
+    BRICK_TRAFFIC,
+    CHECK,
+    DAEMON,
+    DROPPED,
+    LEFT_OUT,
+    MAX_SERIES,
+    METRICS,
+    PRODUCED,
+    RECEIVED,
+    SOURCE,
+    STATE,
+    STEP_DURATION,
+    TOKENS,
+    UNREAD,
+    WEIGHTS,
+    Durations,
+    Metric,
+    Point,
+    Snapshot,
+)
+from cbtop.viewmodels.source import summaries
+
+MAX_PHASES = 16  # a source
+MAX_BRICKS = 256  # a phase
+
+# Powers of two are edges of the buckets that durations are counted in, so no call is ever on the wrong side: one of
+# 2^k ns or more is beyond the bound 2^k - 1. From a microsecond to 17 s.
+BOUNDS_NS = tuple(2**k - 1 for k in range(10, 35))
+_CUTS = np.concatenate(([0], bucket_of(np.array(BOUNDS_NS, np.int64) + 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is exported together or not at all: one source, phase, brick or check. Lower ranks go first."""
+
+    of: str
+    rank: int
+    values: list[tuple[Metric, tuple[str, ...], float | Durations]]
+    since_ns: int
+
+    @property
+    def series(self) -> int:
+        return sum(len(BOUNDS_NS) + 3 if isinstance(value, Durations) else 1 for _, _, value in self.values)
+
+
+def snapshot(store: Store, now_ns: int) -> Snapshot:
+    """The points of every metric at `now_ns` (Unix time), with at most MAX_SERIES series.
+
+    Where there is not room for all, every source is there, then the first brick of each, the second of each, …
+    """
+    found: Snapshot = {metric: [] for metric in METRICS}
+    left_out = dict.fromkeys(("source", "phase", "brick", "check"), 0)
+    parts: list[_Part] = []
+    for summary in summaries(store):
+        parts += _source_parts(store.sources[summary.key], now_ns, left_out)
+    if store.daemon:
+        found[DAEMON].append(Point((store.daemon.version, store.daemon.host), 1, now_ns))
+    room = MAX_SERIES - len(found[DAEMON]) - len(left_out)
+    for part in sorted(parts, key=lambda part: part.rank):
+        if part.series > room:
+            left_out[part.of] += 1
+            continue
+        room -= part.series
+        for metric, labels, value in part.values:
+            found[metric].append(Point(labels, value, part.since_ns))
+    found[LEFT_OUT] += [Point((of,), count, now_ns) for of, count in left_out.items()]
+    return found
+
+
+def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -> Iterator[_Part]:
+    since_ns = min(max(record.hello.realtime_ns, 0), now_ns) if record.hello else now_ns
+    yield _Part("source", 0, list(_source(record)), since_ns)
+    for rank, check in enumerate(record.checks.values(), 1):
+        labels = record.key, check.brick, check.assertion
+        yield _Part("check", rank, [(CHECK, labels, float(check.passed))], since_ns)
+    steps = [node.name for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
+    phases: list[str | None] = [*dict.fromkeys(steps)]
+    left_out["phase"] += len(phases[MAX_PHASES:])
+    rank = 0
+    for phase in phases[:MAX_PHASES] or [None]:
+        totals = PhaseTotals.of(record.nodes, record.stats, phase)
+        if values := list(_phase(record.key, totals)):
+            yield _Part("phase", rank := rank + 1, values, since_ns)
+        nodes: dict[str, list[int]] = {}
+        for node in totals.nodes:
+            if node.kind is NodeKind.BRICK:
+                nodes.setdefault(node.name, []).append(node.id)
+        bricks = {stats.name: stats for stats in brick_stats(totals)}
+        ran = [name for name in nodes if name in bricks]  # in the order they were first met, which never changes
+        left_out["brick"] += len(ran[MAX_BRICKS:])
+        for name in ran[:MAX_BRICKS]:
+            found = list(_brick(record.key, totals, bricks[name], nodes[name]))
+            yield _Part("brick", rank := rank + 1, found, since_ns)
+
+
+def _source(record: SourceRecord) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
+    key, hello, manifest, state = record.key, record.hello, record.manifest, record.state
+    who = (str(hello.pid), hello.host, hello.program) if hello else ("", "", "")
+    what = ("", "", "", "")
+    if manifest:
+        what = manifest.model, manifest.architecture, manifest.quantization, manifest.backend
+        yield WEIGHTS, (key,), manifest.weights_bytes
+    yield SOURCE, (key, *who, *what), 1
+    if state:
+        yield STATE, (key, state.state), 1
+        yield PRODUCED, (key,), state.produced
+        yield RECEIVED, (key,), state.received
+        yield DROPPED, (key, "before_attach"), state.before_attach
+        yield DROPPED, (key, "overwritten"), state.overwritten - state.before_attach
+        yield DROPPED, (key, "rejected"), state.rejected
+        yield UNREAD, (key,), state.unread
+
+
+def _phase(key: str, totals: PhaseTotals) -> Iterator[tuple[Metric, tuple[str, ...], float | Durations]]:
+    step = totals.step
+    calls = totals.stats.calls([step.id]) if step else None
+    if step and calls:
+        yield TOKENS, (key, step.name), calls.elements
+        yield STEP_DURATION, (key, step.name), _durations(totals.stats, [step.id], calls)
+
+
+def _brick(
+    key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[int]
+) -> Iterator[tuple[Metric, tuple[str, ...], float | Durations]]:
+    labels = key, totals.step.name if totals.step else "", stats.name, stats.category.display_name, stats.backend
+    yield BRICK_DURATION, labels, _durations(totals.stats, nodes, stats.calls)
+    yield BRICK_FAILED, labels, stats.calls.failed
+    yield BRICK_ELEMENTS, labels, stats.calls.elements
+    if totals.step:
+        exclusive_ns = stats.closed_exclusive_ns
+        is_known = exclusive_ns >= 0  # below zero, what ran inside it ran at the same time as more of the same
+    else:
+        exclusive_ns = stats.exclusive_ns
+        is_known = exclusive_ns == stats.calls.total_ns  # no step ends: it only grows where nothing runs inside it
+    if is_known:
+        yield BRICK_EXCLUSIVE, labels, exclusive_ns / 1e9
+    if stats.flops is not None:
+        yield BRICK_FLOPS, labels, stats.flops
+    if stats.bytes is not None:
+        yield BRICK_TRAFFIC, labels, stats.bytes
+    if stats.budget_us_per_token is not None:
+        yield BRICK_BUDGET, labels, stats.budget_us_per_token / 1e6
+
+
+def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> Durations:
+    assert calls.min_ns is not None  # they are known of a whole life
+    assert calls.max_ns is not None
+    counts = tuple(np.add.reduceat(stats.histogram(nodes), _CUTS).tolist())
+    if sum(counts) != calls.count:  # nodes without a histogram, or an update that is still to come
+        return Durations((), (calls.count,), calls.total_ns, calls.min_ns, calls.max_ns)
+    return Durations(BOUNDS_NS, counts, calls.total_ns, calls.min_ns, calls.max_ns)

@@ -1,0 +1,100 @@
+"""One whole step of each process, record by record: what a trace is made of."""
+
+# The daemon's records are followed only while a step is wanted. Between samples they cost neither side anything.
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.keys import ViewerKeys
+from cbtop.protocol.messages import RecordBatch
+from cbtop.protocol.publisher import LIVE, RECORDS
+from cbtop.protocol.record_batch import joined, unpack
+from cbtop.protocol.ring import Batch
+from cbtop.protocol.subscriber import Subscriber
+from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.store import SourceRecord, Store
+
+SAMPLE_S = 5.0  # longer is not waited for a step to begin and end
+POLL_MS = 50
+MAX_HELD_RECORDS = 1 << 18  # a source, while waiting for a step of it
+MAX_STEP_RECORDS = 4_096  # a step of more is passed over: part of a step would tell a different story
+
+
+def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) -> list[tuple[SourceRecord, Batch]]:
+    """The first whole step that each live process of the daemon at `endpoint` begins from now on, with its source.
+
+    Gives what there is after SAMPLE_S, or when `stop` is set.
+    """
+    store = Store()
+    waiting: dict[str, _Waiting] = {}
+    found: dict[str, Batch] = {}
+    deadline_s = time.monotonic() + SAMPLE_S
+    subscriber = Subscriber(endpoint, keys, topics=(RECORDS, LIVE))
+    try:
+        while not stop.is_set() and time.monotonic() < deadline_s:
+            try:
+                messages = subscriber.receive(POLL_MS)
+                for message in messages:
+                    store.apply(message)
+                    if isinstance(message, RecordBatch) and message.source not in found:
+                        waiting.setdefault(message.source, _Waiting()).take(message)
+            except DecodeError:
+                continue  # the link counts these; what was lost with it shows as a gap
+            for key in waiting.keys() - found.keys():
+                if key in store.sources and (step := waiting[key].step(store.sources[key].nodes)) is not None:
+                    found[key] = step
+            live = [key for key, record in store.sources.items() if record.state is None or _is_live(record)]
+            if store.daemon and found.keys() >= set(live):
+                break
+    finally:
+        subscriber.close()
+    return [(store.sources[key], step) for key, step in found.items() if key in store.sources]
+
+
+def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
+    """The records of the first step in `batch` that began after its first record ended, so that none is missing.
+
+    None where there is no such step, one of at most MAX_STEP_RECORDS.
+    """
+    known = batch.only((batch.node >= 1) & (batch.node <= len(nodes)))
+    if not len(known.node):
+        return None
+    step_of = np.array(nodes.step_of, np.int64)[known.node]
+    for at in np.flatnonzero((step_of == known.node) & (known.start_ns > batch.end_ns[0])).tolist():
+        inside = (
+            (step_of == known.node[at]) & (known.start_ns >= known.start_ns[at]) & (known.end_ns <= known.end_ns[at])
+        )
+        if inside.sum() <= MAX_STEP_RECORDS:
+            return known.only(inside)
+    return None
+
+
+class _Waiting:
+    """The records of one source since the last gap, until a step is among them."""
+
+    def __init__(self) -> None:
+        self._held: list[Batch] = []
+        self._count = 0
+        self._next: int | None = None
+
+    def take(self, message: RecordBatch) -> None:
+        is_whole = message.produced - message.first == message.count
+        if message.first != self._next or not is_whole or self._count > MAX_HELD_RECORDS:
+            self._held, self._count = [], 0
+        self._next = message.produced
+        if message.count:
+            self._held.append(unpack(message))
+            self._count += message.count
+
+    def step(self, nodes: NodeTable) -> Batch | None:
+        return whole_step(joined(self._held), nodes) if self._held else None
+
+
+def _is_live(record: SourceRecord) -> bool:
+    return record.state is not None and record.state.state is SourceStatus.LIVE

@@ -1,0 +1,183 @@
+"""OpenMetrics as the official parser reads it, the address it is served at, and who may hold it up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from urllib.error import HTTPError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from cbtop.daemon import DaemonInside
+from cbtop.errors import CbtopError
+from cbtop.protocol.endpoint import default_endpoint
+from cbtop.telemetry import exporting, metrics, openmetrics
+from cbtop.telemetry.link import Link
+from cbtop.telemetry.metrics import METRICS, Durations, Point, Snapshot
+from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
+from tests.cbtop.recorded import decode_run
+from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of
+
+README = Path(__file__).parents[3] / "README.md"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def parsed(found: Snapshot) -> dict[str, Family]:
+    text = generate_latest(openmetrics.registry(found)).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def names_of(found: Snapshot) -> set[str]:
+    """Every name there is to ask for."""
+    return {sample.name for family in parsed(found).values() for sample in family.samples}
+
+
+def test_the_official_parser_reads_every_metric_with_its_type_and_unit(tmp_path: Path) -> None:
+    found = snapshot(store_of(decode_run(tmp_path)), NOW_NS)
+    families = parsed(found)
+    assert len(families) == len(METRICS)
+    for metric in METRICS:
+        family = families[f"{metric.name}_{metric.unit}" if metric.unit else metric.name]
+        assert (family.type, family.unit, family.documentation) == (metric.kind, metric.unit, metric.about)
+        for point in found[metric]:
+            labels = dict(zip(metric.labels, point.labels, strict=True))
+            samples = [s for s in family.samples if labels.items() <= s.labels.items()]
+            if not isinstance(point.value, Durations):
+                assert [s.value for s in samples] == [point.value]
+                continue
+            at_most = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+            assert [*at_most.values()] == [sum(point.value.counts[: n + 1]) for n in range(len(point.value.counts))]
+            assert [float(le) for le in at_most] == [*(ns / 1e9 for ns in BOUNDS_NS), float("inf")]
+            assert {s.value for s in samples if s.name.endswith("_sum")} == {point.value.total_ns / 1e9}
+            assert {s.value for s in samples if s.name.endswith("_count")} == {sum(point.value.counts)}
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.text('\\\n"{},=# '), min_size=5, max_size=5))
+def test_names_that_users_choose_come_through_whatever_is_in_them(labels: list[str]) -> None:
+    found: Snapshot = {metrics.BRICK_FAILED: [Point(tuple(labels), 3, 0)]}
+    (sample,) = parsed(found)["cbtop_brick_failed"].samples
+    assert sample.labels == dict(zip(metrics.BRICK_FAILED.labels, labels, strict=True))
+    assert sample.value == 3
+
+
+def test_a_histogram_without_bounds_still_counts() -> None:
+    value = Durations((), (2,), 12_000, 5_000, 7_000)
+    found: Snapshot = {metrics.STEP_DURATION: [Point(("s", "decode"), value, 0)]}
+    samples = {s.name.rpartition("_")[2]: s.value for s in parsed(found)["cbtop_step_duration_seconds"].samples}
+    assert samples == {"bucket": 2, "count": 2, "sum": 12e-6}
+
+
+def test_every_metric_that_the_dashboard_asks_for_exists(tmp_path: Path) -> None:
+    record = decode_run(tmp_path)
+    known = names_of(snapshot(store_of(record), NOW_NS))
+    known |= {"cbtop_brick_budget_seconds", "cbtop_source_state"}  # this run sets no budget, and has no daemon
+    known |= {f"cbtop_records_{what}_total" for what in ("produced", "received", "dropped")}
+    board = json.loads((files("cbtop") / "data" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [variable["query"] for variable in board["templating"]["list"]]
+    assert len(asked) > 15
+    for query in asked:
+        assert set(re.findall(r"cbtop_\w+", query)) <= known
+
+
+def test_the_readme_lists_every_metric_by_the_name_it_is_scraped_by() -> None:
+    listed = set(re.findall(r"^\| `(cbtop_\w+)`", README.read_text(encoding="utf-8"), re.MULTILINE))
+    suffix = {metrics.Kind.COUNTER: "_total", metrics.Kind.INFO: "_info"}
+    assert listed == {
+        metric.name + (f"_{metric.unit}" if metric.unit else "") + suffix.get(metric.kind, "") for metric in METRICS
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("9464", "127.0.0.1:9464"), ("0.0.0.0:1", "0.0.0.0:1"), ("[::1]:0", "[::1]:0"), ("box:65535", "box:65535")],
+)
+def test_an_address_without_a_host_is_on_loopback(text: str, address: str) -> None:
+    assert openmetrics.address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", ":9464", "0.0.0.0", "65536", "::1:9464", "host:", "-1", "²", "http://x:1"])
+def test_another_host_has_to_be_named_in_full(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"wanted|stands in brackets"):
+        openmetrics.address(text)
+
+
+@pytest.fixture
+def address(runtime: Path) -> Iterator[str]:
+    """Where a daemon with no sources serves its metrics."""
+    endpoint = default_endpoint()
+    with DaemonInside(endpoint), exporting(endpoint, None, {"metrics": "127.0.0.1:0", "otlp": None}) as (line,):
+        yield line.removeprefix("metrics at ")
+
+
+def scrape(address: str, accept: str = OPENMETRICS) -> tuple[str, str]:
+    with urllib.request.urlopen(urllib.request.Request(address, headers={"Accept": accept}), timeout=10) as answer:
+        return answer.headers["Content-Type"], answer.read().decode()
+
+
+def test_the_format_is_the_one_that_is_asked_for(address: str) -> None:
+    kind, text = scrape(address)
+    assert kind.startswith("application/openmetrics-text; version=1.0.0")
+    assert text.endswith("# EOF\n")
+    kind, text = scrape(address, "*/*")
+    assert kind.startswith("text/plain; version=0.0.4")
+    assert "# EOF" not in text
+
+
+def test_only_some_metrics_can_be_asked_for(address: str) -> None:
+    _, text = scrape(f"{address}?name[]=cbtop_left_out")
+    assert {family.name for family in text_string_to_metric_families(text)} == {"cbtop_left_out"}
+
+
+def test_scrapers_that_say_nothing_hold_nobody_up(address: str) -> None:
+    host, port = address.removeprefix("http://").removesuffix("/metrics").split(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(openmetrics.MAX_CONNECTIONS - 1)]
+    try:
+        assert "cbtop_daemon_info" in scrape(address)[1]
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_more_connections_than_there_is_room_for_are_closed_at_once(address: str) -> None:
+    host, port = address.removeprefix("http://").removesuffix("/metrics").split(":")
+    connections = [socket.create_connection((host, int(port))) for _ in range(openmetrics.MAX_CONNECTIONS + 1)]
+    try:
+        connections[-1].settimeout(3)
+        assert connections[-1].recv(1) == b""
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_without_a_daemon_a_scrape_fails_instead_of_serving_nothing(runtime: Path) -> None:
+    with exporting(default_endpoint(), None, {"metrics": "127.0.0.1:0"}) as (line,):
+        with pytest.raises(HTTPError) as caught:
+            scrape(line.removeprefix("metrics at "))
+        with caught.value as answer:
+            assert (answer.code, answer.read()) == (503, b"the daemon has not answered yet\n")
+
+
+def test_other_hosts_are_served_with_a_warning_and_a_taken_port_is_named(runtime: Path) -> None:
+    with (
+        Link(default_endpoint()) as link,
+        openmetrics.exporting("0.0.0.0:0", link) as line,
+    ):
+        assert "no password" in line
+        port = re.findall(r":(\d+)/", line)[0]
+        with (
+            pytest.raises(CbtopError, match=f"--metrics 127.0.0.1:{port}: Address already in use"),
+            openmetrics.exporting(f"127.0.0.1:{port}", link),
+        ):
+            pass

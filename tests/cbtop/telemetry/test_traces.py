@@ -1,0 +1,179 @@
+"""Sampled steps are whole or not at all, and their spans lie in each other as the records do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Status as ProtoStatus
+from opentelemetry.sdk.resources import Resource
+
+from cbtop.protocol.messages import RecordBatch
+from cbtop.protocol.record_batch import batches, pack
+from cbtop.protocol.ring import Batch, RingReader
+from cbtop.store import SourceRecord
+from cbtop.telemetry import steps
+from cbtop.telemetry.otlp_traces import spans
+from cbtop.telemetry.steps import whole_step
+from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
+
+STEP_RECORDS = 1 + 2 * (1 + 3)  # a step of two layers of three bricks; kernels are announced, not timed
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceRecord, Batch]:
+    """A prefill and ten decode steps: what is known of the process, and every record of it."""
+    directory = tmp_path_factory.mktemp("run")
+    record = decode_run(directory)
+    (path,) = directory.glob("*.ring")
+    reader = RingReader(path)
+    batch = reader.read(final=True)
+    reader.close()
+    assert len(batch.node) == 11 * STEP_RECORDS
+    return record, batch
+
+
+def part(batch: Batch, start: int, stop: int) -> Batch:
+    at = np.arange(len(batch.node))
+    return batch.only((at >= start) & (at < stop))
+
+
+def names(record: SourceRecord, batch: Batch) -> list[str]:
+    return [record.nodes[node].name for node in batch.node.tolist()]
+
+
+def test_the_step_that_had_already_begun_is_passed_over(run: tuple[SourceRecord, Batch]) -> None:
+    record, batch = run
+    step = whole_step(part(batch, STEP_RECORDS + 1, len(batch.node)), record.nodes)  # from within the second step
+    assert step is not None
+    assert names(record, step).count("decode") == 1
+    assert len(step.node) == STEP_RECORDS
+    assert step.start_ns.min() >= batch.end_ns[2 * STEP_RECORDS - 1]  # the third is the first whole one
+
+
+def test_a_step_that_has_not_ended_is_waited_for(run: tuple[SourceRecord, Batch]) -> None:
+    record, batch = run
+    assert whole_step(part(batch, 5, 2 * STEP_RECORDS - 1), record.nodes) is None
+    assert whole_step(part(batch, 5, 2 * STEP_RECORDS), record.nodes) is not None
+
+
+def test_a_step_of_too_many_records_is_passed_over(
+    run: tuple[SourceRecord, Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "MAX_STEP_RECORDS", STEP_RECORDS - 1)
+    assert whole_step(run[1], run[0].nodes) is None
+
+
+@given(st.lists(st.integers(1, 40), max_size=10), st.sets(st.integers(0, 10)))
+def test_however_records_arrive_a_step_is_whole_or_there_is_none(
+    run: tuple[SourceRecord, Batch], sizes: list[int], lost: set[int]
+) -> None:
+    record, batch = run
+    waiting = steps._Waiting()
+    ends = [*np.cumsum(sizes).tolist(), len(batch.node)]
+    first = 0
+    for at, end in enumerate(min(end, len(batch.node)) for end in ends):
+        if at not in lost:
+            for message in batches("s", first, end, part(batch, first, end)):
+                waiting.take(message)
+            step = waiting.step(record.nodes)
+            assert step is None or len(step.node) == STEP_RECORDS
+        first = end
+
+
+def test_records_that_the_ring_lost_make_a_gap(run: tuple[SourceRecord, Batch]) -> None:
+    record, batch = run
+    waiting = steps._Waiting()
+    waiting.take(RecordBatch("s", 0, 20, 20, pack(part(batch, 0, 20))))
+    waiting.take(RecordBatch("s", 20, 40, 15, pack(part(batch, 25, 40))))
+    assert waiting.step(record.nodes) is not None  # of what came since
+    assert waiting._count == 15
+
+
+def decoded(record: SourceRecord, step: Batch) -> list[Span]:
+    request = ExportTraceServiceRequest.FromString(
+        encode_spans(spans(record, step, Resource({"service.name": "cbtop"}))).SerializeToString()
+    )
+    return [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+
+def test_spans_lie_in_each_other_as_the_records_do(run: tuple[SourceRecord, Batch]) -> None:
+    record, batch = run
+    assert record.hello is not None
+    step = whole_step(batch, record.nodes)
+    assert step is not None
+    found = decoded(record, step)
+    by_id = {span.span_id: span for span in found}
+    assert len(by_id) == len(found) == STEP_RECORDS
+    assert {span.trace_id for span in found} == {found[0].trace_id}
+    assert [span.name for span in found] == [
+        "decode",
+        *[name for layer in (0, 1) for name in (f"Layer {layer}", "RmsNorm", "QkvProjection", "DownProjection")],
+    ]
+    for span in found[1:]:
+        parent = by_id[span.parent_span_id]
+        assert parent.name == "decode" if span.name.startswith("Layer") else parent.name.startswith("Layer")
+        assert parent.start_time_unix_nano <= span.start_time_unix_nano
+        assert span.end_time_unix_nano <= parent.end_time_unix_nano
+    assert found[0].parent_span_id == b""
+    assert found[0].end_time_unix_nano - found[0].start_time_unix_nano == 100_000
+    unix_ns = record.hello.realtime_ns - record.hello.monotonic_ns
+    assert found[0].start_time_unix_nano == int(step.start_ns.min()) + unix_ns
+    said = {pair.key: pair.value.string_value or pair.value.int_value for pair in found[2].attributes}
+    assert said == {
+        "source": record.key,
+        "kind": "brick",
+        "category": "Norm",
+        "backend": "numba",
+        "elements": 64,
+    }
+    assert {pair.key: pair.value.int_value for pair in found[0].attributes}["tokens"] == 1
+
+
+def test_bricks_in_bricks_and_failures_are_seen(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+
+    def fail_in_the_second() -> None:
+        with profiler.step("decode", 1), profiler.brick("Outer"):
+            with profiler.brick("Inner"):
+                clock.sleep_us(5)
+            with profiler.brick("Inner"):
+                raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fail_in_the_second()
+        clock.sleep_us(1)
+    source = source_of(tmp_path)
+    record = record_of(source)
+    reader = RingReader(source.ring_path)
+    step = whole_step(reader.read(final=True), record.nodes)
+    reader.close()
+    assert step is not None
+    found = decoded(record, step)
+    names = {span.span_id: span.name for span in found}
+    failed = ProtoStatus.STATUS_CODE_ERROR
+    assert [(span.name, names.get(span.parent_span_id), span.status.code == failed) for span in found] == [
+        ("decode", None, True),
+        ("Outer", "decode", True),
+        ("Inner", "Outer", False),
+        ("Inner", "Outer", True),
+    ]
+
+
+@pytest.mark.parametrize("realtime_ns", [-(1 << 63), (1 << 64) - 1])
+def test_a_process_whose_clock_is_impossible_has_no_spans(run: tuple[SourceRecord, Batch], realtime_ns: int) -> None:
+    record, batch = run
+    assert record.hello is not None
+    step = whole_step(batch, record.nodes)
+    assert step is not None
+    record = replace(record, hello=replace(record.hello, realtime_ns=realtime_ns))
+    assert spans(record, step, Resource({})) == []
