@@ -20,7 +20,7 @@ from textual.widgets import ContentSwitcher
 from cbtop import formatting
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
-from cbtop.viewmodels.model import ReplayView, SourceSummary, SourceView
+from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
 from cbtop.views import VIEWS
 from cbtop.views.header import Header, Heading, Notice
 from cbtop.views.help import HelpScreen
@@ -68,6 +68,9 @@ class Feed(Protocol):
         Its statistics are of its whole life, or of the `window`, the last seconds.
         """
 
+    def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
+        """All sources like `key` as one."""
+
     def status(self) -> str:
         """One line about the link."""
 
@@ -96,6 +99,7 @@ class CbtopApp(App[int]):
         Binding("shift+tab", "step_view(-1)", "previous view", show=False, priority=True),
         Binding("p", "phase", "phase"),
         Binding("r", "recent", "recent"),
+        Binding("m", "merge", "merge: sum, slowest, side by side, off", show=False),
         Binding("space", "pause", "pause"),
         Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
         Binding("greater_than_sign", "step_source(1)", "next source", show=False),
@@ -126,6 +130,7 @@ class CbtopApp(App[int]):
         self.source_key: str | None = None
         self.phase: str | None = None
         self.window = False
+        self.merge: MergeMode | None = None
         self._tick_timer: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -158,13 +163,18 @@ class CbtopApp(App[int]):
 
     def show(self) -> None:
         """Draw the newest viewmodel."""
-        source = self.feed.view(self.source_key, self.phase, window=self.window)
+        source = self._view()
         if source is None and self.source_key is not None:
             self.source_key = None
-            source = self.feed.view(None, self.phase, window=self.window)
+            source = self._view()
         self.source = source
         self._show_surroundings()
         self._show_content()
+
+    def _view(self) -> SourceView | None:
+        if self.merge is None:
+            return self.feed.view(self.source_key, self.phase, window=self.window)
+        return self.feed.merged(self.merge, self.source_key, self.phase, window=self.window)
 
     def _show_surroundings(self) -> None:
         sources = self.feed.sources()
@@ -228,6 +238,12 @@ class CbtopApp(App[int]):
     def action_recent(self) -> None:
         """Show the last seconds instead of the whole life, or the other way round."""
         self.window = not self.window
+        self.show()
+
+    def action_merge(self) -> None:
+        """Show all that run the same model as one: the sum, the slowest, side by side, and then one alone again."""
+        modes = (None, *MergeMode)
+        self.merge = modes[(modes.index(self.merge) + 1) % len(modes)]
         self.show()
 
     def action_step_source(self, steps: int) -> None:

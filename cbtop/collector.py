@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from cbtop.clock_offset import SAME_CLOCK, ClockExchange, ClockOffset
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys
-from cbtop.protocol.messages import DaemonHello
+from cbtop.protocol.messages import ClockReading, DaemonHello
+from cbtop.protocol.process import boot_id
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.store import Store
 
 SILENT_AFTER_S = 3.0  # three heartbeats
+CLOCK_WAIT_S = 0.2  # an answer that is waited for is timed well; longer than this nobody is held up for it
+CLOCK_MINOR = 1  # of the protocol: daemons before it do not answer
 MAX_DRAINED = 200  # messages a poll, so that a flood cannot hold up the screen
 
 
@@ -29,6 +33,8 @@ class Collector:
         self.damaged = 0  # messages that were not messages
         self._clock_s = clock_s
         self._heard_s = clock_s()
+        self._exchange = ClockExchange()
+        self._boot_id = boot_id()
         self._other_version = ""
         self._subscriber = Subscriber(endpoint, keys)
 
@@ -56,8 +62,36 @@ class Collector:
         """How long nothing was heard, or since the beginning when nothing ever was."""
         return self._clock_s() - self._heard_s
 
+    @property
+    def clock_offset(self) -> ClockOffset | None:
+        """How far the clocks of the daemon's host are from ours; None while that is not known."""
+        if self._same_boot:
+            return SAME_CLOCK
+        return self._exchange.estimate(time.perf_counter_ns())
+
     def poll(self, timeout_ms: int = 0) -> None:
         """Take in what has arrived; wait up to `timeout_ms` for the first message."""
+        self._drain(timeout_ms)
+        daemon = self.store.daemon
+        if daemon is None or daemon.protocol_minor < CLOCK_MINOR or self._same_boot or self.silent_s > SILENT_AFTER_S:
+            return
+        if self._exchange.is_due(time.perf_counter_ns()):
+            self._ask_clock()
+
+    @property
+    def _same_boot(self) -> bool:
+        daemon = self.store.daemon
+        return daemon is not None and daemon.boot_id != "" and daemon.boot_id == self._boot_id
+
+    def _ask_clock(self) -> None:
+        asked_ns = time.perf_counter_ns()
+        self._subscriber.ask_clock(self._exchange.ask(asked_ns))
+        waited_s = 0.0
+        while self._exchange.is_open and waited_s < CLOCK_WAIT_S:
+            self._drain(round((CLOCK_WAIT_S - waited_s) * 1000))
+            waited_s = (time.perf_counter_ns() - asked_ns) / 1e9
+
+    def _drain(self, timeout_ms: int) -> None:
         for _ in range(MAX_DRAINED):
             try:
                 messages = self._subscriber.receive(timeout_ms)
@@ -66,6 +100,10 @@ class Collector:
                 for message in messages:
                     if isinstance(message, DaemonHello):
                         self._other_version = ""
+                        if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
+                            self._exchange = ClockExchange()  # that is another host
+                    if isinstance(message, ClockReading):
+                        self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())
                     if not self._other_version:
                         self.store.apply(message)
             except VersionError as error:

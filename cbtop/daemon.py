@@ -18,11 +18,13 @@ from typing import Self
 
 from cbtop.history import MAX_HISTORY_S, History
 from cbtop.protocol import codec
+from cbtop.protocol.catalog import is_locked
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    ClockReading,
     DaemonHello,
     Heartbeat,
     HistoryPiece,
@@ -31,7 +33,7 @@ from cbtop.protocol.messages import (
     WireMessage,
 )
 from cbtop.protocol.process import boot_id, process_start
-from cbtop.protocol.publisher import HISTORY_PREFIX, LIVE, RECORDS, Publisher
+from cbtop.protocol.publisher import CLOCK_PREFIX, HISTORY_PREFIX, LIVE, RECORDS, Publisher
 from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.source import Source, modified_s
@@ -51,6 +53,7 @@ TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
 _FILE_NAME = re.compile(r"\d+-\d+-\d+\.(catalog|new)")
 _RING_NAME = re.compile(r"\d+-\d+-\d+\.ring")  # pid, process start, serial
+_CLOCK_TOPIC = re.compile(CLOCK_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
 _HISTORY_TOPIC = re.compile(HISTORY_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
 _log = logging.getLogger("cbtop.daemon")
 
@@ -170,7 +173,12 @@ class Daemon:
             self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), messages), time.monotonic())
 
     def _answer(self, topic: bytes) -> None:
-        """Tell one viewer everything or, where it asks for that, a piece of the history."""
+        """Tell one viewer everything or, where it asks for that, the time or a piece of the history."""
+        if topic.startswith(CLOCK_PREFIX):
+            if asked := _CLOCK_TOPIC.fullmatch(topic):
+                reading = ClockReading(int(asked[1]), time.perf_counter_ns(), time.time_ns())
+                self._publisher.send(topic, [reading])
+            return
         self._publish()
         if not topic.startswith(HISTORY_PREFIX):
             self._publisher.send(topic, self._everything(self._sources.values()))
@@ -268,4 +276,6 @@ def _is_left_over(path: Path) -> bool:
         ended = process_start(pid) != start
     except OSError:  # no descriptor left to look with
         return False
-    return ended and time.time() - modified_s(path) > KEEP_ENDED_S
+    if not ended or time.time() - modified_s(path) <= KEEP_ENDED_S:
+        return False
+    return not is_locked(path.with_suffix(".catalog"))  # in another pid namespace it may well be alive

@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
+
+from cbtop.viewmodels.model import MergedView, MergeMode, StragglerView
 
 NOT_MEASURED = "n/a"
 
@@ -116,6 +119,64 @@ def seconds(value: float) -> str:
 def last_seconds(value: float) -> str:
     """A measured stretch of time that ends now: `last 10.4 s`."""
     return f"last {value:.1f} s"
+
+
+def rank(number: int | None, of: int | None) -> str:
+    """`rank 3 of 8`; nothing for a process that is no rank."""
+    if number is None:
+        return ""
+    return f"rank {number}" if of is None else f"rank {number} of {of}"
+
+
+def straggler(found: StragglerView) -> str:
+    """`rank 3 is 15.0 % slower, most of it in …`, the most telling first."""
+    others = "the other's is" if found.ranks == 2 else f"the median of the other {found.ranks - 1} is"
+    return (
+        f"rank {found.rank} is {percent(found.percent)} slower, most of it in {found.brick} "
+        f"(+{duration(found.brick_excess_us)}): busy {duration(found.busy_us)} a {found.phase} step, "
+        f"{others} {duration(found.others_us)} (pid {found.pid} on {found.host})"
+    )
+
+
+def merged(found: MergedView) -> str:
+    """`sum of 4: rank 0–2, rank 7`."""
+    what = {MergeMode.SUM: "sum", MergeMode.MAX: "slowest", MergeMode.RANKS: "side by side"}[found.mode]
+    names = _spans(found.members)
+    if len(names) > 4:
+        names = [*names[:3], "…", names[-1]]
+    left_out = f" ({found.left_out} left out)" if found.left_out else ""
+    return f"{what} of {len(found.members)}: {', '.join(names)}{left_out}"
+
+
+def _spans(names: Sequence[str]) -> list[str]:
+    """`rank 0`, `rank 1`, `rank 2` as `rank 0–2`; what is no rank stands alone."""
+    found: list[tuple[str, int, int]] = []  # name of the first, the first and the last rank
+    for name in names:
+        kind, _, number = name.partition(" ")
+        at = int(number) if kind == "rank" else -2
+        if found and at >= 0 and found[-1][2] == at - 1:
+            found[-1] = (*found[-1][:2], at)
+        else:
+            found.append((name, at, at))
+    return [name if first == last else f"{name}–{last}" for name, first, last in found]
+
+
+MERGED_MEANS = {
+    MergeMode.SUM: "counts, times and tokens are added up; rates and percentages are of the time added up",
+    MergeMode.MAX: "each brick is that of the rank it takes longest a step, the steps those of the slowest rank",
+    MergeMode.RANKS: "of each brick its own time in every rank; everything else is the sum of all",
+}
+
+
+def stale(seconds: float) -> str:
+    """How old what is shown is: `nothing heard for 12 s`."""
+    return f"nothing heard for {seconds:.0f} s"
+
+
+def clock_offset(offset_us: float, uncertainty_us: float) -> str:
+    """How far another host's clock is from ours: `3.21 ms ahead ± 110.0 µs`."""
+    direction = "ahead" if offset_us >= 0 else "behind"
+    return f"{duration(abs(offset_us))} {direction} ± {duration(uncertainty_us)}"
 
 
 def scientific(value: float | None) -> str:

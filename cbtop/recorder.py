@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 
 from cbtop.errors import CbtopError
-from cbtop.feed import DaemonIfNone
 from cbtop.history import MAX_HISTORY_BYTES
+from cbtop.link import DaemonIfNone
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys

@@ -12,7 +12,7 @@ import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, Column, NodeStats, distinct
-from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.catalog import CatalogReader, is_locked
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -27,7 +27,7 @@ from cbtop.protocol.messages import (
     StatsUpdate,
     TraceSummary,
 )
-from cbtop.protocol.process import process_start
+from cbtop.protocol.process import has_mapped, pid_namespace, process_start
 from cbtop.protocol.record_batch import batches, joined
 from cbtop.protocol.ring import Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
@@ -89,7 +89,7 @@ class Source:
                 self.ended_at_s = self._clock_s()
             return
         try:
-            self._take_in(self._catalog_reader.read_piece())
+            self._take_in(self._catalog_reader.read_piece())  # the first says how to tell that the process lives
             if self._catalog_reader.is_behind:
                 return  # a long catalog takes several polls, that the other sources need not wait for
             alive = self._is_alive()  # asked first: if it is dead now, this read is the last there is to read
@@ -181,8 +181,15 @@ class Source:
         if now_s - self._alive_checked_s < ALIVE_CHECK_S:
             return True
         self._alive_checked_s = now_s
+        pid, hello = self._ring.pid, self.hello
         try:
-            return process_start(self._ring.pid) == self._ring.process_start
+            is_locked_now = hello is not None and hello.locked and is_locked(self._catalog_reader.path)
+            if hello is not None and hello.locked and hello.pid_namespace != pid_namespace():
+                return is_locked_now  # its pid is nobody's here, or somebody else's
+            if process_start(pid) != self._ring.process_start:
+                return False
+            # Without its lock it has become another program, or has only closed every file it found.
+            return hello is None or not hello.locked or is_locked_now or has_mapped(pid, self.ring_path)
         except OSError:  # no descriptor left to look with
             return True
 

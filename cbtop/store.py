@@ -8,6 +8,7 @@ from typing import assert_never
 
 import numpy as np
 
+from cbtop.busy import BusySlices
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, NO_MINIMUM, Column, NodeStats
 from cbtop.protocol.errors import DecodeError, VersionError
@@ -18,6 +19,7 @@ from cbtop.protocol.messages import (
     CatalogMessage,
     Ceiling,
     CheckResult,
+    ClockReading,
     DaemonHello,
     Dependency,
     Goodbye,
@@ -73,6 +75,7 @@ class SourceRecord:
     stats: NodeStats = field(default_factory=NodeStats)
     history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
     latest: dict[str, StepSample] = field(default_factory=dict)
+    busy: BusySlices | None = None  # of a rank
 
     def forget_catalog(self) -> None:
         """Back to knowing nothing but the past: everything follows anew."""
@@ -123,6 +126,8 @@ class Store:
             case StatsUpdate():
                 if message.source in self.sources:
                     _update_stats(self.sources[message.source], message)
+            case ClockReading():
+                pass  # for the collector
             case RecordBatch() | HistoryPiece():
                 pass  # for recorders
             case SourceGone():
@@ -160,6 +165,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
     match message:
         case HostHello():
             record.hello = message
+            if message.rank is not None and record.busy is None:
+                record.busy = BusySlices()
         case Node():
             if message.id <= len(record.nodes):
                 return  # said twice: news and a keyframe crossed
@@ -206,6 +213,8 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
 
 def _remember(record: SourceRecord, monotonic_ns: int) -> None:
     record.window.tick(monotonic_ns, record.stats)
+    if record.busy:
+        record.busy.tick(monotonic_ns, record.nodes, record.stats)
     totals = {name: record.stats.column(name) for name in ("count", "elements", "total_ns")}
     for node in record.nodes.children[None]:
         if node.kind is NodeKind.STEP and node.id < len(record.stats):

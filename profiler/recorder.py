@@ -28,7 +28,7 @@ from cbtop.protocol.messages import (
     Node,
     TraceSummary,
 )
-from cbtop.protocol.process import boot_id, process_start
+from cbtop.protocol.process import boot_id, pid_namespace, process_start, ranks_of
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
 
 _log = logging.getLogger("cbtop")
@@ -106,10 +106,10 @@ class RingRecorder:
     def close(self, reason: str) -> None:
         """Say goodbye; the files stay for the daemon to read to their end."""
         with self._opening:
-            if self._catalog:
-                self._catalog.write(Goodbye(reason))
-                self._catalog.close()
-            self._catalog = None
+            catalog, self._catalog = self._catalog, None
+            if catalog:
+                catalog.write(Goodbye(reason))
+                catalog.close()
             self._ring = None
             self._closed = True
             self.record = _nowhere
@@ -138,6 +138,8 @@ class RingRecorder:
     def forget(self) -> None:
         """Back to not having opened anything, without touching the files: they are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
+        if self._catalog:
+            self._catalog.close()  # or the parent would seem alive for as long as this child
         self._ring = self._catalog = self._path = self._reader = None
         self._closed = False
         self.record = self._first_record
@@ -158,10 +160,11 @@ class RingRecorder:
             catalog: CatalogWriter | None = None
             try:
                 directory = self._directory or runtime_dir()
-                stem = _new_stem(directory)
+                stem = _free_stem(directory)
                 # The catalog comes first: whoever sees the ring finds the catalog beside it.
                 catalog = CatalogWriter(directory / f"{stem}.catalog")
-                catalog.write(_hello(self._followers[0].implementation if self._followers else "python"))
+                recorder = self._followers[0].implementation if self._followers else "python"
+                catalog.write(_hello(recorder, locked=catalog.locked))
                 for message in (*self._said, *self._traced.values()):
                     catalog.write(message)
                 ring = RingWriter(directory / f"{stem}.ring", self._ring_bytes)
@@ -179,13 +182,6 @@ class RingRecorder:
             _say_goodbye_from_multiprocessing()
 
 
-def _new_stem(directory: Path) -> str:
-    """How this process's files are called: pid, start and a number. What it ran before an exec has left files too."""
-    process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
-    stems = (f"{process}-{number}" for number in _serial)
-    return next(stem for stem in stems if not (directory / f"{stem}.catalog").exists())
-
-
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
     """Where records go when there is no ring."""
 
@@ -197,7 +193,18 @@ def _say_goodbye_from_multiprocessing() -> None:
         util.Finalize(None, _at_exit, exitpriority=0)
 
 
-def _hello(recorder: str) -> HostHello:
+def _free_stem(directory: Path) -> str:
+    """A name for the files: pid, start, and a number that is free.
+
+    Two processes in two pid namespaces may have pid and start in common; one that becomes another by exec has both.
+    """
+    process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
+    stems = (f"{process}-{serial}" for serial in _serial)
+    return next(stem for stem in stems if not (directory / f"{stem}.catalog").exists())
+
+
+def _hello(recorder: str, *, locked: bool) -> HostHello:
+    ranks = ranks_of(os.environ)
     return HostHello(
         protocol_major=PROTOCOL_MAJOR,
         protocol_minor=PROTOCOL_MINOR,
@@ -210,6 +217,11 @@ def _hello(recorder: str) -> HostHello:
         recorder=recorder,
         monotonic_ns=time.perf_counter_ns(),
         realtime_ns=time.time_ns(),
+        rank=ranks.rank,
+        local_rank=ranks.local_rank,
+        world_size=ranks.world_size,
+        pid_namespace=pid_namespace(),
+        locked=locked,
     )
 
 

@@ -229,8 +229,7 @@ class NodeStats:
 
     def all_buckets(self) -> tuple[Column, Column]:
         """Every (node, bucket) that counted anything."""
-        # By way of booleans, and flat: five times as fast as np.nonzero of the table.
-        cell = np.flatnonzero(self._histogram[: self._size].reshape(-1) != 0)
+        cell = self._cells()
         return cell // BUCKETS, cell % BUCKETS
 
     def snapshot(self) -> Snapshot:
@@ -273,7 +272,8 @@ class NodeStats:
 
     def _cells(self) -> Column:
         """Every cell that counted anything, as node * BUCKETS + bucket, ascending."""
-        return np.flatnonzero(self._histogram[: self._size])
+        # By way of booleans, and flat: five times as fast as np.nonzero of the table.
+        return np.flatnonzero(self._histogram[: self._size].reshape(-1) != 0)
 
     def _close_steps(self, node: Column, duration: Column, step_of: Column) -> Column:
         """Close what lies in the steps that ended; gives the nodes concerned, which need not be in the batch."""

@@ -3,13 +3,18 @@
 A frame is its length (u32), the crc32 of its payload (u32) and the payload, one encoded message. A torn tail
 is what a killed process or a full disk leaves; it is ignored until the rest follows. Past MAX_CATALOG_BYTES the
 writer counts what it drops.
+
+The writer locks the file (flock(2)). The kernel lets go of the lock when the process has ended or become another
+program, whoever looks, and from whatever pid namespace. A forked child shares the lock until it closes its copy.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -31,6 +36,7 @@ class CatalogWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.dropped = 0
+        self.locked = False
         self._size_bytes = 0
         self._waiting = bytearray()  # what the disk had no room for
         try:
@@ -39,6 +45,9 @@ class CatalogWriter:
             self._file = os.fstat(self._descriptor)
         except OSError as error:
             raise RingError(f"catalog {path}: {error.strerror}") from error
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.locked = True
 
     def write(self, message: CatalogMessage) -> None:
         """Append one message; count it as dropped past the bound. What a full disk refuses is tried again later."""
@@ -68,6 +77,21 @@ class CatalogWriter:
             return os.path.samestat(os.fstat(self._descriptor), self._file)
         except OSError:
             return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether the writer of the catalog at `path` still holds its lock. Only a file that is not new may be asked."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)  # and with it our own lock
+    return False
 
 
 class CatalogReader:

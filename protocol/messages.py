@@ -11,7 +11,7 @@ from typing import NewType
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus, TransferDirection
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1  # 1: ranks, pid namespaces and the lock on the catalog in HostHello; ClockReading
 
 MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: beyond it sums could overflow
 QUANTITIES = ("flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element", "budget_us_per_token")
@@ -27,6 +27,8 @@ class HostHello:
 
     `monotonic_ns` and `realtime_ns` were read together; records carry monotonic time.
     `process_start` is /proc's start time in clock ticks since boot: pid and start name a process for ever.
+    `pid` is the process's own in the pid namespace with the inode `pid_namespace` (None: not known).
+    `locked`: the process holds a lock (flock(2)) on its catalog for as long as it lives.
     """
 
     protocol_major: int
@@ -40,6 +42,11 @@ class HostHello:
     recorder: str
     monotonic_ns: int
     realtime_ns: int
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    pid_namespace: int | None = None
+    locked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +302,15 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockReading:
+    """The daemon's clocks, read together, for the viewer that asked under the number `asked`."""
+
+    asked: int
+    monotonic_ns: int
+    realtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceGone:
     """The daemon has let go of a source that ended long ago."""
 
@@ -302,6 +318,14 @@ class SourceGone:
 
 
 WireMessage = (
-    DaemonHello | SourceCatalog | SourceState | StatsUpdate | RecordBatch | HistoryPiece | Heartbeat | SourceGone
+    DaemonHello
+    | SourceCatalog
+    | SourceState
+    | StatsUpdate
+    | RecordBatch
+    | HistoryPiece
+    | Heartbeat
+    | ClockReading
+    | SourceGone
 )
 Message = CatalogMessage | WireMessage | Part

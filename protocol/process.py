@@ -1,12 +1,58 @@
-"""Which process is which: a pid alone is reused, a pid with its start time and boot id is not."""
+"""Which process is which: a pid alone is reused, a pid with its start time and boot id is not.
+
+A pid means something in its own pid namespace only: a process in a container goes by another one outside.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 _STARTTIME_FIELD = 22  # proc_pid_stat(5), counted from 1, in clock ticks since boot
+MAX_RANKS = 1 << 20
+
+# Rank, local rank and world size as launchers say them; the one that is nearest to the process comes first.
+_RANK_VARIABLES = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun, deepspeed, accelerate
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),  # mpirun of Open MPI
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # mpirun of MPICH and Intel MPI
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which of how many a process is; None is what its launcher did not say."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+
+
+def ranks_of(environment: Mapping[str, str]) -> Ranks:
+    """What the first launcher that named a rank said. What makes no sense was not said."""
+    for names in _RANK_VARIABLES:
+        rank, local_rank, world_size = (_small_number(environment.get(name, "")) for name in names)
+        world_size = world_size or None
+        if rank is not None and (world_size is None or rank < world_size):
+            return Ranks(rank, local_rank, world_size)
+    return Ranks()
+
+
+def _small_number(text: str) -> int | None:
+    value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else MAX_RANKS + 1
+    return value if value <= MAX_RANKS else None
+
+
+def pid_namespace() -> int | None:
+    """The inode number of this process's pid namespace; None where the kernel does not say."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
 
 
 def boot_id() -> str:
@@ -15,6 +61,14 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def has_mapped(pid: int, path: Path) -> bool:
+    """Whether the process `pid` has the file at `path` in its memory; True where the kernel does not say."""
+    try:
+        return os.fsencode(path) in Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return True
 
 
 def process_start(pid: int) -> int | None:

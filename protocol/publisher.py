@@ -26,7 +26,9 @@ from cbtop.protocol.messages import WireMessage
 LIVE = b"live"
 RECORDS = b"records"
 JOIN_PREFIX = b"join/"
+CLOCK_PREFIX = b"clock/"
 HISTORY_PREFIX = b"history/"
+QUESTIONS = (JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX)
 MAX_TOPIC_BYTES = 64
 MAX_HEARD = 1000  # words of viewers a turn, so that a flood of them cannot hold up the daemon
 SEND_HIGH_WATER_MARK = 32  # messages a viewer: three seconds at ten updates a second
@@ -94,7 +96,7 @@ class Publisher:
                 self._doorkeeper.answer()
             if self._socket in ready:
                 said = self._socket.recv()
-                is_question = said[:1] == b"\x01" and said[1:].startswith((JOIN_PREFIX, HISTORY_PREFIX))
+                is_question = said[:1] == b"\x01" and said[1:].startswith(QUESTIONS)
                 if is_question and len(said) <= MAX_TOPIC_BYTES:
                     topics.append(said[1:])
         return topics

@@ -15,7 +15,7 @@ from cbtop.protocol.endpoint import is_loopback, parse_endpoint
 from cbtop.protocol.errors import DecodeError, EndpointError, KeysError
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Message
-from cbtop.protocol.publisher import JOIN_PREFIX, LIVE
+from cbtop.protocol.publisher import CLOCK_PREFIX, JOIN_PREFIX, LIVE
 
 RECEIVE_HIGH_WATER_MARK = 100
 REDIAL_S = 0.5
@@ -65,6 +65,7 @@ class Subscriber:
             raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
 
     def _dial(self) -> None:
+        self._clock_topic = b""  # that was of the socket before
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
@@ -158,6 +159,13 @@ class Subscriber:
         if not is_final or trouble == self._suspected:
             self.trouble, self.is_refused = trouble, is_final
         self._suspected = trouble
+
+    def ask_clock(self, number: int) -> None:
+        """Ask the daemon for a ClockReading under `number`, and no more for the one before."""
+        if self._clock_topic:
+            self._socket.unsubscribe(self._clock_topic)
+        self._clock_topic = CLOCK_PREFIX + secrets.token_hex(8).encode() + b"/%d" % number
+        self._socket.subscribe(self._clock_topic)
 
     def close(self) -> None:
         """Close the socket."""

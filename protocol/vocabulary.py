@@ -142,7 +142,7 @@ class SourceStatus(StrEnum):
 
     LIVE = "live"
     ENDED = "ended"  # it said goodbye
-    GONE = "gone"  # it runs no more and said nothing: killed, or left by os._exit
+    GONE = "gone"  # it runs no more and said nothing: killed, or left by os._exit or exec
     FAULTY = "faulty"  # what it recorded cannot be trusted; the reason says why
 
 

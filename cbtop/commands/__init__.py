@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from cbtop.commands import daemon, demo, doctor, export, keys, overhead, post_mortem, record, replay, top
+from cbtop.commands import daemon, demo, doctor, export, keys, ls, overhead, post_mortem, record, replay, top
 
 
 class Command(Protocol):
@@ -22,6 +22,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Command] = {
     "demo": demo,
+    "ls": ls,
     "record": record,
     "replay": replay,
     "export": export,

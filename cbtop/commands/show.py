@@ -18,7 +18,7 @@ from cbtop.protocol.keys import VIEWER_KEY, ViewerKeys, keys_dir, load_pair, par
 from cbtop.recorder import save_history
 from cbtop.replay import ReplayFeed
 from cbtop.reports import REPORTS, SECTIONS
-from cbtop.viewmodels.model import ReplayView, SourceView
+from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
 from cbtop.window import DEFAULT_WINDOW_S
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
@@ -49,13 +49,18 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_connect_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that choose the daemon to listen to."""
+def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
+    """The options that choose the daemon to listen to; with `many` there may be several."""
     group = parser.add_argument_group("connection")
-    group.add_argument(
-        "--connect", type=endpoint, metavar="ENDPOINT",
-        help="a daemon's address, ipc:///path or tcp://HOST:PORT (default: your own, started inside if none runs)",
-    )  # fmt: skip
+    address = "a daemon's address, ipc:///path or tcp://HOST:PORT"
+    default = "(default: your own, started inside if none runs)"
+    if many:
+        group.add_argument(
+            "--connect", type=endpoint, action="append", default=[], metavar="ENDPOINT",
+            help=f"{address}; more than once for several {default}",
+        )  # fmt: skip
+    else:
+        group.add_argument("--connect", type=endpoint, metavar="ENDPOINT", help=f"{address} {default}")
     group.add_argument(
         "--server-key", metavar="KEY|FILE", help="with --connect tcp://…: the daemon's public key (see cbtop keys)"
     )
@@ -64,23 +69,26 @@ def add_connect_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_feed(options: argparse.Namespace) -> Feed:
+def open_feed(options: argparse.Namespace, selected: Sequence[str] = (), window_s: float = DEFAULT_WINDOW_S) -> Feed:
     """The feed that the options of `add_connect_arguments` name. Raises UsageError for keys that cannot be used."""
     try:
-        return Feed(options.connect, window_s(options), viewer_keys(options))
+        return Feed(options.connect, window_s, viewer_keys(options), selected)
     except KeysError as error:
         raise UsageError(str(error)) from error
 
 
 def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
     """The keys that the options of `add_connect_arguments` name. Raises UsageError where they cannot be used."""
-    is_tcp = (options.connect or "").startswith("tcp://")
+    addresses = [options.connect] if isinstance(options.connect, str) else options.connect or []
+    tcp = [address for address in addresses if address.startswith("tcp://")]
     if options.server_key is None:
         if options.key is not None:
             raise UsageError("--key: --server-key, the daemon's public key, is wanted with it")
         return None
-    if not is_tcp:
+    if not tcp:
         raise UsageError("--server-key: --connect tcp://HOST:PORT is wanted with it")
+    if len(tcp) > 1:
+        raise UsageError("--server-key: it is the key of one --connect tcp://HOST:PORT; reach the others by ssh -L")
     try:
         server = parse_public_key(options.server_key)
         return ViewerKeys(load_pair(keys_dir(), options.key or VIEWER_KEY), server)
@@ -110,7 +118,7 @@ def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> Non
         raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
 
 
-def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace) -> int:
+def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: MergeMode | None = None) -> int:
     """Open the screen on `feed` and give the exit code when it closes."""
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
@@ -122,9 +130,10 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace) -> int:
     if isinstance(feed, ReplayFeed):
         app = ReplayApp(feed, interval_s=options.interval)
     else:
-        save = partial(save_history, feed.endpoint, feed.keys, Path.cwd())
+        # With several daemons there is no one history to write down.
+        save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
         app = CbtopApp(feed, interval_s=options.interval, save_history=save)
-    app.phase, app.window = options.phase, options.window is not None
+    app.phase, app.window, app.merge = options.phase, options.window is not None, merge
     code = app.run()
     end = feed.finished()
     if end and end.message:

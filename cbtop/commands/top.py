@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from cbtop.commands.show import (
     positive_seconds,
     print_report,
     show_on_screen,
+    window_s,
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import MergeMode, SourceView
 
 HELP = "attach to whatever runs"
 DESCRIPTION = HELP
@@ -28,6 +30,8 @@ examples:
   cbtop                              watch every instrumented process of yours
   cbtop --headless --once            print one report and exit: for CI and pipes
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
+  cbtop --connect E1 --connect E2    watch what two daemons serve
+  cbtop ls                           list what there is to watch
   cbtop demo                         something to watch, from the first minute
 
 exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing running or no data in time, 5 data not
@@ -39,10 +43,16 @@ HOW_TO_START = (
     "`from cbtop import BrickProfiler, BrickId`"
 )
 POLL_MS = 100
+RANKS_WATCH_S = 1.5  # long enough to tell which of several ranks is slower than the others
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_show_arguments(parser)
+    parser.add_argument(
+        "--merge",
+        choices=[mode.value for mode in MergeMode],
+        help="show all processes of a model as one: their sum, of each brick the slowest, or side by side",
+    )
     parser.add_argument(
         "--once",
         "-1",
@@ -55,35 +65,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SEC",
         help="with --headless: watch this long, then print the report",
     )
-    parser.add_argument(
-        "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
-    )
-    add_connect_arguments(parser)
+    add_attach_arguments(parser)
 
     parser.add_argument("--replay", type=Path, metavar="FILE", help="show a recording (as `cbtop replay FILE`)")
     replay.add_replay_arguments(parser)
+
+
+def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say which daemons to listen to, how long, and what to show of it."""
+    parser.add_argument(
+        "--source", type=_source, action="append", default=[], metavar="WHICH",
+        help="show only this process: its pid, rank=N or its key in `cbtop ls`; more than once for several",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
+    )
+    add_connect_arguments(parser, many=True)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.replay:
         return replay.run(options)
     if not (options.once or options.duration or is_headless(options)):
-        with open_feed(options) as feed:
-            return show_on_screen(feed, options)
-    with open_feed(options) as feed:
+        with open_feed(options, options.source, window_s(options)) as feed:
+            return show_on_screen(feed, options, MergeMode(options.merge) if options.merge else None)
+    with open_feed(options, options.source, window_s(options)) as feed:
         _wait_for_data(feed, options)
         was_live = bool(_live(feed, options))
         if not options.once and (options.headless or options.duration):
             _watch(feed, options, options.duration)
         elif options.window is not None:
             _watch(feed, options, options.window)
+        elif sum(view.rank is not None for view in _live(feed, options)) > 1:
+            _watch(feed, options, RANKS_WATCH_S)
         return _report(feed, options, was_live)
 
 
 def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
-    """Until a live source has something to show, or time is up."""
+    """Until every daemon has answered and a live source has something to show, or time is up."""
     deadline_s = time.monotonic() + options.timeout
-    while time.monotonic() < deadline_s and not any(_has_data(view, options) for view in _live(feed, options)):
+    while time.monotonic() < deadline_s and (
+        feed.unanswered or not any(_has_data(view, options) for view in _live(feed, options))
+    ):
         feed.poll(POLL_MS)
         if feed.refused:
             raise CbtopError(feed.refused)
@@ -108,11 +131,9 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     # What has ended is only of interest where nothing runs, and then the last of it.
     shown = [v for v in live or views if _has_data(v, options)][: None if live else 1]
     if shown:
-        if options.window is not None:
-            windows = [feed.view(view.key, options.phase, window=True) for view in shown]
-            print_report([view for view in windows if view], options)
-        else:
-            print_report(shown, options)
+        print_report(_as_asked(feed, shown, options), options)
+    if shown and feed.unanswered:
+        sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
     faulty = [view for view in views if view.state is SourceStatus.FAULTY]
     if faulty:
         what = "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)
@@ -124,14 +145,37 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     return 0
 
 
+def _as_asked(feed: Feed, views: list[SourceView], options: argparse.Namespace) -> list[SourceView]:
+    """The sources of `views`, of their lives or of the window, merged or not."""
+    found: dict[str, SourceView] = {}
+    window = options.window is not None
+    for key in (view.key for view in views):
+        if options.merge is None:
+            view = feed.view(key, options.phase, window=window)
+        elif any(other.merged and key in other.merged.keys for other in found.values()):
+            continue
+        else:
+            view = feed.merged(MergeMode(options.merge), key, options.phase, window=window)
+        if view is not None:
+            found[key] = view
+    return list(found.values())
+
+
 def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:
-    if not feed.is_complete:
-        return f"no daemon answers at {feed.endpoint}" + (f": {feed.trouble}" if feed.trouble else "")
+    if feed.unanswered:
+        return unanswered(feed)
+    if not live and options.source:
+        return f"nothing that runs is --source {' or '.join(options.source)}; `cbtop ls` lists what there is"
     if not live:
         return f"nothing is running: {HOW_TO_START}"
     wanted = f"{options.phase} step" if options.phase else "step"
     busy = ", ".join(f"pid {v.pid} is {v.activity or 'there'} but has recorded no {wanted} yet" for v in live)
     return f"{busy}; raise --timeout (now {options.timeout:g} s)"
+
+
+def unanswered(feed: Feed) -> str:
+    """Where nobody answers, in words."""
+    return f"no daemon answers at {', '.join(feed.unanswered)}"
 
 
 def _live(feed: Feed, options: argparse.Namespace) -> list[SourceView]:
@@ -143,3 +187,12 @@ def _has_data(view: SourceView, options: argparse.Namespace) -> bool:
     if options.phase is not None and view.phase != options.phase:
         return False
     return bool(view.bricks) and (view.phase is None or view.steps is not None)
+
+
+def _source(text: str) -> str:
+    kind, _, number = text.rpartition("=")
+    if kind in ("", "rank") and number.isdecimal():
+        return f"{kind}={int(number)}" if kind else str(int(number))
+    if text.count(":") < 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pid, no rank=N and no key as `cbtop ls` prints them")
+    return text

@@ -12,11 +12,13 @@ from cbtop.viewmodels.model import (
     BooksView,
     BrickRow,
     CategoryRow,
+    ClockView,
     GraphRow,
     ReplayView,
     RooflineView,
     SourceView,
     StepsView,
+    StragglerView,
     TraceView,
 )
 
@@ -37,8 +39,16 @@ PROVENANCE = {
         "budget_used_percent",
         "budget_met",
         "books",
+        "clock_offset_us",
+        "clock_monotonic_offset_us",
+        "clock_uncertainty_us",
+        "straggler",
+        "ranks",
     ],
     "static": [
+        "rank",
+        "local_rank",
+        "world_size",
         "model",
         "architecture",
         "quantization",
@@ -73,11 +83,18 @@ def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: 
 def _source(view: SourceView) -> dict[str, Any]:
     return {
         "key": view.key,
-        "pid": view.pid,
+        "merged": None if view.merged is None else asdict(view.merged),
+        "pid": view.pid if view.merged is None else None,
         "host": view.host,
         "program": view.program,
+        "rank": view.rank,
+        "local_rank": view.local_rank,
+        "world_size": view.world_size,
         "state": view.state,
         "state_reason": view.state_reason,
+        "stale_s": view.stale_s,
+        **clock_fields(view.clock),
+        "straggler": straggler_fields(view.straggler),
         "activity": view.activity,
         "model": view.model,
         "architecture": view.architecture,
@@ -92,6 +109,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "steps": _steps(view.steps),
         "phases": [_steps(steps) for steps in view.phases],
         "bricks": [_brick(row) for row in view.bricks],
+        "ranks": None if view.ranks is None else asdict(view.ranks),
         "categories": [_category(row) for row in view.categories],
         "roofline": _roofline(view.roofline),
         "graph": [_node(row) for row in view.graph],
@@ -120,6 +138,20 @@ def _source(view: SourceView) -> dict[str, Any]:
     }
 
 
+def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
+    """The clocks of a source's host less ours."""
+    return {
+        "clock_offset_us": clock.offset_us if clock else None,
+        "clock_monotonic_offset_us": clock.monotonic_offset_us if clock else None,
+        "clock_uncertainty_us": clock.uncertainty_us if clock else None,
+    }
+
+
+def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
+    """The rank that is slower than the others; null where none is."""
+    return None if found is None else asdict(found)
+
+
 def _steps(steps: StepsView | None) -> dict[str, Any] | None:
     if steps is None:
         return None
@@ -140,6 +172,7 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
 def _brick(row: BrickRow) -> dict[str, Any]:
     return {
         "name": row.name,
+        "of": row.rank,
         "category": row.category.display_name,
         "backend": row.backend or None,
         "count": row.count,

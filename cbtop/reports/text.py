@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import ReplayView, SourceView, TraceView, WindowView
+from cbtop.viewmodels.model import RanksView, ReplayView, SourceView, TraceView, WindowView
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
@@ -39,10 +39,24 @@ def _source(view: SourceView, sections: Sequence[str]) -> str:
 def _head(view: SourceView) -> str:
     state = view.state.upper() + (f" ({view.state_reason})" if view.state_reason else "")
     facts = [view.model, view.architecture, view.quantization, view.backend]
+    who = [view.program, f"pid {view.pid} on {view.host}", fmt.rank(view.rank, view.world_size)]
+    if view.merged is not None:
+        who = [view.program, fmt.merged(view.merged)]
     lines = [
-        f"{view.program}, pid {view.pid} on {view.host}: {state}",
+        f"{', '.join(word for word in who if word)}: {state}",
         " · ".join(fact for fact in facts if fact) or "model n/a",
     ]
+    if view.merged is not None:
+        lines.append(f"derived: {fmt.MERGED_MEANS[view.merged.mode]}")
+    if view.straggler is not None and (view.merged is not None or view.straggler.key == view.key):
+        lines.append(
+            f"straggler: {fmt.straggler(view.straggler)} (derived, over the last {view.straggler.steps} steps)"
+        )
+    if view.stale_s is not None:
+        lines.append(f"{fmt.stale(view.stale_s)}: what follows is so old")
+    if view.clock is not None and view.clock.uncertainty_us:
+        offset = fmt.clock_offset(view.clock.offset_us, view.clock.uncertainty_us)
+        lines.append(f"clock of {view.host}: {offset} (derived)")
     if view.window is not None:
         lines.append(_window(view.window))
     for steps in view.phases:
@@ -65,7 +79,11 @@ def _window(window: WindowView) -> str:
 
 def _bricks(view: SourceView) -> str:
     """Two tables, each for a terminal of 80 columns: where the time goes, and what it was for."""
-    times: Table = [("brick", "category", "total µs", "%", "avg µs", "p50 µs", "p95 µs", "p99 µs")]
+    if view.ranks is not None:
+        return "\n".join((_ranks(view.ranks), _books(view)))
+    of_ranks = any(row.rank is not None for row in view.bricks)
+    head = ("brick", "category", "total µs", "%", "avg µs", "p50 µs", "p95 µs", "p99 µs")
+    times: Table = [(*head, "of") if of_ranks else head]
     works: Table = [("brick", "count", "µs/token", "budget", "used %", "met", "GB/s", "GFLOP/s", "checks")]
     for row in view.bricks:
         checked = row.checks_passed + row.checks_failed
@@ -79,6 +97,7 @@ def _bricks(view: SourceView) -> str:
                 fmt.number(row.p50_us),
                 fmt.number(row.p95_us),
                 fmt.number(row.p99_us),
+                *((row.rank or "",) if of_ranks else ()),
             )
         )
         works.append(
@@ -94,11 +113,24 @@ def _bricks(view: SourceView) -> str:
                 f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED,
             )
         )
-    return "\n".join((_table(times, left=2), "", _table(works, left=1), PROVENANCE_LINE, BUDGET_LINE, _books(view)))
+    return "\n".join((table(times, left=2), "", table(works, left=1), PROVENANCE_LINE, BUDGET_LINE, _books(view)))
+
+
+def _ranks(view: RanksView) -> str:
+    """A column a rank; the slowest of each row is marked."""
+    rows: Table = [(f"µs a {view.unit}", *(column.name for column in view.ranks), "slowest over median")]
+    for row in view.rows:
+        cells = [fmt.number(us) + ("*" if at == row.slowest else " ") for at, us in enumerate(row.us)]
+        rows.append((row.brick, *cells, fmt.percent(row.spread_percent)))
+    if any(column.step_us is not None for column in view.ranks):
+        rows.append(("whole step", *(f"{fmt.number(column.step_us)} " for column in view.ranks), ""))
+    return table(rows, left=1)
 
 
 def _books(view: SourceView) -> str:
     books = view.books
+    if books is None and view.merged is not None:
+        return "books: n/a (what is taken from several ranks adds up to nothing)"
     if books is None:
         return "books: n/a (the process marks no steps)"
     gaps = "".join(f" + {gap.name} {fmt.duration(gap.us)}" for gap in books.gaps)
@@ -115,7 +147,7 @@ def _categories(view: SourceView) -> str:
         numbers = (row.exclusive_us, row.avg_us, row.us_per_token)
         total, avg, per_token = (fmt.number(value) for value in numbers)
         rows.append((row.name, str(row.count), total, fmt.percent_number(row.percent), avg, per_token))
-    return _table(rows, left=1)
+    return table(rows, left=1)
 
 
 def _roofline(view: SourceView) -> str:
@@ -135,13 +167,15 @@ def _roofline(view: SourceView) -> str:
         )
     lines = ["ceilings: " + (", ".join(ceilings) or "n/a (the process measured none)")]
     if view.roofline.points:
-        lines += [_table(rows, left=2), PROVENANCE_LINE]
+        lines += [table(rows, left=2), PROVENANCE_LINE]
     if view.roofline.without_work:
         lines.append(f"not on the roofline, no FLOP or no bytes declared: {', '.join(view.roofline.without_work)}")
     return "\n".join(lines)
 
 
 def _tree(view: SourceView) -> str:
+    if view.merged is not None and not view.graph:
+        return "tree: n/a (what is taken from several ranks is no graph)"
     return tree_text(view.graph)
 
 
@@ -153,14 +187,14 @@ def _trace(trace: TraceView) -> str:
     lines = [f"{trace.trace} {trace.name}, {fmt.count(trace.forwards)} passes traced: {trace.about}"]
     totals: Table = [(number.name, _traced(number.value)) for number in trace.totals]
     if trace.totals:
-        lines.append(", ".join(" ".join(pair) for pair in totals) if trace.rows else _table(totals, left=1))
+        lines.append(", ".join(" ".join(pair) for pair in totals) if trace.rows else table(totals, left=1))
     if trace.rows:
         columns = tuple(number.name for number in trace.rows[0].numbers)
         rows: Table = [("", *columns)]
         for row in trace.rows:
             numbers = {number.name: number.value for number in row.numbers}
             rows.append((row.name, *(_traced(numbers.get(column)) for column in columns)))
-        lines.append(_table(rows, left=1))
+        lines.append(table(rows, left=1))
     lines += [f"anomaly: {text}" for text in trace.anomalies] or ["no anomalies"]
     return "\n".join(lines)
 
@@ -193,7 +227,7 @@ def _foot(view: SourceView) -> str:
     return "\n".join([line, *checks])
 
 
-def _table(rows: Table, *, left: int) -> str:
+def table(rows: Table, *, left: int) -> str:
     """Aligned columns, the first `left` of them to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(

@@ -6,6 +6,7 @@ A None is a number nobody measured; every output prints it as `n/a` (text) or `n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
 
@@ -56,6 +57,7 @@ class BrickRow:
     checks_passed: int
     checks_failed: int
     backend: str
+    rank: str | None = None  # in a merge by maximum: whose figures these are
 
     @property
     def budget_used_percent(self) -> float | None:
@@ -211,11 +213,88 @@ class TraceView:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockView:
+    """The clocks of a source's host less those of this one, right to within `uncertainty_us`; derived."""
+
+    offset_us: float  # of the time of day
+    monotonic_offset_us: float  # of the clock that records carry
+    uncertainty_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class WindowView:
     """The last seconds, instead of a process's whole life."""
 
     asked_s: float
     covers_s: float  # what the numbers really are of: less where it has not been watched so long
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerView:
+    """The rank that is busy longer with a step than the others, over about the last second; derived."""
+
+    key: str
+    rank: int
+    pid: int
+    host: str
+    ranks: int  # compared, itself among them
+    phase: str
+    steps: int  # its own that were looked at
+    busy_us: float  # a step: the exclusive time of its bricks, collectives left out
+    others_us: float  # the median of the others
+    percent: float  # slower than that
+    brick: str  # contributes most
+    brick_excess_us: float  # a step, over the median of the others
+
+
+class MergeMode(StrEnum):
+    """How several sources are shown as one."""
+
+    SUM = "sum"
+    MAX = "max"
+    RANKS = "ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class MergedView:
+    """What a merged view was made of."""
+
+    mode: MergeMode
+    members: tuple[str, ...]  # `rank 3`, or `pid 7` for what is no rank
+    keys: tuple[str, ...]
+    left_out: int  # sources of that model that nothing is heard of, or for which there was no room
+
+
+@dataclass(frozen=True, slots=True)
+class RankColumn:
+    """One rank of several side by side."""
+
+    name: str
+    key: str
+    pid: int
+    host: str
+    rank: int | None
+    steps: int | None
+    step_us: float | None  # mean
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One brick in every rank: its exclusive time, as RanksView.unit says; derived."""
+
+    brick: str
+    us: tuple[float | None, ...]
+    slowest: int  # which of them
+    spread_percent: float | None  # the slowest over the median
+
+
+@dataclass(frozen=True, slots=True)
+class RanksView:
+    """Bricks by rank."""
+
+    unit: str  # "step" or, for processes without steps, "call": what the times are of
+    ranks: tuple[RankColumn, ...]
+    rows: tuple[RankRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +333,14 @@ class SourceView:
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
     traces: tuple[TraceView, ...] = ()  # none where the process traces nothing
     window: WindowView | None = None  # None: its whole life
+    rank: int | None = None  # what its launcher said
+    local_rank: int | None = None
+    world_size: int | None = None
+    stale_s: float | None = None  # how long its daemon has not been heard; None while it is
+    clock: ClockView | None = None  # None while no offset is known
+    straggler: StragglerView | None = None  # of the ranks it is one of
+    merged: MergedView | None = None  # None: one source; else `pid`, `host` and the like are its first member's
+    ranks: RanksView | None = None  # with MergeMode.RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +350,7 @@ class SourceSummary:
     key: str
     label: str  # program, pid@host
     state: SourceStatus
+    stale_s: float | None = None  # how long its daemon has not been heard; None while it is
 
 
 @dataclass(frozen=True, slots=True)

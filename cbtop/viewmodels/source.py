@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
-from cbtop.store import SourceRecord, Store
+from cbtop.store import SourceRecord
 from cbtop.viewmodels.books import books
 from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
@@ -20,10 +21,10 @@ from cbtop.viewmodels.traces import trace_views
 DEFAULT_PHASE = "decode"
 
 
-def summaries(store: Store) -> tuple[SourceSummary, ...]:
-    """Every known source: the live ones first, the newest of each first."""
-    records = sorted(store.sources.values(), key=_newest_first)
-    return tuple(SourceSummary(record.key, _label(record), _state(record)) for record in records)
+def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
+    """Every source: the live ones first, the newest of each first."""
+    ordered = sorted(records, key=_newest_first)
+    return tuple(SourceSummary(record.key, _label(record), _state(record)) for record in ordered)
 
 
 def source_view(record: SourceRecord, phase: str | None = None, *, window: bool = False) -> SourceView:
@@ -74,8 +75,34 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, shown),
         traces=trace_views(record.traces.values()),
+        rank=hello.rank if hello else None,
+        local_rank=hello.local_rank if hello else None,
+        world_size=hello.world_size if hello else None,
         window=WindowView(record.window.length_s, covers_s) if window else None,
     )
+
+
+def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
+    """Whether `record` is one of those that `wanted` names: by key, pid or `rank=N`."""
+    names = [record.key]
+    if record.hello is not None:
+        names += [str(record.hello.pid), f"rank={record.hello.rank}"]
+    return any(name in wanted for name in names)
+
+
+def are_alike(one: SourceRecord, other: SourceRecord) -> bool:
+    """Whether both run the same model in the same program and are in the same state: a sum of them has a meaning."""
+    return _what_runs(one) == _what_runs(other)
+
+
+def _what_runs(record: SourceRecord) -> tuple[str, str, SourceStatus]:
+    hello, manifest = record.hello, record.manifest
+    return hello.program if hello else "", manifest.model if manifest else "", _state(record)
+
+
+def is_live(record: SourceRecord) -> bool:
+    """Whether the process still runs, as far as is known."""
+    return _state(record) is SourceStatus.LIVE
 
 
 def _loss(record: SourceRecord) -> LossView:

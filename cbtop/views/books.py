@@ -21,6 +21,9 @@ class Books(SourceDrawing):
         source = self._source
         if source is None:
             return []
+        if source.books is None and source.merged is not None:
+            why = "  n/a: what is taken from several ranks adds up to nothing"
+            return [rule((("books", "dim"),), width), ((why, "dim"),)]
         if source.books is None:
             return [rule((("books", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
         title = (("where a step's time goes", "dim"),)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cbtop import formatting
-from cbtop.viewmodels.model import BrickRow
+from cbtop.viewmodels.model import BrickRow, RanksView
 from cbtop.views.looks import CATEGORY_LOOKS
 from cbtop.widgets.bars import bar
 from cbtop.widgets.columns import Column
@@ -19,6 +21,10 @@ def _name(row: BrickRow, width: int) -> Line:
 
 def _category(row: BrickRow, width: int) -> Line:
     return ((row.category.display_name, CATEGORY_LOOKS[row.category].role),)
+
+
+def _rank(row: BrickRow, width: int) -> Line:
+    return ((clean(row.rank or ""), "accent"),)
 
 
 def _checks(row: BrickRow, width: int) -> Line:
@@ -44,8 +50,30 @@ def _or_less(value: float | None) -> float:
     return -1.0 if value is None else value
 
 
-def brick_columns(largest_percent: float, *, budgets: bool, checks: bool) -> tuple[Column[BrickRow], ...]:
-    """The columns worth showing: those for budgets and checks only where a brick has one."""
+def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple[Column[BrickRow], ...]:
+    """Of `columns` those that say which brick and how much of the whole, and one a rank."""
+    rows = {row.brick: row for row in ranks.rows}
+
+    def of_rank(at: int) -> Column[BrickRow]:
+        def us(row: BrickRow) -> float | None:
+            return rows[row.name].us[at] if row.name in rows else None
+
+        def cell(row: BrickRow, width: int) -> Line:
+            slowest = row.name in rows and rows[row.name].slowest == at
+            return _figure(formatting.number(us(row)), "strong warn" if slowest else "")
+
+        doc = f"its own µs a {ranks.unit} in this rank; the slowest is marked"
+        name = clip(clean(ranks.ranks[at].name), 11)
+        return Column(name, max(8, len(name)), 2 + at, cell, doc, sort_key=lambda row: _or_less(us(row)))
+
+    kept = [column for column in columns if column.title in ("brick", "wall %")]
+    return (*kept, *(of_rank(at) for at in range(len(ranks.ranks))))
+
+
+def brick_columns(
+    largest_percent: float, *, budgets: bool, checks: bool, of_ranks: bool = False
+) -> tuple[Column[BrickRow], ...]:
+    """The columns worth showing: those for budgets, checks and ranks only where a brick has one."""
 
     def share(row: BrickRow, width: int) -> Line:
         fraction = None if row.percent is None else row.percent / max(largest_percent, 1e-9)
@@ -147,6 +175,8 @@ def brick_columns(largest_percent: float, *, budgets: bool, checks: bool) -> tup
             sort_key=lambda row: _or_less(row.gflops),
         ),
     ]
+    if of_ranks:
+        columns.insert(1, Column("of", 10, 1, _rank, "the rank whose figures these are: the slowest"))
     if budgets:
         columns.append(
             Column(

@@ -13,7 +13,7 @@ from textual.widgets import Input
 from cbtop.viewmodels.model import BrickRow, SourceView
 from cbtop.views.base import View
 from cbtop.views.books import Books
-from cbtop.views.brick_columns import brick_columns
+from cbtop.views.brick_columns import brick_columns, rank_columns
 from cbtop.views.brick_detail import BrickDetail
 from cbtop.widgets.sorted_table import SortedTable
 from cbtop.widgets.table import Table
@@ -59,11 +59,13 @@ class Bricks(View):
         return self._table
 
     def show_source(self, source: SourceView) -> None:
-        self._table.columns = brick_columns(
+        columns = brick_columns(
             max((row.percent or 0.0 for row in source.bricks), default=100.0),
             budgets=any(row.budget_us_per_token is not None for row in source.bricks),
             checks=bool(source.checks) or any(row.checks_passed or row.checks_failed for row in source.bricks),
+            of_ranks=any(row.rank is not None for row in source.bricks),
         )
+        self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
         self._table.show_rows(source.bricks)
         self._books.show_source(source)
         self._show_detail()

@@ -47,7 +47,7 @@ class Header(Drawing):
 
 def _identity(heading: Heading, width: int) -> Line:
     source, replay = heading.source, heading.replay
-    state = "waiting" if source is None else source.state
+    state = "waiting" if source is None else source.state if source.stale_s is None else "stale"
     badges: Line = ((" cbtop ", "brand"), *(state_badge("replay") if replay else ()))
     if heading.paused:
         badges += state_badge("paused")
@@ -58,15 +58,17 @@ def _identity(heading: Heading, width: int) -> Line:
         badges += (("  ", ""), (f"{at}/{formatting.position(replay.duration_s)}", "accent"))
     if source is None:
         return badges
-    left: Line = (
-        *badges,
-        (" ", ""),
-        *_of(source),
-        ("  ", ""),
-        (clean(source.program), "strong"),
-        (f" {source.pid}@{clean(source.host)}", "dim"),
-        *(((f"  {heading.position}", "accent"),) if heading.position else ()),
-    )
+    if source.merged is not None:
+        who: Line = ((clean(formatting.merged(source.merged)), "accent"), (f"  {clean(source.program)}", "strong"))
+    else:
+        rank = formatting.rank(source.rank, source.world_size)
+        who = (
+            (clean(source.program), "strong"),
+            (f" {source.pid}@{clean(source.host)}", "dim"),
+            *(((f"  {rank}", "accent"),) if rank else ()),
+            *(((f"  {heading.position}", "accent"),) if heading.position else ()),
+        )
+    left: Line = (*badges, (" ", ""), *_of(source), ("  ", ""), *who)
     left = fit_line(left, min(width_of(left), width))
     free = max(0, width - width_of(left) - 4)
     right: Line = join_fitting(([((fact, "dim"),) for fact in _facts(source)]), free, " · ")
@@ -188,6 +190,8 @@ class Notice(Drawing):
 
 def notice(source: SourceView) -> Line:
     """The most urgent thing to say about `source`, or nothing."""
+    if source.stale_s is not None:
+        return ((f"  ✗ {formatting.stale(source.stale_s)}: ", "bad strong"), ("its daemon does not answer", ""))
     if source.state in ("gone", "faulty"):
         return ((f"  ✗ {source.state}: ", "bad strong"), (clean(source.state_reason), ""))
     if failed := [check for check in source.checks if not check.passed]:
@@ -196,8 +200,12 @@ def notice(source: SourceView) -> Line:
             (f"  ✗ {len(failed)} check{'s' if len(failed) > 1 else ''} failed: ", "bad strong"),
             (names, ""),
         )
+    if source.straggler is not None:
+        return (("  straggler: ", "warn strong"), (clean(formatting.straggler(source.straggler)), ""))
     if source.state == "live" and source.activity:
         return (("  ", ""), *activity_line(source, _BAR_WIDTH))
+    if source.merged is not None:
+        return (("  derived: ", "dim"), (formatting.MERGED_MEANS[source.merged.mode], ""))
     if source.state_reason:
         return ((f"  {clean(source.state)}: ", "dim"), (clean(source.state_reason), ""))
     return BLANK

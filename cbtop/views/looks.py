@@ -27,6 +27,7 @@ CATEGORY_LOOKS = {
 _BADGES = {
     "waiting": ("◌ WAITING", "badge-calm"),
     "live": ("● LIVE", "badge-live"),
+    "stale": ("◌ STALE", "badge-warn"),
     "replay": ("▶ REPLAY", "badge-calm"),
     "paused": ("‖ PAUSED", "badge-warn"),
     "ended": ("■ ENDED", "badge-calm"),

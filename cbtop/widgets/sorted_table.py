@@ -71,6 +71,13 @@ class SortedTable(Table[RowT]):
         self._all: tuple[RowT, ...] = ()
         self._order: list[object] = []
 
+    def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
+        """Show `columns` from now on; sorted by the last of them that can be, where it was by one that is gone."""
+        self.columns = tuple(columns)
+        if all(column.title != self.sort_by for column in columns):
+            self.sort_by = next(column.title for column in reversed(columns) if column.sort_key is not None)
+            self._order = []
+
     def show_rows(self, rows: Sequence[RowT]) -> None:
         self._all = tuple(rows)
         sort_key = self._sort_column.sort_key

@@ -11,7 +11,7 @@ import pytest
 
 from cbtop.app import CbtopApp
 from cbtop.feed import FeedEnd
-from cbtop.viewmodels.model import SourceSummary, SourceView
+from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceView
 from tests.cbtop import samples
 
 GOLDENS = Path(__file__).parent / "views" / "goldens"
@@ -41,6 +41,13 @@ class ScriptedFeed:
         if phase == "prefill":
             return replace(wanted[0], phase="prefill", steps=samples.PREFILL)
         return wanted[0]
+
+    def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
+        view = self.view(key, phase, window=window)
+        if view is None:
+            return None
+        names, keys = (tuple(f"pid {seen.pid}" for seen in self.seen), tuple(seen.key for seen in self.seen))
+        return replace(view, merged=MergedView(mode, names, keys, left_out=0))
 
     def status(self) -> str:
         return self.line

@@ -14,10 +14,16 @@ from cbtop.viewmodels.model import (
     Gap,
     GraphRow,
     LossView,
+    MergedView,
+    MergeMode,
+    RankColumn,
+    RankRow,
+    RanksView,
     RooflinePoint,
     RooflineView,
     SourceView,
     StepsView,
+    StragglerView,
     WindowView,
 )
 
@@ -289,6 +295,39 @@ NO_ROOF = replace(
         without_work=("KvWrite",),
     ),
 )
+
+_FACTORS = (1.0, 0.98, 1.15, 1.01)  # of the time in each rank
+SIDE_BY_SIDE = replace(
+    LIVE,
+    merged=MergedView(MergeMode.RANKS, tuple(f"rank {at}" for at in range(4)), (), left_out=0),
+    ranks=RanksView(
+        "step",
+        tuple(
+            RankColumn(f"rank {at}", f"k{at}", 4242 + at, "buildbox", at, STEPS, WALL_US * factor)
+            for at, factor in enumerate(_FACTORS)
+        ),
+        tuple(
+            RankRow(row.name, tuple(row.exclusive_us / STEPS * factor for factor in _FACTORS), 2, 14.4)
+            for row in BRICKS
+        ),
+    ),
+)
+SLOWEST = replace(
+    LIVE,
+    bricks=tuple(replace(row, rank="rank 2") for row in BRICKS),
+    books=None,
+    graph=(),
+    merged=MergedView(MergeMode.MAX, tuple(f"rank {at}" for at in range(64)), (), left_out=1),
+)
+STRAGGLING = replace(
+    LIVE,
+    rank=0,
+    world_size=8,
+    straggler=StragglerView(
+        "k", 5, 4247, "buildbox", 8, "decode", 96, 4_600.0, 4_000.0, 15.0, "DownProjection", 580.0
+    ),
+)
+STALE = replace(LIVE, stale_s=12.0)
 
 HOSTILE_NAMES = (
     "[red]x[/]",

@@ -87,6 +87,12 @@ async def pauses_and_goes_on(pilot: AppPilot, key: str) -> None:
     assert "PAUSED" not in await press(pilot, key)
 
 
+async def merges_all_like_it(pilot: AppPilot, key: str) -> None:
+    for mode in ("sum of 1", "slowest of 1", "side by side of 1"):
+        assert f"{mode}: pid 4242" in await press(pilot, key)
+    assert "of 1" not in await press(pilot, key)
+
+
 async def shows_another_source(pilot: AppPilot, key: str) -> None:
     feed = app_of(pilot).feed
     assert isinstance(feed, ScriptedFeed)
@@ -243,6 +249,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (CbtopApp, "step_view(-1)"): goes_to_the_previous_view,
     (CbtopApp, "phase"): shows_the_next_phase,
     (CbtopApp, "recent"): shows_the_last_seconds_or_the_whole_life,
+    (CbtopApp, "merge"): merges_all_like_it,
     (CbtopApp, "pause"): pauses_and_goes_on,
     (CbtopApp, "step_source(-1)"): shows_another_source,
     (CbtopApp, "step_source(1)"): shows_another_source,

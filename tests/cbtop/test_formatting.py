@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop import formatting
+from cbtop.viewmodels.model import MergedView, MergeMode
 
 
 @pytest.mark.parametrize(
@@ -70,3 +71,17 @@ def test_counts_and_sizes_carry_separators_and_prefixes() -> None:
 def test_no_number_is_wider_than_nine_cells(value: float) -> None:
     assert len(formatting.number(value)) <= 9
     assert len(formatting.count(value)) <= 9
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        (("rank 0",), "sum of 1: rank 0"),
+        (("rank 0", "rank 1", "rank 2", "rank 5"), "sum of 4: rank 0–2, rank 5"),
+        (("pid 8", "pid 9", "box:1:2:3"), "sum of 3: pid 8, pid 9, box:1:2:3"),
+        (tuple(f"rank {at}" for at in range(0, 14, 2)), "sum of 7: rank 0, rank 2, rank 4, …, rank 12"),
+    ],
+)
+def test_what_was_merged_is_named_in_few_words(members: tuple[str, ...], text: str) -> None:
+    assert formatting.merged(MergedView(MergeMode.SUM, members, (), left_out=0)) == text
+    assert formatting.merged(MergedView(MergeMode.SUM, members, (), left_out=2)) == f"{text} (2 left out)"

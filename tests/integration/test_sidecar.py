@@ -39,7 +39,7 @@ def is_running(pid: int) -> bool:
 def test_viewers_watch_through_it_and_it_ends_with_its_host(end: signal.Signals) -> None:
     address = free_address()
     command = [sys.executable, "-c", SERVING, "-1", address]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as host, Feed(address) as feed:
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as host, Feed([address]) as feed:
         eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.steps))
         (sidecar,) = children_of(host.pid)
         host.send_signal(end)

@@ -1,0 +1,261 @@
+"""Several sources as one: the sum of all, of each brick the slowest, or side by side.
+
+Every figure of a merge is derived: it was measured in the members, and put together here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import fields, replace
+from operator import attrgetter
+from statistics import median
+
+import numpy as np
+
+from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
+from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, Column, NodeStats
+from cbtop.protocol.messages import Dependency, Node, SourceState
+from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.store import SourceRecord, StepSample
+from cbtop.viewmodels.model import (
+    BrickRow,
+    CategoryRow,
+    MergedView,
+    MergeMode,
+    RankColumn,
+    RankRow,
+    RanksView,
+    RooflineView,
+    SourceView,
+)
+from cbtop.viewmodels.roofline import roofline
+from cbtop.viewmodels.source import source_view
+from cbtop.window import Window
+
+# Two places are one when they lie in the same place and all that is static about them is the same.
+_static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "file", "line")))
+
+
+def merged_view(
+    records: Sequence[SourceRecord], mode: MergeMode, phase: str | None = None, *, window: bool = False
+) -> SourceView:
+    """`records` (of one program and model) as one view.
+
+    `sum` adds counts, times, tokens and histograms place by place, so its books close and its percentiles are those
+    of all calls; `max` takes each brick from the rank that it takes the longest a step; `ranks` is the sum, with
+    every brick's time in each rank beside it.
+    """
+    ordered = sorted(records, key=_by_rank)
+    summed, taken = _sum(ordered)
+    view = source_view(summed, phase, window=window)
+    names = tuple(_name(record) for record in taken)
+    merged = MergedView(mode, names, tuple(record.key for record in taken), left_out=len(ordered) - len(taken))
+    # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
+    plain = replace(view, roofline=_no_roof(view.bricks), rank=None, local_rank=None, merged=merged)
+    if mode is MergeMode.SUM:
+        return plain
+    views = [source_view(record, view.phase, window=window) for record in taken]
+    # A source that has not run this phase would show another.
+    members = {name: member for name, member in zip(names, views, strict=True) if member.phase == view.phase}
+    return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
+
+
+def _name(record: SourceRecord) -> str:
+    hello = record.hello
+    if hello is None:
+        return record.key
+    return f"pid {hello.pid}" if hello.rank is None else f"rank {hello.rank}"
+
+
+def _by_rank(record: SourceRecord) -> tuple[int, str]:
+    rank = record.hello.rank if record.hello else None
+    return (MAX_NODES if rank is None else rank), record.key
+
+
+def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
+    return roofline((), bricks)
+
+
+# --- the sum: one record, made of several ---------------------------------------------------------------------
+
+
+class _WindowOfAll(Window):
+    """The windows of several sources, summed."""
+
+    def __init__(self, length_s: float, statistics: Callable[[], tuple[NodeStats, float]]) -> None:
+        super().__init__(length_s)
+        self._statistics = statistics
+
+    def statistics(self, stats: NodeStats) -> tuple[NodeStats, float]:
+        return self._statistics()
+
+
+def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceRecord]]:
+    """The sum, and whose it is: a source whose nodes find no room in one table is left out."""
+    table = NodeTable()
+    known: dict[Hashable, int] = {}
+    taken: list[SourceRecord] = []
+    places: list[Column] = []
+    dependencies: dict[Dependency, None] = {}
+    for record in records:
+        if len(table) + len(record.nodes) > MAX_NODES:
+            continue
+        place = _place_nodes(record.nodes, table, known)
+        for dependency in record.dependencies:
+            if max(dependency.first, dependency.then) < len(place):
+                dependencies[Dependency(int(place[dependency.first]), int(place[dependency.then]))] = None
+        taken.append(record)
+        places.append(place)
+
+    def windows() -> tuple[NodeStats, float]:
+        found = [record.window.statistics(record.stats) for record in taken]
+        return _sum_of_stats([stats for stats, _ in found], places, len(table)), min(s for _, s in found)
+
+    first = taken[0]
+    summed = SourceRecord(
+        key="+".join(record.key for record in taken),
+        window=_WindowOfAll(first.window.length_s, windows),
+        hello=first.hello,
+        nodes=table,
+        dependencies=dependencies,
+        manifest=first.manifest,
+        checks={key: check for record in taken for key, check in record.checks.items()},
+        state=_sum_of_states([record.state for record in taken if record.state]),
+        stats=_sum_of_stats([record.stats for record in taken], places, len(table)),
+        history={phase: _sum_of_samples([r.history.get(phase, ()) for r in taken]) for phase in first.history},
+    )
+    for phase in first.latest:
+        latest = _sum_of_samples([[r.latest[phase]] for r in taken if phase in r.latest])
+        summed.latest[phase] = latest[-1]
+    for record in taken:
+        summed.checks.update({key: check for key, check in record.checks.items() if not check.passed})
+    return summed, taken
+
+
+def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int]) -> Column:
+    """The id in `table` of each node; nodes that are new to it are added, and remembered in `known`."""
+    place = np.zeros(len(nodes) + 1, np.int64)
+    seen: dict[Hashable, int] = {}  # how many of the same kind came before it under one parent
+    for node in nodes.nodes:
+        parent = None if node.parent is None else int(place[node.parent])
+        like = (parent, _static(node))
+        number = seen[like] = seen.get(like, -1) + 1
+        found = known.get((like, number))
+        if found is None:
+            found = known[like, number] = len(table) + 1
+            table.add(replace(node, id=found, parent=parent))
+        place[node.id] = found
+    return place
+
+
+def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes: int) -> NodeStats:
+    total = NodeStats()
+    total.grow(nodes + 1)
+    columns = {name: total.column(name).copy() for name in COLUMNS}
+    keys, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for stats, place in zip(members, places, strict=True):
+        size = min(len(stats), len(place))
+        for name, column in columns.items():
+            add = {"min_ns": np.minimum, "max_ns": np.maximum}.get(name, np.add)
+            add.at(column, place[:size], stats.column(name)[:size])
+        node, bucket = stats.all_buckets()
+        inside = node < size
+        keys.append(place[node[inside]] * BUCKETS + bucket[inside])
+        counts.append(stats.buckets(node, bucket)[inside])
+    total.set(np.arange(nodes + 1), columns)
+    if nodes < MAX_HISTOGRAM_NODES:  # else a percentile of some calls would pass for that of all
+        cell, at = np.unique(np.concatenate(keys), return_inverse=True)
+        count = np.zeros(len(cell), np.int64)
+        np.add.at(count, at, np.concatenate(counts))
+        total.set_buckets(cell // BUCKETS, cell % BUCKETS, count)
+    return total
+
+
+def _sum_of_states(states: Sequence[SourceState]) -> SourceState | None:
+    if not states:
+        return None
+    counters = [f.name for f in fields(SourceState) if f.name not in ("source", "state", "reason")]
+    sums = {name: sum(getattr(state, name) for state in states) for name in counters}
+    return SourceState(source="", state=SourceStatus.LIVE, reason="", **sums)
+
+
+def _sum_of_samples(members: Sequence[Sequence[StepSample]]) -> deque[StepSample]:
+    """Sample by sample, the newest with the newest: hosts need not agree on the time."""
+    length = min(len(samples) for samples in members)
+    aligned = zip(*(list(samples)[len(samples) - length :] for samples in members), strict=True)
+    return deque(
+        StepSample(
+            together[0].monotonic_ns,
+            count=sum(sample.count for sample in together),
+            tokens=sum(sample.tokens for sample in together),
+            total_ns=sum(sample.total_ns for sample in together),
+        )
+        for together in aligned
+    )
+
+
+# --- the slowest, and side by side ----------------------------------------------------------------------------
+
+
+def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
+    """Each brick and category from the rank it takes the longest; the steps of the rank whose take the longest.
+
+    What is taken from several ranks adds up to nothing: there are no books and no graph.
+    """
+    slowest = max(members.values(), key=lambda member: (member.steps and member.steps.mean_us) or 0)
+    bricks: dict[str, BrickRow] = {}
+    categories: dict[str, CategoryRow] = {}
+    most_us: dict[str, float] = {}
+    for name, member in members.items():
+        for brick in member.bricks:
+            if (us := _a_step(brick, member)) > most_us.get(brick.name, -1):
+                most_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name)
+    most_us.clear()
+    for member in members.values():
+        for category in member.categories:
+            if (us := _a_step(category, member)) > most_us.get(category.name, -1):
+                most_us[category.name], categories[category.name] = us, category
+    return replace(
+        view,
+        steps=slowest.steps,
+        phases=slowest.phases,
+        bricks=tuple(sorted(bricks.values(), key=lambda row: -row.exclusive_us)),
+        categories=tuple(sorted(categories.values(), key=lambda row: row.category)),
+        roofline=_no_roof(tuple(bricks.values())),
+        graph=(),
+        books=None,
+        tokens_per_sec_history=slowest.tokens_per_sec_history,
+    )
+
+
+def _ranks(view: SourceView, members: Mapping[str, SourceView]) -> RanksView:
+    columns = tuple(
+        RankColumn(
+            name=name,
+            key=member.key,
+            pid=member.pid,
+            host=member.host,
+            rank=member.rank,
+            steps=member.steps.count if member.steps else None,
+            step_us=member.steps.mean_us if member.steps else None,
+        )
+        for name, member in members.items()
+    )
+    took = [{row.name: _a_step(row, member) for row in member.bricks} for member in members.values()]
+    rows = [_rank_row(brick.name, [us.get(brick.name) for us in took]) for brick in view.bricks]
+    return RanksView("step" if view.steps else "call", columns, tuple(rows))
+
+
+def _rank_row(name: str, us: Sequence[float | None]) -> RankRow:
+    known = [value for value in us if value is not None]
+    usual = median(known)
+    at = us.index(max(known))
+    return RankRow(name, tuple(us), slowest=at, spread_percent=100 * (max(known) / usual - 1) if usual else None)
+
+
+def _a_step(row: BrickRow | CategoryRow, member: SourceView) -> float:
+    """Exclusive time (µs) in a step that has ended or, for a process without steps, in a call."""
+    if row.percent is None or member.steps is None or member.steps.mean_us is None:
+        return row.exclusive_us / row.count
+    return row.percent / 100 * member.steps.mean_us

@@ -1,0 +1,152 @@
+"""Merges: a sum is exactly what one process with all the records would show, and its books close."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop.profiler.definitions import BrickDefinition, Work
+from cbtop.protocol.messages import Manifest
+from cbtop.protocol.vocabulary import BrickId
+from cbtop.store import SourceRecord
+from cbtop.viewmodels.merge import merged_view
+from cbtop.viewmodels.model import MergeMode, SourceView
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
+
+LAYERS = 2
+
+
+def rank_run(directory: Path, rank: int, down_us: list[int], *, extra: bool = False) -> SourceRecord:
+    """A rank whose DownProjection takes `down_us` in each of its steps, in every layer; the norm always 5 µs."""
+    directory = directory / str(rank)
+    directory.mkdir()
+    clock = Clock()
+    profiler = profiler_in(directory, clock)
+    profiler.announce(Manifest("toy", "qwen2", "numba", "F32", 1, LAYERS, 64, 512, 1000, 4000))
+    down = BrickDefinition.of(BrickId.DOWN_PROJECTION, work=Work(flops_per_element=2, bytes_per_call=10 + rank))
+    for us in down_us:
+        with profiler.step("decode", tokens=1):
+            if extra:
+                with profiler.brick("Router", 1):
+                    clock.sleep_us(3)
+            for layer in range(LAYERS):
+                with profiler.layer(layer):
+                    with profiler.brick(BrickId.RMS_NORM, 64):
+                        clock.sleep_us(5)
+                    with profiler.brick(down, 64):
+                        clock.sleep_us(us)
+                    clock.sleep_us(1)
+    record = record_of(source_of(directory))
+    assert record.hello is not None
+    record.hello = replace(record.hello, rank=rank, world_size=3)
+    return record
+
+
+def bricks_of(view: SourceView) -> dict[str, tuple[int, float, float | None]]:
+    return {row.name: (row.count, row.exclusive_us, row.flops) for row in view.bricks}
+
+
+def assert_books_close(view: SourceView) -> None:
+    books = view.books
+    assert books is not None
+    assert books.wall_us == pytest.approx(books.bricks_us + books.gaps_us + books.unattributed_us)
+    assert sum(row.exclusive_us for row in view.bricks) == pytest.approx(books.bricks_us + books.open_us)
+
+
+runs = st.lists(st.lists(st.integers(1, 500), min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(runs=runs)
+def test_the_sum_is_what_one_process_with_all_calls_would_show(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[list[int]]
+) -> None:
+    directory = tmp_path_factory.mktemp("ranks")
+    records = [rank_run(directory, rank, down_us) for rank, down_us in enumerate(runs)]
+    views = [source_view(record) for record in records]
+    summed = merged_view(records, MergeMode.SUM)
+    durations = sorted(us for down_us in runs for us in down_us * LAYERS)
+    down = next(row for row in summed.bricks if row.name == "DownProjection")
+    assert down.count == len(durations)
+    assert down.total_us == sum(durations)
+    assert (down.min_us, down.max_us) == (durations[0], durations[-1])
+    for fraction, found in ((0.5, down.p50_us), (0.95, down.p95_us), (0.99, down.p99_us)):
+        exact = durations[max(1, int(np.ceil(fraction * len(durations)))) - 1]
+        assert found == pytest.approx(exact, rel=0.01)
+    assert down.bytes == sum(row.bytes or 0 for view in views for row in view.bricks if row.name == "DownProjection")
+    assert_books_close(summed)
+    assert summed.steps is not None
+    assert summed.steps.count == summed.steps.tokens == sum(len(down_us) for down_us in runs)
+    assert summed.loss.produced == sum(view.loss.produced for view in views)
+    assert summed.loss.produced == summed.loss.received + summed.loss.dropped
+
+
+def test_what_only_one_rank_has_is_in_the_sum_once_and_what_all_have_is_one_place(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, 0, [10, 10]), rank_run(tmp_path, 1, [20], extra=True)]
+    summed = merged_view(records, MergeMode.SUM)
+    assert bricks_of(summed)["Router"] == (1, 3.0, None)
+    assert bricks_of(summed)["RmsNorm"][:2] == (2 * 3, 5.0 * 6)
+    norms = [row for row in summed.graph if row.name == "RmsNorm"]
+    assert [row.count for row in norms] == [3, 3]  # one a layer
+    assert summed.merged is not None
+    assert summed.merged.members == ("rank 0", "rank 1")
+    assert_books_close(summed)
+
+
+def test_a_sum_has_no_roof(tmp_path: Path) -> None:
+    summed = merged_view([rank_run(tmp_path, 0, [10])], MergeMode.SUM)
+    assert summed.roofline.ceilings == ()
+    assert all(point.attainable_gflops is None for point in summed.roofline.points)
+
+
+def test_the_window_of_a_sum_is_the_sum_of_the_windows(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, 0, [10, 10]), rank_run(tmp_path, 1, [20])]
+    for record in records:
+        record.window.tick(10**10, record.stats)  # everything so far is before the window
+        record.window.tick(3 * 10**10, record.stats)
+    assert merged_view(records, MergeMode.SUM, window=True).bricks == ()
+    assert merged_view(records, MergeMode.SUM).bricks != ()
+
+
+def test_the_slowest_takes_each_brick_from_the_rank_it_takes_longest_a_step(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, 0, [10] * 9), rank_run(tmp_path, 1, [30]), rank_run(tmp_path, 2, [20], extra=True)]
+    slowest = merged_view(records, MergeMode.MAX)
+    assert {row.name: row.rank for row in slowest.bricks} == {
+        "DownProjection": "rank 1", "Router": "rank 2", "RmsNorm": "rank 0",
+    }  # fmt: skip
+    down = next(row for row in slowest.bricks if row.name == "DownProjection")
+    assert (down.count, down.exclusive_us) == (LAYERS, 30 * LAYERS)
+    assert slowest.steps is not None
+    assert slowest.steps.mean_us == 2 * 36
+    assert (slowest.books, slowest.graph) == (None, ())
+
+
+def test_side_by_side_shows_each_rank_beside_the_sum(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [us] * 3) for rank, us in ((2, 20), (0, 10), (1, 30))]
+    view = merged_view(records, MergeMode.RANKS)
+    assert view.ranks is not None
+    assert [column.name for column in view.ranks.ranks] == ["rank 0", "rank 1", "rank 2"]
+    down = next(row for row in view.ranks.rows if row.brick == "DownProjection")
+    assert [us and round(us, 6) for us in down.us] == [20, 60, 40]
+    assert (down.slowest, down.spread_percent) == (1, pytest.approx(50))
+    assert bricks_of(view) == bricks_of(merged_view(records, MergeMode.SUM))
+
+
+def test_a_rank_that_has_not_run_the_phase_does_not_lend_it_another(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, 0, [10]), rank_run(tmp_path, 1, [20])]
+    prefill = rank_run(tmp_path, 2, [500])
+    for at, node in enumerate(prefill.nodes.nodes):
+        if node.name == "decode":
+            prefill.nodes.nodes[at] = renamed = replace(node, name="prefill")
+            prefill.nodes.children[None] = [renamed]
+    view = merged_view([*records, prefill], MergeMode.RANKS, "decode")
+    assert view.ranks is not None
+    assert [column.name for column in view.ranks.ranks] == ["rank 0", "rank 1"]
+    down = next(row for row in merged_view([*records, prefill], MergeMode.MAX, "decode").bricks)
+    assert (down.rank, down.exclusive_us) == ("rank 1", 20 * LAYERS)

@@ -1,0 +1,66 @@
+"""Merged reports from the command line: text and JSON agree, and the books of a sum close."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.hosts import HOST, cbtop, daemon, host
+from tests.integration.test_stragglers import ranks
+
+COUNT = 3
+
+
+@pytest.fixture
+def three_ranks() -> Iterator[None]:
+    with daemon(), ranks(HOST.replace("sys.argv[1]", "-1"), COUNT):
+        waiting = True
+        while waiting:
+            sources = json.loads(cbtop("ls", "--format", "json").stdout or '{"sources": []}')["sources"]
+            waiting = len(sources) < COUNT or any(not source["steps"] for source in sources)
+        yield
+
+
+def merged(mode: str, *arguments: str) -> dict[str, Any]:
+    done = cbtop("--headless", "--once", "--format", "json", "--merge", mode, *arguments)
+    assert done.returncode == 0, done.stderr
+    (source,) = json.loads(done.stdout)["sources"]
+    assert isinstance(source, dict)
+    return source
+
+
+@pytest.mark.usefixtures("three_ranks")
+def test_the_sum_of_three_ranks_closes_its_books() -> None:
+    source = merged("sum")
+    assert (source["merged"]["mode"], source["merged"]["members"]) == ("sum", ["rank 0", "rank 1", "rank 2"])
+    assert source["pid"] is None
+    books, loss = source["books"], source["loss"]
+    assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
+    assert sum(row["exclusive_us"] for row in source["bricks"]) == pytest.approx(
+        books["bricks_us"] + books["open_us"]
+    )
+    assert loss["produced"] == loss["received"] + loss["dropped"]
+    assert "sum of 3: rank 0–2" in cbtop("--headless", "--once", "--merge", "sum").stdout
+
+
+@pytest.mark.usefixtures("three_ranks")
+def test_side_by_side_and_slowest_name_the_rank_of_every_figure() -> None:
+    side_by_side, slowest = merged("ranks"), merged("max")
+    assert [column["rank"] for column in side_by_side["ranks"]["ranks"]] == [0, 1, 2]
+    for row in side_by_side["ranks"]["rows"]:
+        assert row["us"][row["slowest"]] == max(row["us"])
+    assert {row["of"] for row in slowest["bricks"]} <= {"rank 0", "rank 1", "rank 2"}
+    assert slowest["books"] is None
+    text = cbtop("--headless", "--once", "--merge", "ranks", "--view", "bricks").stdout
+    head = next(line for line in text.splitlines() if line.startswith("µs a step"))
+    assert head.split()[3:9] == ["rank", "0", "rank", "1", "rank", "2"]
+
+
+@pytest.mark.usefixtures("three_ranks")
+def test_only_the_selected_are_merged_and_other_programs_are_not() -> None:
+    assert merged("sum", "--source", "rank=0", "--source", "rank=2")["merged"]["members"] == ["rank 0", "rank 2"]
+    with host() as other:
+        assert merged("sum", "--source", str(other.pid))["merged"]["members"] == [f"pid {other.pid}"]
