@@ -75,7 +75,7 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("source", "phase", "brick", "check"), 0)
     parts: list[_Part] = []
-    for summary in summaries(store):
+    for summary in summaries(store.sources.values()):
         parts += _source_parts(store.sources[summary.key], now_ns, left_out)
     if store.daemon:
         found[DAEMON].append(Point((store.daemon.version, store.daemon.host), 1, now_ns))
