@@ -16,10 +16,11 @@ from itertools import repeat
 from types import TracebackType
 from typing import ClassVar
 
-from cbtop.protocol.ring import FIRST_RECORD, FLAG_FAILED, NO_NODE, RECORD, Record, RingWriter
+from cbtop.protocol.ring import FLAG_FAILED, NO_NODE, RECORD, Record, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
 
 pack_into = RECORD.pack_into
+NOWHERE = -1  # a place that no memory has
 
 
 class Place:
@@ -69,11 +70,11 @@ class HotPath:
     __slots__ = (
         "_clock_ns",
         "_define",
-        "_lap",
         "_memory",
         "_record",
         "_recording",
         "_reserve",
+        "_ring",
         "_root",
         "_threads",
     )
@@ -134,8 +135,6 @@ class HotPath:
                 self._refused(at, number, tag, start_ns, end_ns, elements)
                 if not isinstance(error, Exception):  # an interrupt is not ours to swallow
                     raise
-            if at == FIRST_RECORD:
-                self._lap()
 
     def brick(self, brick: Hashable, elements: int = 1) -> Span:
         """`with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed."""
@@ -158,10 +157,10 @@ class HotPath:
         if ring is None:
             # Here `pack_into` refuses to write; each record then takes the slow way to `record`.
             self._memory: bytearray | memoryview = bytearray()
-            self._reserve: Iterator[tuple[int, int]] = repeat((-1, 0))
+            self._reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
+            self._ring: RingWriter | None = None
             return self._record
-        self._memory, self._lap = ring.memory, ring.lap
-        self._reserve = ring.reserve
+        self._ring, self._memory, self._reserve = ring, ring.memory, ring.reserve
         return ring.record
 
     def _first_look(self) -> Thread:
@@ -169,12 +168,10 @@ class HotPath:
         return thread
 
     def _refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        if at < FIRST_RECORD:
+        if at == NOWHERE:
             self._record(tag, start_ns, end_ns, elements)
-        elif (
-            self._memory
-        ):  # the caller's elements are no 64-bit integer, or raised when asked for one: keep the count
-            pack_into(self._memory, at, 0, 0, 0, NO_NODE, number)
+        elif self._ring is not None:
+            self._ring.refused(at, number, tag, start_ns, end_ns, elements)
 
 
 class Span:
@@ -232,8 +229,6 @@ class Span:
                 hot_path._refused(at, number, tag, self._start_ns, end_ns, self.elements)
                 if not isinstance(error, Exception):
                     raise
-            if at == FIRST_RECORD:
-                hot_path._lap()
 
 
 def chosen() -> type[HotPath]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import signal
@@ -413,6 +414,26 @@ def test_an_interrupt_while_elements_are_asked_for_reaches_the_host_and_keeps_th
     assert profiler.here.node == NO_NODE
     batch = reader_in(runtime).read()
     assert (batch.node.tolist(), batch.overwritten) == ([1, NO_NODE, NO_NODE, NO_NODE], 0)
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), KeyboardInterrupt()])
+def test_elements_that_raise_where_a_lap_begins_cost_that_record_and_no_other(
+    make: MAKE, runtime: Path, error: BaseException
+) -> None:
+    path = runtime / "1-2-0.ring"
+    profiler = make(clock_ns=count().__next__, recorder=NoFiles())
+    profiler.attach(ring := RingWriter(path, 8 * RECORD_BYTES))
+    reader = RingReader(path)
+    elements: Any = Raising(error)
+    for lap in range(3):
+        with contextlib.nullcontext() if isinstance(error, Exception) else pytest.raises(KeyboardInterrupt):
+            profiler.stop_brick(profiler.start_brick("a"), elements)
+        for number in range(1, 8):
+            profiler.stop_brick(profiler.start_brick("a"), number)
+        assert ring.produced == 8 * (lap + 1)
+        batch = reader.read()
+        assert (batch.elements.tolist(), batch.overwritten) == (list(range(8)), 0)
+        assert batch.node.tolist() == [NO_NODE] + [profiler.here.below["a"].node] * 7
 
 
 def test_arguments_have_the_same_names(profiler: BrickProfiler, runtime: Path) -> None:
