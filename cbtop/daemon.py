@@ -61,15 +61,23 @@ _log = logging.getLogger("cbtop.daemon")
 class Daemon:
     """Serves `endpoint` from `directory` until told to stop.
 
+    It keeps what it has said in the last `history_s` seconds, for viewers that ask (0: nothing).
     Raises EndpointError when the address is taken, KeysError when it must not be served with these `keys`.
     """
 
-    def __init__(self, endpoint: str, directory: Path | None = None, keys: DaemonKeys | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        directory: Path | None = None,
+        keys: DaemonKeys | None = None,
+        history_s: float = MAX_HISTORY_S,
+    ) -> None:
         self._directory = directory or runtime_dir()
         self._publisher = Publisher(endpoint, keys)
         self._sources: dict[Path, Source] = {}
         self._refused: dict[Path, float] = {}  # files that are no rings, and when to look at them again
-        self._history = History()
+        self._history_s = history_s
+        self._history = History(history_s)
         self._history_told: dict[str, tuple[int, int]] | None = None  # at its last keyframe
 
     @property
@@ -165,7 +173,9 @@ class Daemon:
         for source in self._sources.values():
             if source.state is SourceStatus.LIVE:
                 self._publisher.send(LIVE, source.keyframe())
-        lately = [source for source in self._sources.values() if not _ended_before(source, MAX_HISTORY_S)]
+        if not self._history_s:
+            return
+        lately = [source for source in self._sources.values() if not _ended_before(source, self._history_s)]
         told = {source.key: source.told for source in lately}
         if told != self._history_told:  # else the last keyframe says it all
             self._history_told = told
@@ -193,7 +203,8 @@ class Daemon:
         frames = [codec.encode(message) for message in messages]
         if frames:
             self._publisher.send_frames(TOPICS[kind], frames)
-            self._history.add(encode_frame(kind, time.perf_counter_ns(), frames))
+            if self._history_s:
+                self._history.add(encode_frame(kind, time.perf_counter_ns(), frames))
 
     def _everything(self, sources: Iterable[Source]) -> Iterator[WireMessage]:
         yield self._hello()

@@ -138,6 +138,8 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
     subscriber = Subscriber(endpoint, keys, topics=())
     try:
         head, frames = _ask_history(subscriber, 0)
+        if not frames:
+            raise CbtopError(f"the daemon at {subscriber.endpoint} keeps no history")
         origin = Origin(head.host, head.monotonic_ns, head.realtime_ns)
         writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
         try:

@@ -13,6 +13,7 @@ from types import FrameType
 from cbtop.commands.show import endpoint
 from cbtop.daemon import Daemon
 from cbtop.errors import UsageError
+from cbtop.history import MAX_HISTORY_BYTES, MAX_HISTORY_S
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import KeysError
 from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
@@ -31,6 +32,7 @@ examples:
 """
 
 PARENT_CHECK_S = 0.25
+MAX_MINUTES = 60
 LAST_WORDS_S = 1.0  # a sidecar outlives its host so long: viewers hear how it ended
 
 
@@ -44,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key", metavar="NAME", help=f"with tcp: the key pair to serve with (default: {DAEMON_KEY}; see cbtop keys)"
     )
+    parser.add_argument(
+        "--history", type=_minutes, default=MAX_HISTORY_S / 60, metavar="MINUTES",
+        help=f"keep so much for the key w of a viewer, in at most {MAX_HISTORY_BYTES >> 20} MiB; 0 keeps nothing "
+        f"(default: {MAX_HISTORY_S / 60:g})",
+    )  # fmt: skip
     for name, exporter in EXPORTERS.items():
         parser.add_argument(f"--{name}", type=exporter.address, metavar=exporter.METAVAR, help=exporter.HELP)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # serve until this process is no longer ours
@@ -54,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     stop = threading.Event()
     try:
         keys = daemon_keys(address, options.key)
-        daemon = Daemon(address, keys=keys)
+        daemon = Daemon(address, keys=keys, history_s=60 * options.history)
     except KeysError as error:
         raise UsageError(str(error)) from error
     caught: list[int] = []
@@ -81,6 +88,16 @@ def _who_may_listen(address: str, keys: DaemonKeys | None) -> list[str]:
     if address.startswith("tcp://"):
         return ["without keys, every user of this machine can listen; cbtop keys new daemon ends that"]
     return []
+
+
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_MINUTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes from 0 to {MAX_MINUTES}")
+    return value
 
 
 def _stay_beside(host: int, stop: threading.Event) -> None:

@@ -180,7 +180,7 @@ def test_whatever_a_daemon_says_a_viewer_keeps_on_showing(said: list[Message]) -
             decoded = codec.decode(frame)
             assert decoded is not None
             store.apply(decoded)
-    for summary in summaries(store):
+    for summary in summaries(store.sources.values()):
         view = source_view(store.sources[summary.key])
         text_report([view], list(SECTIONS))
         json.loads(json_report([view], list(SECTIONS)))

@@ -40,9 +40,9 @@ def host(steps: int = FOR_EVER) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def daemon() -> Iterator[subprocess.Popen[bytes]]:
+def daemon(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon of its own, ready to be connected to."""
-    with subprocess.Popen([*CBTOP, "daemon"], stderr=subprocess.PIPE) as process:
+    with subprocess.Popen([*CBTOP, "daemon", *arguments], stderr=subprocess.PIPE) as process:
         assert process.stderr
         assert b"serving" in process.stderr.readline()
         try:

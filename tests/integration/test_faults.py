@@ -266,7 +266,7 @@ def run(script: str, *arguments: str, **popen: Any) -> subprocess.CompletedProce
 def seen() -> list[tuple[str, int]]:
     """The state and the steps of everything that ran, the first to begin first."""
     with Feed() as feed:
-        eventually(lambda: (feed.poll(50), feed.is_complete)[1])
+        eventually(lambda: (feed.poll(50), not feed.unanswered)[1])
         views = [view for source in feed.sources() if (view := feed.view(source.key))]
         for view in views:
             assert view.loss.produced == view.loss.received + view.loss.dropped

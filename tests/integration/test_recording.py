@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.compute.demo_model import TINY, write_model
+from cbtop.errors import CbtopError
 from cbtop.feed import Feed
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import RecordBatch
@@ -129,6 +130,15 @@ def test_the_daemons_history_becomes_a_recording_of_what_happened_before_it_was_
     assert reader.is_closed
     done = cbtop("replay", str(saved.path), "--format", "json")
     assert '"count": 400' in done.stdout
+
+
+def test_a_daemon_that_keeps_no_history_says_so(tmp_path: Path) -> None:
+    with daemon("--history", "0"), Feed() as feed, host(steps=10) as process:
+        process.wait()
+        eventually(lambda: feed.poll(20) or [s.state for s in feed.sources()] == ["ended"])
+        with pytest.raises(CbtopError, match="keeps no history"):
+            save_history(default_endpoint(), None, tmp_path)
+    assert list(tmp_path.glob("*.cbtop")) == []
 
 
 def test_without_a_daemon_the_history_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

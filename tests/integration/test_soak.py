@@ -32,7 +32,7 @@ def test_under_load_memory_descriptors_and_threads_stay_as_they_are(
     runtime: Path, lasting_s: float, most_growth_bytes: int
 ) -> None:
     loads = [Load(runtime, RING_BYTES, spread_ns=64) for _ in range(HOSTS)]
-    with daemon() as process:
+    with daemon("--history", "0") as process:  # which would grow, to its bound
         watched = psutil.Process(process.pid)
         anonymous, descriptors, threads = [], [], []
         begun_s = next_s = time.monotonic()
