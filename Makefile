@@ -24,7 +24,7 @@ test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
 
 soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat
-	$(BIN)/python -m pytest -m slow -o log_cli=true -o log_cli_level=INFO
+	$(BIN)/python -m pytest -m slow -n 0 -o log_cli=true -o log_cli_level=INFO
 
 lint: $(READY)  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

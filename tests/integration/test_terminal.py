@@ -36,6 +36,8 @@ class Terminal:
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
         environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        for name in ("COLUMNS", "LINES"):  # a test runner's workers have them, and the app would believe them
+            environment.pop(name, None)
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
