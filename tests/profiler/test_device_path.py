@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cbtop.profiler.clocks import HostClock
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.vocabulary import BrickId, SyncMode
+from tests.profiler.memory import Memory
 
 RECORDING = [SyncMode.IMMEDIATE, SyncMode.PER_LAYER, SyncMode.DEFERRED]
 
@@ -38,20 +38,6 @@ class FakeDevice:
         assert isinstance(mark, int)
         assert mark <= self.reached_ns, "asked for a mark that was not waited for"
         return mark
-
-
-class Memory:
-    def __init__(self) -> None:
-        self.records: list[tuple[int, int, int, int]] = []
-
-    def record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        self.records.append((tag, start_ns, end_ns, elements))
-
-    def announce(self, message: CatalogMessage) -> None:
-        pass
-
-    def close(self, reason: str) -> None:
-        pass
 
 
 Layers = list[list[int]]  # the bricks of each layer, ns

@@ -18,30 +18,10 @@ from cbtop.profiler.graph.node_table import MAX_DEPTH
 from cbtop.profiler.profiler import MAX_RECURSION, BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.catalog import CatalogReader
-from cbtop.protocol.messages import Activity, CatalogMessage, Goodbye, HostHello, Node, TraceSummary
+from cbtop.protocol.messages import Activity, Goodbye, HostHello, Node, TraceSummary
 from cbtop.protocol.ring import FLAG_FAILED, RingReader
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
-
-
-class Memory:
-    """A recorder that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.records: list[tuple[int, int, int, int]] = []
-        self.said: list[CatalogMessage] = []
-
-    def record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        self.records.append((tag, start_ns, end_ns, elements))
-
-    def announce(self, message: CatalogMessage) -> None:
-        self.said.append(message)
-
-    def close(self, reason: str) -> None:
-        self.said.append(Goodbye(reason))
-
-    @property
-    def nodes(self) -> list[tuple[int, int | None, NodeKind, str]]:
-        return [(n.id, n.parent, n.kind, n.name) for n in self.said if isinstance(n, Node)]
+from tests.profiler.memory import Memory
 
 
 @pytest.fixture(autouse=True)

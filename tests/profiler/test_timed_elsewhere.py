@@ -15,22 +15,9 @@ from cbtop.profiler.graph.nodes import AsyncTask, Brick, Edge, EdgeKind, Functio
 from cbtop.profiler.graph.tree import to_ascii_tree
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.catalog import CatalogReader
-from cbtop.protocol.messages import CatalogMessage, Dependency
+from cbtop.protocol.messages import Dependency
 from cbtop.protocol.vocabulary import BrickId, SyncMode, TransferDirection
-
-
-class Memory:
-    def __init__(self) -> None:
-        self.records: list[tuple[int, int, int, int]] = []
-
-    def record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        self.records.append((tag, start_ns, end_ns, elements))
-
-    def announce(self, message: CatalogMessage) -> None:
-        pass
-
-    def close(self, reason: str) -> None:
-        pass
+from tests.profiler.memory import Memory
 
 
 class FakeDevice:

@@ -1,0 +1,27 @@
+"""A recorder for tests that keeps what it is given."""
+
+from __future__ import annotations
+
+from cbtop.protocol.messages import CatalogMessage, Goodbye, Node
+from cbtop.protocol.vocabulary import NodeKind
+
+
+class Memory:
+    """A recorder that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, int, int, int]] = []
+        self.said: list[CatalogMessage] = []
+
+    def record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+        self.records.append((tag, start_ns, end_ns, elements))
+
+    def announce(self, message: CatalogMessage) -> None:
+        self.said.append(message)
+
+    def close(self, reason: str) -> None:
+        self.said.append(Goodbye(reason))
+
+    @property
+    def nodes(self) -> list[tuple[int, int | None, NodeKind, str]]:
+        return [(n.id, n.parent, n.kind, n.name) for n in self.said if isinstance(n, Node)]
