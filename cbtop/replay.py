@@ -45,7 +45,7 @@ class ReplayFeed(StoreViews):
         self._kept = lru_cache(maxsize=16)(codec.decode)
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
-        self._refused = 0  # frames whose messages were none
+        self._refused: set[int] = set()  # where the frames lie whose messages were none
         self._at_ns = self._reader.begin_ns
         self._jump(self._at_ns)
 
@@ -61,7 +61,7 @@ class ReplayFeed(StoreViews):
     @property
     def damage(self) -> int:
         """How many frames were met that could not be shown."""
-        return self._refused + self._reader.damaged
+        return len(self._refused) + self._reader.damaged
 
     def poll(self, timeout_ms: int = 0) -> None:
         """Go on by the time that has passed, while it plays."""
@@ -137,7 +137,7 @@ class ReplayFeed(StoreViews):
                 if not (isinstance(message, DaemonHello) and self._knows(message)):
                     self._store.apply(message)
         except DecodeError:
-            self._refused += 1
+            self._refused.add(frame.offset)
 
     def _decode(self, part: bytes) -> Message | None:
         return self._kept(part) if len(part) <= MAX_KEPT_BYTES else codec.decode(part)

@@ -202,7 +202,7 @@ class RecordingReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damaged = 0  # frames passed over because their bytes do not fit their checksum
+        self._damaged: set[int] = set()  # where the frames lie whose bytes do not fit their checksum
         try:
             # A pipe of that name must not hold us up.
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -222,20 +222,25 @@ class RecordingReader:
             raise
         self.begin_ns = self.keyframes[0][0] if self.keyframes else self.end_ns
 
+    @property
+    def damaged(self) -> int:
+        """How many frames were passed over because their bytes do not fit their checksum."""
+        return len(self._damaged)
+
     def frames(self, offset: int = 0, wanted: Collection[int] | None = None) -> Iterator[Frame]:
         """The frames from the one at `offset` on (0: the first) whose kind is wanted; the others are not read."""
         at = max(offset, _HEADER.size)
         while at + _HEAD.size <= self._end:
             length, crc, time_ns, kind = self._head(at)
             if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
-                self.damaged += 1  # where the next frame begins is not known either
+                self._damaged.add(at)  # where the next frame begins is not known either
                 return
             if wanted is None or kind in wanted:
                 payload = self._read(length, at + _HEAD.size)
                 if zlib.crc32(payload, zlib.crc32(_TIME_AND_KIND.pack(time_ns, kind))) == crc:
                     yield Frame(kind, time_ns, at, payload)
                 else:
-                    self.damaged += 1
+                    self._damaged.add(at)
             at += _HEAD.size + length
 
     def keyframe_before(self, time_ns: int) -> int:
@@ -300,7 +305,7 @@ class RecordingReader:
 
     def _scan(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
         """The same, by walking the frames. What a kill left of the last one is passed over."""
-        self.damaged = 0  # an index that is of no use costs nothing
+        self._damaged.clear()  # an index that is of no use costs nothing
         keyframes: list[tuple[int, int]] = []
         at = last = _HEADER.size
         end_ns = before_ns = self.origin.monotonic_ns
@@ -314,7 +319,7 @@ class RecordingReader:
             at += _HEAD.size + length
         self._end = at
         if at > last and next(self.frames(last), None) is None:
-            self.damaged = 0  # written in part: it is the one that may be lost
+            self._damaged.clear()  # written in part: it is the one that may be lost
             keyframes = [entry for entry in keyframes if entry[1] != last]
             at, end_ns = last, before_ns
         return tuple(keyframes), end_ns, at
