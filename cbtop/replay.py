@@ -11,7 +11,7 @@ from typing import Self
 from cbtop.feed import FeedEnd, StoreViews
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import DaemonHello
+from cbtop.protocol.messages import DaemonHello, Message
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.store import Store
 from cbtop.viewmodels.model import ReplayView
@@ -21,6 +21,7 @@ SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
 # A jump begins so long before its target, at a keyframe: what is shown of the last seconds has something to show.
 WARM_UP_NS = 1_000_000_000
 WALK_NS = 10_000_000_000  # so far it goes forward frame by frame
+MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
 
 
 class ReplayFeed(StoreViews):
@@ -41,10 +42,10 @@ class ReplayFeed(StoreViews):
         self._polled_s = clock_s()
         self._reader = RecordingReader(path)
         # One keyframe says much that the last one said: to decode a catalog anew is a third of a jump.
-        self._decode_once = lru_cache(maxsize=16)(codec.decode)
+        self._kept = lru_cache(maxsize=16)(codec.decode)
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
-        self._refused = 0  # frames whose messages were none
+        self._refused: set[int] = set()  # where the frames lie whose messages were none
         self._at_ns = self._reader.begin_ns
         self._jump(self._at_ns)
 
@@ -60,7 +61,7 @@ class ReplayFeed(StoreViews):
     @property
     def damage(self) -> int:
         """How many frames were met that could not be shown."""
-        return self._refused + self._reader.damaged
+        return len(self._refused) + self._reader.damaged
 
     def poll(self, timeout_ms: int = 0) -> None:
         """Go on by the time that has passed, while it plays."""
@@ -121,7 +122,8 @@ class ReplayFeed(StoreViews):
         self._walk(target_ns)
 
     def _walk(self, target_ns: int) -> None:
-        while self._next is not None and self._next.time_ns <= target_ns:
+        # A frame that is said to be later than the end would keep back all that follows it: it comes at the end.
+        while self._next is not None and min(self._next.time_ns, self._reader.end_ns) <= target_ns:
             self._apply(self._next)
             self._next = next(self._frames, None)
         self._at_ns = target_ns
@@ -129,13 +131,16 @@ class ReplayFeed(StoreViews):
     def _apply(self, frame: Frame) -> None:
         self.touched += 1
         try:
-            decode = self._decode_once if frame.kind == FrameKind.KEYFRAME else codec.decode
+            decode = self._decode if frame.kind == FrameKind.KEYFRAME else codec.decode
             for message in frame.messages(decode):
                 # A keyframe of the daemon we know takes nothing from us: what is shown of the past stays.
                 if not (isinstance(message, DaemonHello) and self._knows(message)):
                     self._store.apply(message)
         except DecodeError:
-            self._refused += 1
+            self._refused.add(frame.offset)
+
+    def _decode(self, part: bytes) -> Message | None:
+        return self._kept(part) if len(part) <= MAX_KEPT_BYTES else codec.decode(part)
 
     def _knows(self, hello: DaemonHello) -> bool:
         known = self._store.daemon

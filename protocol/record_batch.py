@@ -18,6 +18,7 @@ from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Heartbeat, Message, Packed, RecordBatch, SourceState
 from cbtop.protocol.ring import NODE_BITS, Batch
 
+MAX_TALLIES = 1 << 14  # sources that one receiver hears of: its daemon has 256 at a time
 MAX_BATCH_RECORDS = 1 << 16  # of one message: a reader that comes late finds millions in a ring
 _WIDTHS = (1, 2, 4, 8)
 _HEAD = struct.Struct("<q5B")
@@ -35,8 +36,10 @@ def pack(batch: Batch) -> Packed:
 
 
 def unpack(message: RecordBatch) -> Batch:
-    """The records of `message`. Raises DecodeError when its columns are not as long as it says."""
+    """The records of `message`. Raises DecodeError for columns that are not as long as it says, or too long."""
     count, data = message.count, message.columns
+    if count > MAX_BATCH_RECORDS:
+        raise DecodeError(f"{count} records in one batch; at most {MAX_BATCH_RECORDS} are taken")
     end_ns, widths = 0, [1] * 5
     if count:
         if len(data) < _HEAD.size:
@@ -127,20 +130,28 @@ class RecordTally:
 def tally(tallies: dict[str, RecordTally], message: Message) -> int:
     """Account for `message` by its source; for a batch, gives how many of its first records were here before.
 
-    Raises DecodeError for a batch that cannot be unpacked.
+    Raises DecodeError for a batch that cannot be unpacked, and for one source more than MAX_TALLIES.
     """
     match message:
         case RecordBatch():
             unpack(message)
-            return tallies.setdefault(message.source, RecordTally()).take(message)
+            return _tally_of(tallies, message.source).take(message)
         case SourceState():
-            tallies.setdefault(message.source, RecordTally()).hear(message.produced)
+            _tally_of(tallies, message.source).hear(message.produced)
         case Heartbeat():
             for state in message.sources:
                 tally(tallies, state)
         case _:
             pass
     return 0
+
+
+def _tally_of(tallies: dict[str, RecordTally], source: str) -> RecordTally:
+    if source not in tallies:
+        if len(tallies) >= MAX_TALLIES:
+            raise DecodeError(f"more than {MAX_TALLIES} sources")
+        tallies[source] = RecordTally()
+    return tallies[source]
 
 
 def _narrowest(column: NDArray[np.int64]) -> NDArray[np.signedinteger]:

@@ -39,6 +39,7 @@ SUFFIX = ".cbtop"
 MAX_PAYLOAD_BYTES = 256 << 20  # a keyframe of every source there may be; deflated, and not
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # of one frame
+MAX_KEYFRAMES = 1 << 20  # two months of one every five seconds; where there are more, a jump goes on from the last
 MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
 _HEADER = struct.Struct("<8sHHIqq64s")
@@ -75,22 +76,38 @@ class Frame:
     offset: int
     payload: bytes
 
-    def messages(self, decode: Callable[[bytes], Message | None] = codec.decode) -> list[Message]:
-        """Its messages. Raises DecodeError where one is none."""
+    def messages(self, decode: Callable[[bytes], Message | None] = codec.decode) -> Iterator[Message]:
+        """Its messages, one at a time. Raises DecodeError at the first that is none."""
+        for part in self._parts():
+            if (message := decode(part)) is not None:
+                yield message
+
+    def _parts(self) -> Iterator[bytes]:
+        # Nothing but bytes in one list: lists in lists would take many times the memory of the inflated frame.
+        unpacker = msgpack.Unpacker(
+            max_buffer_size=MAX_PAYLOAD_BYTES, max_bin_len=codec.MAX_FRAME_BYTES, max_array_len=0, max_map_len=0,
+            max_str_len=0, max_ext_len=0,
+        )  # fmt: skip
         try:
             inflater = zlib.decompressobj()
             inflated = inflater.decompress(self.payload, MAX_PAYLOAD_BYTES)
             if not inflater.eof:
                 raise DecodeError(f"a frame cut short, or of more than {MAX_PAYLOAD_BYTES} bytes")
-            parts = msgpack.unpackb(
-                inflated, max_array_len=MAX_MESSAGES, max_bin_len=codec.MAX_FRAME_BYTES, max_map_len=0,
-                max_str_len=0, max_ext_len=0,
-            )  # fmt: skip
-        except (zlib.error, ValueError, msgpack.UnpackException, RecursionError) as error:
+            size = len(inflated)
+            unpacker.feed(inflated)
+            del inflated  # the unpacker has its own
+            count = unpacker.read_array_header()
+            if count > MAX_MESSAGES:
+                raise DecodeError(f"a frame of {count} messages; at most {MAX_MESSAGES} are taken")
+            for _ in range(count):
+                part = unpacker.unpack()
+                if type(part) is not bytes:
+                    raise DecodeError("a frame that holds something else than messages")
+                yield part
+            if unpacker.tell() != size:
+                raise DecodeError(f"a frame with {size - unpacker.tell()} bytes behind its messages")
+        except (zlib.error, ValueError, msgpack.UnpackException) as error:
             raise DecodeError(f"a frame that holds no messages: {error}") from error
-        if not isinstance(parts, list) or not all(type(part) is bytes for part in parts):
-            raise DecodeError("a frame that holds no messages")
-        return [message for part in parts if (message := decode(part)) is not None]
 
 
 def encode_frame(kind: FrameKind, time_ns: int, messages: Sequence[bytes]) -> bytes:
@@ -180,12 +197,12 @@ class RecordingWriter:
 class RecordingReader:
     """Reads the recording at `path`, also while it is written: what is there when it is opened.
 
-    Raises RecordingError when it is none, VersionError when its major version is another.
+    Raises RecordingError when it is none or cannot be read, VersionError when its major version is another.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damaged = 0  # frames passed over because their bytes do not fit their checksum
+        self._damaged: set[int] = set()  # where the frames lie whose bytes do not fit their checksum
         try:
             # A pipe of that name must not hold us up.
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -205,20 +222,25 @@ class RecordingReader:
             raise
         self.begin_ns = self.keyframes[0][0] if self.keyframes else self.end_ns
 
+    @property
+    def damaged(self) -> int:
+        """How many frames were passed over because their bytes do not fit their checksum."""
+        return len(self._damaged)
+
     def frames(self, offset: int = 0, wanted: Collection[int] | None = None) -> Iterator[Frame]:
         """The frames from the one at `offset` on (0: the first) whose kind is wanted; the others are not read."""
         at = max(offset, _HEADER.size)
         while at + _HEAD.size <= self._end:
-            length, crc, time_ns, kind = _HEAD.unpack(os.pread(self._file, _HEAD.size, at))
-            if length > min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
-                self.damaged += 1  # where the next frame begins is not known either
+            length, crc, time_ns, kind = self._head(at)
+            if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
+                self._damaged.add(at)  # where the next frame begins is not known either
                 return
             if wanted is None or kind in wanted:
-                payload = os.pread(self._file, length, at + _HEAD.size)
+                payload = self._read(length, at + _HEAD.size)
                 if zlib.crc32(payload, zlib.crc32(_TIME_AND_KIND.pack(time_ns, kind))) == crc:
                     yield Frame(kind, time_ns, at, payload)
                 else:
-                    self.damaged += 1
+                    self._damaged.add(at)
             at += _HEAD.size + length
 
     def keyframe_before(self, time_ns: int) -> int:
@@ -230,8 +252,22 @@ class RecordingReader:
         """Let go of the file."""
         os.close(self._file)
 
+    def _read(self, size: int, at: int) -> bytes:
+        try:
+            return os.pread(self._file, size, at)
+        except OSError as error:
+            raise RecordingError(f"{self.path}: {error.strerror}") from error
+
+    def _head(self, at: int) -> tuple[int, int, int, int]:
+        """The head of the frame at `at`; a length of -1 where the file has shrunk, or was never filled."""
+        data = self._read(_HEAD.size, at)
+        if len(data) < _HEAD.size or not any(data):  # of zeros that take no room on a disk there may be terabytes
+            return -1, 0, 0, 0
+        length, crc, time_ns, kind = _HEAD.unpack(data)
+        return length, crc, time_ns, kind
+
     def _header(self) -> tuple[str, Origin]:
-        data = os.pread(self._file, _HEADER.size, 0)
+        data = self._read(_HEADER.size, 0)
         if len(data) < _HEADER.size or data[: len(MAGIC)] != MAGIC:
             raise RecordingError(f"{self.path} is no recording of cbtop's")
         _, major, minor, crc, monotonic_ns, realtime_ns, host = _HEADER.unpack(data)
@@ -250,34 +286,40 @@ class RecordingReader:
         at = self._size - _FOOTER.size
         if at < _HEADER.size + _HEAD.size:
             return None
-        offset, magic = _FOOTER.unpack(os.pread(self._file, _FOOTER.size, at))
+        offset, magic = _FOOTER.unpack(self._read(_FOOTER.size, at).ljust(_FOOTER.size, b"\0"))
         if magic != INDEX_MAGIC or not _HEADER.size <= offset <= at - _HEAD.size:
             return None
         self._end = at
         frame = next(self.frames(offset, (FrameKind.INDEX,)), None)
-        if frame is None or not frame.payload or len(frame.payload) % _ENTRY.size:
+        if frame is None or len(frame.payload) % _ENTRY.size:
+            return None
+        if not _ENTRY.size <= len(frame.payload) <= _ENTRY.size * (MAX_KEYFRAMES + 1):
             return None
         *keyframes, (end_ns, end) = _ENTRY.iter_unpack(frame.payload)
-        if end != offset or any(not _HEADER.size <= where < end for _, where in keyframes):
+        if end != offset or not all(self._is_keyframe(time_ns, where, end) for time_ns, where in keyframes):
             return None
         return tuple(keyframes), end_ns, end
 
+    def _is_keyframe(self, time_ns: int, at: int, end: int) -> bool:
+        return _HEADER.size <= at <= end - _HEAD.size and self._head(at)[2:] == (time_ns, FrameKind.KEYFRAME)
+
     def _scan(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
         """The same, by walking the frames. What a kill left of the last one is passed over."""
+        self._damaged.clear()  # an index that is of no use costs nothing
         keyframes: list[tuple[int, int]] = []
         at = last = _HEADER.size
         end_ns = before_ns = self.origin.monotonic_ns
         while at + _HEAD.size <= self._size:
-            length, _, time_ns, kind = _HEAD.unpack(os.pread(self._file, _HEAD.size, at))
-            if length > min(MAX_PAYLOAD_BYTES, self._size - at - _HEAD.size):
+            length, _, time_ns, kind = self._head(at)
+            if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._size - at - _HEAD.size):
                 break
-            if kind == FrameKind.KEYFRAME:
+            if kind == FrameKind.KEYFRAME and len(keyframes) < MAX_KEYFRAMES:
                 keyframes.append((time_ns, at))
             last, before_ns, end_ns = at, end_ns, time_ns
             at += _HEAD.size + length
         self._end = at
         if at > last and next(self.frames(last), None) is None:
-            self.damaged = 0  # written in part: it is the one that may be lost
+            self._damaged.clear()  # written in part: it is the one that may be lost
             keyframes = [entry for entry in keyframes if entry[1] != last]
             at, end_ns = last, before_ns
         return tuple(keyframes), end_ns, at

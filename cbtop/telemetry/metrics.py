@@ -42,8 +42,8 @@ LEFT_OUT = Metric(
 SOURCE = Metric(
     "cbtop_source",
     Kind.INFO,
-    ("source", "pid", "host", "program", "model", "architecture", "quantization", "backend"),
-    "A profiled process; model and what follows are static, empty where it did not say.",
+    ("source", "pid", "host", "program", "rank", "model", "architecture", "quantization", "backend"),
+    "A profiled process; rank, model and what follows are as it said (static), empty where it did not.",
 )
 STATE = Metric(
     "cbtop_source_state", Kind.GAUGE, ("source", "state"), "1 for the state it is in: live, ended, gone or faulty."

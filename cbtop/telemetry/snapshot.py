@@ -119,7 +119,8 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
 
 def _source(record: SourceRecord) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
     key, hello, manifest, state = record.key, record.hello, record.manifest, record.state
-    who = (str(hello.pid), hello.host, hello.program) if hello else ("", "", "")
+    rank = str(hello.rank) if hello and hello.rank is not None else ""
+    who = (str(hello.pid), hello.host, hello.program, rank) if hello else ("", "", "", "")
     what = ("", "", "", "")
     if manifest:
         what = manifest.model, manifest.architecture, manifest.quantization, manifest.backend

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.profiler.exporters.base import TimedRecord, Trace
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import (
@@ -21,8 +20,8 @@ from cbtop.protocol.messages import (
     SourceState,
 )
 from cbtop.protocol.process import process_start
-from cbtop.protocol.record_batch import RecordTally, tally, unpack
-from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.protocol.record_batch import MAX_TALLIES, RecordTally, tally, unpack
+from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.protocol.ring import FLAG_FAILED, Batch, RingReader
 
 if TYPE_CHECKING:
@@ -54,24 +53,25 @@ def trace_of_files(ring: Path, catalog: Path) -> Trace:
 
 def traces_of_recording(reader: RecordingReader) -> dict[str, Trace]:
     """Every process of a recording by its key. What cannot be understood counts as lost on the way."""
-    sources: defaultdict[str, _Recorded] = defaultdict(_Recorded)
+    sources: dict[str, _Recorded] = {}
     tallies: dict[str, RecordTally] = {}
     for frame in reader.frames():
         try:
             for message in frame.messages() if frame.kind != FrameKind.INDEX else ():
                 known = tally(tallies, message)
                 match message:
-                    case SourceCatalog():
-                        sources[message.source].said.take(message.messages)
-                    case SourceState():
-                        sources[message.source].rejected.append(message.rejected)
-                    case RecordBatch():
-                        sources[message.source].batches.append((message, known))
+                    case SourceCatalog() | SourceState() | RecordBatch():
+                        if message.source not in sources and len(sources) < MAX_TALLIES:
+                            sources[message.source] = _Recorded(message.source)
+                        if source := sources.get(message.source):
+                            source.take(message, known, frame)
                     case _:
                         pass
         except DecodeError:
             continue
-    return {key: source.trace(tallies[key]) for key, source in sources.items() if source.said.hello}
+    return {
+        key: source.trace(tallies.get(key, RecordTally())) for key, source in sources.items() if source.said.hello
+    }
 
 
 class _Said:
@@ -90,7 +90,7 @@ class _Said:
             match message:
                 case HostHello():
                     self.hello, self.pid = message, message.pid
-                case Dependency():
+                case Dependency() if len(self.dependencies) < MAX_NODES:
                     self.dependencies[message] = None
                 case Node() if message.id > len(self.nodes):
                     try:
@@ -109,16 +109,30 @@ class _Said:
 class _Recorded:
     """One process of a recording."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self.key = key
         self.said = _Said("its catalog")
-        self.rejected: list[int] = []
-        self.batches: list[tuple[RecordBatch, int]] = []
+        self.rejected: tuple[int, int] | None = None  # the least and the most that was told
+        self.frames: list[tuple[Frame, list[int]]] = []  # of each batch in it, how many were here before
+
+    def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame) -> None:
+        """Take in a message of this process, which lies in `frame`. Raises DecodeError when a node does not fit."""
+        match message:
+            case SourceCatalog():
+                self.said.take(message.messages)
+            case SourceState():
+                least, most = self.rejected or (message.rejected, message.rejected)
+                self.rejected = min(least, message.rejected), max(most, message.rejected)
+            case RecordBatch():
+                if not self.frames or self.frames[-1][0] is not frame:
+                    self.frames.append((frame, []))
+                self.frames[-1][1].append(known)
 
     def trace(self, books: RecordTally) -> Trace:
-        records = PackedRecords(self.batches, self.said.nodes)
+        records = PackedRecords(self.key, self.frames, self.said.nodes)
         # A new daemon counts anew what it rejects; the sum of both kinds of loss is known from the batches.
-        told = max(self.rejected, default=0) - min(self.rejected, default=0)
-        rejected = min(told, books.dropped)
+        least, most = self.rejected or (0, 0)
+        rejected = min(most - least, books.dropped)
         return self.said.trace(
             records,
             overwritten=books.dropped - rejected,
@@ -134,10 +148,11 @@ def _fit(batch: Batch, nodes: NodeTable) -> NDArray[np.bool_]:
 
 
 class PackedRecords:
-    """The records of many batches; they stay packed, and are unpacked batch by batch as they are walked."""
+    """A process's records in many frames; they stay deflated, and are unpacked batch by batch as they are walked."""
 
-    def __init__(self, batches: Sequence[tuple[RecordBatch, int]], nodes: NodeTable) -> None:
-        self._batches = batches
+    def __init__(self, key: str, frames: Sequence[tuple[Frame, Sequence[int]]], nodes: NodeTable) -> None:
+        self._key = key
+        self._frames = frames
         self._nodes = nodes
         self.count = sum(len(batch.node) for batch in self._unpacked())
 
@@ -146,11 +161,14 @@ class PackedRecords:
             yield from BatchRecords(batch)
 
     def _unpacked(self) -> Iterator[Batch]:
-        for message, known in self._batches:
-            batch = unpack(message)
-            fit = _fit(batch, self._nodes)
-            fit[:known] = False  # they were here before
-            yield batch.only(fit)
+        for frame, known_of in self._frames:
+            said = (m for m in frame.messages() if isinstance(m, RecordBatch) and m.source == self._key)
+            # By those that were taken: what follows in the frame may be damaged.
+            for known, message in zip(known_of, said, strict=False):
+                batch = unpack(message)
+                fit = _fit(batch, self._nodes)
+                fit[:known] = False  # they were here before
+                yield batch.only(fit)
 
 
 class BatchRecords:

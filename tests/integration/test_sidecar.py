@@ -7,7 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,11 +38,20 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@contextmanager
+def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A host, which does not outlive the test however that ends; the sidecar ends with its host."""
+    with subprocess.Popen([sys.executable, "-c", *command], **options) as host:
+        try:
+            yield host
+        finally:
+            host.kill()
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_viewers_watch_through_it_and_it_ends_with_its_host(end: signal.Signals) -> None:
     address = free_address()
-    command = [sys.executable, "-c", SERVING, "-1", address]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as host, Feed([address]) as feed:
+    with started(SERVING, "-1", address, stderr=subprocess.PIPE) as host, Feed([address]) as feed:
         eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.steps))
         (sidecar,) = children_of(host.pid)
         host.send_signal(end)
@@ -55,9 +67,7 @@ def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar() -> None:
         "time.sleep(3)\n"
         "print(open(f'/proc/self/task/{os.getpid()}/children').read())\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, free_address()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as host:
+    with started(script, free_address(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as host:
         said, _ = host.communicate(timeout=30)
         (sidecar,) = (int(child) for child in said.split())
         assert is_running(sidecar)  # its output ended before it did

@@ -74,9 +74,9 @@ def exporting_daemon(*arguments: str, **environment: str) -> Iterator[tuple[subp
     with subprocess.Popen(
         [*CBTOP, "daemon", *arguments], stderr=subprocess.PIPE, text=True, env=os.environ | environment
     ) as process:
-        assert process.stderr
-        assert "serving" in process.stderr.readline()
         try:
+            assert process.stderr
+            assert "serving" in process.stderr.readline()
             yield process, process.stderr.readline().strip()
         finally:
             process.terminate()
@@ -159,16 +159,17 @@ def test_a_daemon_that_serves_other_hosts_with_keys_exports_as_well(
         assert cbtop("keys", *command).returncode == 0
     command = [*CBTOP, "daemon", "--bind", "tcp://0.0.0.0:0", "--metrics", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, resting_host():
-        assert process.stderr
-        line = next(line for line in process.stderr if "metrics at " in line).strip()
+        try:
+            assert process.stderr
+            line = next(line for line in process.stderr if "metrics at " in line).strip()
 
-        def tokens() -> list[float]:
-            return [
-                s.value for family in scrape(line).values() for s in family.samples if s.name == "cbtop_tokens_total"
-            ]
+            def tokens() -> list[float]:
+                families = scrape(line).values()
+                return [s.value for family in families for s in family.samples if s.name == "cbtop_tokens_total"]
 
-        eventually(lambda: tokens() == [100])
-        process.terminate()
+            eventually(lambda: tokens() == [100])
+        finally:
+            process.terminate()
 
 
 class CollectorStub(HTTPServer):

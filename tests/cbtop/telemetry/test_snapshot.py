@@ -74,6 +74,15 @@ def test_the_numbers_are_those_that_reports_and_screens_show(tmp_path: Path) -> 
     assert values(found, metrics.LEFT_OUT) == [0, 0, 0, 0]
 
 
+def test_the_rank_is_a_label_of_the_process_and_of_nothing_else(tmp_path: Path) -> None:
+    record = decode_run(tmp_path)
+    assert record.hello is not None
+    for rank, label in ((None, ""), (0, "0"), (3, "3")):
+        record.hello = replace(record.hello, rank=rank)
+        assert values(snapshot(store_of(record), NOW_NS), metrics.SOURCE, rank=label) == [1]
+    assert [metric for metric in METRICS if "rank" in metric.labels] == [metrics.SOURCE]
+
+
 def test_the_losses_add_up(tmp_path: Path) -> None:
     record = decode_run(tmp_path)
     record.state = SourceState(
