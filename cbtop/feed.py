@@ -83,13 +83,18 @@ class Views:
 
 
 class StoreViews(Views):
-    """The views made from one store."""
+    """The views made from one store, of the sources that match `selected` (none: of all)."""
 
-    def __init__(self, window_s: float) -> None:
+    def __init__(self, window_s: float, selected: Sequence[str]) -> None:
         self._store = Store(window_s)
+        self._selected = selected
 
     def seen(self) -> Mapping[str, Seen]:
-        return {key: Seen(record) for key, record in self._store.sources.items()}
+        return {
+            key: Seen(record)
+            for key, record in self._store.sources.items()
+            if not self._selected or is_selected(record, self._selected)
+        }
 
 
 class Feed(Views):

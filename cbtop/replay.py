@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
@@ -25,16 +25,20 @@ MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
 
 
 class ReplayFeed(StoreViews):
-    """Plays the recording at `path`, `speed` times as fast. Raises RecordingError or VersionError."""
+    """Plays the recording at `path`, `speed` times as fast: all of it, or the `selected` sources.
+
+    Raises RecordingError or VersionError.
+    """
 
     def __init__(
         self,
         path: Path,
         window_s: float = DEFAULT_WINDOW_S,
         speed: float = 1.0,
+        selected: Sequence[str] = (),
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(window_s)
+        super().__init__(window_s, selected)
         self.is_playing = True
         self.touched = 0  # frames decoded so far
         self._speed = speed

@@ -35,10 +35,11 @@ def run(options: argparse.Namespace) -> int:
     rings = sorted(runtime_dir().glob("*.ring" if options.pid is None else f"{options.pid}-*.ring"), key=_age)
     found = [each for ring in rings if (each := _read(ring, options.steps))]
     if options.pid is None:
-        found = [each for each in found if each.state is not SourceStatus.LIVE]
+        # What ended before it recorded anything has nothing to tell, unless it is asked for.
+        found = [each for each in found if each.state is not SourceStatus.LIVE and each.produced]
     if not found:
         who = "no process of yours" if options.pid is None else f"no process {options.pid}"
-        raise NoDataError(f"{who} has left a ring in {runtime_dir()}")
+        raise NoDataError(f"{who} has left a record in {runtime_dir()}")
     if options.format == "json":
         sys.stdout.write(json.dumps({"schema": SCHEMA, "processes": [asdict(each) for each in found]}) + "\n")
     else:

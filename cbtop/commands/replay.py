@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from cbtop.commands.choose import add_merge_argument, add_source_argument, as_asked
 from cbtop.commands.show import (
     add_show_arguments,
     check_phase,
@@ -37,6 +38,8 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("replay", type=Path, metavar="FILE", help="a recording")
     add_replay_arguments(parser)
+    add_source_argument(parser)
+    add_merge_argument(parser)
     add_show_arguments(parser)
 
 
@@ -48,24 +51,23 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        feed = ReplayFeed(options.replay, window_s(options), options.speed)
+        feed = ReplayFeed(options.replay, window_s(options), options.speed, options.source)
     except (RecordingError, VersionError) as error:
         raise UsageError(str(error)) from error
     with feed:
         headless = is_headless(options)
         feed.seek(options.at if options.at is not None else feed.duration_s if headless else 0)
-        return _report(feed, options) if headless else show_on_screen(feed, options)
+        return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
 
 
 def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
     views = [view for source in feed.sources() if (view := feed.view(source.key, options.phase))]
     shown = [view for view in views if view.bricks]
     if not shown:
-        raise NoDataError(f"{options.replay}: no process has recorded anything by then; try another --at")
+        who = f"that is --source {' or '.join(options.source)} " if options.source else ""
+        raise NoDataError(f"{options.replay}: no process {who}has recorded anything by then; try another --at")
     check_phase(shown, options)
-    window = options.window is not None
-    report = [feed.view(view.key, options.phase, window=window) for view in shown]
-    print_report([view for view in report if view], options, feed.replay())
+    print_report(as_asked(feed, shown, options), options, feed.replay())
     if faulty := [view for view in views if view.state is SourceStatus.FAULTY]:
         raise UntrustedError(
             "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from cbtop.commands import replay
+from cbtop.commands.choose import add_merge_argument, add_source_argument, as_asked
 from cbtop.commands.show import (
     add_connect_arguments,
     add_show_arguments,
@@ -21,7 +22,7 @@ from cbtop.commands.show import (
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.viewmodels.model import MergeMode, SourceView
+from cbtop.viewmodels.model import SourceView
 
 HELP = "attach to whatever runs"
 DESCRIPTION = HELP
@@ -48,11 +49,7 @@ RANKS_WATCH_S = 1.5  # long enough to tell which of several ranks is slower than
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_show_arguments(parser)
-    parser.add_argument(
-        "--merge",
-        choices=[mode.value for mode in MergeMode],
-        help="show all processes of a model as one: their sum, of each brick the slowest, or side by side",
-    )
+    add_merge_argument(parser)
     parser.add_argument(
         "--once",
         "-1",
@@ -73,10 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say which daemons to listen to, how long, and what to show of it."""
-    parser.add_argument(
-        "--source", type=_source, action="append", default=[], metavar="WHICH",
-        help="show only this process: its pid, rank=N or its key in `cbtop ls`; more than once for several",
-    )  # fmt: skip
+    add_source_argument(parser)
     parser.add_argument(
         "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
     )
@@ -88,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         return replay.run(options)
     if not (options.once or options.duration or is_headless(options)):
         with open_feed(options, options.source, window_s(options)) as feed:
-            return show_on_screen(feed, options, MergeMode(options.merge) if options.merge else None)
+            return show_on_screen(feed, options, options.merge)
     with open_feed(options, options.source, window_s(options)) as feed:
         _wait_for_data(feed, options)
         was_live = bool(_live(feed, options))
@@ -131,7 +125,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     # What has ended is only of interest where nothing runs, and then the last of it.
     shown = [v for v in live or views if _has_data(v, options)][: None if live else 1]
     if shown:
-        print_report(_as_asked(feed, shown, options), options)
+        print_report(as_asked(feed, shown, options), options)
     if shown and feed.unanswered:
         sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
     faulty = [view for view in views if view.state is SourceStatus.FAULTY]
@@ -143,22 +137,6 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     if not was_live:
         raise NoDataError(f"nothing is running; shown is pid {shown[0].pid}, {shown[0].state}. {HOW_TO_START}")
     return 0
-
-
-def _as_asked(feed: Feed, views: list[SourceView], options: argparse.Namespace) -> list[SourceView]:
-    """The sources of `views`, of their lives or of the window, merged or not."""
-    found: dict[str, SourceView] = {}
-    window = options.window is not None
-    for key in (view.key for view in views):
-        if options.merge is None:
-            view = feed.view(key, options.phase, window=window)
-        elif any(other.merged and key in other.merged.keys for other in found.values()):
-            continue
-        else:
-            view = feed.merged(MergeMode(options.merge), key, options.phase, window=window)
-        if view is not None:
-            found[key] = view
-    return list(found.values())
 
 
 def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:
@@ -187,12 +165,3 @@ def _has_data(view: SourceView, options: argparse.Namespace) -> bool:
     if options.phase is not None and view.phase != options.phase:
         return False
     return bool(view.bricks) and (view.phase is None or view.steps is not None)
-
-
-def _source(text: str) -> str:
-    kind, _, number = text.rpartition("=")
-    if kind in ("", "rank") and number.isdecimal():
-        return f"{kind}={int(number)}" if kind else str(int(number))
-    if text.count(":") < 3:
-        raise argparse.ArgumentTypeError(f"{text!r} is no pid, no rank=N and no key as `cbtop ls` prints them")
-    return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +65,19 @@ def test_only_the_selected_are_merged_and_other_programs_are_not() -> None:
     assert merged("sum", "--source", "rank=0", "--source", "rank=2")["merged"]["members"] == ["rank 0", "rank 2"]
     with host() as other:
         assert merged("sum", "--source", str(other.pid))["merged"]["members"] == [f"pid {other.pid}"]
+
+
+@pytest.mark.usefixtures("three_ranks")
+def test_a_recording_of_three_ranks_is_selected_from_and_merged_the_same_way(tmp_path: Path) -> None:
+    path = tmp_path / "run.cbtop"
+    assert cbtop("record", "-o", str(path), "--duration", "1").returncode == 0
+    one = cbtop("replay", str(path), "--format", "json", "--source", "rank=1")
+    assert [source["rank"] for source in json.loads(one.stdout)["sources"]] == [1]
+    whole = cbtop("replay", str(path), "--format", "json")
+    rows = [row for source in json.loads(whole.stdout)["sources"] for row in source["bricks"]]
+    together = cbtop("--headless", "--replay", str(path), "--format", "json", "--merge", "sum")
+    (source,) = json.loads(together.stdout)["sources"]
+    assert source["merged"]["members"] == ["rank 0", "rank 1", "rank 2"]
+    for row in source["bricks"]:
+        assert row["count"] == sum(other["count"] for other in rows if other["name"] == row["name"])
+    assert "--source rank=9" in cbtop("replay", str(path), "--source", "rank=9").stderr

@@ -112,7 +112,7 @@ def test_a_process_that_hangs_tells_what_each_thread_is_stuck_in(runtime: Path) 
 def test_with_nothing_left_it_says_so() -> None:
     done = cbtop("post-mortem")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "no process of yours has left a ring" in done.stderr
+    assert "no process of yours has left a record" in done.stderr
 
 
 @settings(max_examples=100, deadline=None)
