@@ -43,6 +43,7 @@ from cbtop.window import DEFAULT_WINDOW_S, Window
 
 HISTORY_S = 120
 MAX_SOURCES = 1024
+MAX_SAID = 10_000  # of each kind but nodes, by one source
 SANE = 1 << 62  # a total beyond it would overflow when two are added
 
 
@@ -190,6 +191,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             record.goodbye = message
         case _:
             assert_never(message)
+    if max(map(len, (record.dependencies, record.ceilings, record.checks, record.traces))) > MAX_SAID:
+        raise DecodeError(f"{record.key}: more than {MAX_SAID} announcements of a kind")
 
 
 def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:

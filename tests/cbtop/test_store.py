@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cbtop import store as store_module
 from cbtop.protocol.errors import DecodeError, VersionError
-from cbtop.protocol.messages import DaemonHello, Goodbye, SourceGone, StatsUpdate
+from cbtop.protocol.messages import CheckResult, DaemonHello, Goodbye, SourceCatalog, SourceGone, StatsUpdate
 from cbtop.store import Store
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
@@ -101,3 +102,13 @@ def test_columns_that_lie_are_refused_before_anything_is_allocated(runtime: Path
 def update() -> StatsUpdate:
     one = np.array([1], "<i8").tobytes()
     return StatsUpdate("nobody", 1, 0, 1, one, one, one, one, one, one, one, one, b"", b"", b"")
+
+
+def test_a_daemon_that_says_ever_more_of_a_source_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_SAID", 3)
+    store = Store()
+    with pytest.raises(DecodeError, match="more than 3 announcements of a kind"):
+        for number in range(10):
+            checks = tuple(CheckResult(f"brick {number}", name, True, None, None) for name in ("finite", "bounds"))
+            store.apply(SourceCatalog("host:1:2:0", complete=not number, messages=checks))
+    assert len(store.sources["host:1:2:0"].checks) == 4
