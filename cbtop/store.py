@@ -191,7 +191,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             record.goodbye = message
         case _:
             assert_never(message)
-    if max(map(len, (record.dependencies, record.ceilings, record.checks, record.traces))) > MAX_SAID:
+    kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
+    if max(kept) > MAX_SAID:
         raise DecodeError(f"{record.key}: more than {MAX_SAID} announcements of a kind")
 
 
