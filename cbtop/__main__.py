@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from cbtop.cli import main
+# Until there is somebody to catch it, Ctrl-C ends us at once: who pressed it wants no traceback of an import.
+_catches = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _catches:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-sys.exit(main())
+from cbtop import cli  # noqa: E402
+
+
+def main() -> int:
+    """Run the command line of this process and give its exit code."""
+    if _catches:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

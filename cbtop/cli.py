@@ -29,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     command = COMMANDS[name] if name else DEFAULT_COMMAND
     parser = _parser(command, name)
-    options = parser.parse_args(arguments[1:] if name else arguments)
+    options, unknown = parser.parse_known_args(arguments[1:] if name else arguments)
+    if unknown:
+        hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if sys.stdout is None:
         return _fail("standard output is closed; there is nowhere to print to", 1)
     logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if options.debug else logging.WARNING)
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at exit
-        return _fail(str(error), 1)
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
     except (CbtopError, ProtocolError) as error:
         if options.debug:
             raise

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from cbtop.clock_offset import SAME_CLOCK, ClockExchange, ClockOffset
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys
-from cbtop.protocol.messages import ClockReading, DaemonHello
+from cbtop.protocol.messages import ClockReading, DaemonGoodbye, DaemonHello
 from cbtop.protocol.process import boot_id
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.store import Store
@@ -33,6 +33,7 @@ class Collector:
         self.damaged = 0  # messages that were not messages
         self._clock_s = clock_s
         self._heard_s = clock_s()
+        self._has_left = False
         self._exchange = ClockExchange()
         self._boot_id = boot_id()
         self._other_version = ""
@@ -63,6 +64,11 @@ class Collector:
         return self._clock_s() - self._heard_s
 
     @property
+    def is_silent(self) -> bool:
+        """Whether nothing more is to be expected: the daemon has said goodbye, or nothing for three heartbeats."""
+        return self._has_left or self.silent_s > SILENT_AFTER_S
+
+    @property
     def clock_offset(self) -> ClockOffset | None:
         """How far the clocks of the daemon's host are from ours; None while that is not known."""
         if self._same_boot:
@@ -73,7 +79,7 @@ class Collector:
         """Take in what has arrived; wait up to `timeout_ms` for the first message."""
         self._drain(timeout_ms)
         daemon = self.store.daemon
-        if daemon is None or daemon.protocol_minor < CLOCK_MINOR or self._same_boot or self.silent_s > SILENT_AFTER_S:
+        if daemon is None or daemon.protocol_minor < CLOCK_MINOR or self._same_boot or self.is_silent:
             return
         if self._exchange.is_due(time.perf_counter_ns()):
             self._ask_clock()
@@ -97,6 +103,8 @@ class Collector:
                 messages = self._subscriber.receive(timeout_ms)
                 if not messages:
                     return
+                self._heard_s = self._clock_s()
+                self._has_left = any(isinstance(message, DaemonGoodbye) for message in messages)
                 for message in messages:
                     if isinstance(message, DaemonHello):
                         self._other_version = ""
@@ -110,7 +118,7 @@ class Collector:
                 self._other_version = str(error)
             except DecodeError:
                 self.damaged += 1
-            self._heard_s = self._clock_s()
+                self._heard_s = self._clock_s()
             timeout_ms = 0
 
     def close(self) -> None:

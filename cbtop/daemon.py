@@ -25,6 +25,7 @@ from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     ClockReading,
+    DaemonGoodbye,
     DaemonHello,
     Heartbeat,
     HistoryPiece,
@@ -45,6 +46,7 @@ DISCOVER_S = 0.2
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
 SHUT_OUT_S = 0.5
+LAST_WORD_S = 0.05  # closing at once would take back what is still on its way
 RETRY_S = 5.0  # a file that could not be opened: it may be that a descriptor was lacking
 KEEP_ENDED_S = 600.0  # an ended process stays readable this long
 MAX_SOURCES = 256
@@ -103,6 +105,8 @@ class Daemon:
                     job()
                 for topic in self._publisher.joined(due.wait_ms()):
                     self._answer(topic)
+            self._publisher.send(LIVE, [DaemonGoodbye()])
+            time.sleep(LAST_WORD_S)
         finally:
             self._publisher.close()
 

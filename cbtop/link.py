@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cbtop.clock_offset import ClockOffset
-from cbtop.collector import SILENT_AFTER_S, Collector
+from cbtop.collector import Collector
 from cbtop.daemon import DaemonInside
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import EndpointError
@@ -27,9 +27,9 @@ class DaemonIfNone:
         if self._own:
             self._start()
 
-    def check(self, silent_s: float) -> None:
-        """Start one when nothing was heard for so long. The rings are still there, so nothing is lost with it."""
-        alone = self._own and self.inside is None and silent_s > SILENT_AFTER_S
+    def check(self, *, is_silent: bool) -> None:
+        """Start one where the other is silent. The rings are still there, so nothing is lost with it."""
+        alone = self._own and self.inside is None and is_silent
         if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
             self._tried_s = time.monotonic()
             self._start()
@@ -62,7 +62,7 @@ class Link:
     def poll(self, timeout_ms: int = 0) -> None:
         """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
         self._collector.poll(timeout_ms)
-        self._daemon.check(self._collector.silent_s)
+        self._daemon.check(is_silent=self._collector.is_silent)
 
     @property
     def is_daemon_inside(self) -> bool:
@@ -92,7 +92,7 @@ class Link:
     @property
     def stale_s(self) -> float | None:
         """How long nothing was heard; None while something is."""
-        return self._collector.silent_s if self._collector.silent_s > SILENT_AFTER_S else None
+        return self._collector.silent_s if self._collector.is_silent else None
 
     @property
     def clock_offset(self) -> ClockOffset | None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from cbtop.collector import SILENT_AFTER_S
 from cbtop.errors import CbtopError
 from cbtop.history import MAX_HISTORY_BYTES
 from cbtop.link import DaemonIfNone
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys
-from cbtop.protocol.messages import HistoryPiece, Message, SourceCatalog
+from cbtop.protocol.messages import DaemonGoodbye, HistoryPiece, Message, SourceCatalog
 from cbtop.protocol.publisher import HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS
 from cbtop.protocol.record_batch import RecordTally, tally
 from cbtop.protocol.recording import SUFFIX, FrameKind, Origin, RecordingWriter, encode_frame
@@ -55,7 +56,7 @@ class Recorder:
             path.unlink()
             raise
         self._heard_s = self._asked_s = time.monotonic()
-        self._began = False
+        self._began = self._has_left = False
 
     @property
     def endpoint(self) -> str:
@@ -70,6 +71,11 @@ class Recorder:
     def has_begun(self) -> bool:
         """Whether the daemon has told what it knows, which is where a recording begins."""
         return self._began
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing was heard of the daemon."""
+        return time.monotonic() - self._heard_s
 
     @property
     def refused(self) -> str:
@@ -87,7 +93,7 @@ class Recorder:
             self._asked_s = now_s
         topic, frames = self._subscriber.receive_frames(timeout_ms)
         if not frames:
-            self._daemon.check(time.monotonic() - self._heard_s)
+            self._daemon.check(is_silent=self._has_left or self.silent_s > SILENT_AFTER_S)
             return
         self._heard_s = time.monotonic()
         kind = KINDS.get(topic, FrameKind.KEYFRAME)
@@ -97,6 +103,7 @@ class Recorder:
         known = set(self.store.sources)
         try:
             messages = [message for frame in frames if (message := codec.decode(frame)) is not None]
+            self._has_left = any(isinstance(message, DaemonGoodbye) for message in messages)
             for message in messages:
                 self.store.apply(message)
                 tally(self.tallies, message)

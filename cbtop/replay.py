@@ -102,7 +102,7 @@ class ReplayFeed(StoreViews):
 
     def status(self) -> str:
         """One line about the recording."""
-        told = f" · {self.damage} damaged messages" if self.damage else ""
+        told = f" · damaged messages: {self.damage}" if self.damage else ""
         return f"{self._reader.path.name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{told}"
 
     def finished(self) -> FeedEnd | None:

@@ -20,6 +20,7 @@ from cbtop.protocol.messages import (
     Ceiling,
     CheckResult,
     ClockReading,
+    DaemonGoodbye,
     DaemonHello,
     Dependency,
     Goodbye,
@@ -131,6 +132,8 @@ class Store:
                 pass  # for the collector
             case RecordBatch() | HistoryPiece():
                 pass  # for recorders
+            case DaemonGoodbye():
+                pass  # what is known stays; the collector tells the link
             case SourceGone():
                 self.sources.pop(message.source, None)
             case (

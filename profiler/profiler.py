@@ -27,6 +27,7 @@ from cbtop.profiler.pending import Pending
 from cbtop.profiler.read_back import ReadBack
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.profiler.timed_elsewhere import Brick, TimedElsewhere, _Scopes
+from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.messages import CatalogMessage, Dependency
 from cbtop.protocol.ring import NO_NODE
 from cbtop.protocol.vocabulary import NodeKind, SyncMode
@@ -186,10 +187,11 @@ class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
         """Start a daemon beside this process for viewers at `endpoint` (`tcp://127.0.0.1:5555`): `cbtop --connect`.
 
         It is a process of its own and ends with this one. Returns at once; on this machine nobody needs it.
+        Raises EndpointError for what is no address; one that is taken, or not allowed, the daemon names on stderr.
         """
         from cbtop.profiler.sidecar import start_sidecar
 
-        start_sidecar(endpoint)
+        start_sidecar(parse_endpoint(endpoint))
 
     def step(self, name: str, tokens: int) -> Span:
         """`with profiler.step("decode", tokens=1):` is one forward pass; tokens are counted here, and only here.

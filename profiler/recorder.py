@@ -18,7 +18,7 @@ from typing import ClassVar, Protocol
 from cbtop.protocol import codec
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import runtime_dir
-from cbtop.protocol.errors import ProtocolError
+from cbtop.protocol.errors import ProtocolError, RingError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -160,14 +160,13 @@ class RingRecorder:
             catalog: CatalogWriter | None = None
             try:
                 directory = self._directory or runtime_dir()
-                stem = _free_stem(directory)
                 # The catalog comes first: whoever sees the ring finds the catalog beside it.
-                catalog = CatalogWriter(directory / f"{stem}.catalog")
+                catalog = _new_catalog(directory)
                 recorder = self._followers[0].implementation if self._followers else "python"
                 catalog.write(_hello(recorder, locked=catalog.locked))
                 for message in (*self._said, *self._traced.values()):
                     catalog.write(message)
-                ring = RingWriter(directory / f"{stem}.ring", self._ring_bytes)
+                ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
             except (ProtocolError, OSError) as error:
                 _log.warning("cbtop records nothing in process %d: %s", os.getpid(), error)
                 if catalog is not None:
@@ -193,14 +192,19 @@ def _say_goodbye_from_multiprocessing() -> None:
         util.Finalize(None, _at_exit, exitpriority=0)
 
 
-def _free_stem(directory: Path) -> str:
-    """A name for the files: pid, start, and a number that is free.
+def _new_catalog(directory: Path) -> CatalogWriter:
+    """A catalog of a name that was free: pid, start, and a number.
 
-    Two processes in two pid namespaces may have pid and start in common; one that becomes another by exec has both.
+    Two processes in two pid namespaces may have pid and start in common, and begin at once; one that becomes another
+    by exec has both. Raises RingError when it cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
-    stems = (f"{process}-{serial}" for serial in _serial)
-    return next(stem for stem in stems if not (directory / f"{stem}.catalog").exists())
+    while True:
+        try:
+            return CatalogWriter(directory / f"{process}-{next(_serial)}.catalog")
+        except RingError as error:
+            if not isinstance(error.__cause__, FileExistsError):
+                raise
 
 
 def _hello(recorder: str, *, locked: bool) -> HostHello:

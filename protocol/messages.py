@@ -317,8 +317,14 @@ class SourceGone:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class DaemonGoodbye:
+    """The daemon's last word: who else can should take its place."""
+
+
 WireMessage = (
     DaemonHello
+    | DaemonGoodbye
     | SourceCatalog
     | SourceState
     | StatsUpdate

@@ -94,15 +94,20 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    how = os.O_TRUNC if options.force else os.O_EXCL
+    if options.output.exists() and not options.force:
+        raise UsageError(f"{options.output} exists; pass --force to overwrite it")
+    # It gets its name when it is whole: what is interrupted leaves nothing behind.
+    unfinished = options.output.with_name(f".{options.output.name}.{os.getpid()}")
     try:
-        descriptor = os.open(options.output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666)
-    except FileExistsError as error:
-        raise UsageError(f"{options.output} exists; pass --force to overwrite it") from error
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)
     except OSError as error:
         raise UsageError(f"{options.output}: {error.strerror}") from error
-    with open(descriptor, "wb") as file:
-        yield file
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+        unfinished.replace(options.output)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _lost(trace: Trace) -> int:

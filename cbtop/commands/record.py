@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 from cbtop import formatting as fmt
+from cbtop.collector import SILENT_AFTER_S
 from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
-from cbtop.errors import CbtopError, NoDataError, UsageError
+from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.progress import ProgressLine
 from cbtop.protocol.errors import KeysError, RecordingError
 from cbtop.protocol.recording import SUFFIX
@@ -64,9 +65,16 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass  # that is how one stops it
     finally:
+        silent_s = recorder.silent_s
         line.clear()
         recorder.close()
     sys.stderr.write(_summary(recorder, options, time.monotonic() - begun_s))
+    if recorder.is_full and not recorder.tallies:
+        raise UsageError(f"--max-size {options.max_size}: what the daemon knows to begin with did not fit")
+    if silent_s > SILENT_AFTER_S:
+        raise UntrustedError(f"nothing was heard of the daemon in the last {silent_s:.1f} s: they are not recorded")
+    if not recorder.tallies:
+        raise NoDataError(f"nothing was running: {options.output} holds no process")
     return 0
 
 
@@ -75,7 +83,7 @@ def _summary(recorder: Recorder, options: argparse.Namespace, lasted_s: float) -
     taken, missed, dropped = (sum(getattr(t, name) for t in tallies) for name in ("taken", "missed", "dropped"))
     lost = f", {fmt.count(missed)} missed" if missed else ""
     lost += f", {fmt.count(dropped)} dropped before they could be read" if dropped else ""
-    lost += f", {recorder.damaged} damaged messages left out" if recorder.damaged else ""
+    lost += f", {recorder.damaged} damaged message(s) left out" if recorder.damaged else ""
     full = f"cbtop: {options.output} has reached --max-size; recording ends here\n" if recorder.is_full else ""
     processes = "1 process" if len(tallies) == 1 else f"{len(tallies)} processes"
     return (

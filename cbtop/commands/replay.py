@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from cbtop.commands.choose import add_merge_argument, add_source_argument, as_asked
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a replay beside the file itself."""
     parser.add_argument("--at", type=_moment, metavar="SEC", help="begin there (default: screen 0, report the end)")
-    parser.add_argument("--speed", type=positive_seconds, default=1.0, metavar="X", help="times as fast (default: 1)")
+    parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast (default: 1)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,8 +72,15 @@ def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
             "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)
         )
     if feed.damage:
-        sys.stderr.write(f"cbtop: {feed.status()}\n")
+        raise UntrustedError(f"{feed.status()}: what they held is missing")
     return 0
+
+
+def _speed(text: str) -> float:
+    try:
+        return positive_seconds(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero") from None
 
 
 def _moment(text: str) -> float:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from cbtop.widgets.columns import Column, Placed, RowT, head_line
-from cbtop.widgets.lines import Line
+from cbtop.widgets.lines import Line, clean
 from cbtop.widgets.table import Table
 
 STEADY_MARGIN = 0.05  # a row passes its neighbour when it is ahead by this part, not on every flicker
@@ -68,6 +68,7 @@ class SortedTable(Table[RowT]):
         self.sort_by = sort_by
         self.descending = True
         self.filter_text = ""
+        self._nothing_at_all = empty
         self._all: tuple[RowT, ...] = ()
         self._order: list[object] = []
 
@@ -86,6 +87,8 @@ class SortedTable(Table[RowT]):
         values = {key: sort_key(row) for key, row in by_key.items()}
         self._order = steady_order(self._order, values, descending=self.descending)
         wanted = self.filter_text.casefold()
+        nothing_such = f"none of {len(self._all)} has {clean(self.filter_text)!r} in its name; esc shows all"
+        self.empty = nothing_such if wanted and self._all else self._nothing_at_all
         super().show_rows([by_key[key] for key in self._order if wanted in str(key).casefold()])
 
     def set_filter(self, text: str) -> None:

@@ -107,7 +107,7 @@ def test_a_damaged_frame_is_told_and_the_next_keyframe_heals(recording: Path) ->
     recording.write_bytes(data)
     with ReplayFeed(recording, clock_s=Hand()) as feed:
         feed.seek(9)
-        assert "1 damaged" in feed.status()
+        assert "damaged messages: 1" in feed.status()
         assert steps(feed) == 18
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cbtop import collector
 from cbtop.feed import Feed
 from cbtop.protocol.ring import RingWriter
 from cbtop.viewmodels.model import SourceView
@@ -129,6 +130,22 @@ def test_a_daemon_that_is_killed_and_started_again_knows_everything_again() -> N
                 assert view is not None
                 assert view.loss.dropped == 0
         assert process.poll() is None
+
+
+def test_when_the_viewer_that_held_the_daemon_quits_another_takes_over_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collector, "SILENT_AFTER_S", 60.0)  # so long that only the daemon's goodbye can be the reason
+    with host(), Feed() as first, Feed() as second:
+        eventually(lambda: (first.poll(20), second.poll(20)) and second.sources())
+        assert (first.is_daemon_inside, second.is_daemon_inside) == (True, False)
+        first.close()
+        eventually(lambda: second.poll(20) or second.is_daemon_inside)
+        before = second.view()
+        assert before is not None
+        assert before.steps is not None
+        count = before.steps.count
+        eventually(lambda: second.poll(20) or ((view := second.view()) and view.steps and view.steps.count > count))
 
 
 def test_when_the_daemon_dies_a_viewer_takes_its_place() -> None:
