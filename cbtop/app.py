@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -207,12 +206,6 @@ class CbtopApp(App[int]):
         if self._switcher.current != view.id:
             self._switcher.current = view.id
             self.call_after_refresh(view.focus_target.focus)
-
-    def action_suspend_process(self) -> None:
-        """Suspend, as a terminal does: everything that runs in the foreground with us, `make` and a workload too."""
-        if self._driver is not None and self._driver.can_suspend:
-            self._suspend_signal()
-            os.killpg(0, signal.SIGTSTP)
 
     def action_view(self, index: int) -> None:
         """Show the view `index`."""
