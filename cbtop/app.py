@@ -147,6 +147,8 @@ class CbtopApp(App[int]):
         yield KeyFooter(id="footer")
 
     def on_mount(self) -> None:
+        # After ^Z and fg the terminal is empty: what has not changed must be drawn too.
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self.tick()
         self._tick_timer = self.set_interval(self.interval_s, self.tick)
         if not self.is_headless:

@@ -168,3 +168,21 @@ def test_with_nothing_running_the_screen_says_how_to_start_something() -> None:
         screen.wait_for("GONE")
         screen.send("q")
         assert screen.exit_code() == 0
+
+
+def test_suspended_and_continued_it_draws_everything_anew(model: str) -> None:
+    with terminal("demo", "--model", model) as screen:
+        screen.wait_for("DownProjection", "1 Bricks")
+        screen.send("\x1a")
+        watched = psutil.Process(screen.process.pid)
+        deadline_s = time.monotonic() + 20
+        while watched.status() != psutil.STATUS_STOPPED:
+            screen.read()
+            assert time.monotonic() < deadline_s, "it did not stop"
+        shown_before = len(screen.raw)
+        screen.process.send_signal(signal.SIGCONT)
+        while b"1 Bricks" not in screen.raw[shown_before:]:  # which does not change by itself
+            screen.read()
+            assert time.monotonic() < deadline_s, "the tabs are not drawn again"
+        screen.send("q")
+        assert screen.exit_code() == 0
