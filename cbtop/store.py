@@ -162,6 +162,8 @@ class Store:
         elif message.complete:
             record.forget_catalog()
         for said in message.messages:
+            if not message.complete and isinstance(said, Node) and said.id > len(record.nodes) + 1:
+                continue  # what came before it was lost on the way: the next keyframe says all
             _catalog_message(record, said)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from cbtop import store as store_module
 from cbtop.protocol.errors import DecodeError, VersionError
-from cbtop.protocol.messages import CheckResult, DaemonHello, Goodbye, SourceCatalog, SourceGone, StatsUpdate
+from cbtop.protocol.messages import CheckResult, DaemonHello, Goodbye, Node, SourceCatalog, SourceGone, StatsUpdate
+from cbtop.protocol.vocabulary import NodeKind
 from cbtop.store import Store
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
@@ -121,3 +122,13 @@ def test_a_daemon_that_says_ever_more_of_a_source_is_stopped(monkeypatch: pytest
     with pytest.raises(DecodeError):
         store.apply(third)
     assert len(store.sources["host:1:2:0"].checks) == 5
+
+
+def test_news_whose_forerunner_was_lost_waits_for_the_keyframe() -> None:
+    store, key = Store(), "host:1:2:0"
+    nodes = tuple(Node(number, None, NodeKind.BRICK, f"brick {number}") for number in (1, 2, 3))
+    store.apply(SourceCatalog(key, complete=True, messages=nodes[:1]))
+    store.apply(SourceCatalog(key, complete=False, messages=nodes[2:]))
+    assert len(store.sources[key].nodes) == 1
+    store.apply(SourceCatalog(key, complete=True, messages=nodes))
+    assert len(store.sources[key].nodes) == 3

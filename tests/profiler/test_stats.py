@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -124,7 +126,13 @@ def test_the_calls_of_a_group_are_those_of_its_nodes(
         own = [(1, duration, elements) for node, duration, elements in rows if node in group]
         alone = NodeStats()
         alone.add(batch(own), NO_STEPS)
-        assert calls == alone.calls([1])
+        expected = alone.calls([1])
+        if calls is None or expected is None:
+            assert calls is expected
+            continue
+        # The same squares, added up in another order.
+        assert calls.cv == pytest.approx(expected.cv, rel=1e-9)
+        assert replace(calls, cv=None) == replace(expected, cv=None)
 
 
 @given(durations)
