@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 from benchmarks.base import Figure, Ratio
+from cbtop.daemon.source import Source
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.endpoint import default_endpoint
@@ -30,7 +31,6 @@ from cbtop.protocol.ring import (
 )
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import BrickId, SourceStatus
-from cbtop.source import Source
 
 LAYERS, BRICKS = 28, list(BrickId)[:12]  # a decode step of a 7B model: 365 nodes, 365 records
 ROUNDS = 60

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 from benchmarks.base import Figure, interleaved_ns
+from cbtop.client.replay import ReplayFeed
+from cbtop.client.stream_recorder import Recorder
 from cbtop.protocol import codec
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import pack, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, frame_bytes
-from cbtop.recorder import Recorder
-from cbtop.replay import ReplayFeed
 
 RECORDED_S = 20.0
 PATIENCE_S = 120.0  # the first run writes a model and compiles

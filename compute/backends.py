@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.kernels.jit import jit_parallel, prange, settings
+from cbtop.compute.jit.compile import jit_parallel, prange, settings
 
 # How long an idle OpenMP thread of libgomp spins before it sleeps. A decoder launches some 50 times a token, and
 # its screen runs on the same cores: with libgomp's own 300,000 one other busy process costs 15x (2 cores: 103 to

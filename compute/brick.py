@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cbtop.compute.catalog import BrickSpec
+from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Finding, Output
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work

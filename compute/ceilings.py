@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import jit_parallel, prange
+from cbtop.compute.jit.compile import jit_parallel, prange
 
 MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB

@@ -1,6 +1,6 @@
 """Every message, as frozen data. A message's class name is its kind on the wire.
 
-Adding one: write the class here, add it to the union below, and give it a `case` in `cbtop/store.py`.
+Adding one: write the class here, add it to the union below, and give it a `case` in `cbtop/client/store.py`.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from cbtop.app import CbtopApp
-from cbtop.feed import Feed
-from cbtop.views import VIEWS
+from cbtop.client.feed import Feed
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.views import VIEWS
 
 SIZE = (120, 34)
 FIRST_STEP_TIMEOUT_S = 180.0  # the first run writes a model and compiles every kernel

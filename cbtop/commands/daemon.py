@@ -11,9 +11,9 @@ import time
 from types import FrameType
 
 from cbtop.commands.show import endpoint
-from cbtop.daemon import Daemon
+from cbtop.daemon.daemon import Daemon
+from cbtop.daemon.history import MAX_HISTORY_BYTES, MAX_HISTORY_S
 from cbtop.errors import UsageError
-from cbtop.history import MAX_HISTORY_BYTES, MAX_HISTORY_S
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import KeysError
 from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys

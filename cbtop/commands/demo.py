@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from cbtop.client.feed import Feed, FeedEnd
+from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import (
     add_show_arguments,
     check_phase,
@@ -23,9 +25,7 @@ from cbtop.commands.show import (
     window_s,
 )
 from cbtop.errors import CbtopError, NoDataError, UsageError
-from cbtop.feed import Feed, FeedEnd
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
-from cbtop.progress import ProgressLine
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import SourceSummary, SourceView
 

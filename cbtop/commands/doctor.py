@@ -21,13 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from cbtop import formatting as fmt
-from cbtop.collector import Collector
+from cbtop.client.collector import Collector
+from cbtop.client.store import Store
 from cbtop.profiler.hot_path import chosen
 from cbtop.protocol.endpoint import default_endpoint, runtime_dir
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import DEFAULT_RING_BYTES
-from cbtop.store import Store
 
 HELP = "say what profiling finds on this machine, and what is missing"
 DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."

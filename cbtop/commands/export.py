@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 from cbtop import formatting as fmt
 from cbtop.errors import NoDataError, UsageError
-from cbtop.profiler.exporters import EXPORTERS
-from cbtop.profiler.exporters.base import Trace
-from cbtop.profiler.exporters.recorded import trace_of_files, traces_of_recording
+from cbtop.exporters import EXPORTERS
+from cbtop.exporters.base import Trace
+from cbtop.exporters.recorded import trace_of_files, traces_of_recording
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.recording import RecordingReader

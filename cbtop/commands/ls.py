@@ -6,10 +6,10 @@ import argparse
 import sys
 import time
 
+from cbtop.client.feed import Feed
 from cbtop.commands.show import open_feed
 from cbtop.commands.top import HOW_TO_START, POLL_MS, RANKS_WATCH_S, add_attach_arguments, unanswered
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
-from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.viewmodels.model import SourceView

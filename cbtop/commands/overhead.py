@@ -15,10 +15,10 @@ from itertools import repeat
 from pathlib import Path
 
 from cbtop import formatting as fmt
+from cbtop.commands.shared.progress import ProgressLine
 from cbtop.profiler.clocks import HostClock
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.progress import ProgressLine
 from cbtop.protocol.vocabulary import BrickId, SyncMode
 
 HELP = "measure what profiling costs on this machine"

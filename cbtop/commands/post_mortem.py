@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cbtop import formatting as fmt
+from cbtop.daemon.post_mortem import LAST_STEPS, EndedRecord, PostMortem, Unfinished, post_mortem
 from cbtop.errors import NoDataError
-from cbtop.post_mortem import LAST_STEPS, EndedRecord, PostMortem, Unfinished, post_mortem
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.vocabulary import SourceStatus

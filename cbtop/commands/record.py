@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 from cbtop import formatting as fmt
-from cbtop.collector import SILENT_AFTER_S
+from cbtop.client.collector import SILENT_AFTER_S
+from cbtop.client.stream_recorder import Recorder
+from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
-from cbtop.progress import ProgressLine
 from cbtop.protocol.errors import KeysError, RecordingError
 from cbtop.protocol.recording import SUFFIX
-from cbtop.recorder import Recorder
 
 HELP = "record what runs into a file"
 DESCRIPTION = (

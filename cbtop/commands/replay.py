@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cbtop.commands.choose import add_merge_argument, add_source_argument, as_asked
+from cbtop.client.replay import ReplayFeed
+from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked
 from cbtop.commands.show import (
     add_show_arguments,
     check_phase,
@@ -18,7 +19,6 @@ from cbtop.commands.show import (
 from cbtop.errors import NoDataError, UntrustedError, UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.replay import ReplayFeed
 
 HELP = "show a recording"
 DESCRIPTION = (

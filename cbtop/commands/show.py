@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from cbtop.client.feed import Feed
+from cbtop.client.replay import ReplayFeed
+from cbtop.client.stream_recorder import save_history
+from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.errors import UsageError
-from cbtop.feed import Feed
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.keys import VIEWER_KEY, ViewerKeys, keys_dir, load_pair, parse_public_key
-from cbtop.recorder import save_history
-from cbtop.replay import ReplayFeed
 from cbtop.reports import REPORTS, SECTIONS
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
-from cbtop.window import DEFAULT_WINDOW_S
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
@@ -123,8 +123,8 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
     # Textual takes a fifth of a second to load; reports and --help should not pay for it.
-    from cbtop.app import CbtopApp
-    from cbtop.replay_app import ReplayApp
+    from cbtop.tui.app import CbtopApp
+    from cbtop.tui.replay_app import ReplayApp
 
     app: CbtopApp
     if isinstance(feed, ReplayFeed):

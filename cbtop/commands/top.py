@@ -7,8 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+from cbtop.client.feed import Feed
 from cbtop.commands import replay
-from cbtop.commands.choose import add_merge_argument, add_source_argument, as_asked
+from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked
 from cbtop.commands.show import (
     add_connect_arguments,
     add_show_arguments,
@@ -20,7 +21,6 @@ from cbtop.commands.show import (
     window_s,
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
-from cbtop.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import SourceView
 

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Self
 
-from cbtop.collector import SILENT_AFTER_S, Collector
+from cbtop.client.collector import SILENT_AFTER_S, Collector
+from cbtop.client.store import Store
 from cbtop.errors import NoDataError
 from cbtop.protocol.keys import ViewerKeys
-from cbtop.store import Store
 from cbtop.telemetry.metrics import Snapshot
 from cbtop.telemetry.snapshot import snapshot
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cbtop.profiler.exporters.base import display_name, kind_name
+from cbtop.client.store import SourceRecord
+from cbtop.exporters.base import display_name, kind_name
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_FAILED, Batch
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.store import SourceRecord
 from cbtop.version import __version__
 
 if TYPE_CHECKING:

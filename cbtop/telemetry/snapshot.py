@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cbtop.client.store import SourceRecord, Store
 from cbtop.profiler.brick_stats import BrickStats, brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls, NodeStats, bucket_of
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.store import SourceRecord, Store
 from cbtop.telemetry.metrics import (
     BRICK_BUDGET,
     BRICK_DURATION,

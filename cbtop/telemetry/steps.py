@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 
+from cbtop.client.store import SourceRecord, Store
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.keys import ViewerKeys
@@ -18,7 +19,6 @@ from cbtop.protocol.record_batch import joined, unpack
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.store import SourceRecord, Store
 
 SAMPLE_S = 5.0  # longer is not waited for a step to begin and end
 POLL_MS = 50

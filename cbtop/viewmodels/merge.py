@@ -13,11 +13,12 @@ from statistics import median
 
 import numpy as np
 
+from cbtop.client.store import SourceRecord, StepSample
+from cbtop.client.window import Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, Column, NodeStats
 from cbtop.protocol.messages import Dependency, Node, SourceState
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.store import SourceRecord, StepSample
 from cbtop.viewmodels.model import (
     BrickRow,
     CategoryRow,
@@ -31,7 +32,6 @@ from cbtop.viewmodels.model import (
 )
 from cbtop.viewmodels.roofline import roofline
 from cbtop.viewmodels.source import source_view
-from cbtop.window import Window
 
 # Two places are one when they lie in the same place and all that is static about them is the same.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "file", "line")))

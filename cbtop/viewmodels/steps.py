@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from cbtop.client.store import SourceRecord
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.store import SourceRecord
 from cbtop.viewmodels.model import StepsView
 
 RECENT_NS = 3_000_000_000

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from cbtop.busy import Slice
-from cbtop.store import SourceRecord
+from cbtop.client.busy import Slice
+from cbtop.client.store import SourceRecord
 from cbtop.viewmodels.model import StragglerView
 
 THRESHOLD = 0.10  # slower than the median of the others by this part

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cbtop.compute import catalog
+from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick, Launch, Profiler
-from cbtop.compute.catalog import BrickSpec
+from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.kernels import (
     activation,
@@ -69,11 +69,11 @@ class BrickMaker:
         model = self._model
         embed = Launch(embedding.EMBEDDING, embedding.work(model.embedding))
         return ModelBricks(
-            embedding=self._brick(catalog.EMBEDDING, embed),
+            embedding=self._brick(brick_specs.EMBEDDING, embed),
             layers=tuple(self._layer(weights) for weights in model.layers),
             final_norm=self._norm(),
-            lm_head=self._brick(catalog.LM_HEAD, _product(model.lm_head, has_bias=False)),
-            sampling=self._brick(catalog.SAMPLING, Launch(sampling.GREEDY, sampling.work())),
+            lm_head=self._brick(brick_specs.LM_HEAD, _product(model.lm_head, has_bias=False)),
+            sampling=self._brick(brick_specs.SAMPLING, Launch(sampling.GREEDY, sampling.work())),
         )
 
     def _layer(self, weights: LayerWeights) -> LayerBricks:
@@ -84,19 +84,19 @@ class BrickMaker:
         output = Launch(attention_output.ATTENTION_OUTPUT, attention_output.work(model.head_dim, shared))
         return LayerBricks(
             attention_norm=self._norm(),
-            qkv=self._projections(catalog.QKV_PROJECTION, weights.q, weights.k, weights.v),
-            rope=self._brick(catalog.ROPE_EMBEDDING, *self._rope()),
-            kv_write=self._brick(catalog.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work())),
-            score=self._brick(catalog.ATTENTION_SCORE, score),
-            softmax=self._brick(catalog.ATTENTION_SOFTMAX, softmax),
-            attention_output=self._brick(catalog.ATTENTION_OUTPUT, output),
-            output_projection=self._projections(catalog.OUTPUT_PROJECTION, weights.output),
+            qkv=self._projections(brick_specs.QKV_PROJECTION, weights.q, weights.k, weights.v),
+            rope=self._brick(brick_specs.ROPE_EMBEDDING, *self._rope()),
+            kv_write=self._brick(brick_specs.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work())),
+            score=self._brick(brick_specs.ATTENTION_SCORE, score),
+            softmax=self._brick(brick_specs.ATTENTION_SOFTMAX, softmax),
+            attention_output=self._brick(brick_specs.ATTENTION_OUTPUT, output),
+            output_projection=self._projections(brick_specs.OUTPUT_PROJECTION, weights.output),
             attention_add=self._add(),
             ffn_norm=self._norm(),
-            gate=self._projections(catalog.GATE_PROJECTION, weights.gate),
-            up=self._projections(catalog.UP_PROJECTION, weights.up),
-            activation=self._brick(catalog.ACTIVATION, Launch(activation.SWIGLU, activation.work())),
-            down=self._projections(catalog.DOWN_PROJECTION, weights.down),
+            gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate),
+            up=self._projections(brick_specs.UP_PROJECTION, weights.up),
+            activation=self._brick(brick_specs.ACTIVATION, Launch(activation.SWIGLU, activation.work())),
+            down=self._projections(brick_specs.DOWN_PROJECTION, weights.down),
             ffn_add=self._add(),
         )
 
@@ -104,10 +104,10 @@ class BrickMaker:
         return ComputeBrick(spec, launches, self._backend, self._profiler)
 
     def _norm(self) -> ComputeBrick:
-        return self._brick(catalog.RMS_NORM, Launch(rms_norm.RMS_NORM, rms_norm.work(self._model.hidden)))
+        return self._brick(brick_specs.RMS_NORM, Launch(rms_norm.RMS_NORM, rms_norm.work(self._model.hidden)))
 
     def _add(self) -> ComputeBrick:
-        return self._brick(catalog.RESIDUAL_ADD, Launch(residual_add.RESIDUAL_ADD, residual_add.work()))
+        return self._brick(brick_specs.RESIDUAL_ADD, Launch(residual_add.RESIDUAL_ADD, residual_add.work()))
 
     def _rope(self) -> Sequence[Launch]:
         kernel = rope.ROPE_NEOX if self._model.rope.layout == "neox" else rope.ROPE_NORMAL

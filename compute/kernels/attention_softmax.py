@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.exponential import exponential
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.exponential import exponential
-from cbtop.compute.kernels.jit import jit
 
 
 def reference(scores: Any, start: int) -> None:

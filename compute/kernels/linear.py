@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.jit.compile import jit, jit_inlined, jit_parallel, prange
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.jit import jit, jit_inlined, jit_parallel, prange
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import (

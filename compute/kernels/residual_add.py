@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.jit import jit
 
 
 def reference(x: Any, delta: Any) -> None:

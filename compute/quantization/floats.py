@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import half_to_float, jit, jit_inlined, load_half
-from cbtop.compute.kernels.vectors import LANES, add, load_floats, load_halves, multiply_add, splat, total_of
+from cbtop.compute.jit.compile import half_to_float, jit, jit_inlined, load_half
+from cbtop.compute.jit.vectors import LANES, add, load_floats, load_halves, multiply_add, splat, total_of
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats
 
 

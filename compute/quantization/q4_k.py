@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import jit, jit_inlined, load_half, load_word
-from cbtop.compute.kernels.vectors import (
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half, load_word
+from cbtop.compute.jit.vectors import (
     LANES,
     add,
     bits_and,

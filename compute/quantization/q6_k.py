@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import jit, jit_inlined, load_half
-from cbtop.compute.kernels.vectors import (
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
+from cbtop.compute.jit.vectors import (
     add,
     bits_and,
     bits_or,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.kernels.jit import jit, jit_inlined, load_half
-from cbtop.compute.kernels.vectors import (
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
+from cbtop.compute.jit.vectors import (
     load_floats,
     load_signed_bytes,
     multiply,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.app import CbtopApp
-from cbtop.feed import FeedEnd
+from cbtop.client.feed import FeedEnd
+from cbtop.tui.app import CbtopApp
 from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceView
 from tests.cbtop import samples
 
-GOLDENS = Path(__file__).parent / "views" / "goldens"
+GOLDENS = Path(__file__).parent / "tui" / "views" / "goldens"
 
 
 class ScriptedFeed:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from cbtop.daemon.source import Source
 from cbtop.protocol import codec
 from cbtop.protocol.messages import DaemonHello, Heartbeat, StatsUpdate, WireMessage
 from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
-from cbtop.source import Source
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 
 BEGIN_NS = 50_000_000_000

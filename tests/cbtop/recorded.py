@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cbtop.client.store import SourceRecord, Store
+from cbtop.daemon.source import Source
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import codec
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Message
 from cbtop.protocol.vocabulary import BrickId, Provenance
-from cbtop.source import Source
-from cbtop.store import SourceRecord, Store
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,7 @@ def test_the_packages_that_are_shipped_are_those_on_disk() -> None:
         return ".".join(init.parent.relative_to(ROOT).parts)
 
     found = {f"cbtop.{name(init)}" for top in linked for init in (ROOT / top).rglob("__init__.py")}
-    inside = ((ROOT / "cbtop").glob("__init__.py"), (ROOT / "cbtop").glob("*/__init__.py"))
-    found |= {name(init) for init in chain(*inside) if init.parent.name not in linked}
+    inside = (ROOT / "cbtop").rglob("__init__.py")
+    found |= {name(init) for init in inside if init.relative_to(ROOT / "cbtop").parts[0] not in linked}
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert set(pyproject["tool"]["setuptools"]["packages"]) == found

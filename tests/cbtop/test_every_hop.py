@@ -8,10 +8,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbtop.client.store import Store
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.ring import RECORD_BYTES
-from cbtop.store import Store
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import apply, source_of
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cbtop.app import CbtopApp
+from cbtop.client.store import Store
+from cbtop.daemon.source import Source
 from cbtop.protocol import codec
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.errors import DecodeError, VersionError
@@ -37,8 +38,7 @@ from cbtop.protocol.ring import CURSOR_WORD, HEADER_BYTES, RECORD_BYTES, RingWri
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.reports.json import json_report
 from cbtop.reports.text import SECTIONS, text_report
-from cbtop.source import Source
-from cbtop.store import Store
+from cbtop.tui.app import CbtopApp
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view, summaries
 from tests.cbtop.conftest import ScriptedFeed, screen_text

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cbtop.profiler.exporters import EXPORTERS
-from cbtop.profiler.exporters.recorded import traces_of_recording
+from cbtop.client.replay import ReplayFeed
+from cbtop.exporters import EXPORTERS
+from cbtop.exporters.recorded import traces_of_recording
 from cbtop.protocol import codec, recording
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.messages import (
@@ -32,7 +33,6 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.record_batch import MAX_BATCH_RECORDS, MAX_TALLIES
 from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.replay import ReplayFeed
 from cbtop.reports.json import json_report
 from cbtop.reports.text import SECTIONS, text_report
 from tests.cbtop.made_recordings import made_recording

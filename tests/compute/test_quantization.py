@@ -9,7 +9,7 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbtop.compute.kernels.jit import half_to_float
+from cbtop.compute.jit.compile import half_to_float
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.client.feed import Feed
 from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
-from cbtop.feed import Feed
 from tests.integration.hosts import CBTOP, cbtop, eventually
 
 DECODED_BRICKS = {

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.profiler.exporters import EXPORTERS
-from cbtop.profiler.exporters.recorded import traces_of_recording
+from cbtop.exporters import EXPORTERS
+from cbtop.exporters.recorded import traces_of_recording
 from cbtop.protocol.recording import RecordingReader
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import CBTOP, HOST, cbtop, eventually

@@ -24,7 +24,7 @@ import msgpack
 import psutil
 import pytest
 
-from cbtop.feed import Feed
+from cbtop.client.feed import Feed
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.messages import HostHello, Node
 from cbtop.protocol.process import process_start
@@ -62,7 +62,7 @@ print(json.dumps({"steps": steps, "waits": waits}), flush=True)
 """
 VIEWER = """
 import sys, time
-from cbtop.feed import Feed
+from cbtop.client.feed import Feed
 feed = Feed()
 while True:
     feed.poll(50)

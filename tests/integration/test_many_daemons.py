@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cbtop.feed import Feed
+from cbtop.client.feed import Feed
 from cbtop.viewmodels.model import SourceView
 from tests.integration.hosts import CBTOP, HOST, cbtop, eventually
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.daemon.source import ALIVE_CHECK_S, Source
 from cbtop.protocol.process import pid_namespace
-from cbtop.source import ALIVE_CHECK_S, Source
 from tests.integration.hosts import HOST, eventually
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]

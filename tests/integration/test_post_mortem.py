@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbtop.post_mortem import post_mortem
+from cbtop.daemon.post_mortem import post_mortem
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.ring import FIRST_SLOT_WORD, SLOT_WORDS

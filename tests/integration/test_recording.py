@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.client.feed import Feed
+from cbtop.client.stream_recorder import Recorder, save_history
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.errors import CbtopError
-from cbtop.feed import Feed
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, tally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
-from cbtop.recorder import Recorder, save_history
 from tests.integration.hosts import CBTOP, cbtop, daemon, eventually, host
 
 
@@ -142,7 +142,7 @@ def test_a_daemon_that_keeps_no_history_says_so(tmp_path: Path) -> None:
 
 
 def test_without_a_daemon_the_history_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cbtop.recorder.ANSWER_WITHIN_S", 0.2)
+    monkeypatch.setattr("cbtop.client.stream_recorder.ANSWER_WITHIN_S", 0.2)
     with pytest.raises(Exception, match="did not answer"):
         save_history(default_endpoint(), None, tmp_path)
     assert list(tmp_path.iterdir()) == []

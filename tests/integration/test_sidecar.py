@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cbtop.feed import Feed
+from cbtop.client.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
 from tests.integration.hosts import HOST, eventually
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.feed import Feed
+from cbtop.client.feed import Feed
 from cbtop.viewmodels.model import StragglerView
 from tests.integration.hosts import cbtop, daemon, eventually
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop import collector
-from cbtop.feed import Feed
+from cbtop.client import collector
+from cbtop.client.feed import Feed
 from cbtop.protocol.ring import RingWriter
 from cbtop.viewmodels.model import SourceView
 from tests.integration.hosts import CBTOP, cbtop, daemon, eventually, host, snapshot
@@ -177,7 +177,8 @@ def test_a_daemon_stops_at_once_when_told_to() -> None:
 
 def test_a_stopped_viewer_holds_nobody_up() -> None:
     script = (
-        "import sys, time\nfrom cbtop.feed import Feed\nf = Feed()\nprint('up', flush=True)\nwhile True: f.poll(50)"
+        "import sys, time\nfrom cbtop.client.feed import Feed\n"
+        "f = Feed()\nprint('up', flush=True)\nwhile True: f.poll(50)"
     )
     with (
         daemon(),

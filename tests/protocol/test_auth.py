@@ -402,7 +402,7 @@ def test_every_refusal_counts_and_is_logged_once_a_peer_and_minute(
             time.sleep(0.01)
         viewer.close(linger=0)
 
-    with caplog.at_level(logging.WARNING, "cbtop.daemon"):
+    with caplog.at_level(logging.WARNING, "cbtop.daemon.daemon"):
         for address in ("127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.2"):
             knock(address)
         now_s[0] = 61.0

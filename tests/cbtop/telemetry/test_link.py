@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.daemon import DaemonInside
+from cbtop.daemon.daemon import DaemonInside
 from cbtop.errors import NoDataError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.telemetry import link as link_module

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from cbtop.daemon import DaemonInside
+from cbtop.daemon.daemon import DaemonInside
 from cbtop.errors import CbtopError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.telemetry import exporting, metrics, openmetrics

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop.client.store import SourceRecord, Store
+from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.stats import MAX_HISTOGRAM_NODES, NodeStats
 from cbtop.protocol.messages import CheckResult, Node, SourceState
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
-from cbtop.store import SourceRecord, Store
 from cbtop.telemetry import metrics
 from cbtop.telemetry.metrics import METRICS, Durations, Kind, Metric, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, _durations, snapshot
 from cbtop.viewmodels.source import source_view
-from cbtop.window import DEFAULT_WINDOW_S, Window
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 NOW_NS = 1_700_000_000_000_000_000

@@ -15,10 +15,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as ProtoStatus
 from opentelemetry.sdk.resources import Resource
 
+from cbtop.client.store import SourceRecord
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import batches, pack
 from cbtop.protocol.ring import Batch, RingReader
-from cbtop.store import SourceRecord
 from cbtop.telemetry import steps
 from cbtop.telemetry.otlp_traces import spans
 from cbtop.telemetry.steps import whole_step

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbtop.client.store import SourceRecord
 from cbtop.profiler.definitions import BrickDefinition, Work
 from cbtop.protocol.messages import Manifest
 from cbtop.protocol.vocabulary import BrickId
-from cbtop.store import SourceRecord
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView
 from cbtop.viewmodels.source import source_view

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.busy import MAX_SILENT_SLICES, SLICE_S, SLICES
-from cbtop.source import Source
-from cbtop.store import SourceRecord, Store
+from cbtop.client.busy import MAX_SILENT_SLICES, SLICE_S, SLICES
+from cbtop.client.store import SourceRecord, Store
+from cbtop.daemon.source import Source
 from cbtop.viewmodels.straggler import straggler
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
@@ -60,7 +60,7 @@ class RankRun:
 
 
 def apply_rank(record: SourceRecord, rank: int) -> None:
-    from cbtop.busy import BusySlices
+    from cbtop.client.busy import BusySlices
 
     assert record.hello is not None
     record.hello = replace(record.hello, rank=rank, world_size=8)

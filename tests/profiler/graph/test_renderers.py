@@ -160,7 +160,7 @@ def test_a_deep_graph_is_drawn_without_running_out_of_stack() -> None:
 def test_the_renderers_load_neither_numpy_nor_rich() -> None:
     code = (
         "import sys, cbtop.profiler.graph.renderers, cbtop.profiler.graph.csr, cbtop.profiler.graph.rich_tree;"
-        "import cbtop.profiler.graph.analysis, cbtop.profiler.graph.from_nodes, cbtop.profiler.exporters;"
+        "import cbtop.profiler.graph.analysis, cbtop.profiler.graph.from_nodes, cbtop.exporters;"
         "print({'numpy', 'rich', 'zmq', 'textual', 'numba'} & set(sys.modules))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,126 @@
+"""A viewer's end of the wire: drains the socket into a store, and says how the link is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cbtop.client.clock_offset import SAME_CLOCK, ClockExchange, ClockOffset
+from cbtop.client.store import Store
+from cbtop.protocol.errors import DecodeError, VersionError
+from cbtop.protocol.keys import ViewerKeys
+from cbtop.protocol.messages import ClockReading, DaemonGoodbye, DaemonHello
+from cbtop.protocol.process import boot_id
+from cbtop.protocol.subscriber import Subscriber
+
+SILENT_AFTER_S = 3.0  # three heartbeats
+CLOCK_WAIT_S = 0.2  # an answer that is waited for is timed well; longer than this nobody is held up for it
+CLOCK_MINOR = 1  # of the protocol: daemons before it do not answer
+MAX_DRAINED = 200  # messages a poll, so that a flood cannot hold up the screen
+
+
+class Collector:
+    """Applies what arrives at `endpoint` to `store`. Nothing here waits unless asked to."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        store: Store,
+        clock_s: Callable[[], float] = time.monotonic,
+        keys: ViewerKeys | None = None,
+    ) -> None:
+        self.store = store
+        self.damaged = 0  # messages that were not messages
+        self._clock_s = clock_s
+        self._heard_s = clock_s()
+        self._has_left = False
+        self._exchange = ClockExchange()
+        self._boot_id = boot_id()
+        self._other_version = ""
+        self._subscriber = Subscriber(endpoint, keys)
+
+    @property
+    def endpoint(self) -> str:
+        return self._subscriber.endpoint
+
+    @property
+    def refused(self) -> str:
+        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
+        return self._other_version or (self.trouble if self._subscriber.is_refused else "")
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no link; empty while there is one, or nothing is known."""
+        return self._subscriber.trouble
+
+    @property
+    def received(self) -> int:
+        """How many messages came."""
+        return self._subscriber.received
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing was heard, or since the beginning when nothing ever was."""
+        return self._clock_s() - self._heard_s
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing more is to be expected: the daemon has said goodbye, or nothing for three heartbeats."""
+        return self._has_left or self.silent_s > SILENT_AFTER_S
+
+    @property
+    def clock_offset(self) -> ClockOffset | None:
+        """How far the clocks of the daemon's host are from ours; None while that is not known."""
+        if self._same_boot:
+            return SAME_CLOCK
+        return self._exchange.estimate(time.perf_counter_ns())
+
+    def poll(self, timeout_ms: int = 0) -> None:
+        """Take in what has arrived; wait up to `timeout_ms` for the first message."""
+        self._drain(timeout_ms)
+        daemon = self.store.daemon
+        if daemon is None or daemon.protocol_minor < CLOCK_MINOR or self._same_boot or self.is_silent:
+            return
+        if self._exchange.is_due(time.perf_counter_ns()):
+            self._ask_clock()
+
+    @property
+    def _same_boot(self) -> bool:
+        daemon = self.store.daemon
+        return daemon is not None and daemon.boot_id != "" and daemon.boot_id == self._boot_id
+
+    def _ask_clock(self) -> None:
+        asked_ns = time.perf_counter_ns()
+        self._subscriber.ask_clock(self._exchange.ask(asked_ns))
+        waited_s = 0.0
+        while self._exchange.is_open and waited_s < CLOCK_WAIT_S:
+            self._drain(round((CLOCK_WAIT_S - waited_s) * 1000))
+            waited_s = (time.perf_counter_ns() - asked_ns) / 1e9
+
+    def _drain(self, timeout_ms: int) -> None:
+        for _ in range(MAX_DRAINED):
+            try:
+                messages = self._subscriber.receive(timeout_ms)
+                if not messages:
+                    return
+                self._heard_s = self._clock_s()
+                self._has_left = any(isinstance(message, DaemonGoodbye) for message in messages)
+                for message in messages:
+                    if isinstance(message, DaemonHello):
+                        self._other_version = ""
+                        if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
+                            self._exchange = ClockExchange()  # that is another host
+                    if isinstance(message, ClockReading):
+                        self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())
+                    if not self._other_version:
+                        self.store.apply(message)
+            except VersionError as error:
+                self._other_version = str(error)
+            except DecodeError:
+                self.damaged += 1
+                self._heard_s = self._clock_s()
+            timeout_ms = 0
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._subscriber.close()

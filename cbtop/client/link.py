@@ -1,0 +1,122 @@
+"""A viewer's link to one daemon: what came over it, how long it has been silent, and a daemon inside if need be."""
+
+from __future__ import annotations
+
+import time
+
+from cbtop.client.clock_offset import ClockOffset
+from cbtop.client.collector import Collector
+from cbtop.client.store import Store
+from cbtop.client.window import DEFAULT_WINDOW_S
+from cbtop.daemon.daemon import DaemonInside
+from cbtop.protocol.endpoint import default_endpoint
+from cbtop.protocol.errors import EndpointError
+from cbtop.protocol.keys import ViewerKeys
+
+RETRY_INSIDE_S = 1.0
+
+
+class DaemonIfNone:
+    """The daemon at `endpoint`; with None this user's, and one started inside where none runs or it falls silent."""
+
+    def __init__(self, endpoint: str | None) -> None:
+        self.endpoint = default_endpoint() if endpoint is None else endpoint
+        self.inside: DaemonInside | None = None
+        self._own = endpoint is None
+        self._tried_s = time.monotonic()
+        if self._own:
+            self._start()
+
+    def check(self, *, is_silent: bool) -> None:
+        """Start one where the other is silent. The rings are still there, so nothing is lost with it."""
+        alone = self._own and self.inside is None and is_silent
+        if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
+            self._tried_s = time.monotonic()
+            self._start()
+
+    def close(self) -> None:
+        """Stop the one inside."""
+        if self.inside:
+            self.inside.close()
+
+    def _start(self) -> None:
+        try:
+            self.inside = DaemonInside(self.endpoint)
+        except EndpointError:
+            self.inside = None  # one runs already, or is about to: that is the one to listen to
+
+
+class Link:
+    """Connects to `endpoint`; with None, to this user's daemon, starting one inside where none runs.
+
+    Raises EndpointError for an address that cannot be one, KeysError for another host's without `keys`.
+    """
+
+    def __init__(
+        self, endpoint: str | None = None, window_s: float = DEFAULT_WINDOW_S, keys: ViewerKeys | None = None
+    ) -> None:
+        self.store = Store(window_s)
+        self._daemon = DaemonIfNone(endpoint)
+        self._collector = Collector(self._daemon.endpoint, self.store, keys=keys)
+
+    def poll(self, timeout_ms: int = 0) -> None:
+        """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
+        self._collector.poll(timeout_ms)
+        self._daemon.check(is_silent=self._collector.is_silent)
+
+    @property
+    def is_daemon_inside(self) -> bool:
+        """Whether the daemon is ours: nobody else was there to watch."""
+        return self._daemon.inside is not None
+
+    @property
+    def endpoint(self) -> str:
+        """The address of the daemon."""
+        return self._collector.endpoint
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the daemon has answered with all it knows."""
+        return self.store.daemon is not None
+
+    @property
+    def refused(self) -> str:
+        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
+        return self._collector.refused
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no link to the daemon; empty while there is one, or nothing is known."""
+        return self._collector.trouble
+
+    @property
+    def stale_s(self) -> float | None:
+        """How long nothing was heard; None while something is."""
+        return self._collector.silent_s if self._collector.is_silent else None
+
+    @property
+    def clock_offset(self) -> ClockOffset | None:
+        """How far the clocks of the daemon's host are from ours; None while that is not known."""
+        return self._collector.clock_offset
+
+    @property
+    def name(self) -> str:
+        """What a user would call the other end."""
+        return "own daemon" if self._daemon.inside else self._collector.endpoint
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong, in one line; empty when nothing is."""
+        inside = self._daemon.inside
+        if self.refused or self.trouble:
+            return f"{self.endpoint}: {'refused' if self.refused else self.trouble}"
+        if inside and inside.error:
+            return f"the daemon inside stopped: {inside.error}"
+        if self.stale_s is not None:
+            return f"{self.name}: nothing heard for {self.stale_s:.0f} s"
+        return f"{self.name} · {self._collector.damaged} damaged messages" if self._collector.damaged else ""
+
+    def close(self) -> None:
+        """Close the link, and the daemon inside."""
+        self._collector.close()
+        self._daemon.close()

@@ -1,0 +1,151 @@
+"""The replay feed: a recording shown as if it happened now, with a position that can be moved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Self
+
+from cbtop.client.feed import FeedEnd, StoreViews
+from cbtop.client.store import Store
+from cbtop.client.window import DEFAULT_WINDOW_S
+from cbtop.protocol import codec
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.messages import DaemonHello, Message
+from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
+from cbtop.viewmodels.model import ReplayView
+
+SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
+# A jump begins so long before its target, at a keyframe: what is shown of the last seconds has something to show.
+WARM_UP_NS = 1_000_000_000
+WALK_NS = 10_000_000_000  # so far it goes forward frame by frame
+MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
+
+
+class ReplayFeed(StoreViews):
+    """Plays the recording at `path`, `speed` times as fast: all of it, or the `selected` sources.
+
+    Raises RecordingError or VersionError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        window_s: float = DEFAULT_WINDOW_S,
+        speed: float = 1.0,
+        selected: Sequence[str] = (),
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(window_s, selected)
+        self.is_playing = True
+        self.touched = 0  # frames decoded so far
+        self._speed = speed
+        self._clock_s = clock_s
+        self._polled_s = clock_s()
+        self._reader = RecordingReader(path)
+        # One keyframe says much that the last one said: to decode a catalog anew is a third of a jump.
+        self._kept = lru_cache(maxsize=16)(codec.decode)
+        self._frames: Iterator[Frame] = iter(())
+        self._next: Frame | None = None
+        self._refused: set[int] = set()  # where the frames lie whose messages were none
+        self._at_ns = self._reader.begin_ns
+        self._jump(self._at_ns)
+
+    @property
+    def duration_s(self) -> float:
+        return max(0, self._reader.end_ns - self._reader.begin_ns) / 1e9
+
+    @property
+    def at_s(self) -> float:
+        """Where it is, in seconds from the beginning."""
+        return (self._at_ns - self._reader.begin_ns) / 1e9
+
+    @property
+    def damage(self) -> int:
+        """How many frames were met that could not be shown."""
+        return len(self._refused) + self._reader.damaged
+
+    def poll(self, timeout_ms: int = 0) -> None:
+        """Go on by the time that has passed, while it plays."""
+        now_s = self._clock_s()
+        passed_s, self._polled_s = now_s - self._polled_s, now_s
+        if self.is_playing:
+            self.seek(self.at_s + passed_s * self._speed)
+
+    def seek(self, to_s: float) -> None:
+        """Show the moment `to_s`, or the end of the recording that is nearer."""
+        target_ns = self._reader.begin_ns + round(min(max(to_s, 0), self.duration_s) * 1e9)
+        if self._at_ns <= target_ns <= self._at_ns + WALK_NS:
+            self._walk(target_ns)
+        else:
+            self._jump(target_ns)
+
+    def replay(self) -> ReplayView:
+        """Where it is in what."""
+        origin = self._reader.origin
+        begin_ns = origin.realtime_ns + self._reader.begin_ns - origin.monotonic_ns
+        return ReplayView(
+            file=self._reader.path.name,
+            host=origin.host,
+            recorded_s=min(max(begin_ns, 0), MAX_REALTIME_NS) / 1e9,
+            at_s=self.at_s,
+            duration_s=self.duration_s,
+            is_complete=self._reader.is_closed,
+        )
+
+    @property
+    def refused(self) -> str:
+        """A recording refuses nobody."""
+        return ""
+
+    def status(self) -> str:
+        """One line about the recording."""
+        told = f" · damaged messages: {self.damage}" if self.damage else ""
+        return f"{self._reader.path.name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{told}"
+
+    def finished(self) -> FeedEnd | None:
+        """At its end a recording stays where it is."""
+        return None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _jump(self, target_ns: int) -> None:
+        self._store = Store(self._store.window_s)
+        self._frames = self._reader.frames(self._reader.keyframe_before(target_ns - WARM_UP_NS), SHOWN)
+        self._next = next(self._frames, None)
+        self._walk(target_ns)
+
+    def _walk(self, target_ns: int) -> None:
+        # A frame that is said to be later than the end would keep back all that follows it: it comes at the end.
+        while self._next is not None and min(self._next.time_ns, self._reader.end_ns) <= target_ns:
+            self._apply(self._next)
+            self._next = next(self._frames, None)
+        self._at_ns = target_ns
+
+    def _apply(self, frame: Frame) -> None:
+        self.touched += 1
+        try:
+            decode = self._decode if frame.kind == FrameKind.KEYFRAME else codec.decode
+            for message in frame.messages(decode):
+                # A keyframe of the daemon we know takes nothing from us: what is shown of the past stays.
+                if not (isinstance(message, DaemonHello) and self._knows(message)):
+                    self._store.apply(message)
+        except DecodeError:
+            self._refused.add(frame.offset)
+
+    def _decode(self, part: bytes) -> Message | None:
+        return self._kept(part) if len(part) <= MAX_KEPT_BYTES else codec.decode(part)
+
+    def _knows(self, hello: DaemonHello) -> bool:
+        known = self._store.daemon
+        return known is not None and (known.host, known.boot_id, known.pid) == (hello.host, hello.boot_id, hello.pid)

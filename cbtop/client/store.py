@@ -1,0 +1,247 @@
+"""What a viewer knows: every source's catalog, totals and a bounded history, fed by messages."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import numpy as np
+
+from cbtop.client.busy import BusySlices
+from cbtop.client.window import DEFAULT_WINDOW_S, Window
+from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
+from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, NO_MINIMUM, Column, NodeStats
+from cbtop.protocol.errors import DecodeError, VersionError
+from cbtop.protocol.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Activity,
+    CatalogMessage,
+    Ceiling,
+    CheckResult,
+    ClockReading,
+    DaemonGoodbye,
+    DaemonHello,
+    Dependency,
+    Goodbye,
+    Heartbeat,
+    HistoryPiece,
+    HostHello,
+    Manifest,
+    Message,
+    Node,
+    RecordBatch,
+    SourceCatalog,
+    SourceGone,
+    SourceState,
+    StatsUpdate,
+    TraceAnomaly,
+    TraceNumber,
+    TraceSummary,
+)
+from cbtop.protocol.vocabulary import NodeKind, SourceStatus
+
+HISTORY_S = 120
+MAX_SOURCES = 1024
+MAX_SAID = 10_000  # of each kind but nodes, by one source
+SANE = 1 << 62  # a total beyond it would overflow when two are added
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """The totals of one phase at one moment."""
+
+    monotonic_ns: int
+    count: int
+    tokens: int
+    total_ns: int
+
+
+@dataclass(slots=True)
+class SourceRecord:
+    """One profiled process, as far as this viewer knows it."""
+
+    key: str
+    window: Window
+    hello: HostHello | None = None
+    nodes: NodeTable = field(default_factory=NodeTable)
+    dependencies: dict[Dependency, None] = field(default_factory=dict)  # in the order they were said
+    manifest: Manifest | None = None
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)
+    checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
+    traces: dict[str, TraceSummary] = field(default_factory=dict)  # by their id, MLT-01 …
+    activity: Activity = Activity("")  # noqa: RUF009 - frozen
+    goodbye: Goodbye | None = None
+    state: SourceState | None = None
+    stats: NodeStats = field(default_factory=NodeStats)
+    history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
+    latest: dict[str, StepSample] = field(default_factory=dict)
+    busy: BusySlices | None = None  # of a rank
+
+    def forget_catalog(self) -> None:
+        """Back to knowing nothing but the past: everything follows anew."""
+        self.nodes = NodeTable()
+        self.dependencies.clear()
+        self.ceilings.clear()
+        self.checks.clear()
+        self.traces.clear()
+        self.stats.clear()
+
+
+class Store:
+    """Applies messages to sources. Data of an unknown source is passed over: its catalog is on the way."""
+
+    def __init__(self, window_s: float = DEFAULT_WINDOW_S) -> None:
+        self.window_s = window_s
+        self.sources: dict[str, SourceRecord] = {}
+        self.daemon: DaemonHello | None = None
+
+    def apply(self, message: Message) -> None:
+        """Take one message in.
+
+        Raises VersionError when the daemon speaks another major version, DecodeError when a message contradicts
+        itself.
+        """
+        match message:
+            case DaemonHello():
+                if message.protocol_major != PROTOCOL_MAJOR:
+                    raise VersionError(
+                        f"the daemon (cbtop {message.version}) speaks protocol {message.protocol_major}."
+                        f"{message.protocol_minor}, this viewer {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}: "
+                        "run the same cbtop on both sides"
+                    )
+                self.daemon = message
+                self.sources.clear()  # everything the daemon knows follows
+            case SourceCatalog():
+                self._catalog(message)
+            case SourceState():
+                if message.source in self.sources:
+                    self.sources[message.source].state = message
+            case Heartbeat():
+                for state in message.sources:
+                    if isinstance(state, SourceState) and state.source in self.sources:
+                        record = self.sources[state.source]
+                        record.state = state
+                        if state.state is SourceStatus.LIVE:
+                            _remember(record, message.monotonic_ns)  # nothing new is news, too
+            case StatsUpdate():
+                if message.source in self.sources:
+                    _update_stats(self.sources[message.source], message)
+            case ClockReading():
+                pass  # for the collector
+            case RecordBatch() | HistoryPiece():
+                pass  # for recorders
+            case DaemonGoodbye():
+                pass  # what is known stays; the collector tells the link
+            case SourceGone():
+                self.sources.pop(message.source, None)
+            case (
+                HostHello()
+                | Node()
+                | Dependency()
+                | Manifest()
+                | Ceiling()
+                | CheckResult()
+                | TraceSummary()
+                | TraceNumber()
+                | TraceAnomaly()
+                | Activity()
+                | Goodbye()
+            ):
+                raise DecodeError(f"a {type(message).__name__} outside a catalog")
+            case _:
+                assert_never(message)
+
+    def _catalog(self, message: SourceCatalog) -> None:
+        record = self.sources.get(message.source)
+        if record is None:
+            if not message.complete or len(self.sources) >= MAX_SOURCES:
+                return
+            record = self.sources[message.source] = SourceRecord(message.source, Window(self.window_s))
+        elif message.complete:
+            record.forget_catalog()
+        for said in message.messages:
+            if not message.complete and isinstance(said, Node) and said.id > len(record.nodes) + 1:
+                continue  # what came before it was lost on the way: the next keyframe says all
+            _catalog_message(record, said)
+
+
+def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
+    match message:
+        case HostHello():
+            record.hello = message
+            if message.rank is not None and record.busy is None:
+                record.busy = BusySlices()
+        case Node():
+            if message.id <= len(record.nodes):
+                return  # said twice: news and a keyframe crossed
+            try:
+                record.nodes.add(message)
+            except ValueError as error:
+                raise DecodeError(f"{record.key}: {error}") from error
+        case Dependency():
+            record.dependencies[message] = None
+        case Manifest():
+            record.manifest = message
+        case Ceiling():
+            record.ceilings[message.name] = message
+        case CheckResult():
+            record.checks[message.brick, message.assertion] = message
+        case TraceSummary():
+            record.traces[message.trace] = message
+        case Activity():
+            record.activity = message
+        case Goodbye():
+            record.goodbye = message
+        case _:
+            assert_never(message)
+    kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
+    if max(kept) > MAX_SAID:
+        raise DecodeError(f"{record.key}: more than {MAX_SAID} announcements of a kind")
+
+
+def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
+    node = _column(update.node)
+    columns = {name: _column(getattr(update, name)) for name in COLUMNS}
+    cells = _column(update.bucket_node), _column(update.bucket_index), _column(update.bucket_count)
+    even = all(len(column) == len(node) for column in columns.values())
+    even &= len({len(column) for column in cells}) == 1
+    if not even or not _within(node, 1, MAX_NODES + 1):
+        raise DecodeError(f"an update of {record.key} with uneven columns or node ids out of range")
+    if not (_within(cells[0], 1, MAX_HISTOGRAM_NODES) and _within(cells[1], 0, BUCKETS)):
+        raise DecodeError(f"an update of {record.key} with histogram cells out of range")
+    if not all(_within(column, 0, SANE) for name, column in columns.items() if name != "min_ns"):
+        raise DecodeError(f"an update of {record.key} with totals out of range")
+    if not (_within(columns["min_ns"], 0, NO_MINIMUM) and _within(cells[2], 0, SANE)):
+        raise DecodeError(f"an update of {record.key} with counts out of range")
+    record.stats.set(node, columns)
+    record.stats.set_buckets(*cells)
+    _remember(record, update.monotonic_ns)
+
+
+def _remember(record: SourceRecord, monotonic_ns: int) -> None:
+    record.window.tick(monotonic_ns, record.stats)
+    if record.busy:
+        record.busy.tick(monotonic_ns, record.nodes, record.stats)
+    totals = {name: record.stats.column(name) for name in ("count", "elements", "total_ns")}
+    for node in record.nodes.children[None]:
+        if node.kind is NodeKind.STEP and node.id < len(record.stats):
+            sample = StepSample(
+                monotonic_ns,
+                count=int(totals["count"][node.id]),
+                tokens=int(totals["elements"][node.id]),
+                total_ns=int(totals["total_ns"][node.id]),
+            )
+            record.latest[node.name] = sample
+            history = record.history.setdefault(node.name, deque(maxlen=HISTORY_S + 1))
+            if not history or monotonic_ns - history[-1].monotonic_ns >= 1_000_000_000:
+                history.append(sample)
+
+
+def _column(data: bytes) -> Column:
+    return np.frombuffer(data, dtype="<i8")
+
+
+def _within(column: Column, low: int, high: int) -> bool:
+    return not len(column) or bool(column.min() >= low and column.max() < high)

@@ -1,0 +1,182 @@
+"""Writes what a daemon says into a recording: as it comes, or what it remembers of the last minutes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from cbtop.client.collector import SILENT_AFTER_S
+from cbtop.client.link import DaemonIfNone
+from cbtop.client.store import Store
+from cbtop.daemon.history import MAX_HISTORY_BYTES
+from cbtop.errors import CbtopError
+from cbtop.protocol import codec
+from cbtop.protocol.errors import DecodeError, VersionError
+from cbtop.protocol.keys import ViewerKeys
+from cbtop.protocol.messages import DaemonGoodbye, HistoryPiece, Message, SourceCatalog
+from cbtop.protocol.publisher import HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS
+from cbtop.protocol.record_batch import RecordTally, tally
+from cbtop.protocol.recording import SUFFIX, FrameKind, Origin, RecordingWriter, encode_frame
+from cbtop.protocol.subscriber import Subscriber
+
+KEYFRAME_S = 5.0
+ANSWER_WITHIN_S = 5.0
+KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
+
+
+class Recorder:
+    """Records what the daemon at `endpoint` says; None is this user's, started inside where none runs.
+
+    Raises RecordingError when the file cannot be made, EndpointError for an address that cannot be one,
+    KeysError for another host's without `keys`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        endpoint: str | None,
+        max_bytes: int,
+        *,
+        keys: ViewerKeys | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.store = Store()
+        self.tallies: dict[str, RecordTally] = {}
+        self.damaged = 0  # messages that were not messages: not recorded
+        self.is_full = False
+        self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
+        try:
+            self._daemon = DaemonIfNone(endpoint)
+            self._subscriber = Subscriber(self._daemon.endpoint, keys, topics=(RECORDS, LIVE))
+        except BaseException:
+            self._writer.close()
+            path.unlink()
+            raise
+        self._heard_s = self._asked_s = time.monotonic()
+        self._began = self._has_left = False
+
+    @property
+    def endpoint(self) -> str:
+        return self._daemon.endpoint
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file so far."""
+        return self._writer.size_bytes
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the daemon has told what it knows, which is where a recording begins."""
+        return self._began
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing was heard of the daemon."""
+        return time.monotonic() - self._heard_s
+
+    @property
+    def refused(self) -> str:
+        """Why the daemon does not take us; empty when all is well or may yet be."""
+        return self._subscriber.trouble if self._subscriber.is_refused else ""
+
+    def poll(self, timeout_ms: int) -> None:
+        """Record one message, if one comes in time.
+
+        Raises VersionError where the daemon speaks another major version, RecordingError where the disk is full.
+        """
+        now_s = time.monotonic()
+        if now_s - self._asked_s > KEYFRAME_S:
+            self._subscriber.ask(JOIN_PREFIX)
+            self._asked_s = now_s
+        topic, frames = self._subscriber.receive_frames(timeout_ms)
+        if not frames:
+            self._daemon.check(is_silent=self._has_left or self.silent_s > SILENT_AFTER_S)
+            return
+        self._heard_s = time.monotonic()
+        kind = KINDS.get(topic, FrameKind.KEYFRAME)
+        self._began |= kind is FrameKind.KEYFRAME
+        if not self._began:
+            return  # what came before the first keyframe is part of it
+        known = set(self.store.sources)
+        try:
+            messages = [message for frame in frames if (message := codec.decode(frame)) is not None]
+            self._has_left = any(isinstance(message, DaemonGoodbye) for message in messages)
+            for message in messages:
+                self.store.apply(message)
+                tally(self.tallies, message)
+        except VersionError:
+            raise
+        except DecodeError:
+            self.damaged += 1
+            return
+        if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
+            return  # our own keyframes do that
+        self.is_full = not self._writer.append(encode_frame(kind, time.perf_counter_ns(), frames))
+
+    def close(self) -> None:
+        """Close the link and the file."""
+        self._subscriber.close()
+        self._daemon.close()
+        self._writer.close()
+
+
+def _heals(message: Message, known: set[str]) -> bool:
+    """Whether `message` says again all that was said of a source."""
+    return isinstance(message, SourceCatalog) and message.complete and message.source in known
+
+
+@dataclass(frozen=True, slots=True)
+class SavedHistory:
+    """A file made of a daemon's history."""
+
+    path: Path
+    size_bytes: int
+
+
+def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> SavedHistory:
+    """Write the history of the daemon at `endpoint` to a new file in `directory`; waits for every piece of it.
+
+    Raises CbtopError or ProtocolError, with the reason.
+    """
+    path = directory / f"cbtop-{datetime.now():%Y%m%d-%H%M%S}{SUFFIX}"
+    subscriber = Subscriber(endpoint, keys, topics=())
+    try:
+        head, frames = _ask_history(subscriber, 0)
+        if not frames:
+            raise CbtopError(f"the daemon at {subscriber.endpoint} keeps no history")
+        origin = Origin(head.host, head.monotonic_ns, head.realtime_ns)
+        writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
+        try:
+            end = head.end  # what comes after we asked is for the next time
+            while frames and all(writer.append(frame) for frame in frames):
+                number = head.first + len(frames)
+                if number >= end:
+                    break
+                head, frames = _ask_history(subscriber, number)
+        finally:
+            writer.close()
+    finally:
+        subscriber.close()
+    return SavedHistory(path, writer.size_bytes)
+
+
+def _ask_history(subscriber: Subscriber, number: int) -> tuple[HistoryPiece, list[bytes]]:
+    """One piece: asked for one at a time, so that none is lost for want of room on the way."""
+    topic = subscriber.ask(HISTORY_PREFIX, b"/%d" % number)
+    deadline_s = time.monotonic() + ANSWER_WITHIN_S
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        answered, frames = subscriber.receive_frames(int(1000 * left_s) + 1)
+        if answered == topic:
+            head = codec.decode(frames[0])
+            if not isinstance(head, HistoryPiece):
+                raise CbtopError(f"the daemon at {subscriber.endpoint} answered with something else than its history")
+            return head, frames[1:]
+    why = subscriber.trouble or "it is gone, or older than this cbtop"
+    raise CbtopError(f"the daemon at {subscriber.endpoint} did not answer: {why}")
+
+
+def _origin() -> Origin:
+    return Origin(socket.gethostname(), time.perf_counter_ns(), time.time_ns())

@@ -1,0 +1,1 @@
+"""What several subcommands share; no subcommand itself."""

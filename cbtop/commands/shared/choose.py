@@ -1,0 +1,59 @@
+"""Which processes to show, and merged how: what live views and replays share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from cbtop.client.feed import Views
+from cbtop.viewmodels.model import MergeMode, SourceView
+
+
+def add_source_argument(parser: argparse.ArgumentParser) -> None:
+    """The option that chooses processes; a list of what `cbtop.viewmodels.source.is_selected` takes."""
+    parser.add_argument(
+        "--source", type=_source, action="append", default=[], metavar="WHICH",
+        help="show only this process: its pid, rank=N or its key in `cbtop ls`; more than once for several",
+    )  # fmt: skip
+
+
+def add_merge_argument(parser: argparse.ArgumentParser) -> None:
+    """The option that makes one of several processes."""
+    parser.add_argument(
+        "--merge",
+        type=_mode,
+        metavar="{" + ",".join(MergeMode) + "}",
+        help="show all processes of a model as one: their sum, of each brick the slowest, or side by side",
+    )
+
+
+def as_asked(feed: Views, views: Sequence[SourceView], options: argparse.Namespace) -> list[SourceView]:
+    """The sources of `views`, of their lives or of the window, merged or not."""
+    found: dict[str, SourceView] = {}
+    window = options.window is not None
+    for key in (view.key for view in views):
+        if options.merge is None:
+            view = feed.view(key, options.phase, window=window)
+        elif any(other.merged and key in other.merged.keys for other in found.values()):
+            continue
+        else:
+            view = feed.merged(options.merge, key, options.phase, window=window)
+        if view is not None:
+            found[key] = view
+    return list(found.values())
+
+
+def _source(text: str) -> str:
+    kind, _, number = text.rpartition("=")
+    if kind in ("", "rank") and number.isdecimal():
+        return f"{kind}={int(number)}" if kind else str(int(number))
+    if text.count(":") < 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pid, no rank=N and no key as `cbtop ls` prints them")
+    return text
+
+
+def _mode(text: str) -> MergeMode:
+    try:
+        return MergeMode(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(MergeMode)}") from None

@@ -1,0 +1,277 @@
+"""One profiled process as the daemon sees it: its ring and catalog, read, checked and added up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.stats import BUCKETS, COLUMNS, Column, NodeStats, distinct
+from cbtop.protocol.catalog import CatalogReader, is_locked
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    CatalogMessage,
+    Goodbye,
+    HostHello,
+    Node,
+    RecordBatch,
+    SourceCatalog,
+    SourceState,
+    StatsUpdate,
+    TraceSummary,
+)
+from cbtop.protocol.process import has_mapped, pid_namespace, process_start
+from cbtop.protocol.record_batch import batches, joined
+from cbtop.protocol.ring import Batch, RingReader
+from cbtop.protocol.vocabulary import SourceStatus
+
+_log = logging.getLogger("cbtop.daemon.daemon")
+
+ALIVE_CHECK_S = 0.5
+MAX_ANNOUNCEMENTS = 10_000  # of a catalog, nodes not counted
+QUIET_ROUNDS = 6  # of what is quiet one keyframe in so many: half a minute at the daemon's pace
+MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer one would crowd the pid out of the key
+SANE = 1 << 50  # 13 days in ns, and more elements than any brick has: beyond it a record is nonsense
+
+
+class Source:
+    """Reads one ring and its catalog, and keeps the totals. Whatever is wrong with them stays in here."""
+
+    def __init__(self, ring_path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.ring_path = ring_path
+        self.state = SourceStatus.LIVE
+        self.reason = ""
+        self.ended_at_s: float | None = None
+        self.hello: HostHello | None = None
+        self.catalog: list[CatalogMessage] = []  # the traces apart: of each only the last counts
+        self.traces: dict[str, TraceSummary] = {}
+        self._fresh_traces: dict[str, TraceSummary] = {}
+        self.stats = NodeStats()
+        self._clock_s = clock_s
+        self._alive_checked_s = -ALIVE_CHECK_S
+        self._nodes = NodeTable()
+        self._produced = 0  # the records below this number are counted
+        self._received = self._overwritten = self._before_attach = self._rejected = 0
+        self._published = 0  # catalog messages already sent
+        self._sequence = self._unread = 0
+        self._heard = 0  # messages of the catalog
+        self._told = (0, 0)  # records and messages, at the last keyframe
+        self._quiet_rounds = 0  # keyframes since then that had nothing new to say
+        self._goodbye: Goodbye | None = None
+        self._changed_nodes: list[Column] = []
+        self._changed_cells: list[Column] = []  # node * BUCKETS + bucket: sorting pairs takes ten times as long
+        self._fresh: list[Batch] = []
+        self._handed_out = 0  # the ring's records below this number
+        self._ring = RingReader(ring_path)
+        try:
+            self._catalog_reader = CatalogReader(ring_path.with_suffix(".catalog"))
+        except DecodeError:
+            self._ring.close()
+            raise
+
+    @property
+    def key(self) -> str:
+        """host:pid:start:serial, the same for the life of the process."""
+        host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
+        return f"{host}:{self.ring_path.stem.replace('-', ':')}"
+
+    def poll(self) -> None:
+        """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""
+        if self.state is not SourceStatus.LIVE:
+            if self.ended_at_s is None and not self._is_alive():
+                self.ended_at_s = self._clock_s()
+            return
+        try:
+            self._take_in(self._catalog_reader.read_piece())  # the first says how to tell that the process lives
+            if self._catalog_reader.is_behind:
+                return  # a long catalog takes several polls, that the other sources need not wait for
+            alive = self._is_alive()  # asked first: if it is dead now, this read is the last there is to read
+            batch = self._ring.read(final=not alive)
+            self._take_in(self._catalog_reader.read())  # every node a record names was announced before it
+            self._count(batch)
+            self._unread = self._ring.unread
+            if self._goodbye is not None:
+                # What was recorded before the goodbye is in the ring by now: read it to its end.
+                self._count(self._ring.read(final=True))
+                self._end(SourceStatus.ENDED, self._goodbye.reason)
+            elif not alive:
+                self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit or exec")
+        except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
+            _log.debug("%s", self.ring_path, exc_info=True)
+            self._end(SourceStatus.FAULTY, str(error) or type(error).__name__)
+
+    def state_message(self) -> SourceState:
+        """How the source is, and its counters."""
+        return SourceState(
+            source=self.key,
+            state=self.state,
+            reason=self.reason,
+            produced=self._produced,
+            received=self._received,
+            overwritten=self._overwritten,
+            before_attach=self._before_attach,
+            rejected=self._rejected,
+            unread=self._unread,
+        )
+
+    def news(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
+        """What changed since the last call, for viewers that know the rest."""
+        messages: list[SourceCatalog | StatsUpdate | SourceState] = []
+        if fresh := (*self.catalog[self._published :], *self._fresh_traces.values()):
+            messages.append(SourceCatalog(self.key, complete=False, messages=fresh))
+            self._published = len(self.catalog)
+            self._fresh_traces.clear()
+        if self._changed_nodes:
+            node = distinct(np.concatenate(self._changed_nodes))
+            cells = distinct(np.concatenate(self._changed_cells))
+            messages.append(self._update(node, cells // BUCKETS, cells % BUCKETS))
+            self._changed_nodes.clear()
+            self._changed_cells.clear()
+        if messages:
+            messages.append(self.state_message())
+        return messages
+
+    def records(self) -> list[RecordBatch]:
+        """The records since the last call, as they go to recorders."""
+        produced, first = self._ring.read_to, self._handed_out
+        fresh, self._fresh, self._handed_out = joined(self._fresh), [], produced
+        return list(batches(self.key, first, produced, fresh)) if produced > first else []
+
+    def everything(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
+        """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
+        node = np.flatnonzero(self.stats.column("count"))
+        return [
+            SourceCatalog(self.key, complete=True, messages=(*self.catalog, *self.traces.values())),
+            self._update(node, *self.stats.all_buckets()),
+            self.state_message(),
+        ]
+
+    def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
+        """Everything again, or nothing: where nothing changes twice is enough, and then now and again."""
+        self._quiet_rounds = self._quiet_rounds + 1 if self.told == self._told else 0
+        self._told = self.told
+        due = self._quiet_rounds < 2 or self._quiet_rounds % QUIET_ROUNDS == 0
+        return self.everything() if due else []
+
+    @property
+    def told(self) -> tuple[int, int]:
+        """How many records and messages it has told: while they stay, there is nothing new to say of it."""
+        return self._produced, self._heard
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._ring.close()
+        self._catalog_reader.close()
+
+    def remove_files(self) -> None:
+        """Delete the ring and the catalog of a process that is no more."""
+        self.close()
+        self.ring_path.unlink(missing_ok=True)
+        self.ring_path.with_suffix(".catalog").unlink(missing_ok=True)
+
+    def _is_alive(self) -> bool:
+        now_s = self._clock_s()
+        if now_s - self._alive_checked_s < ALIVE_CHECK_S:
+            return True
+        self._alive_checked_s = now_s
+        pid, hello = self._ring.pid, self.hello
+        try:
+            is_locked_now = hello is not None and hello.locked and is_locked(self._catalog_reader.path)
+            if hello is not None and hello.locked and hello.pid_namespace != pid_namespace():
+                return is_locked_now  # its pid is nobody's here, or somebody else's
+            if process_start(pid) != self._ring.process_start:
+                return False
+            # Without its lock it has become another program, or has only closed every file it found.
+            return hello is None or not hello.locked or is_locked_now or has_mapped(pid, self.ring_path)
+        except OSError:  # no descriptor left to look with
+            return True
+
+    def _end(self, state: SourceStatus, reason: str) -> None:
+        self.state, self.reason, self._unread = state, reason, 0
+        if state is not SourceStatus.FAULTY:  # what is faulty may live on, and keeps its files as long
+            self.ended_at_s = self._clock_s()
+
+    def _take_in(self, said: list[CatalogMessage]) -> None:
+        self._heard += len(said)
+        for message in said:
+            if (self.hello is None) != isinstance(message, HostHello):
+                raise ValueError("the catalog does not begin with one hello")
+            match message:
+                case HostHello():
+                    if message.protocol_major != PROTOCOL_MAJOR:
+                        raise ValueError(
+                            f"it records protocol {message.protocol_major}.{message.protocol_minor}, "
+                            f"this cbtop reads {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
+                        )
+                    self.hello = message
+                case Node():
+                    self._nodes.add(message)
+                case Goodbye():
+                    self._goodbye = message
+                case TraceSummary():
+                    self.traces[message.trace] = self._fresh_traces[message.trace] = message
+                case _:
+                    pass
+            if not isinstance(message, TraceSummary):
+                self.catalog.append(message)
+            if len(self.catalog) + len(self.traces) - len(self._nodes) > MAX_ANNOUNCEMENTS:
+                raise ValueError(f"more than {MAX_ANNOUNCEMENTS} announcements")
+
+    def _count(self, batch: Batch) -> None:
+        self._produced = self._ring.read_to
+        self._overwritten += batch.overwritten
+        if not self._received and not self._rejected:
+            self._before_attach = self._overwritten
+        if not len(batch.node):
+            return
+        duration = batch.end_ns - batch.start_ns
+        good = (batch.node >= 1) & (batch.node <= len(self._nodes)) & (duration >= 0) & (duration < SANE)
+        good &= (batch.elements >= 0) & (batch.elements < SANE)
+        self._rejected += int(len(good) - good.sum())
+        if not good.all():
+            batch = batch.only(good)
+        if not len(batch.node):
+            return
+        self._received += len(batch.node)
+        self._fresh.append(batch)
+        self.stats.grow(len(self._nodes) + 1)
+        nodes, cell_nodes, cell_buckets = self.stats.add(batch, np.array(self._nodes.step_of, np.int64))
+        self._changed_nodes.append(nodes)
+        self._changed_cells.append(cell_nodes * BUCKETS + cell_buckets)
+
+    def _update(self, node: Column, cell_node: Column, cell_bucket: Column) -> StatsUpdate:
+        self._sequence += 1
+        columns = {name: _bytes(self.stats.column(name)[node]) for name in COLUMNS}
+        return StatsUpdate(
+            source=self.key,
+            sequence=self._sequence,
+            monotonic_ns=time.perf_counter_ns(),
+            received=self._received,
+            node=_bytes(node),
+            bucket_node=_bytes(cell_node),
+            bucket_index=_bytes(cell_bucket),
+            bucket_count=_bytes(self.stats.buckets(cell_node, cell_bucket)),
+            **columns,
+        )
+
+
+def _bytes(column: Column) -> bytes:
+    return column.astype("<i8", copy=False).tobytes()
+
+
+def modified_s(ring_path: Path) -> float:
+    """When the ring or its catalog was last written (Unix time); 0 when neither is there."""
+    times = [0.0]
+    for path in (ring_path, ring_path.with_suffix(".catalog")):
+        try:
+            times.append(os.stat(path).st_mtime)
+        except FileNotFoundError:
+            continue
+    return max(times)

@@ -1,0 +1,17 @@
+"""JSON lines, one object a record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TextIO
+
+from cbtop.exporters.base import Trace, display_name, kind_name
+
+
+def write_json_lines(trace: Trace, out: TextIO) -> None:
+    """The fields of the record, and its node's parent, kind and name."""
+    for record in trace.records:
+        node = trace.nodes[record.node]
+        named = {"parent": node.parent, "kind": kind_name(node), "name": display_name(node)}
+        out.write(json.dumps(asdict(record) | named) + "\n")

@@ -1,0 +1,109 @@
+"""Perfetto's own format: a stream of protobuf packets, which ui.perfetto.dev opens.
+
+https://perfetto.dev/docs/reference/trace-packet-proto and
+https://perfetto.dev/docs/reference/synthetic-track-event say what the fields are. Protobuf itself
+(https://protobuf.dev/programming-guides/encoding) is a tag, number << 3 | type, before each field: type 0 is an
+integer in groups of seven bits, the lowest first; type 2 is a length and so many bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import BinaryIO
+
+from cbtop.exporters.base import TimedRecord, Trace, display_name
+from cbtop.exporters.tracks import events_of, tracks_of
+from cbtop.protocol.vocabulary import NodeKind
+
+# Trace, TracePacket
+PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT, INTERNED, SEQUENCE_FLAGS, DEFAULTS, DESCRIPTOR, CLOCKS = (
+    1, 8, 10, 11, 12, 13, 59, 60, 6,
+)  # fmt: skip
+CLOCK_ID, CLOCK, PRIMARY_CLOCK = 58, 1, 2  # of the defaults; of a snapshot of clocks
+UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # TrackDescriptor
+PID, PROCESS_NAME = 1, 6  # ProcessDescriptor
+ANNOTATION, CATEGORY, EVENT_TYPE, NAME_ID, TRACK = 4, 3, 9, 10, 11  # TrackEvent
+CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES = 1, 2, 3  # InternedData: each an id (1) and a name (2)
+ANNOTATION_NAME, BOOL, UINT = 1, 2, 3  # DebugAnnotation
+
+SLICE_BEGIN, SLICE_END = 1, 2
+STATE_CLEARED, NEEDS_STATE = 1, 2
+MONOTONIC = 3  # of the builtin clocks: what the records are on
+SEQUENCE = 1
+ELEMENTS, FAILED = 1, 2  # our annotations
+MASK = (1 << 64) - 1
+
+
+def write_perfetto(traces: Sequence[Trace], out: BinaryIO) -> None:
+    """Each process with its tracks; a slice a record, with its elements. Names are said once."""
+    uuids, first_names = count(1), count(1, 1 << 32)
+    begin_ns = min((record.start_ns for trace in traces for record in trace.records), default=0)
+    clock = _message(CLOCK, _integer(1, MONOTONIC) + _integer(2, begin_ns))
+    _write(out, _message(CLOCKS, clock + _integer(PRIMARY_CLOCK, MONOTONIC)))
+    named = [(trace, next(first_names)) for trace in traces]
+    defaults = _message(DEFAULTS, _integer(CLOCK_ID, MONOTONIC))
+    _write(out, _integer(SEQUENCE_FLAGS, STATE_CLEARED) + defaults + _message(INTERNED, _names(named)))
+    for trace, first_name in named:
+        process = next(uuids)
+        who = _integer(PID, trace.pid) + _text(PROCESS_NAME, trace.process)
+        _write(out, _message(DESCRIPTOR, _integer(UUID, process) + _message(PROCESS, who)))
+        for number, track in enumerate(tracks_of(trace), start=1):
+            uuid = next(uuids)
+            about = _integer(UUID, uuid) + _integer(PARENT, process) + _text(NAME, f"track {number}")
+            _write(out, _message(DESCRIPTOR, about))
+            for event in _events(trace, track, uuid, first_name):
+                _write(out, event)
+
+
+def _events(trace: Trace, track: list[TimedRecord], uuid: int, first_name: int) -> Iterator[bytes]:
+    needs = _integer(SEQUENCE_FLAGS, NEEDS_STATE)
+    begins = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
+    ends = _message(TRACK_EVENT, _integer(EVENT_TYPE, SLICE_END) + _integer(TRACK, uuid))
+    for opens, record, at_ns in events_of(track):
+        event = ends
+        if opens:
+            kind = trace.nodes[record.node].kind
+            event = begins + _integer(NAME_ID, first_name + record.node) + _integer(CATEGORY, kind + 1)
+            event += _message(ANNOTATION, _integer(ANNOTATION_NAME, ELEMENTS) + _integer(UINT, record.elements))
+            if record.failed:
+                event += _message(ANNOTATION, _integer(ANNOTATION_NAME, FAILED) + _integer(BOOL, 1))
+            event = _message(TRACK_EVENT, event)
+        yield _integer(TIMESTAMP, at_ns) + needs + event
+
+
+def _names(named: Sequence[tuple[Trace, int]]) -> bytes:
+    """Every name by the id that events have for it."""
+    said = b"".join(_named(CATEGORIES, kind + 1, kind.name.lower()) for kind in NodeKind)
+    said += _named(ANNOTATION_NAMES, ELEMENTS, "elements") + _named(ANNOTATION_NAMES, FAILED, "failed")
+    nodes = ((first + node.id, display_name(node)) for trace, first in named for node in trace.nodes.nodes)
+    return said + b"".join(_named(EVENT_NAMES, name_id, name) for name_id, name in nodes)
+
+
+def _named(field: int, name_id: int, name: str) -> bytes:
+    return _message(field, _integer(1, name_id) + _text(2, name))
+
+
+def _write(out: BinaryIO, packet: bytes) -> None:
+    out.write(_message(PACKET, _integer(SEQUENCE_ID, SEQUENCE) + packet))
+
+
+def _integer(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value & MASK)
+
+
+def _text(field: int, value: str) -> bytes:
+    return _message(field, value.encode("utf-8", "replace"))
+
+
+def _message(field: int, payload: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(payload)) + payload
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

@@ -1,0 +1,58 @@
+"""Records laid out on tracks on which they nest, as flame charts want them."""
+
+# Threads are not recorded, so a track is no thread. What ran on one thread nests and takes one track; a record
+# that overlaps another without lying inside it ran beside it, and takes the next track that has room.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from cbtop.exporters.base import TimedRecord, Trace
+from cbtop.profiler.graph.node_table import NodeTable
+
+
+def tracks_of(trace: Trace) -> list[list[TimedRecord]]:
+    """At least one track; on each the records by start, what contains before what it contains."""
+    tracks: list[list[TimedRecord]] = [[]]
+    open_on: list[list[TimedRecord]] = [[]]  # a track's last record and what it lies inside, the outermost first
+    # A parent has a smaller id than what is inside it: it comes first where both have the same times.
+    for record in sorted(trace.records, key=lambda r: (r.start_ns, -r.end_ns, r.node)):
+        room = (track for track, around in enumerate(open_on) if _make_room(trace.nodes, record, around))
+        chosen = next(room, len(tracks))
+        if chosen == len(tracks):
+            tracks.append([])
+            open_on.append([])
+        tracks[chosen].append(record)
+        open_on[chosen].append(record)
+    return tracks
+
+
+def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord, int]]:
+    """What happens on a track, in order: whether a record opens or closes, the record, and when."""
+    around: list[TimedRecord] = []
+    for record in track:
+        while around and around[-1].end_ns <= record.start_ns:
+            yield False, around[-1], around.pop().end_ns
+        around.append(record)
+        yield True, record, record.start_ns
+    while around:
+        yield False, around[-1], around.pop().end_ns
+
+
+def _make_room(nodes: NodeTable, record: TimedRecord, around: list[TimedRecord]) -> bool:
+    """Close what has ended when `record` begins; gives whether it fits into what is still open."""
+    while around and around[-1].end_ns <= record.start_ns and not _fits(nodes, record, around[-1]):
+        around.pop()
+    return not around or _fits(nodes, record, around[-1])
+
+
+def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
+    """Whether `record` lies inside `around`, in time and in the graph. What took no time fits into any time."""
+    if record.end_ns > around.end_ns:
+        return False
+    if record.start_ns == record.end_ns and around.start_ns < around.end_ns:
+        return True
+    above = nodes[record.node].parent
+    while above is not None and above > around.node:
+        above = nodes[above].parent
+    return above == around.node

@@ -1,0 +1,313 @@
+"""The terminal dashboard: a clock that polls a feed, and a screen drawn from the newest viewmodel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.timer import Timer
+from textual.widgets import ContentSwitcher
+
+from cbtop import formatting
+from cbtop.errors import CbtopError
+from cbtop.protocol.errors import ProtocolError
+from cbtop.tui.views import VIEWS
+from cbtop.tui.views.header import Header, Heading, Notice
+from cbtop.tui.views.help import HelpScreen
+from cbtop.tui.views.welcome import Welcome
+from cbtop.tui.widgets.footer import KeyFooter
+from cbtop.tui.widgets.lines import ROLES, Line, clean
+from cbtop.tui.widgets.tabs import TabBar
+from cbtop.tui.widgets.themes import DARK, LIGHT
+from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
+
+INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
+TERMINAL_CHECK_S = 1.0
+LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five of them
+HANG_UP_EXIT = 129
+
+
+class FeedEnd(Protocol):
+    """The workload this app was started for has failed; saying why is left to whoever started the app."""
+
+    @property
+    def exit_code(self) -> int: ...
+
+
+class SavedHistory(Protocol):
+    """A file made of what the daemon remembered."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class Feed(Protocol):
+    """Where the numbers come from. No call blocks."""
+
+    def poll(self) -> None:
+        """Take in what has arrived. Called every tick, also while the screen is paused."""
+
+    def sources(self) -> tuple[SourceSummary, ...]:
+        """Every source seen, in a stable order."""
+
+    def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
+        """Source `key` (None: the newest live one) in `phase` (None: the default); None: none seen yet.
+
+        Its statistics are of its whole life, or of the `window`, the last seconds.
+        """
+
+    def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
+        """All sources like `key` as one."""
+
+    def status(self) -> str:
+        """One line about the link."""
+
+    @property
+    def refused(self) -> str:
+        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
+
+    def finished(self) -> FeedEnd | None:
+        """Not None when the workload this app was started for has failed."""
+
+
+class CbtopApp(App[int]):
+    """Header, tabs, one view, footer. The result is the exit code."""
+
+    TITLE = "cbtop"
+    CSS_PATH = "cbtop.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = None
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(str(number), f"view({number - 1})", view.title, show=False)
+            for number, view in enumerate(VIEWS, 1)
+        ),
+        Binding("tab", "step_view(1)", "next view", show=False, priority=True),
+        Binding("shift+tab", "step_view(-1)", "previous view", show=False, priority=True),
+        Binding("p", "phase", "phase"),
+        Binding("r", "recent", "recent"),
+        Binding("m", "merge", "merge: sum, slowest, side by side, off", show=False),
+        Binding("space", "pause", "pause"),
+        Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
+        Binding("greater_than_sign", "step_source(1)", "next source", show=False),
+        Binding("plus,equals_sign", "faster", "refresh more often", show=False),
+        Binding("minus", "slower", "refresh less often", show=False),
+        Binding("w", "save_history", "write the last minutes to a file", show=False),
+        Binding("t", "theme", "light or dark", show=False),
+        Binding("question_mark,f1", "help", "help", key_display="?"),
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+c,ctrl+q", "quit", "quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False, priority=True),
+    ]
+
+    def __init__(
+        self, feed: Feed, *, interval_s: float = 0.5, save_history: Callable[[], SavedHistory] | None = None
+    ) -> None:
+        super().__init__()
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
+        self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
+        for theme in (DARK, LIGHT):
+            self.register_theme(theme)
+        self.theme = DARK.name
+        self.feed = feed
+        self._save_history = save_history
+        self.interval_s = interval_s
+        self.paused = False
+        self.source: SourceView | None = None
+        self.source_key: str | None = None
+        self.phase: str | None = None
+        self.window = False
+        self.merge: MergeMode | None = None
+        self._tick_timer: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        self._header = Header(id="header")
+        self._notice = Notice(id="notice")
+        self._tabs = TabBar([view.title for view in VIEWS], id="tabs")
+        self._welcome = Welcome(id="welcome")
+        self._views = [view(id=view.title.lower()) for view in VIEWS]
+        yield self._header
+        yield self._notice
+        yield self._tabs
+        self._switcher = ContentSwitcher(self._welcome, *self._views, initial="welcome", id="views")
+        yield self._switcher
+        yield KeyFooter(id="footer")
+
+    def on_mount(self) -> None:
+        # After ^Z and fg the terminal is empty: what has not changed must be drawn too.
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
+        self.tick()
+        self._tick_timer = self.set_interval(self.interval_s, self.tick)
+        if not self.is_headless:
+            leave = partial(asyncio.get_running_loop().call_soon_threadsafe, self.leave_hung_up)
+            threading.Thread(target=watch_terminal, args=(leave,), name="cbtop-terminal", daemon=True).start()
+
+    def tick(self) -> None:
+        """Take in what arrived and, unless paused, show it."""
+        self.feed.poll()
+        if (end := self.feed.finished()) is not None:
+            self.exit(end.exit_code, return_code=end.exit_code)
+        elif not self.paused:
+            self.show()
+
+    def show(self) -> None:
+        """Draw the newest viewmodel."""
+        source = self._view()
+        if source is None and self.source_key is not None:
+            self.source_key = None
+            source = self._view()
+        self.source = source
+        self._show_surroundings()
+        self._show_content()
+
+    def _view(self) -> SourceView | None:
+        if self.merge is None:
+            return self.feed.view(self.source_key, self.phase, window=self.window)
+        return self.feed.merged(self.merge, self.source_key, self.phase, window=self.window)
+
+    def _show_surroundings(self) -> None:
+        sources = self.feed.sources()
+        keys = [summary.key for summary in sources]
+        position = ""
+        if self.source is not None and len(keys) > 1 and self.source.key in keys:
+            position = f"{keys.index(self.source.key) + 1}/{len(keys)}"
+        self._header.show_heading(Heading(self.source, self.paused, position, self.replay()))
+        note: Line = (
+            (clean(self.feed.status()), "dim"),
+            (f" · every {formatting.seconds(self.interval_s)}", "faint"),
+        )
+        self._tabs.set_note(note)
+
+    def replay(self) -> ReplayView | None:
+        """Where in which recording we are; None: what is shown happens now."""
+        return None
+
+    def _show_content(self) -> None:
+        source = self.source
+        if source is None or (not source.bricks and not source.graph and source.state == "live"):
+            self._notice.show_source(None, self.feed.refused)
+            self._switcher.current = "welcome"
+            self._welcome.show(source, self.feed.status(), self.feed.refused)
+            return
+        self._notice.show_source(source, self.feed.refused)
+        view = self._views[self._tabs.active]
+        view.source = source
+        if self._switcher.current != view.id:
+            self._switcher.current = view.id
+            self.call_after_refresh(view.focus_target.focus)
+
+    def action_view(self, index: int) -> None:
+        """Show the view `index`."""
+        self._tabs.set_active(index)
+        self._show_content()
+
+    def action_step_view(self, steps: int) -> None:
+        self.action_view((self._tabs.active + steps) % len(VIEWS))
+
+    def on_tab_bar_chosen(self, event: TabBar.Chosen) -> None:
+        self.action_view(event.index)
+
+    def action_pause(self) -> None:
+        """Freeze the screen, or let it go on. The feed is polled all the same."""
+        self.paused = not self.paused
+        if self.paused:
+            self._show_surroundings()
+        else:
+            self.show()
+
+    def action_phase(self) -> None:
+        """Show the next phase of the steps; a paused screen shows it as it is now."""
+        if self.source is None or not self.source.phases:
+            return
+        phases = [steps.phase for steps in self.source.phases]
+        at = phases.index(self.source.phase) if self.source.phase in phases else -1
+        self.phase = phases[(at + 1) % len(phases)]
+        self.show()
+
+    def action_recent(self) -> None:
+        """Show the last seconds instead of the whole life, or the other way round."""
+        self.window = not self.window
+        self.show()
+
+    def action_merge(self) -> None:
+        """Show all that run the same model as one: the sum, the slowest, side by side, and then one alone again."""
+        modes = (None, *MergeMode)
+        self.merge = modes[(modes.index(self.merge) + 1) % len(modes)]
+        self.show()
+
+    def action_step_source(self, steps: int) -> None:
+        """Show the next source, and stay with it."""
+        keys = [summary.key for summary in self.feed.sources()]
+        if not keys:
+            return
+        at = keys.index(self.source.key) if self.source is not None and self.source.key in keys else 0
+        self.source_key = keys[(at + steps) % len(keys)]
+        self.show()
+
+    def action_faster(self) -> None:
+        self._set_interval(max((step for step in INTERVALS_S if step < self.interval_s), default=INTERVALS_S[0]))
+
+    def action_slower(self) -> None:
+        self._set_interval(min((step for step in INTERVALS_S if step > self.interval_s), default=INTERVALS_S[-1]))
+
+    def _set_interval(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        if self._tick_timer is not None:
+            self._tick_timer.stop()
+        self._tick_timer = self.set_interval(interval_s, self.tick)
+        self._show_surroundings()
+
+    def action_theme(self) -> None:
+        self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+
+    def action_save_history(self) -> None:
+        """Write what the daemon remembers into a file. It takes a while: a thread waits for it."""
+        if self._save_history is not None:
+            self.run_worker(partial(self._save, self._save_history), thread=True, group="history", exclusive=True)
+
+    def _save(self, save: Callable[[], SavedHistory]) -> None:
+        try:
+            saved = save()
+        except (CbtopError, ProtocolError) as error:
+            told = partial(self.notify, clean(str(error)), severity="error", markup=False)
+        else:
+            text = f"{clean(str(saved.path))}, {formatting.size_bytes(saved.size_bytes)}"
+            told = partial(self.notify, text, title="the last minutes are in", markup=False)
+        self.call_from_thread(told)
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS)))
+
+    async def action_quit(self) -> None:
+        self.exit(0)
+
+    def leave_hung_up(self) -> None:
+        """Leave because the terminal is gone."""
+        self.exit(HANG_UP_EXIT, return_code=HANG_UP_EXIT)
+
+
+def watch_terminal(leave: Callable[[], object]) -> None:
+    """Runs in a thread: once stdin is no terminal any more, call `leave`, and end the process if it cannot.
+
+    On a dead terminal Textual's input spins for ever; its output stops, and whoever writes next blocks for ever,
+    also the event loop on its way out. There is nothing left to restore then, and nobody to restore it for.
+    """
+    while os.isatty(0):
+        time.sleep(TERMINAL_CHECK_S)
+    with suppress(RuntimeError):  # the loop is closed: the app has left already
+        leave()
+    time.sleep(LEAVE_WITHIN_S)
+    os._exit(HANG_UP_EXIT)

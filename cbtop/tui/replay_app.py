@@ -1,0 +1,59 @@
+"""The dashboard over a recording: the same screens, and keys that move in time."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.widgets import Input
+
+from cbtop.client.replay import ReplayFeed
+from cbtop.tui.app import CbtopApp
+from cbtop.viewmodels.model import ReplayView
+
+
+def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
+    # They come before the lists', which keep j k g G and, in the graph, h l.
+    return Binding(keys, action, description, show=show, priority=True)
+
+
+class ReplayApp(CbtopApp, inherit_bindings=False):
+    """Space holds the recording, not only the screen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action == "save_history")),
+        _seek("left", "seek(-5)", "back 5 s", show=True),
+        _seek("right", "seek(5)", "on 5 s", show=True),
+        _seek("pageup,shift+left", "seek(-60)", "back 1 min"),
+        _seek("pagedown,shift+right", "seek(60)", "on 1 min"),
+        _seek("home", "seek_to(0)", "to the beginning"),
+        _seek("end", "seek_to(1)", "to the end"),
+    ]
+
+    def __init__(self, feed: ReplayFeed, *, interval_s: float = 0.5) -> None:
+        super().__init__(feed, interval_s=interval_s)
+        self._recording = feed
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The help and the filter keep their arrows."""
+        if action in ("seek", "seek_to"):
+            return len(self.screen_stack) == 1 and not isinstance(self.focused, Input)
+        return True
+
+    def replay(self) -> ReplayView | None:
+        return self._recording.replay()
+
+    def action_pause(self) -> None:
+        """Hold the recording where it is, or let it go on."""
+        self._recording.is_playing = not self._recording.is_playing
+        super().action_pause()
+
+    def action_seek(self, by_s: float) -> None:
+        """Move in time; a recording that is held stays held, at the new place."""
+        self._recording.seek(self._recording.at_s + by_s)
+        self.show()
+
+    def action_seek_to(self, share: float) -> None:
+        """Move to a share of the whole: 0 is the beginning, 1 the end."""
+        self._recording.seek(share * self._recording.duration_s)
+        self.show()

@@ -1,0 +1,11 @@
+"""The views, in the order of their tabs and keys. A new one is a file here and a line in this list."""
+
+from __future__ import annotations
+
+from cbtop.tui.views.base import View
+from cbtop.tui.views.bricks import Bricks
+from cbtop.tui.views.categories import Categories
+from cbtop.tui.views.graph import Graph
+from cbtop.tui.views.roofline import Roofline
+
+VIEWS: tuple[type[View], ...] = (Bricks, Categories, Roofline, Graph)

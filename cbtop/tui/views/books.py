@@ -1,0 +1,91 @@
+"""The books of a step: wall = bricks + gaps + unattributed, as an equation and as a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbtop import formatting
+from cbtop.tui.views.base import SourceDrawing
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.bars import Part, stacked
+from cbtop.tui.widgets.lines import Line, Span, clean, fit_line, join_fitting, rule, width_of
+from cbtop.viewmodels.model import BooksView, SourceView
+
+RESIDUAL_BOUND_PERCENT = 5.0  # more of a step than this without a name is worth a warning
+
+
+class Books(SourceDrawing):
+    """A rule, the bar, and the equation under it: three lines."""
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        source = self._source
+        if source is None:
+            return []
+        if source.books is None and source.merged is not None:
+            why = "  n/a: what is taken from several ranks adds up to nothing"
+            return [rule((("books", "dim"),), width), ((why, "dim"),)]
+        if source.books is None:
+            return [rule((("books", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
+        title = (("where a step's time goes", "dim"),)
+        equation = fit_line((("  ", ""), *books_equation(source.books, _steps(source), width - 2)), width)
+        bar: Line = (("  ", ""), *stacked(books_parts(source), width - 4))
+        return [rule(title, width), bar, equation][-height:] if height < 3 else [rule(title, width), bar, equation]
+
+
+def _steps(source: SourceView) -> int:
+    return max(1, source.steps.count if source.steps else 1)
+
+
+def books_parts(source: SourceView) -> list[Part]:
+    """The wall time in parts: the categories of the bricks, then the gaps, then what nobody accounts for."""
+    books = source.books
+    if books is None:
+        return []
+    parts = [
+        Part(
+            row.exclusive_us,
+            CATEGORY_LOOKS[row.category].fill,
+            f"{CATEGORY_LOOKS[row.category].glyph} {clean(row.name)}",
+        )
+        for row in sorted(source.categories, key=lambda row: row.category)
+    ]
+    parts += [Part(gap.us, "fill-gap", clean(gap.name), "▒") for gap in books.gaps]
+    parts.append(Part(books.unattributed_us, "fill-unknown", "?", "░"))
+    return parts
+
+
+def books_equation(books: BooksView, steps: int, width: int) -> Line:
+    """`wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`, the mean of `steps` steps.
+
+    In little room unattributed is the `?` of the bar, and in less the gaps are one sum: nothing is cut off.
+    """
+    gaps = [(clean(gap.name), gap.us) for gap in books.gaps]
+    forms = (("wall ", gaps, "unattributed"), ("", gaps, "?"), ("", [("gaps", books.gaps_us)] if gaps else [], "?"))
+    lines = [_equation(books, steps, *form) for form in forms]
+    line = next((line for line in lines if width_of(line) <= width), lines[-1])
+    if books.open_us > 0:
+        line = join_fitting((line, ((f"open step {formatting.duration(books.open_us)}", "dim"),)), width, "   ")
+    return line
+
+
+def _equation(books: BooksView, steps: int, wall: str, gaps: Sequence[tuple[str, float]], unattributed: str) -> Line:
+    scale, unit = (1e3, "ms") if books.wall_us / steps >= 1e3 else (1.0, "µs")
+
+    def mean(us: float) -> str:
+        return formatting.number(us / steps / scale)
+
+    suspicious = books.residual_percent is not None and abs(books.residual_percent) > RESIDUAL_BOUND_PERCENT
+    spans: list[Span] = [
+        (wall, "dim"),
+        (f"{mean(books.wall_us)} {unit}", "strong"),
+        (" = bricks ", "dim"),
+        (mean(books.bricks_us), "strong"),
+    ]
+    for name, us in gaps:
+        spans += [(f" + {name} ", "dim"), (mean(us), "gap")]
+    spans += [
+        (f" + {unattributed} ", "dim"),
+        (mean(books.unattributed_us), "warn" if suspicious else "unknown"),
+        (f" ({formatting.percent(books.residual_percent)})", "warn" if suspicious else "dim"),
+    ]
+    return tuple(spans)

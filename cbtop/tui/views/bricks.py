@@ -1,0 +1,104 @@
+"""The bricks by exclusive time, the books under them, and one brick in detail."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.widget import Widget
+from textual.widgets import Input
+
+from cbtop.tui.views.base import View
+from cbtop.tui.views.books import Books
+from cbtop.tui.views.brick_columns import brick_columns, rank_columns
+from cbtop.tui.views.brick_detail import BrickDetail
+from cbtop.tui.widgets.sorted_table import SortedTable
+from cbtop.tui.widgets.table import Table
+from cbtop.viewmodels.model import BrickRow, SourceView
+
+
+class Bricks(View):
+    """Where the time of a step goes, brick by brick."""
+
+    title = "Bricks"
+    doc = (
+        "Every brick of the phase shown, summed over the layers, by exclusive time: its own, without that of "
+        "bricks inside it. Rows change places only when one is clearly ahead, so they can be read while they "
+        "move. The line at the bottom closes the books: a step's wall time is its bricks, the named gaps "
+        "between them, and what is left unattributed."
+    )
+    columns_doc = tuple((column.title, column.doc) for column in brick_columns(100.0, budgets=True, checks=True))
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "toggle_detail", "details"),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("escape", "back", "back", show=False),
+    ]
+
+    def compose(self) -> ComposeResult:
+        self._table: SortedTable[BrickRow] = SortedTable(
+            brick_columns(100.0, budgets=False, checks=False),
+            lambda row: row.name,
+            sort_by="wall %",
+            empty="no brick of this phase has been recorded yet",
+            id="bricks-table",
+        )
+        self._detail = BrickDetail(id="brick-detail")
+        self._filter = Input(placeholder="part of a brick's name", compact=True, id="bricks-filter")
+        self._books = Books(id="books")
+        with Container(id="bricks-panes"):
+            yield self._table
+            yield self._detail
+        yield self._filter
+        yield self._books
+
+    @property
+    def focus_target(self) -> Widget:
+        return self._table
+
+    def show_source(self, source: SourceView) -> None:
+        columns = brick_columns(
+            max((row.percent or 0.0 for row in source.bricks), default=100.0),
+            budgets=any(row.budget_us_per_token is not None for row in source.bricks),
+            checks=bool(source.checks) or any(row.checks_passed or row.checks_failed for row in source.bricks),
+            of_ranks=any(row.rank is not None for row in source.bricks),
+        )
+        self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
+        self._table.show_rows(source.bricks)
+        self._books.show_source(source)
+        self._show_detail()
+
+    def _show_detail(self) -> None:
+        if self._detail.display and self.source is not None:
+            self._detail.show_brick(self._table.current, self.source)
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        self._show_detail()
+
+    def action_toggle_detail(self) -> None:
+        self.set_class(not self.has_class("-detail"), "-detail")
+        self._table.hold_row()
+        self.call_after_refresh(self._show_detail)
+
+    def action_filter(self) -> None:
+        self.add_class("-filter")
+        self._filter.focus()
+
+    def action_back(self) -> None:
+        """Undo the last thing opened: the filter box, the details, the filter itself."""
+        if self._filter.has_focus or not self.has_class("-detail"):
+            self.remove_class("-filter")
+            self._filter.value = ""
+        else:
+            self.remove_class("-detail")
+        self._table.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._table.set_filter(event.value)
+        self._show_detail()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.set_class(bool(event.value), "-filter")
+        self._table.focus()

@@ -1,0 +1,226 @@
+"""The head of the screen: whose numbers these are, and the few that matter most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop import formatting
+from cbtop.tui.views.looks import state_badge
+from cbtop.tui.widgets.bars import bar
+from cbtop.tui.widgets.braille import area
+from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.lines import BLANK, Line, both_ends, clean, fit_line, join_fitting, width_of
+from cbtop.viewmodels.model import LossView, ReplayView, SourceView
+
+_HISTORY_WIDTH = 30
+_BAR_WIDTH = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What the header draws: the source, and what this viewer does with it."""
+
+    source: SourceView | None
+    paused: bool
+    position: str  # "2/3" among the sources; "" when there is only one
+    replay: ReplayView | None = None  # where in which recording; None: it happens now
+
+
+class Header(Drawing):
+    """Three lines: identity, and tiles of a label over a value; on a short terminal two, without tiles."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._heading = Heading(None, paused=False, position="")
+
+    def show_heading(self, heading: Heading) -> None:
+        self._heading = heading
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        source = self._heading.source
+        lines = [_identity(self._heading, width)]
+        if source is None:
+            return lines
+        return lines + (_tiles(source, width) if height >= 3 else [_figures(source, width)])
+
+
+def _identity(heading: Heading, width: int) -> Line:
+    source, replay = heading.source, heading.replay
+    state = "waiting" if source is None else source.state if source.stale_s is None else "stale"
+    badges: Line = ((" cbtop ", "brand"), *(state_badge("replay") if replay else ()))
+    if heading.paused:
+        badges += state_badge("paused")
+    if not (heading.paused or replay) or (source is not None and source.state != "live"):
+        badges += state_badge(state)
+    if replay:
+        at = f"{formatting.date(replay.recorded_s + replay.at_s)}  {formatting.position(replay.at_s)}"
+        badges += (("  ", ""), (f"{at}/{formatting.position(replay.duration_s)}", "accent"))
+    if source is None:
+        return badges
+    if source.merged is not None:
+        who: Line = ((clean(formatting.merged(source.merged)), "accent"), (f"  {clean(source.program)}", "strong"))
+    else:
+        rank = formatting.rank(source.rank, source.world_size)
+        who = (
+            (clean(source.program), "strong"),
+            (f" {source.pid}@{clean(source.host)}", "dim"),
+            *(((f"  {rank}", "accent"),) if rank else ()),
+            *(((f"  {heading.position}", "accent"),) if heading.position else ()),
+        )
+    left: Line = (*badges, (" ", ""), *_of(source), ("  ", ""), *who)
+    left = fit_line(left, min(width_of(left), width))
+    free = max(0, width - width_of(left) - 4)
+    right: Line = join_fitting(([((fact, "dim"),) for fact in _facts(source)]), free, " · ")
+    return both_ends(left, (*right, (" ", "")), width) if right else fit_line(left, width)
+
+
+def _of(source: SourceView) -> Line:
+    """Which stretch of time the numbers are of."""
+    if source.window is None:
+        return (("life", "dim"),)
+    return ((formatting.last_seconds(source.window.covers_s), "accent strong"),)
+
+
+def _facts(source: SourceView) -> list[str]:
+    """What is known of the model, the most telling first."""
+    facts = [source.model, source.architecture, source.quantization, source.backend]
+    words = [clean(fact) for fact in facts if fact]
+    for value, unit in ((source.threads, "threads"), (source.layers, "layers")):
+        if value is not None:
+            words.append(f"{value} {unit if value != 1 else unit[:-1]}")
+    if source.weights_bytes is not None:
+        words.append(formatting.size_bytes(source.weights_bytes))
+    return words
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    label: str
+    value: Line
+
+
+def _tile_list(source: SourceView) -> list[_Tile]:
+    steps = source.steps
+    tiles = [
+        _Tile("ms/token p50", ((_ms(steps.us_per_token_p50 if steps else None), "strong"),)),
+        _Tile("p99", ((_ms(steps.us_per_token_p99 if steps else None), "strong"),)),
+        _Tile("phase", ((clean(source.phase or formatting.NOT_MEASURED), "accent"),)),
+        _Tile("steps", ((formatting.count(steps.count if steps else 0), ""),)),
+        _Tile("mean", ((_ms(steps.mean_us if steps else None), ""), (" ms/step", "dim"))),
+        _Tile("tokens", ((formatting.count(steps.tokens if steps else 0), ""),)),
+        _Tile("records", ((formatting.si(source.loss.received), ""),)),
+    ]
+    # Losses come first: whatever else falls off a narrow screen, they do not.
+    tiles.insert(0 if source.loss.dropped else 2, _Tile("drops", drops(source.loss)))
+    return tiles
+
+
+def _ms(us: float | None) -> str:
+    return formatting.milliseconds(us)
+
+
+def _rate(source: SourceView) -> float | None:
+    return source.steps.recent_tokens_per_sec if source.steps else None
+
+
+def _tiles(source: SourceView, width: int) -> list[Line]:
+    """Labels over values, with the curve of the last minutes beside tokens/s."""
+    history_width = min(_HISTORY_WIDTH, max(8, width // 5))
+    curve = area(source.tokens_per_sec_history, history_width, 2, "accent")
+    rate = formatting.number(_rate(source))
+    first = max(len("tokens/s"), len(rate))
+    above: Line = (("  ", ""), ("tokens/s".ljust(first), "dim"), ("  ", ""), *curve[0])
+    below: Line = (("  ", ""), (rate.ljust(first), "strong good"), ("  ", ""), *curve[1])
+    for tile in _tile_list(source):
+        size = max(len(tile.label), width_of(tile.value), 6)
+        if width_of(above) + size + 4 > width:
+            break
+        above += (("   ", ""), (tile.label.ljust(size), "dim"))
+        below += (("   ", ""), *fit_line(tile.value, size))
+    return [above, below]
+
+
+def _figures(source: SourceView, width: int) -> Line:
+    """The tiles on one line, for a terminal with few."""
+    steps = source.steps
+    curve = area(source.tokens_per_sec_history, 8, 1, "accent")[0]
+    parts: list[Line] = [
+        ((" ", ""), (formatting.number(_rate(source)), "strong good"), (" tok/s ", "dim"), *curve),
+        (
+            (_ms(steps.us_per_token_p50 if steps else None), "strong"),
+            (" · ", "dim"),
+            (_ms(steps.us_per_token_p99 if steps else None), "strong"),
+            (" ms/tok", "dim"),
+        ),
+        ((clean(source.phase or formatting.NOT_MEASURED), "accent"),),
+        ((formatting.count(steps.count if steps else 0), ""), (" steps", "dim")),
+    ]
+    parts.insert(1 if source.loss.dropped else 2, (("drops ", "dim"), *drops(source.loss)))
+    return join_fitting(parts, width)
+
+
+def drops(loss: LossView) -> Line:
+    """Records lost while we watched, loud when there are any; those lost before we came stand apart."""
+    lost = loss.dropped - loss.before_attach
+    line: Line = ((f"! {formatting.count(lost)}", "bad strong"),) if lost else (("0", ""),)
+    if loss.before_attach:
+        line += ((f" +{formatting.count(loss.before_attach)} before attach", "dim"),)
+    return line
+
+
+class Notice(Drawing):
+    """One line for what is out of the ordinary: no link, work in progress, an end, a failed check. Else hidden."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._notice: Line = BLANK
+
+    def show_source(self, source: SourceView | None, refused: str) -> None:
+        if refused:  # what is shown, if anything, is of before
+            self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
+        else:
+            self._notice = BLANK if source is None else notice(source)
+        self.display = bool(self._notice)
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return [fit_line(self._notice, width)]
+
+
+def notice(source: SourceView) -> Line:
+    """The most urgent thing to say about `source`, or nothing."""
+    if source.stale_s is not None:
+        return ((f"  ✗ {formatting.stale(source.stale_s)}: ", "bad strong"), ("its daemon does not answer", ""))
+    if source.state in ("gone", "faulty"):
+        return ((f"  ✗ {source.state}: ", "bad strong"), (clean(source.state_reason), ""))
+    if failed := [check for check in source.checks if not check.passed]:
+        names = ", ".join(clean(f"{check.brick} {check.assertion}") for check in failed)
+        return (
+            (f"  ✗ {len(failed)} check{'s' if len(failed) > 1 else ''} failed: ", "bad strong"),
+            (names, ""),
+        )
+    if source.straggler is not None:
+        return (("  straggler: ", "warn strong"), (clean(formatting.straggler(source.straggler)), ""))
+    if source.state == "live" and source.activity:
+        return (("  ", ""), *activity_line(source, _BAR_WIDTH))
+    if source.merged is not None:
+        return (("  derived: ", "dim"), (formatting.MERGED_MEANS[source.merged.mode], ""))
+    if source.state_reason:
+        return ((f"  {clean(source.state)}: ", "dim"), (clean(source.state_reason), ""))
+    return BLANK
+
+
+def activity_line(source: SourceView, bar_width: int) -> Line:
+    """`compiling kernels ▕████   ▏ 43 %`."""
+    line: Line = ((clean(source.activity), "accent"),)
+    if source.activity_done is None:
+        return (*line, (" …", "dim"))
+    done = source.activity_done
+    return (
+        *line,
+        (" ▕", "faint"),
+        *bar(done, bar_width, "accent"),
+        ("▏", "faint"),
+        (f" {100 * done:.0f} %", ""),
+    )

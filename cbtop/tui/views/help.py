@@ -1,0 +1,105 @@
+"""The help: the keys from the bindings, the views from their own texts, and the words used everywhere."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from cbtop.tui.views import VIEWS
+from cbtop.tui.widgets.footer import KeyFooter, key_name
+from cbtop.tui.widgets.lines import BLANK, Line, rule
+from cbtop.tui.widgets.pager import Pager
+from cbtop.tui.widgets.sorted_table import SortedTable
+from cbtop.tui.widgets.table import Table
+
+WORDS = (
+    ("measured", "read from a clock or a counter while it ran; numbers without a word are measured"),
+    ("derived", "computed from measured numbers or from shapes: GB/s, GFLOP/s, FLOP/B"),
+    ("life", "the numbers are of the whole run; `r` shows the last seconds instead, and the header how many"),
+    ("static", "declared or read from a file: true whether or not anything ran"),
+    ("n/a", "nobody measured it; never a guess, never zero"),
+    ("exclusive", "a brick's own time, without bricks inside it: these add up; inclusive times do not"),
+    ("unattributed", "wall time of a step that is in no brick and in no layer: what we cannot explain; ? in the bar"),
+    ("inside layers", "a gap: time in layers, but in none of their bricks"),
+    ("between layers", "a gap: time in layers that hold layers, but in none of these"),
+    ("drops", "records the ring overwrote before they were read: with any, totals are too low"),
+    ("before attach", "the part of the drops overwritten before anybody watched; no fault of the viewer"),
+    ("budget", "the µs/token set for a brick; ! and red: used up"),
+)
+_TERM_WIDTH = 16
+
+
+class HelpScreen(Screen[None]):
+    """Everything there is to know, on one page."""
+
+    AUTO_FOCUS = "HelpPager"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,f1", "dismiss", "close help", key_display="esc"),
+    ]
+
+    def __init__(self, app_bindings: Iterable[Binding]) -> None:
+        super().__init__()
+        self._app_bindings = tuple(app_bindings)
+
+    def compose(self) -> ComposeResult:
+        yield HelpPager(self._app_bindings, id="help")
+        yield KeyFooter(id="help-footer")
+
+
+class HelpPager(Pager):
+    """The page itself."""
+
+    def __init__(self, app_bindings: Sequence[Binding], *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._app_bindings = app_bindings
+
+    def text(self, width: int) -> Sequence[Line]:
+        return help_lines(self._app_bindings, width)
+
+
+def help_lines(app_bindings: Iterable[Binding], width: int) -> list[Line]:
+    """The whole help for `width` cells."""
+    lines = [rule((("keys everywhere", "accent"),), width), *_keys(app_bindings)]
+    lines += [BLANK, rule((("keys in lists", "accent"),), width), *_keys(_declared(Table))]
+    lines += _keys(_declared(SortedTable))
+    for view in VIEWS:
+        lines += [BLANK, rule(((view.title, "accent"),), width), *_paragraph(view.doc, width), BLANK]
+        lines += _keys(_declared(view))
+        for title, doc in view.columns_doc:
+            lines += _term(title, doc, width)
+    lines += [BLANK, rule((("words", "accent"),), width)]
+    for term, meaning in WORDS:
+        lines += _term(term, meaning, width)
+    return lines
+
+
+def _declared(owner: type[Table[object]] | type[SortedTable[object]] | type[object]) -> list[Binding]:
+    return list(Binding.make_bindings(vars(owner).get("BINDINGS", ())))
+
+
+def _keys(bindings: Iterable[Binding]) -> list[Line]:
+    """One line for an action, with all its keys."""
+    keys: dict[tuple[str, str], list[str]] = {}
+    for binding in bindings:
+        keys.setdefault((binding.action, binding.description), []).append(key_name(binding.key))
+    return [
+        (("  ", ""), (" ".join(names).ljust(_TERM_WIDTH), "key"), (description, ""))
+        for (_, description), names in keys.items()
+    ]
+
+
+def _paragraph(text: str, width: int) -> list[Line]:
+    return [((f"  {line}", ""),) for line in textwrap.wrap(text, max(20, min(width, 110) - 4))]
+
+
+def _term(term: str, meaning: str, width: int) -> list[Line]:
+    room = max(20, min(width, 120) - _TERM_WIDTH - 4)
+    first, *rest = textwrap.wrap(meaning, room) or [""]
+    lines: list[Line] = [(("  ", ""), (term.ljust(_TERM_WIDTH), "strong"), (first, "dim"))]
+    return lines + [((" " * (_TERM_WIDTH + 2) + line, "dim"),) for line in rest]

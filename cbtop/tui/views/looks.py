@@ -1,0 +1,42 @@
+"""What a category and a state look like: a role for the colour, a glyph that says the same without colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.tui.widgets.lines import Line
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryLook:
+    """`role` colours text, `fill` the inside of a bar, `glyph` stands in front of the name."""
+
+    role: str
+    fill: str
+    glyph: str
+
+
+CATEGORY_LOOKS = {
+    BrickCategory.NORM: CategoryLook("norm", "fill-norm", "◆"),
+    BrickCategory.ATTENTION: CategoryLook("attention", "fill-attention", "●"),
+    BrickCategory.FFN: CategoryLook("ffn", "fill-ffn", "■"),
+    BrickCategory.OTHER: CategoryLook("other", "fill-other", "▲"),
+}
+
+_BADGES = {
+    "waiting": ("◌ WAITING", "badge-calm"),
+    "live": ("● LIVE", "badge-live"),
+    "stale": ("◌ STALE", "badge-warn"),
+    "replay": ("▶ REPLAY", "badge-calm"),
+    "paused": ("‖ PAUSED", "badge-warn"),
+    "ended": ("■ ENDED", "badge-calm"),
+    "gone": ("✗ GONE", "badge-bad"),
+    "faulty": ("! FAULTY", "badge-bad"),
+}
+
+
+def state_badge(state: str) -> Line:
+    """A state as a badge; one this viewer has never heard of is shown by its own name."""
+    text, role = _BADGES.get(state, (state.upper(), "badge-warn"))
+    return ((f" {text} ", role),)

@@ -1,0 +1,70 @@
+"""What stands in place of the views while there is nothing to show yet."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from cbtop.tui.views.header import activity_line
+from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.lines import BLANK, Line, clean, width_of
+from cbtop.viewmodels.model import SourceView
+
+_HOW_TO_START: tuple[Line, ...] = (
+    (("Waiting for a process to watch.", "strong"),),
+    BLANK,
+    (("Watch a real model decode on this machine:", "dim"),),
+    BLANK,
+    (("    cbtop demo", "accent"),),
+    BLANK,
+    (("Or instrument your own process, then leave this open:", "dim"),),
+    BLANK,
+    (("    from cbtop import BrickId, BrickProfiler", "accent"),),
+    (("    profiler = BrickProfiler()", "accent"),),
+    (('    with profiler.step("decode", tokens=1):', "accent"),),
+    (("        with profiler.brick(BrickId.QKV_PROJECTION):", "accent"),),
+    (("            ...", "accent"),),
+)
+_REFUSED: Line = (("No link to the daemon; it is tried again every second.", "strong"),)
+_BRIEFLY: tuple[Line, ...] = (
+    (("Waiting for a process to watch.", "strong"),),
+    BLANK,
+    (("Start one in another terminal: ", "dim"), ("cbtop demo", "accent")),
+    (("or time your own bricks with ", "dim"), ("cbtop.BrickProfiler", "accent")),
+)
+
+
+class Welcome(Drawing):
+    """How to start something; or why the daemon refuses us; or, once something has started, what it is busy with."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._source: SourceView | None = None
+        self._status = ""
+        self._refused = ""
+
+    def show(self, source: SourceView | None, status: str, refused: str) -> None:
+        self._source, self._status, self._refused = source, status, refused
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        if self._refused:
+            # On a line of its own and whole, a key can be copied.
+            words = textwrap.wrap(clean(self._refused), max(16, min(76, width - 4)), break_on_hyphens=False)
+            return _centred((_REFUSED, BLANK, *(((line, ""),) for line in words)), width, height)
+        if self._source is None:
+            text = _HOW_TO_START if len(_HOW_TO_START) + 2 <= height else _BRIEFLY
+            return _centred((*text, BLANK, ((clean(self._status), "dim"),)), width, height)
+        return _centred(_preparing(self._source, min(48, width // 2)), width, height)
+
+
+def _preparing(source: SourceView, bar_width: int) -> tuple[Line, ...]:
+    what = activity_line(source, bar_width) if source.activity else (("waiting for the first step …", "accent"),)
+    who: Line = ((clean(source.program), "strong"), (" is getting ready", "dim"))
+    return (who, BLANK, what, BLANK, (("The views open with its first step.", "dim"),))
+
+
+def _centred(text: Sequence[Line], width: int, height: int) -> list[Line]:
+    left = max(1, (width - max(width_of(line) for line in text)) // 2)
+    above = max(0, (height - len(text)) // 2)
+    return [BLANK] * above + [((" " * left, ""), *line) if line else BLANK for line in text]

@@ -1,0 +1,67 @@
+"""Horizontal bars, one bar or several parts stacked, drawn to an eighth of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from cbtop.tui.widgets.lines import Line, Span, fit
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a stacked bar: `label` is written inside where it fits; `fill` is drawn for the rest."""
+
+    value: float
+    role: str
+    label: str
+    fill: str = " "
+
+
+def bar(fraction: float | None, width: int, role: str) -> Line:
+    """A bar of `width` cells filled to `fraction` (0..1), on a quiet track; a dotted one where it is None."""
+    if fraction is None:
+        return (("·" * width, "faint"),)
+    eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
+    if fraction > 0 and eighths == 0:
+        eighths = 1  # something is not nothing
+    full, rest = divmod(eighths, 8)
+    body = "█" * full + (_EIGHTHS[rest] if rest else "")
+    return ((body.ljust(width), f"track {role}"),)
+
+
+def stacked(parts: Sequence[Part], width: int) -> Line:
+    """The parts side by side in exactly `width` cells, each as wide as its share; a part > 0 never vanishes
+    while there is a cell to give it."""
+    cells = _share_cells([max(0.0, part.value) for part in parts], width)
+    spans: list[Span] = []
+    for part, size in zip(parts, cells, strict=True):
+        if not size:
+            continue
+        label = f" {part.label} "
+        inside = label if cell_len(label) <= size else ""
+        text = fit(inside, size) if inside else ""
+        spans.append(
+            (text if part.fill == " " and text else inside + part.fill * (size - cell_len(inside)), part.role)
+        )
+    return tuple(spans)
+
+
+def _share_cells(values: Sequence[float], width: int) -> list[int]:
+    """`width` cells dealt out in proportion to `values`, by largest remainder, at least one to each > 0."""
+    total = sum(values)
+    if total <= 0 or width < 1:
+        return [0] * len(values)
+    exact = [value / total * width for value in values]
+    cells = [max(int(share), 1 if share > 0 else 0) for share in exact]
+    while sum(cells) < width:
+        neediest = max(range(len(cells)), key=lambda index: exact[index] - cells[index])
+        cells[neediest] += 1
+    while sum(cells) > width:
+        widest = max(range(len(cells)), key=cells.__getitem__)
+        cells[widest] -= 1
+    return cells

@@ -1,0 +1,101 @@
+"""A canvas of braille dots: two columns and four rows of dots in every terminal cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+
+from cbtop.tui.widgets.lines import Line, Span
+
+DOTS_ACROSS = 2
+DOTS_DOWN = 4
+_STEADY = 0.8
+_BASE = 0x2800
+_BITS = (
+    (0x01, 0x08),
+    (0x02, 0x10),
+    (0x04, 0x20),
+    (0x40, 0x80),
+)  # Unicode, block Braille Patterns: [row][column]
+
+
+class BrailleCanvas:
+    """Dots in a grid of cells, each cell with one role; glyphs written on top hide the dots under them."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width = width
+        self.height = height
+        self._bits = [[0] * width for _ in range(height)]
+        self._roles = [[""] * width for _ in range(height)]
+        self._glyphs: list[list[str]] = [[""] * width for _ in range(height)]
+
+    def dot(self, x: int, y: int, role: str) -> None:
+        """Set the dot at column `x`, row `y`, counted in dots from the top left; none outside the canvas."""
+        column, row = x // DOTS_ACROSS, y // DOTS_DOWN
+        if 0 <= column < self.width and 0 <= row < self.height and x >= 0 and y >= 0:
+            self._bits[row][column] |= _BITS[y % DOTS_DOWN][x % DOTS_ACROSS]
+            self._roles[row][column] = role
+
+    def line(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
+        """A straight line of dots; with `dash` only that many dots of every twice as many."""
+        steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
+        for step in range(steps + 1):
+            if dash and step % (2 * dash) >= dash:
+                continue
+            part = step / steps
+            self.dot(round(x0 + (x1 - x0) * part), round(y0 + (y1 - y0) * part), role)
+
+    def write(self, column: int, row: int, text: str, role: str) -> None:
+        """`text` from cell `column`, `row` on; what falls outside is cut, what needs two cells becomes `�`."""
+        if not 0 <= row < self.height:
+            return
+        for offset, character in enumerate(text):
+            if 0 <= column + offset < self.width:
+                self._glyphs[row][column + offset] = character if cell_len(character) == 1 else "�"
+                self._roles[row][column + offset] = role
+
+    def role(self, column: int, row: int) -> str:
+        """The role of a cell; "" where nothing was drawn."""
+        return self._roles[row][column]
+
+    def holds(self, column: int, row: int) -> bool:
+        """Whether the cell is on the canvas."""
+        return 0 <= row < self.height and 0 <= column < self.width
+
+    def lines(self) -> list[Line]:
+        """The canvas, row by row, runs of one role joined."""
+        return [self._row(row) for row in range(self.height)]
+
+    def _row(self, row: int) -> Line:
+        spans: list[Span] = []
+        run, run_role = "", ""
+        for bits, glyph, role in zip(self._bits[row], self._glyphs[row], self._roles[row], strict=True):
+            character = glyph or (chr(_BASE + bits) if bits else " ")
+            if role != run_role and run:
+                spans.append((run, run_role))
+                run = ""
+            run_role = role
+            run += character
+        spans.append((run, run_role))
+        return tuple(spans)
+
+
+def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:
+    """The newest `values` as a filled curve, newest at the right edge.
+
+    The scale ends at their maximum and begins at their minimum, or at 0.8 of the maximum where that is lower:
+    a steady rate is drawn steady, and its noise is not blown up to the full height.
+    """
+    shown = values[-width * DOTS_ACROSS :]
+    canvas = BrailleCanvas(width, height)
+    top = max(shown, default=0.0)
+    bottom = min(min(shown, default=0.0), _STEADY * top)
+    if top > 0:
+        rows = height * DOTS_DOWN
+        start = width * DOTS_ACROSS - len(shown)
+        for index, value in enumerate(shown):
+            filled = max(1, round((value - bottom) / (top - bottom) * rows)) if value > 0 else 0
+            for dot in range(filled):
+                canvas.dot(start + index, rows - 1 - dot, role)
+    return canvas.lines()

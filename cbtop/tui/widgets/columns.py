@@ -1,0 +1,94 @@
+"""Columns of a table: which fit, how wide each becomes, and a row drawn across them."""
+
+# When the terminal narrows, whole columns leave by priority: a column is never squeezed under its width.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cbtop.tui.widgets.lines import Line, Span, fit, fit_line
+
+RowT = TypeVar("RowT")
+
+COLUMN_GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[RowT]):
+    """One column: how to draw its cell at a width, and how much it matters."""
+
+    title: str
+    width: int
+    priority: int  # 0 stays longest
+    cell: Callable[[RowT, int], Line]
+    doc: str
+    align: str = "right"
+    stretch: int = 0  # the share of spare width this column takes, against the others'
+    max_width: int = 0  # where stretching ends; 0: nowhere
+    sort_key: Callable[[RowT], float | str] | None = None  # None: not a column to sort by
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Generic[RowT]):
+    """A column with the width it got."""
+
+    column: Column[RowT]
+    width: int
+
+
+def place(columns: Sequence[Column[RowT]], width: int) -> tuple[Placed[RowT], ...]:
+    """The columns that fit into `width`, in their own order, the spare cells dealt to those that stretch."""
+    chosen: list[Column[RowT]] = []
+    used = -COLUMN_GAP
+    for column in sorted(columns, key=lambda column: column.priority):
+        need = column.width + COLUMN_GAP
+        if used + need > width and chosen:
+            break
+        chosen.append(column)
+        used += need
+    chosen.sort(key=columns.index)
+    widths = _stretch(chosen, width - used)
+    return tuple(Placed(column, size) for column, size in zip(chosen, widths, strict=True))
+
+
+def _stretch(columns: Sequence[Column[RowT]], spare: int) -> list[int]:
+    widths = [column.width for column in columns]
+    while spare > 0:
+        growing = [
+            index
+            for index, column in enumerate(columns)
+            if column.stretch and (not column.max_width or widths[index] < column.max_width)
+        ]
+        if not growing:
+            break
+        for index in growing:
+            grant = min(spare, columns[index].stretch)
+            widths[index] += grant
+            spare -= grant
+    return widths
+
+
+def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
+    """The titles, the sorted column's with an arrow."""
+    spans: list[Span] = []
+    for index, place in enumerate(placed):
+        title, role = place.column.title, "dim"
+        if title == sorted_by:
+            role = "accent"
+            title += "▼" if descending else "▲"
+        spans.append((fit(title, place.width, place.column.align), role))
+        if index < len(placed) - 1:
+            spans.append((" " * COLUMN_GAP, ""))
+    return tuple(spans)
+
+
+def row_line(placed: Sequence[Placed[RowT]], row: RowT) -> Line:
+    """One row across its columns."""
+    spans: list[Span] = []
+    for index, place in enumerate(placed):
+        spans.extend(fit_line(place.column.cell(row, place.width), place.width, place.column.align))
+        if index < len(placed) - 1:
+            spans.append((" " * COLUMN_GAP, ""))
+    return tuple(spans)

@@ -1,0 +1,70 @@
+"""The widget everything on the screen is made of: it paints lines and repaints only those that changed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.events import Resize
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from cbtop.tui.widgets.lines import BLANK, Line
+
+# The app owns the roles (its COMPONENT_CLASSES): thirty in each widget would double the time to the first frame.
+
+
+class Drawing(Widget):
+    """A widget that is a list of lines. Subclasses say which in `draw`, and call `redraw` for new ones."""
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._lines: tuple[Line, ...] = ()
+        self._role_styles: dict[str, Style] = {}
+
+    @abstractmethod
+    def draw(self, width: int, height: int) -> list[Line]:
+        """The lines to show in `width` x `height` cells; missing ones are blank, further ones not shown."""
+
+    def redraw(self) -> None:
+        """Draw again and repaint the lines that differ from those on the screen."""
+        width, height = self.size
+        if not (width and height and self.is_mounted):
+            return
+        before = self._lines
+        self._lines = tuple(self.draw(width, height)[:height])
+        changed = [
+            Region(0, y, width, 1)
+            for y in range(max(len(before), len(self._lines)))
+            if _line_at(before, y) != _line_at(self._lines, y)
+        ]
+        if changed:
+            self.refresh(*changed)
+
+    def render_line(self, y: int) -> Strip:
+        base = self.rich_style
+        segments = [Segment(text, base + self._style(role)) for text, role in _line_at(self._lines, y)]
+        return Strip(segments).adjust_cell_length(self.size.width, base)
+
+    def on_resize(self, event: Resize) -> None:
+        self.redraw()
+        self.refresh()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._role_styles.clear()
+
+    def _style(self, roles: str) -> Style:
+        style = self._role_styles.get(roles)
+        if style is None:
+            style = Style()
+            for role in roles.split():
+                style += self.app.get_component_styles(role).partial_rich_style
+            self._role_styles[roles] = style
+        return style
+
+
+def _line_at(lines: tuple[Line, ...], y: int) -> Line:
+    return lines[y] if y < len(lines) else BLANK

@@ -1,0 +1,159 @@
+"""A table with a cursor that stays on its row, whatever the numbers do."""
+
+# The cursor belongs to a row's key, not to its index: rows may move, come and go under it.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Generic
+
+from textual.binding import Binding, BindingType
+from textual.events import Click, MouseScrollDown, MouseScrollUp
+from textual.message import Message
+
+from cbtop.tui.widgets.columns import Column, Placed, RowT, head_line, place, row_line
+from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.lines import Line, fit_line, restyle
+
+_WHEEL_ROWS = 3
+_MARGIN = 3  # the cursor's mark on the left; a blank and the scroll mark on the right
+
+
+class Table(Drawing, Generic[RowT], can_focus=True):
+    """Rows under a head line. Only what is in sight is drawn, so a thousand rows cost what twenty do."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j,down", "move(1)", "down", show=False),
+        Binding("k,up", "move(-1)", "up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("g,home", "first", "first row", show=False),
+        Binding("G,end", "last", "last row", show=False),
+    ]
+
+    class Moved(Message):
+        """The cursor stands on another row."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column[RowT]],
+        key: Callable[[RowT], object],
+        *,
+        empty: str = "",
+        id: str | None = None,
+    ) -> None:
+        super().__init__(id=id)
+        self.columns = tuple(columns)
+        self.key = key
+        self.empty = empty  # said in place of rows
+        self.rows: tuple[RowT, ...] = ()
+        self.cursor = 0
+        self._cursor_key: object = None
+        self._top = 0
+
+    def show_rows(self, rows: Sequence[RowT]) -> None:
+        """Put `rows` in place of those shown; the cursor stays on its row, or near where that was."""
+        self.rows = tuple(rows)
+        keys = [self.key(row) for row in self.rows]
+        if self._cursor_key in keys:
+            self.cursor = keys.index(self._cursor_key)
+        else:
+            self.cursor = max(0, min(self.cursor, len(keys) - 1))
+            self._cursor_key = keys[self.cursor] if keys and self._cursor_key is not None else None
+        self.redraw()
+
+    @property
+    def current(self) -> RowT | None:
+        """The row under the cursor."""
+        return self.rows[self.cursor] if self.rows else None
+
+    def hold_row(self) -> None:
+        """Stay on this row from now on; before the cursor was moved it stays on the first, whichever that is."""
+        if self.rows:
+            self._cursor_key = self.key(self.rows[self.cursor])
+
+    @property
+    def _placed(self) -> tuple[Placed[RowT], ...]:
+        return place(self.columns, self.size.width - _MARGIN)
+
+    @property
+    def visible_columns(self) -> list[Column[RowT]]:
+        """The columns there is room for."""
+        return [placed.column for placed in self._placed]
+
+    @property
+    def visible_rows(self) -> int:
+        return max(1, self.size.height - 1)
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        inner = width - 1  # the last cell shows where in the list we are
+        placed = self._placed
+        lines = [((" ", ""), *self.draw_head(placed))]
+        if not self.rows:
+            return [*lines, ((f" {self.empty}", "dim"),)]
+        visible = max(1, height - 1)
+        self._top = _scrolled(self._top, self.cursor, visible, len(self.rows))
+        for index in range(self._top, min(self._top + visible, len(self.rows))):
+            lines.append(self._row(placed, index, inner))
+        return _with_scroll_mark(lines, self._top, visible, len(self.rows), inner)
+
+    def draw_head(self, placed: Sequence[Placed[RowT]]) -> Line:
+        return head_line(placed, "", descending=True)
+
+    def _row(self, placed: Sequence[Placed[RowT]], index: int, width: int) -> Line:
+        line = row_line(placed, self.rows[index])
+        if index != self.cursor:
+            return ((" ", ""), *line)
+        return restyle(fit_line((("▎", "accent"), *line), width), "cursor")
+
+    def move_to(self, index: int) -> None:
+        """Put the cursor on row `index`, or the nearest there is."""
+        index = max(0, min(index, len(self.rows) - 1))
+        if index == self.cursor or not self.rows:
+            return
+        self.cursor = index
+        self.hold_row()
+        self.redraw()
+        self.post_message(self.Moved())
+
+    def action_move(self, rows: int) -> None:
+        self.move_to(self.cursor + rows)
+
+    def action_page(self, pages: int) -> None:
+        self.move_to(self.cursor + pages * self.visible_rows)
+
+    def action_first(self) -> None:
+        self.move_to(0)
+
+    def action_last(self) -> None:
+        self.move_to(len(self.rows) - 1)
+
+    def on_click(self, event: Click) -> None:
+        if event.y > 0:
+            self.move_to(self._top + event.y - 1)
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self.move_to(self.cursor + _WHEEL_ROWS)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self.move_to(self.cursor - _WHEEL_ROWS)
+
+
+def _scrolled(top: int, cursor: int, visible: int, total: int) -> int:
+    """The first row to show so that the cursor is in sight and no room is wasted."""
+    top = max(cursor - visible + 1, min(top, cursor))
+    return max(0, min(top, total - visible))
+
+
+def _with_scroll_mark(lines: list[Line], top: int, visible: int, total: int, width: int) -> list[Line]:
+    if total <= visible:
+        return lines
+    size = max(1, round(visible * visible / total))
+    start = round(top / (total - visible) * (visible - size))
+    marked = lines[:1]
+    for offset, line in enumerate(lines[1:]):
+        here = start <= offset < start + size
+        marked.append((*fit_line(line, width), ("┃" if here else "│", "dim" if here else "faint")))
+    return marked

@@ -1,0 +1,134 @@
+"""The store believes whole, consistent messages and survives every other kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cbtop.client import store as store_module
+from cbtop.client.store import Store
+from cbtop.protocol.errors import DecodeError, VersionError
+from cbtop.protocol.messages import CheckResult, DaemonHello, Goodbye, Node, SourceCatalog, SourceGone, StatsUpdate
+from cbtop.protocol.vocabulary import NodeKind
+from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
+
+HELLO = DaemonHello(1, 0, 1, "here", "boot", "0.1.0", 0, 0)
+
+
+def test_a_lost_update_is_healed_by_the_next_keyframe(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source, store = source_of(runtime), Store()
+    source.poll()
+    apply(store, [*source.everything()])
+    source.news()
+    for name in "abc":
+        with profiler.brick(name):
+            pass
+        source.poll()
+        source.news()  # lost
+    apply(store, [*source.everything()])
+    assert store.sources[source.key].stats.column("count")[1:].tolist() == [2, 1, 1]
+    assert [node.name for node in store.sources[source.key].nodes.nodes] == ["a", "b", "c"]
+
+
+def test_a_daemon_of_another_major_version_is_refused_with_both_versions() -> None:
+    with pytest.raises(VersionError, match=r"speaks protocol 2\.3, this viewer 1\.1"):
+        Store().apply(dataclasses.replace(HELLO, protocol_major=2, protocol_minor=3))
+
+
+def test_what_comes_of_an_unknown_source_is_passed_over() -> None:
+    store = Store()
+    store.apply(update())
+    store.apply(SourceGone("nobody"))
+    assert store.sources == {}
+
+
+def test_a_new_daemon_starts_from_nothing(runtime: Path) -> None:
+    profiler_in(runtime, Clock()).announce(Goodbye("x"))
+    source, store = source_of(runtime), Store()
+    source.poll()
+    apply(store, [*source.everything()])
+    apply(store, [HELLO])
+    assert (store.sources, store.daemon) == ({}, HELLO)
+
+
+def test_a_catalog_message_by_itself_is_refused() -> None:
+    with pytest.raises(DecodeError, match="Goodbye outside a catalog"):
+        Store().apply(Goodbye("x"))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"count": b""},
+        {"node": np.array([-1], "<i8").tobytes()},
+        {"node": np.array([1 << 40], "<i8").tobytes()},
+        {"bucket_node": np.array([1], "<i8").tobytes()},
+        {"total_ns": np.array([-1], "<i8").tobytes()},
+        {"elements": np.array([(1 << 63) - 1], "<i8").tobytes()},
+        {
+            "bucket_node": np.array([1], "<i8").tobytes(),
+            "bucket_index": np.array([0], "<i8").tobytes(),
+            "bucket_count": np.array([-1], "<i8").tobytes(),
+        },
+        {
+            "bucket_node": np.array([1 << 30], "<i8").tobytes(),
+            "bucket_index": np.array([0], "<i8").tobytes(),
+            "bucket_count": np.array([0], "<i8").tobytes(),
+        },
+        {
+            "bucket_node": np.array([1], "<i8").tobytes(),
+            "bucket_index": np.array([1 << 30], "<i8").tobytes(),
+            "bucket_count": np.array([0], "<i8").tobytes(),
+        },
+    ],
+)
+def test_columns_that_lie_are_refused_before_anything_is_allocated(runtime: Path, lie: dict[str, bytes]) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source, store = source_of(runtime), Store()
+    source.poll()
+    apply(store, [*source.everything()])
+    with pytest.raises(DecodeError):
+        store.apply(dataclasses.replace(update(), source=source.key, **lie))
+    assert store.sources[source.key].stats.column("count").tolist() == [0, 1]
+
+
+def update() -> StatsUpdate:
+    one = np.array([1], "<i8").tobytes()
+    return StatsUpdate("nobody", 1, 0, 1, one, one, one, one, one, one, one, one, b"", b"", b"")
+
+
+def test_a_daemon_that_says_ever_more_of_a_source_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_SAID", 3)
+    store = Store()
+    first, second, third = (
+        SourceCatalog(
+            "host:1:2:0",
+            complete=not number,
+            messages=tuple(CheckResult(f"brick {number}", name, True, None, None) for name in ("finite", "bounds")),
+        )
+        for number in range(3)
+    )
+    store.apply(first)
+    with pytest.raises(DecodeError, match="more than 3 announcements of a kind"):
+        store.apply(second)
+    with pytest.raises(DecodeError):
+        store.apply(third)
+    assert len(store.sources["host:1:2:0"].checks) == 5
+
+
+def test_news_whose_forerunner_was_lost_waits_for_the_keyframe() -> None:
+    store, key = Store(), "host:1:2:0"
+    nodes = tuple(Node(number, None, NodeKind.BRICK, f"brick {number}") for number in (1, 2, 3))
+    store.apply(SourceCatalog(key, complete=True, messages=nodes[:1]))
+    store.apply(SourceCatalog(key, complete=False, messages=nodes[2:]))
+    assert len(store.sources[key].nodes) == 1
+    store.apply(SourceCatalog(key, complete=True, messages=nodes))
+    assert len(store.sources[key].nodes) == 3

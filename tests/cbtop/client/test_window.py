@@ -1,0 +1,165 @@
+"""The last seconds of a process, told from its whole life: the same numbers as if only they had been watched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cbtop.client import window
+from cbtop.client.store import SourceRecord, Store
+from cbtop.daemon.source import Source
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.stats import NodeStats
+from cbtop.protocol.messages import Heartbeat, StatsUpdate
+from cbtop.protocol.ring import Batch
+from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
+from tests.integration.hosts import cbtop as run
+from tests.integration.hosts import host
+
+
+class Watched:
+    """A process that runs as the test says, watched by a store whose clock is the test's, too."""
+
+    def __init__(self, directory: Path, window_s: float = 10.0) -> None:
+        self.clock = Clock()
+        self.profiler: BrickProfiler = profiler_in(directory, self.clock)
+        self.store = Store(window_s)
+        self._directory = directory
+        self._source: Source | None = None
+
+    def step(self, us: float, tokens: int = 1) -> None:
+        with self.profiler.step("decode", tokens), self.profiler.layer(0):
+            with self.profiler.brick("outer", 1):
+                with self.profiler.brick("inner", 1):
+                    self.clock.sleep_us(us)
+                self.clock.sleep_us(us)
+            self.clock.sleep_us(1)
+
+    def look(self, second: float) -> None:
+        """The daemon reads and publishes at `second`."""
+        if self._source is None:
+            self._source = source_of(self._directory)
+        self._source.poll()
+        at_ns = round(second * 1e9)
+        everything = [*self._source.everything(), Heartbeat(at_ns, (self._source.state_message(),))]
+        dated = [replace(m, monotonic_ns=at_ns) if isinstance(m, StatsUpdate) else m for m in everything]
+        apply(self.store, dated)
+
+    @property
+    def record(self) -> SourceRecord:
+        assert self._source is not None
+        return self.store.sources[self._source.key]
+
+    def recent(self) -> SourceView:
+        return source_view(self.record, window=True)
+
+
+def balanced(view: SourceView) -> bool:
+    books = view.books
+    assert books is not None
+    return books.wall_us == pytest.approx(books.bricks_us + books.gaps_us + books.unattributed_us)
+
+
+def test_the_window_holds_what_ran_in_it_and_nothing_before(runtime: Path) -> None:
+    watched = Watched(runtime)
+    for second in range(30):
+        watched.step(100 if second < 15 else 400)
+        watched.look(second)
+    view, life = watched.recent(), source_view(watched.record)
+    assert view.window is not None
+    assert (view.window.asked_s, view.window.covers_s) == (10.0, 10.0)
+    assert view.steps is not None
+    assert view.steps.count == view.steps.tokens == 10
+    assert view.steps.mean_us == pytest.approx(801)
+    inner = next(row for row in view.bricks if row.name == "inner")
+    assert (inner.count, inner.avg_us, inner.exclusive_us) == (10, 400, 4000)
+    assert inner.p50_us == pytest.approx(400, rel=0.01)
+    assert inner.min_us == pytest.approx(400, rel=0.01)
+    assert inner.max_us == pytest.approx(400, rel=0.01)
+    assert balanced(view)
+    assert life.window is None
+    assert life.steps is not None
+    assert life.steps.count == 30
+    assert view.loss == life.loss
+
+
+def test_the_command_line_watches_a_window_long_and_prints_only_that() -> None:
+    with host():
+        done = run("--once", "--window", "1.5", "--format", "json", "--timeout", "20")
+    assert done.returncode == 0, done.stderr
+    (source,) = json.loads(done.stdout)["sources"]
+    assert source["window_s"] == 1.5
+    assert 1.0 <= source["window_covers_s"] <= 5.0
+    assert 0 < source["steps"]["count"] * 4 < source["loss"]["received"]
+    books = source["books"]
+    assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
+
+
+def test_a_window_cut_through_a_step_still_closes_its_books(runtime: Path) -> None:
+    watched = Watched(runtime)
+    for second in range(20):
+        with watched.profiler.step("decode", 1):
+            with watched.profiler.brick("head", 1):
+                watched.clock.sleep_us(50)
+            with watched.profiler.brick("outer", 1):
+                with watched.profiler.brick("inner", 1):
+                    watched.clock.sleep_us(700)
+                watched.look(second)  # head and inner are recorded, outer and the step are not
+                watched.clock.sleep_us(200)
+    view = watched.recent()
+    assert balanced(view)
+    assert view.books is not None
+    assert view.books.open_us == 50
+    assert {row.name: row.exclusive_us for row in view.bricks} == {"inner": 7000, "outer": 2000, "head": 500}
+    assert sum(row.exclusive_us for row in view.bricks) == view.books.bricks_us
+
+
+def test_a_window_longer_than_was_watched_says_what_it_covers(runtime: Path) -> None:
+    watched = Watched(runtime, window_s=60)
+    watched.step(100)
+    watched.look(5)
+    watched.step(100)
+    watched.look(8.5)
+    view = watched.recent()
+    assert view.window is not None
+    assert (view.window.asked_s, view.window.covers_s) == (60, 3.5)
+    assert view.steps is not None
+    assert view.steps.count == 1  # what was there before anybody watched is not of these seconds
+
+
+def test_a_process_that_has_gone_quiet_has_an_empty_window(runtime: Path) -> None:
+    watched = Watched(runtime)
+    watched.step(100)
+    for second in range(20):
+        watched.look(second)
+    view = watched.recent()
+    assert view.bricks == ()
+    assert view.steps is not None
+    assert (view.phase, view.steps.count, view.steps.mean_us) == ("decode", 0, None)
+    assert balanced(view)
+
+
+@pytest.mark.parametrize("window_s", [1.0, 10.0, 600.0])
+def test_a_window_keeps_few_snapshots_however_long_it_is(window_s: float) -> None:
+    stats, kept = NodeStats(), window.Window(window_s)
+    for tick in range(20_000):
+        kept.tick(tick * 100_000_000, stats)
+    assert len(kept._taken) <= window.SNAPSHOTS + 2
+    assert window_s <= kept.statistics(stats)[1] <= window_s * 1.1 + window.SPACING_S
+
+
+def test_snapshots_beyond_the_bound_are_let_go_and_the_window_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "MAX_CELLS", 40)
+    stats, kept = NodeStats(), window.Window(10.0)
+    for second in range(20):
+        node = np.arange(1, 11, dtype=np.int64)
+        stats.add(Batch(node, node * 0, node * 0, node, node, 0), np.full(16, -1, np.int64))
+        kept.tick(second * 1_000_000_000, stats)
+    assert sum(len(taken.snapshot.cell) for taken in kept._taken) <= 40
+    assert kept.statistics(stats)[1] == 3.0

@@ -1,0 +1,234 @@
+"""A source adds up what its process recorded, accounts for what it could not, and stands apart when it lies."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop.client.store import Store
+from cbtop.daemon.source import MAX_ANNOUNCEMENTS, Source
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.catalog import CatalogWriter
+from cbtop.protocol.messages import Goodbye, Node, SourceCatalog, TraceSummary
+from cbtop.protocol.ring import RECORD_BYTES, RingWriter
+from cbtop.protocol.vocabulary import NodeKind
+from tests.cbtop.recorded import Clock, apply, profiler_in, record_of, source_of
+
+
+def balanced(source: Source) -> bool:
+    state = source.state_message()
+    return state.produced == state.received + state.overwritten + state.rejected
+
+
+def test_a_process_that_says_goodbye_has_ended_and_is_read_to_its_last_record(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    source = None
+    for number in range(5):
+        with profiler.brick("a", number):
+            pass
+        source = source or source_of(runtime)
+    profiler.close("done")
+    assert source is not None
+    source.poll()
+    state = source.state_message()
+    assert (state.state, state.reason, state.received) == ("ended", "done", 5)
+    assert balanced(source)
+
+
+def test_a_process_that_vanishes_is_gone(runtime: Path) -> None:
+    script = (
+        "import os; from cbtop import BrickProfiler\n"
+        "p = BrickProfiler()\n"
+        "for _ in range(7):\n"
+        "    with p.brick('a'): pass\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False)
+    source = source_of(runtime)
+    source.poll()
+    state = source.state_message()
+    assert (state.state, state.received) == ("gone", 7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(bursts=st.lists(st.integers(0, 60), max_size=8))
+def test_produced_is_received_plus_lost_however_late_the_reader_is(bursts: list[int]) -> None:
+    directory = Path(os.environ["CBTOP_RUNTIME_DIR"])
+    recorder = RingRecorder(directory, 16 * RECORD_BYTES)
+    profiler = BrickProfiler(recorder=recorder)
+    with profiler.brick("a", 1):
+        pass
+    source, written = source_of(directory), 1
+    for burst in bursts:
+        for number in range(burst):
+            with profiler.brick("a", 0.5 if number % 7 == 0 else 1):  # type: ignore[arg-type]
+                pass
+        written += burst
+        source.poll()
+        assert balanced(source)
+    profiler.close()
+    source.poll()
+    state = source.state_message()
+    assert state.produced == written
+    assert balanced(source)
+    assert int(source.stats.column("count").sum()) == state.received
+    source.remove_files()
+
+
+def test_what_was_overwritten_before_anyone_looked_is_told_apart(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock(), 16 * RECORD_BYTES)
+    for _ in range(40):
+        with profiler.brick("a"):
+            pass
+    source = source_of(runtime)
+    source.poll()
+    for _ in range(40):
+        with profiler.brick("a"):
+            pass
+    source.poll()
+    state = source.state_message()
+    assert 0 < state.before_attach < state.overwritten
+    assert balanced(source)
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ([Goodbye("no hello")], "does not begin with one hello"),
+        ([Node(5, None, NodeKind.BRICK, "gap")], "does not begin"),
+        ([], ""),
+    ],
+)
+def test_a_catalog_that_breaks_its_word_makes_only_its_own_source_faulty(
+    runtime: Path, said: list[Node | Goodbye], complaint: str
+) -> None:
+    RingWriter(runtime / "1-2-0.ring")
+    writer = CatalogWriter(runtime / "1-2-0.catalog")
+    for message in said:
+        writer.write(message)
+    source = Source(runtime / "1-2-0.ring")
+    source.poll()
+    assert (source.state == "faulty") == bool(complaint)
+    assert complaint in source.reason
+    store = Store()
+    apply(store, [*source.everything()])
+
+
+def test_a_node_out_of_place_makes_the_source_faulty_with_the_reason(runtime: Path) -> None:
+    recorder = RingRecorder(runtime, 1 << 12)
+    profiler = BrickProfiler(recorder=recorder)
+    with profiler.brick("a"):
+        pass
+    recorder.announce(Node(7, 99, NodeKind.BRICK, "adrift"))
+    source = source_of(runtime)
+    source.poll()
+    source.poll()
+    assert (source.state, "node 7" in source.reason) == ("faulty", True)
+
+
+def test_records_that_make_no_sense_are_rejected_and_counted(runtime: Path) -> None:
+    recorder = RingRecorder(runtime, 1 << 12)
+    profiler = BrickProfiler(recorder=recorder)
+    with profiler.brick("a", 3):
+        pass
+    for node, start, end, elements in ((9, 0, 1, 1), (1, 5, 4, 1), (1, 0, 1, -1), (1, -(1 << 62), 1 << 62, 1)):
+        recorder.record(node, start, end, elements)
+    source = source_of(runtime)
+    source.poll()
+    state = source.state_message()
+    assert (state.received, state.rejected) == (1, 4)
+    assert balanced(source)
+
+
+def test_a_cursor_that_jumps_makes_the_source_faulty(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    with source.ring_path.open("r+b") as file:
+        file.seek(128)
+        file.write(struct.pack("<q", -1))
+    source.poll()
+    assert (source.state, "went back" in source.reason) == ("faulty", True)
+    assert balanced(source)
+
+
+def test_news_bring_a_viewer_to_where_everything_would(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", tokens=1), profiler.brick("a"):
+        clock.sleep_us(5)
+    source, store = source_of(runtime), Store()
+    source.poll()
+    apply(store, [*source.everything()])
+    source.news()
+    for number in range(20):
+        with profiler.step("decode", tokens=1), profiler.brick(f"b{number % 3}", number):
+            clock.sleep_us(number)
+        source.poll()
+        apply(store, [*source.news()])
+    followed, fresh = store.sources[source.key], record_of(source)
+    for name in ("count", "total_ns", "min_ns", "max_ns", "elements", "closed_ns"):
+        assert followed.stats.column(name).tolist() == fresh.stats.column(name).tolist()
+    ids = range(len(fresh.nodes) + 1)
+    assert followed.stats.histogram(ids).tolist() == fresh.stats.histogram(ids).tolist()
+    assert followed.state == fresh.state
+
+
+def test_what_is_quiet_is_told_again_twice_and_then_seldom(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    assert [bool(source.keyframe()) for _ in range(14)] == [n in (0, 1, 6, 12) for n in range(14)]
+    with profiler.brick("a"):
+        pass
+    source.poll()
+    assert [bool(source.keyframe()) for _ in range(4)] == [True, True, False, False]
+
+
+def test_of_a_trace_that_is_said_again_and_again_only_the_last_is_kept(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a", 1):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    source.news()
+    known = len(source.catalog)
+    for forwards in range(1, MAX_ANNOUNCEMENTS // 10):
+        profiler.announce(TraceSummary("MLT-01", "activations", "about", forwards, (), ()))
+        if forwards % 100 == 0:
+            source.poll()
+            (news, _) = source.news()
+            assert isinstance(news, SourceCatalog)
+            assert [m.forwards for m in news.messages if isinstance(m, TraceSummary)] == [forwards]
+    source.poll()
+    assert len(source.catalog) == known
+    assert [trace.forwards for trace in source.traces.values()] == [forwards]
+    assert source.state_message().state == "live"
+
+
+def test_records_read_together_with_what_makes_their_source_faulty_are_not_half_counted(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    with profiler.brick("a"):
+        pass
+    monkeypatch.setattr(source._catalog_reader, "read", lambda: [Node(99, None, NodeKind.BRICK, "adrift")])
+    source.poll()
+    assert source.state == "faulty"
+    assert balanced(source)

@@ -1,0 +1,62 @@
+"""Traces for the exporters: one recorded by a real profiler under a made-up clock, and any at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from cbtop.exporters.base import TimedRecord, Trace
+from cbtop.exporters.recorded import trace_of_files
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import BrickId, NodeKind
+
+hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\,;\n\r\0\x1b\ud800=<&')), max_size=8)
+
+
+def record_run(directory: Path) -> tuple[Path, Path]:
+    """Two steps of 130 µs: two layers of one 10 µs and one 50 µs brick, 5 µs between the layers' ends and begins.
+
+    The last brick of each step fails. Gives the ring and the catalog.
+    """
+    now_ns = 4_000_000_000_123
+
+    def clock_ns() -> int:
+        return now_ns
+
+    profiler = BrickProfiler(clock_ns=clock_ns, recorder=RingRecorder(directory))
+    for _ in range(2):
+        with profiler.step("decode", tokens=1):
+            for index in range(2):
+                with profiler.layer(index):
+                    with profiler.brick(BrickId.RMS_NORM, elements=16):
+                        now_ns += 10_000
+                    timer = profiler.start_brick('q"k\\v, projection')
+                    now_ns += 50_000
+                    profiler.stop_brick(timer, 48, failed=index == 1)
+                now_ns += 5_000
+    profiler.close()
+    (ring,), (catalog,) = directory.glob("*.ring"), directory.glob("*.catalog")
+    return ring, catalog
+
+
+def recorded_trace(directory: Path) -> Trace:
+    return trace_of_files(*record_run(directory))
+
+
+@st.composite
+def any_trace(draw: st.DrawFn) -> Trace:
+    """Any nodes, and records that overlap as they like: many threads, or a clock that hardly moves."""
+    table = NodeTable()
+    for number in range(1, draw(st.integers(1, 6)) + 1):
+        above = draw(st.one_of(st.none(), st.integers(1, number - 1))) if number > 1 else None
+        table.add(Node(number, above, draw(st.sampled_from(NodeKind)), draw(hostile_text)))
+    records = []
+    for node in draw(st.lists(st.integers(1, len(table)), max_size=25)):
+        start_ns = draw(st.integers(0, 20))
+        end_ns = start_ns + draw(st.integers(0, 10))
+        records.append(TimedRecord(node, start_ns, end_ns, draw(st.integers(0, 9)), draw(st.booleans())))
+    return Trace(draw(hostile_text), 42, table, tuple(records), draw(st.integers(0, 9)), draw(st.integers(0, 9)))

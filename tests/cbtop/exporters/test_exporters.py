@@ -1,0 +1,251 @@
+"""Every format holds every record, in the form that its readers want."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
+
+from cbtop.exporters import EXPORTERS
+from cbtop.exporters.base import Trace, display_name
+from cbtop.exporters.csv_rows import COLUMNS
+from cbtop.profiler.graph.node_table import NodeTable
+from tests.cbtop.exporters.made_traces import any_trace, recorded_trace
+
+TEXTS = [name for name, exporter in EXPORTERS.items() if not exporter.is_binary]
+
+
+def exported_bytes(name: str, *traces: Trace) -> bytes:
+    out = io.BytesIO()
+    EXPORTERS[name].write(traces, out)
+    return out.getvalue()
+
+
+def exported(name: str, *traces: Trace) -> str:
+    return exported_bytes(name, *traces).decode()
+
+
+def names(trace: Trace) -> list[str]:
+    return [display_name(trace.nodes[record.node]) for record in trace.records]
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+@settings(deadline=None)
+@given(trace=any_trace())
+def test_every_format_can_be_written_to_a_file_and_again(name: str, trace: Trace) -> None:
+    assert exported_bytes(name, trace) == exported_bytes(name, trace)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_process_that_recorded_nothing_gives_a_whole_file(name: str) -> None:
+    text = exported(name, Trace("idle", 1, NodeTable(), ()))
+    if name.endswith("jsonl"):
+        assert text == ""
+    elif name == "csv":
+        assert text == ",".join(COLUMNS) + "\r\n"
+    elif name == "dot":
+        assert text.startswith("digraph")
+    else:
+        assert json.loads(text)
+
+
+def complete_events(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events that stand for records, after a look at every field the format asks for."""
+    for event in document["traceEvents"]:
+        assert event["ph"] in "XM"
+        assert {type(event["pid"]), type(event["tid"])} == {int}
+        assert isinstance(event["name"], str)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
+        else:
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+    return [event for event in document["traceEvents"] if event["ph"] == "X"]
+
+
+@settings(deadline=None)
+@given(any_trace())
+def test_chrome_trace_holds_every_record_and_what_was_lost(trace: Trace) -> None:
+    document = json.loads(exported("chrome-trace", trace))
+    found = Counter(
+        (e["name"], e["args"]["node"], round(e["ts"] * 1e3), round(e["dur"] * 1e3), e["args"]["failed"])
+        for e in complete_events(document)
+    )
+    assert found == Counter(
+        (name, r.node, r.start_ns, r.end_ns - r.start_ns, r.failed)
+        for name, r in zip(names(trace), trace.records, strict=True)
+    )
+    lost = {"overwritten": trace.overwritten, "rejected": trace.rejected, "missed": trace.missed}
+    assert document["otherData"] == lost
+
+
+@settings(deadline=None)
+@given(any_trace())
+def test_chrome_trace_events_of_one_thread_nest(trace: Trace) -> None:
+    open_until: dict[int, list[float]] = {}
+    for event in complete_events(json.loads(exported("chrome-trace", trace))):
+        around, end = open_until.setdefault(event["tid"], []), round((event["ts"] + event["dur"]) * 1e3)
+        while around and around[-1] <= round(event["ts"] * 1e3):
+            around.pop()
+        assert not around or end <= around[-1]
+        around.append(end)
+
+
+def test_a_recorded_chrome_trace_keeps_the_nanoseconds(runtime: Path) -> None:
+    text = exported("chrome-trace", recorded_trace(runtime))
+    assert '"ts": 4000000000.123, "dur": 130.0' in text
+
+
+@pytest.mark.parametrize("name", ["chrome-trace", "perfetto"])
+def test_perfetto_opens_it(runtime: Path, name: str) -> None:
+    trace = recorded_trace(runtime)
+    shell = shutil.which("trace_processor_shell")
+    data = io.BytesIO(exported_bytes(name, trace))
+    try:
+        processor = TraceProcessor(trace=data, config=TraceProcessorConfig(bin_path=shell))
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"the perfetto package downloads its trace_processor_shell, which it could not: {error}")
+    with processor:
+        rows = processor.query("select name, ts, dur, depth from slice order by ts, depth")
+        found = [(row.name, row.ts, row.dur, row.depth) for row in rows]
+        (process,) = [row.name for row in processor.query("select name from process where pid != 0")]
+    records = sorted(zip(names(trace), trace.records, strict=True), key=lambda pair: (pair[1].start_ns, pair[1].node))
+    depths = {"decode": 0, "Layer 0": 1, "Layer 1": 1}
+    expected = [(name, r.start_ns, r.end_ns - r.start_ns, depths.get(name, 2)) for name, r in records]
+    assert found == expected
+    assert process == trace.process
+
+
+def slices(packets: perfetto_trace_pb2.Trace) -> Counter[tuple[str, str, int, int, int, bool]]:
+    """Process, name, begin, end, elements and failure of every slice, as the protos of Perfetto's own read them."""
+    named: dict[int, str] = {}
+    processes: dict[int, str] = {}
+    process_of: dict[int, str] = {}
+    around: dict[int, list[tuple[str, int, int, bool]]] = {}
+    found: Counter[tuple[str, str, int, int, int, bool]] = Counter()
+    for packet in packets.packet:
+        assert packet.trusted_packet_sequence_id
+        named |= {name.iid: name.name for name in packet.interned_data.event_names}
+        about = packet.track_descriptor
+        if about.HasField("process"):
+            processes[about.uuid] = about.process.process_name
+        elif about.uuid:
+            process_of[about.uuid] = processes[about.parent_uuid]
+        if not packet.HasField("track_event"):
+            continue
+        event = packet.track_event
+        if event.type == event.TYPE_SLICE_BEGIN:
+            values = {note.name_iid: note for note in event.debug_annotations}
+            failed = 2 in values and values[2].bool_value
+            open_here = around.setdefault(event.track_uuid, [])
+            open_here.append((named[event.name_iid], packet.timestamp, values[1].uint_value, failed))
+        else:
+            name, start_ns, elements, failed = around[event.track_uuid].pop()
+            found[process_of[event.track_uuid], name, start_ns, packet.timestamp, elements, failed] += 1
+    assert not any(around.values())
+    return found
+
+
+@settings(deadline=None)
+@given(any_trace(), any_trace())
+def test_perfettos_own_protos_read_every_record_of_every_process(first: Trace, second: Trace) -> None:
+    packets = perfetto_trace_pb2.Trace.FromString(exported_bytes("perfetto", first, second))
+
+    def utf8(text: str) -> str:
+        return text.encode("utf-8", "replace").decode()
+
+    assert slices(packets) == Counter(
+        (utf8(trace.process), utf8(name), r.start_ns, r.end_ns, r.elements, r.failed)
+        for trace in (first, second)
+        for name, r in zip(names(trace), trace.records, strict=True)
+    )
+
+
+@settings(deadline=None)
+@given(any_trace(), any_trace())
+def test_several_processes_in_one_file_are_all_there(first: Trace, second: Trace) -> None:
+    both = json.loads(exported("chrome-trace", first, second))
+    records = len(list(first.records)) + len(list(second.records))
+    assert len(complete_events(both)) == records
+    profiles = json.loads(exported("speedscope", first, second))["profiles"]
+    assert sum(len(profile["events"]) for profile in profiles) == 2 * records
+
+
+def test_dot_shows_the_graph_with_mean_times(runtime: Path) -> None:
+    text = exported("dot", recorded_trace(runtime))
+    assert "RmsNorm" in text
+    assert "10.0µs" in text
+
+
+@settings(deadline=None)
+@given(any_trace())
+def test_speedscope_opens_and_closes_frames_in_order(trace: Trace) -> None:
+    document = json.loads(exported("speedscope", trace))
+    assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    frames = document["shared"]["frames"]
+    spans: Counter[tuple[str, int, int]] = Counter()
+    for profile in document["profiles"]:
+        assert (profile["type"], profile["unit"]) == ("evented", "nanoseconds")
+        now, around = profile["startValue"], []
+        for event in profile["events"]:
+            assert event["at"] >= now
+            now = event["at"]
+            assert 0 <= event["frame"] < len(frames)
+            if event["type"] == "O":
+                around.append(event)
+            else:
+                opened = around.pop()
+                assert (event["type"], event["frame"]) == ("C", opened["frame"])
+                spans[frames[event["frame"]]["name"], opened["at"], event["at"]] += 1
+        assert not around
+        assert now <= profile["endValue"]
+    assert spans == Counter((n, r.start_ns, r.end_ns) for n, r in zip(names(trace), trace.records, strict=True))
+
+
+def test_speedscope_gives_one_name_one_frame(runtime: Path) -> None:
+    document = json.loads(exported("speedscope", recorded_trace(runtime)))
+    frames = [frame["name"] for frame in document["shared"]["frames"]]
+    assert frames == ["decode", "Layer 0", "RmsNorm", 'q"k\\v, projection', "Layer 1"]
+    assert len(document["profiles"]) == 1
+
+
+@settings(deadline=None)
+@given(any_trace())
+def test_csv_has_one_line_a_record(trace: Trace) -> None:
+    text = exported("csv", trace)
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert len(rows) == len(list(trace.records)) == text.count("\r\n") - 1
+    for row, record in zip(rows, trace.records, strict=True):
+        node = trace.nodes[record.node]
+        numbers = [int(row[column]) for column in ("node", "start_ns", "end_ns", "elements", "failed")]
+        assert numbers == [record.node, record.start_ns, record.end_ns, record.elements, record.failed]
+        assert row["parent"] == ("" if node.parent is None else str(node.parent))
+
+
+@settings(deadline=None)
+@given(any_trace())
+def test_json_lines_hold_one_record_each(trace: Trace) -> None:
+    found = [json.loads(line) for line in exported("jsonl", trace).splitlines()]
+    for line, name, record in zip(found, names(trace), trace.records, strict=True):
+        node = trace.nodes[record.node]
+        assert line == {
+            "node": record.node,
+            "parent": node.parent,
+            "kind": node.kind.name.lower(),
+            "name": name,
+            "start_ns": record.start_ns,
+            "end_ns": record.end_ns,
+            "elements": record.elements,
+            "failed": record.failed,
+        }

@@ -1,0 +1,124 @@
+"""A recorded process becomes a trace: every record that is still there, and a count of the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cbtop.exporters.base import TimedRecord, Trace
+from cbtop.exporters.recorded import CHUNK_RECORDS, trace_of_files
+from cbtop.exporters.tracks import tracks_of
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.protocol.catalog import CatalogWriter
+from cbtop.protocol.errors import DecodeError, RingError
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_FAILED, RECORD_BYTES, RingWriter
+from cbtop.protocol.vocabulary import NodeKind
+from tests.cbtop.exporters.made_traces import record_run, recorded_trace
+
+
+def brick(number: int, parent: int | None = None) -> Node:
+    return Node(number, parent, NodeKind.BRICK, f"brick {number}")
+
+
+def table_of(*nodes: Node) -> NodeTable:
+    table = NodeTable()
+    for node in nodes:
+        table.add(node)
+    return table
+
+
+def files(directory: Path, *nodes: Node, size_bytes: int = 1 << 20) -> tuple[RingWriter, Path, Path]:
+    catalog = CatalogWriter(directory / "1-2-0.catalog")
+    for node in nodes:
+        catalog.write(node)
+    catalog.close()
+    return RingWriter(directory / "1-2-0.ring", size_bytes), directory / "1-2-0.ring", directory / "1-2-0.catalog"
+
+
+def test_a_run_comes_back_whole(runtime: Path) -> None:
+    trace = recorded_trace(runtime)
+    assert trace.pid == os.getpid()
+    assert trace.process
+    assert (len(trace.nodes), len(list(trace.records)), trace.overwritten, trace.rejected) == (7, 14, 0, 0)
+    first = next(iter(trace.records))
+    assert trace.nodes[first.node].name == "RmsNorm"
+    assert (first.end_ns - first.start_ns, first.elements, first.failed) == (10_000, 16, False)
+    assert sum(record.failed for record in trace.records) == 2
+
+
+def test_what_one_thread_recorded_lies_on_one_track(runtime: Path) -> None:
+    trace = recorded_trace(runtime)
+    (track,) = tracks_of(trace)
+    assert sorted(track, key=repr) == sorted(trace.records, key=repr)
+
+
+def test_more_than_a_chunk_is_walked_in_order(runtime: Path) -> None:
+    writer, ring, catalog = files(runtime, brick(1))
+    for number in range(2 * CHUNK_RECORDS + 1):
+        writer.record(1 | FLAG_FAILED, number, number + 1, number)
+    records = list(trace_of_files(ring, catalog).records)
+    assert records == [TimedRecord(1, n, n + 1, n, True) for n in range(2 * CHUNK_RECORDS + 1)]
+
+
+def test_what_is_not_in_the_trace_is_counted(runtime: Path) -> None:
+    writer, ring, catalog = files(runtime, brick(1), size_bytes=8 * RECORD_BYTES)
+    for node, start_ns, end_ns in [(1, 0, 1)] * 5 + [(0, 1, 2), (2, 1, 2), (1, 3, 2)] + [(1, 0, 1)] * 2:
+        writer.record(node, start_ns, end_ns, 1)
+    trace = trace_of_files(ring, catalog)
+    records = list(trace.records)
+    assert trace.rejected == 3
+    assert writer.produced == len(records) + trace.rejected + trace.overwritten
+    assert records == [TimedRecord(1, 0, 1, 1, False)] * len(records)
+
+
+def test_a_killed_process_can_be_exported(runtime: Path) -> None:
+    code = (
+        "import os, signal; from pathlib import Path; from cbtop import BrickProfiler\n"
+        "profiler = BrickProfiler()\n"
+        "with profiler.brick('done'): pass\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False, env=os.environ | {"CBTOP_RUNTIME_DIR": str(runtime)})
+    (ring,), (catalog,) = runtime.glob("*.ring"), runtime.glob("*.catalog")
+    trace = trace_of_files(ring, catalog)
+    assert [trace.nodes[record.node].name for record in trace.records] == ["done"]
+
+
+def test_a_ring_that_is_not_there_is_an_error_of_ours(runtime: Path) -> None:
+    ring, catalog = record_run(runtime)
+    with pytest.raises(RingError):
+        trace_of_files(runtime / "none.ring", catalog)
+    with pytest.raises(DecodeError):
+        trace_of_files(ring, runtime / "none.catalog")
+
+
+def test_a_catalog_with_a_gap_is_an_error_of_ours(runtime: Path) -> None:
+    _, ring, catalog = files(runtime, brick(2))
+    with pytest.raises(DecodeError, match="1 was due"):
+        trace_of_files(ring, catalog)
+
+
+def spans(*records: tuple[int, int, int]) -> tuple[TimedRecord, ...]:
+    return tuple(TimedRecord(node, start_ns, end_ns, 1, False) for node, start_ns, end_ns in records)
+
+
+@pytest.mark.parametrize(
+    ("records", "tracks"),
+    [
+        ([(1, 0, 10), (1, 5, 15)], 2),  # two threads in one brick
+        ([(1, 0, 10), (3, 2, 4)], 2),  # beside brick 1, though within its time
+        ([(1, 0, 10), (2, 2, 4), (2, 4, 6)], 1),
+        ([(1, 0, 10), (2, 0, 10)], 1),  # a clock too coarse to tell a parent from its child
+        ([(1, 0, 0), (2, 0, 0), (3, 0, 0), (1, 0, 5), (3, 5, 9)], 1),
+    ],
+)
+def test_what_overlaps_without_nesting_takes_another_track(records: list[tuple[int, int, int]], tracks: int) -> None:
+    trace = Trace("made", 1, table_of(brick(1), brick(2, 1), brick(3)), spans(*records))
+    found = tracks_of(trace)
+    assert len(found) == tracks
+    assert sorted(repr(record) for track in found for record in track) == sorted(map(repr, trace.records))

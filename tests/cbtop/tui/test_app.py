@@ -1,0 +1,428 @@
+"""The keys do what the footer and the help say, and the clock keeps its promises."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.binding import Binding
+from textual.pilot import Pilot
+
+from cbtop.client.feed import FeedEnd
+from cbtop.client.stream_recorder import SavedHistory
+from cbtop.errors import CbtopError
+from cbtop.tui.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
+from cbtop.tui.views import VIEWS
+from cbtop.tui.views.bricks import Bricks
+from cbtop.tui.views.graph import Graph
+from cbtop.tui.views.help import HelpPager, HelpScreen
+from cbtop.tui.views.roofline import Roofline
+from cbtop.tui.widgets.pager import Pager
+from cbtop.tui.widgets.sorted_table import SortedTable
+from cbtop.tui.widgets.table import Table
+from tests.cbtop import samples
+from tests.cbtop.conftest import ScriptedFeed, screen_text
+
+AppPilot = Pilot[int]
+SIZE = (120, 34)
+
+
+def app_of(pilot: AppPilot) -> CbtopApp:
+    assert isinstance(pilot.app, CbtopApp)
+    return pilot.app
+
+
+def table(pilot: AppPilot) -> SortedTable[Any]:
+    return pilot.app.query_one("#bricks-table", SortedTable)
+
+
+async def press(pilot: AppPilot, *keys: str) -> str:
+    await pilot.press(*keys)
+    await pilot.pause()
+    return screen_text(app_of(pilot))
+
+
+# One function for an action: given the key bound to it, it presses and looks.
+
+
+async def goes_to_view(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    assert app_of(pilot)._switcher.current == VIEWS[int(key) - 1].title.lower()
+
+
+async def goes_to_the_next_view(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    assert app_of(pilot)._switcher.current == "categories"
+
+
+async def goes_to_the_previous_view(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    assert app_of(pilot)._switcher.current == "graph"
+
+
+async def shows_the_next_phase(pilot: AppPilot, key: str) -> None:
+    assert "prefill" not in screen_text(app_of(pilot))
+    assert "prefill" in await press(pilot, key)
+    assert "prefill" not in await press(pilot, key)
+
+
+async def shows_the_last_seconds_or_the_whole_life(pilot: AppPilot, key: str) -> None:
+    assert "life" in screen_text(app_of(pilot)).splitlines()[0]
+    for view in ("1", "2", "3", "4"):
+        await press(pilot, view)
+        assert "last 10.4 s" in await press(pilot, key)
+        assert "last 10.4 s" not in await press(pilot, key)
+
+
+async def pauses_and_goes_on(pilot: AppPilot, key: str) -> None:
+    assert "PAUSED" in await press(pilot, key)
+    assert "PAUSED" not in await press(pilot, key)
+
+
+async def merges_all_like_it(pilot: AppPilot, key: str) -> None:
+    for mode in ("sum of 1", "slowest of 1", "side by side of 1"):
+        assert f"{mode}: pid 4242" in await press(pilot, key)
+    assert "of 1" not in await press(pilot, key)
+
+
+async def shows_another_source(pilot: AppPilot, key: str) -> None:
+    feed = app_of(pilot).feed
+    assert isinstance(feed, ScriptedFeed)
+    feed.seen.append(replace(samples.LIVE, key="other", program="second program"))
+    text = await press(pilot, key)
+    assert "second program" in text
+    assert "2/2" in text
+
+
+async def refreshes_more_often(pilot: AppPilot, key: str) -> None:
+    for expected in (0.25, 0.25):
+        assert f"· every {expected:g} s" in await press(pilot, key)
+        assert app_of(pilot).interval_s == expected
+
+
+async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
+    for expected in (1.0, 2.0, 5.0, 5.0):
+        assert f"· every {expected:g} s" in await press(pilot, key)
+
+
+async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)  # this feed has no daemon behind it
+    assert not pilot.app._notifications
+
+
+async def turns_light_and_dark(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    assert pilot.app.theme == "cbtop-light"
+    await press(pilot, key)
+    assert pilot.app.theme == "cbtop-dark"
+
+
+async def opens_the_help(pilot: AppPilot, key: str) -> None:
+    assert "keys everywhere" in await press(pilot, key)
+
+
+async def quits(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    assert pilot.app.return_value == 0
+
+
+async def suspends(pilot: AppPilot, key: str) -> None:
+    suspended: list[bool] = []
+    pilot.app.action_suspend_process = lambda: suspended.append(True)  # type: ignore[method-assign]
+    await press(pilot, key)
+    assert suspended
+
+
+async def moves_down(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key, key)
+    assert table(pilot).cursor == 2
+
+
+async def moves_up(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "j", "j", key)
+    assert table(pilot).cursor == 1
+
+
+async def moves_a_page_down(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "4", "z", "z", key)
+    graph = pilot.app.query_one("#graph-table", Table)
+    assert graph.cursor == graph.visible_rows
+
+
+async def moves_a_page_up(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "4", "z", "z", "j", "pagedown", key)
+    assert pilot.app.query_one("#graph-table", Table).cursor == 1
+
+
+async def moves_to_the_first_row(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "j", "j", "j", key)
+    assert table(pilot).cursor == 0
+
+
+async def moves_to_the_last_row(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    assert table(pilot).cursor == len(samples.BRICKS) - 1
+
+
+async def sorts_by_the_next_column(pilot: AppPilot, key: str) -> None:
+    assert "µs/tok▼" in await press(pilot, key)
+    assert "avg µs▼" in await press(pilot, key)
+    names = [row.name for row in table(pilot).rows]
+    assert names == [row.name for row in sorted(samples.BRICKS, key=lambda row: -row.avg_us)]
+
+
+async def turns_the_order_round(pilot: AppPilot, key: str) -> None:
+    assert "wall %▲" in await press(pilot, key)
+    assert table(pilot).rows[0].name == "Embedding"
+
+
+async def opens_and_closes_the_details(pilot: AppPilot, key: str) -> None:
+    assert "inclusive" in await press(pilot, key)
+    assert "inclusive" not in await press(pilot, key)
+
+
+async def filters_by_name(pilot: AppPilot, key: str) -> None:
+    text = await press(pilot, key, *"proj")
+    assert "GateProjection" in text
+    assert "RmsNorm" not in text
+    assert "RmsNorm" not in await press(pilot, "enter")
+    assert "RmsNorm" in await press(pilot, "escape")
+
+
+async def goes_back_but_never_out(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "enter")
+    assert "inclusive" not in await press(pilot, key)
+    await press(pilot, key, key, key)
+    assert pilot.app.is_running
+
+
+async def folds_or_unfolds_the_node(pilot: AppPilot, key: str) -> None:
+    assert "DownProjection" not in await press(pilot, "4", key)
+    assert "DownProjection" in await press(pilot, key)
+
+
+async def folds_the_node_or_goes_to_its_parent(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "4", "j", key)
+    assert pilot.app.query_one("#graph-table", Table).cursor == 0
+    assert "DownProjection" not in await press(pilot, key)
+
+
+async def unfolds_the_node_or_goes_to_its_first_child(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "4", key)
+    assert pilot.app.query_one("#graph-table", Table).cursor == 1
+    assert "downprojection_kernel" in await press(pilot, key)
+
+
+async def folds_or_unfolds_everything(pilot: AppPilot, key: str) -> None:
+    assert "▾" not in await press(pilot, "4", key)
+    assert "▸" not in await press(pilot, key)
+
+
+async def scrolls_the_help(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "question_mark", key)
+    assert pilot.app.screen.query_one(HelpPager).top > 0
+
+
+async def scrolls_the_help_back(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "question_mark", "j", key)
+    assert pilot.app.screen.query_one(HelpPager).top == 0
+
+
+async def closes_the_help(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "question_mark")
+    assert "keys everywhere" not in await press(pilot, key)
+    assert pilot.app.is_running
+
+
+Check = Callable[[AppPilot, str], Awaitable[None]]
+CHECKS: dict[tuple[type, str], Check] = {
+    **{(CbtopApp, f"view({index})"): goes_to_view for index in range(len(VIEWS))},
+    (CbtopApp, "step_view(1)"): goes_to_the_next_view,
+    (CbtopApp, "step_view(-1)"): goes_to_the_previous_view,
+    (CbtopApp, "phase"): shows_the_next_phase,
+    (CbtopApp, "recent"): shows_the_last_seconds_or_the_whole_life,
+    (CbtopApp, "merge"): merges_all_like_it,
+    (CbtopApp, "pause"): pauses_and_goes_on,
+    (CbtopApp, "step_source(-1)"): shows_another_source,
+    (CbtopApp, "step_source(1)"): shows_another_source,
+    (CbtopApp, "faster"): refreshes_more_often,
+    (CbtopApp, "slower"): refreshes_less_often,
+    (CbtopApp, "save_history"): says_that_nothing_can_be_saved_here,
+    (CbtopApp, "theme"): turns_light_and_dark,
+    (CbtopApp, "help"): opens_the_help,
+    (CbtopApp, "quit"): quits,
+    (CbtopApp, "suspend_process"): suspends,
+    (Table, "move(1)"): moves_down,
+    (Table, "move(-1)"): moves_up,
+    (Table, "page(1)"): moves_a_page_down,
+    (Table, "page(-1)"): moves_a_page_up,
+    (Table, "first"): moves_to_the_first_row,
+    (Table, "last"): moves_to_the_last_row,
+    (SortedTable, "sort"): sorts_by_the_next_column,
+    (SortedTable, "reverse"): turns_the_order_round,
+    (Bricks, "toggle_detail"): opens_and_closes_the_details,
+    (Bricks, "filter"): filters_by_name,
+    (Bricks, "back"): goes_back_but_never_out,
+    (Graph, "toggle_fold"): folds_or_unfolds_the_node,
+    (Graph, "fold"): folds_the_node_or_goes_to_its_parent,
+    (Graph, "unfold"): unfolds_the_node_or_goes_to_its_first_child,
+    (Graph, "toggle_all"): folds_or_unfolds_everything,
+    (Pager, "scroll(1)"): scrolls_the_help,
+    (Pager, "scroll(-1)"): scrolls_the_help_back,
+    (Pager, "page(1)"): scrolls_the_help,
+    (Pager, "page(-1)"): scrolls_the_help_back,
+    (Pager, "to_top"): scrolls_the_help_back,
+    (Pager, "to_end"): scrolls_the_help,
+    (HelpScreen, "dismiss"): closes_the_help,
+}
+OWNERS = (CbtopApp, Table, SortedTable, *VIEWS, Pager, HelpScreen)
+BINDINGS = [
+    (owner, binding) for owner in OWNERS for binding in Binding.make_bindings(vars(owner).get("BINDINGS", ()))
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "binding"), BINDINGS, ids=[f"{owner.__name__}-{binding.key}" for owner, binding in BINDINGS]
+)
+async def test_every_key_does_what_it_says(owner: type, binding: Binding, feed: ScriptedFeed) -> None:
+    assert binding.description, "a key without a description is in no help"
+    app = CbtopApp(feed, interval_s=0.5)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        await CHECKS[owner, binding.action](pilot, binding.key)
+
+
+async def test_pause_freezes_the_screen_and_keeps_polling(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        before = await press(pilot, "space")
+        feed.seen[0] = replace(samples.LIVE, program="changed meanwhile")
+        polls = feed.polls
+        app.tick()
+        await pilot.pause()
+        assert feed.polls == polls + 1
+        assert screen_text(app) == before
+        assert "changed meanwhile" in await press(pilot, "space")
+
+
+async def test_w_writes_the_last_minutes_and_says_where_or_why_not(feed: ScriptedFeed) -> None:
+    answers: list[SavedHistory | CbtopError] = [SavedHistory(Path("/tmp/[b]x.cbtop"), 1_230_000), CbtopError("[no]")]
+
+    def save() -> SavedHistory:
+        answer = answers.pop(0)
+        if isinstance(answer, CbtopError):
+            raise answer
+        return answer
+
+    app = CbtopApp(feed, interval_s=60, save_history=save)
+    async with app.run_test(size=SIZE) as pilot:
+        for _ in range(2):
+            await pilot.press("w")
+            await app.workers.wait_for_complete()
+        told = [(note.severity, note.message, note.markup) for note in app._notifications]
+    assert told == [("information", "/tmp/[b]x.cbtop, 1.23 MB", False), ("error", "[no]", False)]
+
+
+async def test_the_first_source_opens_the_view_and_gets_the_keys(feed: ScriptedFeed) -> None:
+    live, feed.seen = feed.seen, []
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        text = screen_text(app)
+        assert "cbtop demo" in text
+        assert "sort" not in text.splitlines()[-1]
+        feed.seen = live
+        app.tick()
+        await pilot.pause()
+        assert "sort" in (await press(pilot, "j")).splitlines()[-1]
+        assert table(pilot).cursor == 1
+
+
+async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        assert "filter" in screen_text(app).splitlines()[-1]
+        footer = (await press(pilot, "4")).splitlines()[-1]
+        assert "fold/unfold" in footer
+        assert "filter" not in footer
+
+
+async def test_a_workload_that_failed_ends_the_app_with_its_exit_code(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        feed.end = FeedEnd(2, "model.gguf is [red]truncated[/]")
+        app.tick()
+        await pilot.pause()
+    assert app.return_value == 2
+    assert app.return_code == 2
+
+
+async def test_a_source_that_is_gone_gives_way_to_the_newest(feed: ScriptedFeed) -> None:
+    feed.seen.append(replace(samples.LIVE, key="other", program="second program"))
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        assert "second program" in await press(pilot, "greater_than_sign")
+        feed.seen.pop()
+        app.tick()
+        await pilot.pause()
+        assert "second program" not in screen_text(app)
+
+
+async def test_a_click_on_a_tab_opens_its_view(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.click("#tabs", offset=(15, 0))
+        await pilot.pause()
+        assert app._switcher.current == "categories"
+
+
+async def test_moving_in_the_roofline_lights_another_point(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await press(pilot, "3", "j")
+        view = pilot.app.query_one(Roofline)
+        assert view._plot._selected is not None
+        assert view._plot._selected.letter == "b"
+
+
+def test_the_refresh_rates_span_the_allowed_band() -> None:
+    assert (min(INTERVALS_S), max(INTERVALS_S)) == (0.25, 5.0)
+
+
+def test_a_lost_terminal_ends_the_app_even_when_the_hang_up_signal_is_ignored() -> None:
+    script = """
+        import signal, sys
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        from cbtop.tui.app import CbtopApp
+        from tests.cbtop.conftest import ScriptedFeed
+        sys.exit(CbtopApp(ScriptedFeed()).run())
+    """
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        drawn = b""
+        while b"WAITING" not in drawn:
+            drawn += os.read(ours, 4096)
+        os.close(ours)
+        assert process.wait(timeout=20) == HANG_UP_EXIT
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,122 @@
+"""Each view at three sizes, and the states of a source, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from cbtop.protocol.vocabulary import Provenance
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.views import VIEWS
+from cbtop.viewmodels.model import CeilingRow, SourceView
+from tests.cbtop import samples
+from tests.cbtop.conftest import ScriptedFeed, screen_text
+
+SIZES = [(120, 40), (100, 30), (80, 24), (60, 15)]
+Golden = Callable[[str, str], None]
+
+
+async def shown(source: SourceView | None, size: tuple[int, int], *keys: str) -> str:
+    app = CbtopApp(ScriptedFeed(*([source] if source else [])), interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        await pilot.press(*keys)
+        await pilot.pause()
+        return screen_text(app)
+
+
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("number", range(1, len(VIEWS) + 1), ids=lambda number: VIEWS[number - 1].title)
+async def test_a_view_looks_like_its_golden(number: int, size: tuple[int, int], golden: Golden) -> None:
+    name = f"{VIEWS[number - 1].title.lower()}-{size[0]}x{size[1]}"
+    golden(name, await shown(samples.LIVE, size, str(number)))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "keys"),
+    [
+        ("waiting", None, ()),
+        ("compiling", samples.COMPILING, ()),
+        ("gone-with-losses", samples.GONE, ()),
+        ("budgets-and-checks", samples.CHECKED, ()),
+        ("brick-detail", samples.CHECKED, ("j", "enter")),
+        ("roofline-without-ceilings", samples.NO_ROOF, ("3",)),
+        ("ranks-side-by-side", samples.SIDE_BY_SIDE, ()),
+        ("slowest-of-ranks", samples.SLOWEST, ()),
+        ("straggler", samples.STRAGGLING, ()),
+        ("stale", samples.STALE, ()),
+        ("help", samples.LIVE, ("question_mark",)),
+    ],
+)
+@pytest.mark.parametrize("size", [(120, 34), (60, 15)], ids="{0[0]}x{0[1]}".format)
+async def test_a_state_looks_like_its_golden(
+    name: str, source: SourceView | None, keys: tuple[str, ...], size: tuple[int, int], golden: Golden
+) -> None:
+    golden(f"{name}-{size[0]}x{size[1]}", await shown(source, size, *keys))
+
+
+async def test_two_hundred_columns_show_every_column_of_the_bricks() -> None:
+    text = await shown(samples.CHECKED, (200, 50))
+    head = next(line for line in text.splitlines() if "wall %" in line)
+    for title, _ in VIEWS[0].columns_doc:
+        assert title in head
+
+
+@pytest.mark.parametrize("number", range(1, len(VIEWS) + 1), ids=lambda number: VIEWS[number - 1].title)
+@pytest.mark.parametrize("size", [(200, 50), (20, 5), (3, 2)], ids="{0[0]}x{0[1]}".format)
+async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(number: int, size: tuple[int, int]) -> None:
+    text = await shown(samples.HOSTILE, size, str(number), "enter", "j", "j")
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    if size[0] >= 200:
+        assert "[bold]prog[/]" in text
+        assert "[red]" in text
+
+
+async def test_no_roof_is_drawn_where_none_was_measured() -> None:
+    text = await shown(samples.NO_ROOF, (100, 30), "3")
+    assert "bandwidth and compute ceiling n/a" in text
+    assert "measured)" not in text
+
+
+async def test_losses_are_on_the_screen_at_every_size() -> None:
+    for size in SIZES[2:]:
+        assert "! 1,200 +300 before attach" in await shown(samples.GONE, size)
+
+
+FOUR_ROOFS = replace(
+    samples.LIVE,
+    roofline=replace(
+        samples.LIVE.roofline,
+        ceilings=(
+            *samples.CEILINGS,
+            CeilingRow("L3 read", "bandwidth", 85.0, "GB/s", Provenance.MEASURED),
+            CeilingRow("L2 read", "bandwidth", 240.0, "GB/s", Provenance.STATIC),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (70, 18), (80, 24), (100, 30), (120, 40)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("source", [samples.LIVE, FOUR_ROOFS], ids=["two", "four"])
+async def test_the_names_of_roofs_are_whole_or_counted_and_every_point_is_there(
+    source: SourceView, size: tuple[int, int]
+) -> None:
+    lines = (await shown(source, size, "3")).splitlines()
+    axis = next(index for index, line in enumerate(lines) if "└" in line)
+    tabs = next(index for index, line in enumerate(lines) if "3 Roofline" in line)
+    plot = "\n".join(line[7 : 72 if size[0] == 120 else None] for line in lines[tabs + 1 : axis])
+    named = 0
+    for roof in source.roofline.ceilings:
+        word = "" if roof.provenance is Provenance.MEASURED else f" ({roof.provenance.value})"
+        whole = f"{roof.name} {roof.value:.{1 if roof.value > 99 else 2}f} {roof.unit}{word}"
+        assert (roof.name in plot) == (whole in plot)
+        named += whole in plot
+        plot = plot.replace(whole, "").replace(" (measured)", "")
+    missing = len(source.roofline.ceilings) - named
+    assert ("unnamed" in lines[axis + 1]) == bool(missing)
+    assert not missing or f"{missing} roof" in lines[axis + 1]
+    drawn = set(plot.replace("GFLOP/s", ""))
+    assert set("abcdefghijklm") <= drawn or "+" in drawn  # two points in one place

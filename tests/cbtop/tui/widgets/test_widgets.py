@@ -1,0 +1,153 @@
+"""The drawing functions: widths are exact, orders are steady, nothing from outside gets through."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.binding import Binding
+
+from cbtop.tui.widgets.bars import Part, bar, stacked
+from cbtop.tui.widgets.braille import BrailleCanvas, area
+from cbtop.tui.widgets.columns import Column, place, row_line
+from cbtop.tui.widgets.footer import footer_line, key_name
+from cbtop.tui.widgets.lines import both_ends, clean, clip, fit, fit_line, join_fitting, plain, rule, width_of
+from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around
+from cbtop.tui.widgets.sorted_table import steady_order
+
+texts = st.text(max_size=40).map(clean)
+widths = st.integers(min_value=0, max_value=60)
+
+
+@given(texts, widths)
+def test_fitted_text_is_exactly_as_wide_as_asked(text: str, width: int) -> None:
+    assert width_of(((fit(text, width), ""),)) == width
+    assert width_of(fit_line(((text, ""), (text, "dim")), width)) == width
+
+
+@given(texts, widths)
+def test_clipped_text_is_never_wider_than_asked(text: str, width: int) -> None:
+    assert width_of(((clip(text, width), ""),)) <= width
+
+
+@given(texts, texts, st.integers(min_value=1, max_value=80))
+def test_a_line_with_two_ends_and_a_rule_fill_their_width(left: str, right: str, width: int) -> None:
+    assert width_of(both_ends(((left, ""),), ((right, ""),), width)) == width
+    assert width_of(rule(((left, ""),), width, ((right, ""),))) == width
+
+
+def test_control_characters_never_reach_the_terminal() -> None:
+    assert clean("a\x1b[31m\nb\u202ec\t") == "a�[31m�b�c�"
+    assert clean("[red]µ 注意 🚀[/]") == "[red]µ 注意 🚀[/]"
+
+
+def test_only_whole_parts_are_joined() -> None:
+    assert plain(join_fitting([(("one", ""),), (("two", ""),), (("three", ""),)], 10)) == "one  two"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(0, "    "), (1, "████"), (0.5, "██  "), (0.28, "█▏  "), (0.001, "▏   "), (7, "████"), (None, "····")],
+)
+def test_a_bar_is_drawn_to_an_eighth_of_a_cell(fraction: float | None, text: str) -> None:
+    assert plain(bar(fraction, 4, "accent")) == text
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1e9), min_size=1, max_size=8), st.integers(8, 120))
+def test_a_stacked_bar_fills_its_width_and_loses_no_part(values: list[float], width: int) -> None:
+    line = stacked([Part(value, str(index), "label") for index, value in enumerate(values)], width)
+    if sum(values) > 0:
+        assert width_of(line) == width
+        assert {role for _, role in line} == {str(i) for i, value in enumerate(values) if value / sum(values) > 0}
+
+
+def test_a_part_of_a_bar_carries_its_label_where_it_fits() -> None:
+    assert plain(stacked([Part(9, "a", "FFN"), Part(1, "b", "dispatch", "▒")], 10)) == " FFN     ▒"
+
+
+def test_the_newest_values_stand_at_the_right_edge() -> None:
+    assert plain(area([0.0, 0.0, 8.0], 2, 1, "")[0]) == " ⢸"
+    assert area([], 2, 2, "") == area([0.0], 2, 2, "")
+
+
+def test_dots_outside_the_canvas_are_not_drawn() -> None:
+    canvas = BrailleCanvas(2, 1)
+    for x, y in ((-1, 0), (0, -1), (4, 0), (0, 4)):
+        canvas.dot(x, y, "")
+    canvas.write(1, 0, "注意", "")
+    assert plain(canvas.lines()[0]) == " �"
+
+
+def _columns(*priorities: int) -> list[Column[str]]:
+    return [Column(str(p), 5, p, lambda row, _: ((row, ""),), "", stretch=int(p == 0)) for p in priorities]
+
+
+def test_columns_leave_by_priority_and_keep_their_own_order() -> None:
+    assert [placed.column.title for placed in place(_columns(2, 0, 1), 13)] == ["0", "1"]
+    assert [placed.column.title for placed in place(_columns(2, 0, 1), 19)] == ["2", "0", "1"]
+
+
+@given(st.integers(min_value=5, max_value=100), texts)
+def test_a_row_never_outgrows_its_columns(width: int, text: str) -> None:
+    assert width_of(row_line(place(_columns(2, 0, 1), width), text)) <= width
+
+
+def test_rows_close_together_do_not_change_places() -> None:
+    assert steady_order(["a", "b", "c"], {"a": 100, "b": 102, "c": 90}, descending=True) == ["a", "b", "c"]
+
+
+def test_a_row_clearly_ahead_moves_up() -> None:
+    assert steady_order(["a", "b", "c"], {"a": 100, "b": 102, "c": 140}, descending=True) == ["c", "a", "b"]
+    assert steady_order(["a", "b"], {"a": 100, "b": 50}, descending=False) == ["b", "a"]
+
+
+def test_new_rows_find_their_place_and_old_ones_go() -> None:
+    assert steady_order(["a", "gone"], {"a": 10, "new": 20}, descending=True) == ["new", "a"]
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e6), max_size=12), st.booleans())
+def test_no_row_stands_behind_one_it_is_clearly_ahead_of(values: dict[str, float], descending: bool) -> None:
+    order = steady_order(list(values), values, descending=descending)  # type: ignore[arg-type]
+    assert sorted(map(str, order)) == sorted(values)
+    for index, key in enumerate(order):
+        for later in order[index + 1 :]:
+            ahead, behind = (key, later) if descending else (later, key)
+            assert values[str(ahead)] >= values[str(behind)] * (1 - 0.05) - 1e-9
+
+
+def test_points_that_share_a_cell_stand_side_by_side() -> None:
+    plot = LogLogPlot(30, 8, Span1D(0.1, 10), Span1D(1, 100), "y")
+    for letter in "abcdefghijklmnop":
+        plot.mark(1, 10, letter, "")
+    text = "\n".join(plain(line) for line in plot.lines("x"))
+    assert all(letter in text for letter in "bcdefghijk")
+    assert "+" in text
+
+
+def test_a_label_takes_no_cell_of_a_point_or_of_another_label() -> None:
+    plot = LogLogPlot(40, 8, Span1D(0.1, 10), Span1D(1, 100), "y")
+    plot.mark(1, 10, "Q", "")
+    here = [Spot(0.5, 10), Spot(0.5, 10, rows_up=1)]
+    assert [plot.label(text, "", here) for text in ("first label", "other", "third")] == [True, False, False]
+    text = [plain(line) for line in plot.lines("x")]
+    assert any("Q" in line and "label" not in line for line in text)
+    assert any("first label" in line for line in text)
+    assert not plot.label("far too long for a plot this wide, wherever it begins", "", here)
+
+
+@given(st.lists(st.floats(min_value=1e-6, max_value=1e9), max_size=5))
+def test_an_axis_holds_its_values_and_spans_a_decade(values: list[float]) -> None:
+    span = span_around(values)
+    assert span.high / span.low >= 9.99
+    assert all(0 <= span.position(value) <= 1 for value in values)
+
+
+def test_the_footer_drops_the_keys_of_the_place_before_those_that_work_everywhere() -> None:
+    here = [Binding("s", "sort", "sort"), Binding("enter", "open", "details")]
+    everywhere = [Binding("q", "quit", "quit")]
+    assert plain(footer_line(here, everywhere, 40)).split() == ["s", "sort", "⏎", "details", "q", "quit"]
+    assert plain(footer_line(here, everywhere, 18)).split() == ["s", "sort", "q", "quit"]
+
+
+def test_keys_are_named_as_on_a_keyboard() -> None:
+    assert [key_name(key) for key in ("ctrl+c", "shift+tab", "space", "x")] == ["^c", "⇧tab", "␣", "x"]
