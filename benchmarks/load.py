@@ -102,7 +102,7 @@ def ingest(count: int) -> list[Figure]:
             load.write(count)
             begun_s = time.process_time()
             source.poll()
-            source.news()
+            source.delta()
             used_s.append(time.process_time() - begun_s)
             at = number % (len(whole) // len(target)) * len(target)
             begun_s = time.process_time()

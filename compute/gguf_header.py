@@ -21,11 +21,11 @@ DEFAULT_ALIGNMENT = 32
 STRING, ARRAY = 8, 9  # enum gguf_metadata_value_type
 SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 # Far above any real model, far below what hurts. GGUFReader makes an array object of each array element.
-MOST_KEYS = 10_000
-MOST_TENSORS = 20_000
-MOST_ARRAY_ELEMENTS = 2_000_000
-LONGEST_NAME = 1_024
-MOST_DIMENSIONS = 4  # GGML_MAX_DIMS
+MAX_KEYS = 10_000
+MAX_TENSORS = 20_000
+MAX_ARRAY_ELEMENTS = 2_000_000
+MAX_NAME_BYTES = 1_024
+MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
@@ -71,8 +71,8 @@ class _Header:
                 f"{self._path} is GGUF version {version}; versions 2 and 3, little-endian, can be read: "
                 "convert the model again"
             )
-        tensors = self._count("tensors", MOST_TENSORS)
-        for _ in range(self._count("keys", MOST_KEYS)):
+        tensors = self._count("tensors", MAX_TENSORS)
+        for _ in range(self._count("keys", MAX_KEYS)):
             self._key()
         ends = [self._tensor() for _ in range(tensors)]
         start = -(-self._offset // self._alignment) * self._alignment
@@ -108,7 +108,7 @@ class _Header:
         return self._data[start : self._offset] if longest is not None else b""
 
     def _key(self) -> None:
-        name = self._text(LONGEST_NAME)
+        name = self._text(MAX_NAME_BYTES)
         kind = self._number("<I")
         if name == b"general.alignment" and kind == 4:
             self._alignment = self._number("<I")
@@ -123,8 +123,8 @@ class _Header:
     def _array(self) -> None:
         kind = self._number("<I")
         self._array_elements += (count := self._number("<Q"))
-        if self._array_elements > MOST_ARRAY_ELEMENTS:
-            raise ModelError(f"{self._path} has over {MOST_ARRAY_ELEMENTS:,} elements in its metadata: it is damaged")
+        if self._array_elements > MAX_ARRAY_ELEMENTS:
+            raise ModelError(f"{self._path} has over {MAX_ARRAY_ELEMENTS:,} elements in its metadata: it is damaged")
         if kind == STRING:
             for _ in range(count):
                 self._text()
@@ -141,9 +141,9 @@ class _Header:
 
     def _tensor(self) -> int:
         """Where the tensor ends, in bytes after the start of the data."""
-        name = self._text(LONGEST_NAME).decode(errors="replace")
+        name = self._text(MAX_NAME_BYTES).decode(errors="replace")
         dimensions = self._number("<I")
-        if not 1 <= dimensions <= MOST_DIMENSIONS:
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise ModelError(f"{self._path}: tensor {name!r} has {dimensions} dimensions: the file is damaged")
         shape = [self._number("<Q") for _ in range(dimensions)]
         if not all(0 < size <= LARGEST_DIMENSION for size in shape):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float | None], None]
 ShouldStop = Callable[[], bool]
 
-LONGEST_DEFAULT_CONTEXT = 2048
+MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
@@ -61,7 +61,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     path = options.model or demo_model(progress)
     model = read_model(path, FAMILIES)
     backend = cpu_backend(options.threads)
-    context = min(options.context or LONGEST_DEFAULT_CONTEXT, model.context_length)
+    context = min(options.context or MAX_DEFAULT_CONTEXT, model.context_length)
     if context < SHORTEST_CONTEXT:
         raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
     profiler.announce(_manifest(model, backend, context))

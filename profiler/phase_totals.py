@@ -31,7 +31,7 @@ class PhaseTotals:
         """The phase called `phase`; every node there is when it is None."""
         roots = table.children[None]
         step = next((n for n in roots if n.kind is NodeKind.STEP and n.name == phase), None)
-        nodes = tuple(table.below(step.id if step else None))
+        nodes = tuple(table.descendants(step.id if step else None))
         stats.grow(len(table) + 1)
         ids = [node.id for node in nodes] + ([step.id] if step else [])
 
@@ -67,7 +67,7 @@ class PhaseTotals:
         """Time a token, for time that lies in ended steps."""
         return closed_ns / self.tokens / 1e3 if self.tokens else None
 
-    def own_ns(self, node: Node, of: dict[int, int]) -> int:
+    def exclusive_ns(self, node: Node, of: dict[int, int]) -> int:
         """The time of `node` in the column `of`, less what lies inside it and is shown for itself.
 
         For a brick that is other bricks (its kernels, and layers it holds, are its own work); else everything.

@@ -1,4 +1,4 @@
-"""Who may listen: the daemon's doorkeeper, and why a viewer was not let in.
+"""Who may listen: the daemon's authenticator, and why a viewer was not let in.
 
 CURVE alone proves that a viewer holds the key it shows, and lets in every key. Which keys may listen is asked over
 ZAP (ZeroMQ RFC 27), of whoever answers at an inproc address of the context. libzmq says nothing of a handshake that
@@ -32,7 +32,7 @@ _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 3.1, RFC 37: with the version 
 _log = logging.getLogger("cbtop.daemon.daemon")
 
 
-class Doorkeeper:
+class ZapAuthenticator:
     """Lets into a daemon's socket the viewers whose keys are on the allow-list, and nobody else.
 
     The list is read anew for each viewer. (pyzmq's Authenticator answers from a coroutine, reads certificates when
@@ -130,7 +130,7 @@ def monitor_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
 
 
 def not_allowed(keys: ViewerKeys) -> str:
-    """What a viewer is told whose key the daemon's doorkeeper turned away."""
+    """What a viewer is told whose key the daemon's authenticator turned away."""
     return (
         "the daemon does not allow this viewer's key, or no longer does; its owner can: "
         f"cbtop keys allow NAME {keys.own.public.hex()}"

@@ -26,7 +26,7 @@ MAX_CATALOG_BYTES = 64 << 20
 MAX_CATALOG_FRAME_BYTES = 1 << 20
 PIECE_BYTES = 1 << 18  # what a reader takes at a time: some thousand nodes, so that a vast catalog holds up nobody
 _HEAD = struct.Struct("<II")
-_MOST_AT_ONCE_BYTES = _HEAD.size + MAX_CATALOG_FRAME_BYTES
+_MAX_READ_BYTES = _HEAD.size + MAX_CATALOG_FRAME_BYTES
 _KINDS = get_args(CatalogMessage)
 
 
@@ -126,7 +126,7 @@ class CatalogReader:
         try:
             if os.fstat(self._file).st_size == self._offset:
                 return []  # most looks find nothing: that should cost little
-            data = os.pread(self._file, _MOST_AT_ONCE_BYTES, self._offset)
+            data = os.pread(self._file, _MAX_READ_BYTES, self._offset)
         except OSError as error:
             raise DecodeError(f"catalog {self.path}: {error.strerror}") from error
         found: list[CatalogMessage] = []
@@ -147,7 +147,7 @@ class CatalogReader:
                 found.append(message)
             at += _HEAD.size + length
         self._offset += at
-        self.is_behind = 0 < at < len(data) and (at >= PIECE_BYTES or len(data) == _MOST_AT_ONCE_BYTES)
+        self.is_behind = 0 < at < len(data) and (at >= PIECE_BYTES or len(data) == _MAX_READ_BYTES)
         return found
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import zmq
 
 from cbtop.protocol import codec
-from cbtop.protocol.auth import Doorkeeper
+from cbtop.protocol.auth import ZapAuthenticator
 from cbtop.protocol.endpoint import is_loopback, parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.keys import DaemonKeys
@@ -45,7 +45,7 @@ class Publisher:
         self.endpoint = parse_endpoint(endpoint)
         is_tcp = self.endpoint.startswith("tcp://")
         _check_keys(self.endpoint, keys if is_tcp else None, is_tcp)
-        self._doorkeeper = Doorkeeper(keys) if keys and is_tcp else None
+        self._doorkeeper = ZapAuthenticator(keys) if keys and is_tcp else None
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
 

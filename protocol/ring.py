@@ -76,7 +76,7 @@ MAX_WRITERS_INSIDE = 64
 # Little, because most looks find nothing: a daemon looks at each of its rings twenty times a second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
-MOST_RECORDS = 1 << 62  # a century of a record a nanosecond: a cursor beyond it lies
+MAX_RECORDS = 1 << 62  # a century of a record a nanosecond: a cursor beyond it lies
 
 _HEADER = struct.Struct("<8sqqqqqqq16s")
 # The tag in two halves, its number last: no shifting at every record. A size of this machine ("n") packs the same
@@ -283,7 +283,7 @@ class RingReader:
         cursor: int = struct.unpack_from("<q", self._memory, CURSOR_WORD * 8)[0]
         if cursor < 0:
             raise RingError(f"ring {self.path}: the cursor went back from {self._begun} to {cursor}")
-        if cursor > MOST_RECORDS:
+        if cursor > MAX_RECORDS:
             raise RingError(f"ring {self.path}: the cursor speaks of {cursor} records")
         self._begun = _begun(self._memory, self.capacity, max(cursor, self._begun))
         return self._begun

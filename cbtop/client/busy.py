@@ -22,7 +22,7 @@ class Slice:
     """The steps of one phase that ended within a slice, and the time inside them that each brick had for itself."""
 
     steps: int
-    own_ns: dict[str, int]
+    exclusive_ns: dict[str, int]
 
 
 class BusySlices:
@@ -77,7 +77,7 @@ def _owners(nodes: NodeTable, step: int) -> dict[str, tuple[list[int], list[int]
     """By name the nodes whose time is that brick's, and those inside them whose time is another's."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     holder: dict[int, str | None] = {step: None}  # the brick each node lies in
-    for node in nodes.below(step):
+    for node in nodes.descendants(step):
         inside = holder[node.parent] if node.parent is not None else None
         holder[node.id] = inside
         if node.kind is NodeKind.BRICK:

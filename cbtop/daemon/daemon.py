@@ -80,7 +80,7 @@ class Daemon:
         self._refused: dict[Path, float] = {}  # files that are no rings, and when to look at them again
         self._history_s = history_s
         self._history = History(history_s)
-        self._history_told: dict[str, tuple[int, int]] | None = None  # at its last keyframe
+        self._history_versions: dict[str, tuple[int, int]] | None = None  # at its last keyframe
 
     @property
     def endpoint(self) -> str:
@@ -147,8 +147,8 @@ class Daemon:
         source.poll()
         self._sources[path] = source
         self._say(FrameKind.RECORDS, source.records())
-        self._say(FrameKind.LIVE, source.everything())
-        source.news()  # it is part of everything
+        self._say(FrameKind.LIVE, source.snapshot())
+        source.delta()  # it is part of everything
 
     def _read(self) -> None:
         for source in self._sources.values():
@@ -166,7 +166,7 @@ class Daemon:
                 together, size_bytes = [], 0
         self._say(FrameKind.RECORDS, together)
         for source in self._sources.values():
-            self._say(FrameKind.LIVE, source.news())
+            self._say(FrameKind.LIVE, source.delta())
 
     def _beat(self) -> None:
         self._publish()
@@ -180,9 +180,9 @@ class Daemon:
         if not self._history_s:
             return
         lately = [source for source in self._sources.values() if not _ended_before(source, self._history_s)]
-        told = {source.key: source.told for source in lately}
-        if told != self._history_told:  # else the last keyframe says it all
-            self._history_told = told
+        versions = {source.key: source.version for source in lately}
+        if versions != self._history_versions:  # else the last keyframe says it all
+            self._history_versions = versions
             messages = [codec.encode(message) for message in self._everything(lately)]
             self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), messages), time.monotonic())
 
@@ -213,7 +213,7 @@ class Daemon:
     def _everything(self, sources: Iterable[Source]) -> Iterator[WireMessage]:
         yield self._hello()
         for source in sources:
-            yield from source.everything()
+            yield from source.snapshot()
         yield self._heartbeat()
 
     def _heartbeat(self) -> Heartbeat:

@@ -62,7 +62,7 @@ class Source:
         self._published = 0  # catalog messages already sent
         self._sequence = self._unread = 0
         self._heard = 0  # messages of the catalog
-        self._told = (0, 0)  # records and messages, at the last keyframe
+        self._quiet_version = (0, 0)  # records and messages, at the last keyframe
         self._quiet_rounds = 0  # keyframes since then that had nothing new to say
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
@@ -121,8 +121,8 @@ class Source:
             unread=self._unread,
         )
 
-    def news(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """What changed since the last call, for viewers that know the rest."""
+    def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
+        """What changed since the last call, for viewers that have the rest."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
         if fresh := (*self.catalog[self._published :], *self._fresh_traces.values()):
             messages.append(SourceCatalog(self.key, complete=False, messages=fresh))
@@ -144,7 +144,7 @@ class Source:
         fresh, self._fresh, self._handed_out = joined(self._fresh), [], produced
         return list(batches(self.key, first, produced, fresh)) if produced > first else []
 
-    def everything(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
+    def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
         node = np.flatnonzero(self.stats.column("count"))
         return [
@@ -155,14 +155,14 @@ class Source:
 
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """Everything again, or nothing: where nothing changes twice is enough, and then now and again."""
-        self._quiet_rounds = self._quiet_rounds + 1 if self.told == self._told else 0
-        self._told = self.told
+        self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
+        self._quiet_version = self.version
         due = self._quiet_rounds < 2 or self._quiet_rounds % QUIET_ROUNDS == 0
-        return self.everything() if due else []
+        return self.snapshot() if due else []
 
     @property
-    def told(self) -> tuple[int, int]:
-        """How many records and messages it has told: while they stay, there is nothing new to say of it."""
+    def version(self) -> tuple[int, int]:
+        """How many records and messages its snapshot is made of: while it stays, nothing has changed."""
         return self._produced, self._heard
 
     def close(self) -> None:

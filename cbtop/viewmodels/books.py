@@ -28,7 +28,7 @@ def books(totals: PhaseTotals, open_in: PhaseTotals) -> BooksView | None:
     for layer in layers:
         holds_layers = any(child.kind is NodeKind.LAYER for child in totals.table.children[layer.id])
         name = BETWEEN_LAYERS if holds_layers else INSIDE_LAYERS
-        gaps_ns[name] = gaps_ns.get(name, 0) + totals.own_ns(layer, closed)
+        gaps_ns[name] = gaps_ns.get(name, 0) + totals.exclusive_ns(layer, closed)
     unattributed_ns = wall_ns - bricks_ns - sum(gaps_ns.values())
     return BooksView(
         wall_us=wall_ns / 1e3,

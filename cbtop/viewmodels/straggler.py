@@ -32,11 +32,11 @@ def job_of(record: SourceRecord) -> tuple[str, str, int | None] | None:
 class _Rank:
     record: SourceRecord
     slices: list[Slice]
-    own_ns: dict[str, float]  # a step, by brick
+    exclusive_ns: dict[str, float]  # a step, by brick
 
     @property
     def busy_ns(self) -> float:
-        return sum(self.own_ns.values())
+        return sum(self.exclusive_ns.values())
 
 
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
@@ -51,14 +51,14 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
     others = [rank for rank in ranks if rank is not slowest]
     usual_ns = median(rank.busy_ns for rank in others)
     bound_ns = usual_ns * (1 + THRESHOLD)
-    late = sum(s.steps for s in slowest.slices if sum(s.own_ns.values()) / s.steps > bound_ns)
+    late = sum(s.steps for s in slowest.slices if sum(s.exclusive_ns.values()) / s.steps > bound_ns)
     steps = sum(s.steps for s in slowest.slices)
     hello = slowest.record.hello
     if usual_ns <= 0 or slowest.busy_ns <= bound_ns or 2 * late <= steps or hello is None or hello.rank is None:
         return None
     excess_ns = {
-        name: own_ns - median(rank.own_ns.get(name, 0.0) for rank in others)
-        for name, own_ns in slowest.own_ns.items()
+        name: exclusive_ns - median(rank.exclusive_ns.get(name, 0.0) for rank in others)
+        for name, exclusive_ns in slowest.exclusive_ns.items()
     }
     brick = max(excess_ns, key=lambda name: excess_ns[name])
     return StragglerView(
@@ -79,11 +79,11 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
 
 def _rank(record: SourceRecord, phase: str) -> _Rank | None:
     slices = [
-        Slice(s.steps, {name: ns for name, ns in s.own_ns.items() if not _COLLECTIVE.search(name)})
+        Slice(s.steps, {name: ns for name, ns in s.exclusive_ns.items() if not _COLLECTIVE.search(name)})
         for s in (record.busy.slices(record.nodes, phase) if record.busy else [])
     ]
     if len(slices) < MIN_SLICES:
         return None
     steps = sum(s.steps for s in slices)
-    names = {name for s in slices for name in s.own_ns}
-    return _Rank(record, slices, {name: sum(s.own_ns.get(name, 0) for s in slices) / steps for name in names})
+    names = {name for s in slices for name in s.exclusive_ns}
+    return _Rank(record, slices, {name: sum(s.exclusive_ns.get(name, 0) for s in slices) / steps for name in names})

@@ -15,10 +15,10 @@ from cbtop.compute.kernels.rope import angle_table
 from cbtop.compute.quantization.base import QuantizedMatrix
 
 # Bounds on metadata: above any model that runs on one machine, below what would overflow a buffer's size.
-MOST_LAYERS = 1_000
-MOST_HIDDEN = 1 << 17
-MOST_HEADS = 1_024
-MOST_CONTEXT = 1 << 24
+MAX_LAYERS = 1_000
+MAX_HIDDEN = 1 << 17
+MAX_HEADS = 1_024
+MAX_CONTEXT = 1 << 24
 
 RopeLayout = Literal["normal", "neox"]
 
@@ -115,12 +115,12 @@ class _FamilyReader:
         self._file = file
         self._family = family
         prefix = self._prefix = family.architecture
-        self._hidden = file.integer(f"{prefix}.embedding_length", MOST_HIDDEN)
-        self._heads = file.integer(f"{prefix}.attention.head_count", MOST_HEADS)
-        self._kv_heads = file.integer(f"{prefix}.attention.head_count_kv", MOST_HEADS, default=self._heads)
+        self._hidden = file.integer(f"{prefix}.embedding_length", MAX_HIDDEN)
+        self._heads = file.integer(f"{prefix}.attention.head_count", MAX_HEADS)
+        self._kv_heads = file.integer(f"{prefix}.attention.head_count_kv", MAX_HEADS, default=self._heads)
         default_dim = max(self._hidden // self._heads, 1)
-        self._head_dim = file.integer(f"{prefix}.attention.key_length", MOST_HIDDEN, default=default_dim)
-        self._feed_forward = file.integer(f"{prefix}.feed_forward_length", MOST_HIDDEN)
+        self._head_dim = file.integer(f"{prefix}.attention.key_length", MAX_HIDDEN, default=default_dim)
+        self._feed_forward = file.integer(f"{prefix}.feed_forward_length", MAX_HIDDEN)
 
     def model(self) -> Model:
         file, prefix, hidden = self._file, self._prefix, self._hidden
@@ -129,7 +129,7 @@ class _FamilyReader:
         embedding = file.matrix("token_embd.weight", vocabulary, hidden)
         # Tied embeddings: the output matrix is the embedding's own.
         tied = not file.has_tensor("output.weight")
-        layers = file.integer(f"{prefix}.block_count", MOST_LAYERS)
+        layers = file.integer(f"{prefix}.block_count", MAX_LAYERS)
         model = Model(
             name=file.text("general.name", default=file.path.stem),
             architecture=prefix,
@@ -140,7 +140,7 @@ class _FamilyReader:
             head_dim=self._head_dim,
             feed_forward=self._feed_forward,
             vocabulary=vocabulary,
-            context_length=file.integer(f"{prefix}.context_length", MOST_CONTEXT),
+            context_length=file.integer(f"{prefix}.context_length", MAX_CONTEXT),
             epsilon=file.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
             rope=self._rope(),
             embedding=embedding,
@@ -164,7 +164,7 @@ class _FamilyReader:
                 f"{file.path} has {self._heads} heads for {self._kv_heads} key/value heads; "
                 "a multiple is wanted: convert the model again"
             )
-        value_dim = file.integer(f"{prefix}.attention.value_length", MOST_HIDDEN, default=self._head_dim)
+        value_dim = file.integer(f"{prefix}.attention.value_length", MAX_HIDDEN, default=self._head_dim)
         if value_dim != self._head_dim:
             raise ModelError(
                 f"{file.path} has keys of {self._head_dim} and values of {value_dim} dimensions; "
@@ -181,7 +181,7 @@ class _FamilyReader:
 
     def _rope(self) -> Rope:
         file, prefix = self._file, self._prefix
-        dimensions = file.integer(f"{prefix}.rope.dimension_count", MOST_HIDDEN, default=self._head_dim)
+        dimensions = file.integer(f"{prefix}.rope.dimension_count", MAX_HIDDEN, default=self._head_dim)
         if dimensions % 2 or dimensions > self._head_dim:
             raise ModelError(
                 f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "

@@ -41,7 +41,7 @@ class NodeTable:
         self.step_of.append(node.id if node.kind is NodeKind.STEP and above < 0 else above)
         self._depth.append(depth)
 
-    def below(self, node: int | None) -> list[Node]:
+    def descendants(self, node: int | None) -> list[Node]:
         """Everything inside `node` (None: everything), a parent before its children, in drawing order."""
         found: list[Node] = []
         waiting = list(reversed(self.children[node]))

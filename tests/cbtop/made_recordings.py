@@ -23,7 +23,7 @@ def frame(kind: FrameKind, at_s: float, *messages: WireMessage) -> bytes:
 
 
 def keyframe(source: Source, at_s: float) -> bytes:
-    return frame(FrameKind.KEYFRAME, at_s, HELLO, *source.everything(), Heartbeat(0, (source.state_message(),)))
+    return frame(FrameKind.KEYFRAME, at_s, HELLO, *source.snapshot(), Heartbeat(0, (source.state_message(),)))
 
 
 def made_recording(runtime: Path, path: Path, seconds: int, keyframe_every: int = 5, close: bool = True) -> None:
@@ -43,9 +43,9 @@ def made_recording(runtime: Path, path: Path, seconds: int, keyframe_every: int 
             source.poll()
         writer.append(frame(FrameKind.RECORDS, at_s, *source.records()))
         if half % (2 * keyframe_every) == 0:
-            source.news()
+            source.delta()
             writer.append(keyframe(source, at_s))
         else:
-            writer.append(frame(FrameKind.LIVE, at_s, *source.news()))
+            writer.append(frame(FrameKind.LIVE, at_s, *source.delta()))
     if close:
         writer.close()

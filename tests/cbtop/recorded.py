@@ -50,7 +50,7 @@ def record_of(source: Source) -> SourceRecord:
     """What a viewer that joins now knows of `source`."""
     source.poll()
     store = Store()
-    apply(store, [*source.everything()])
+    apply(store, [*source.snapshot()])
     return store.sources[source.key]
 
 

@@ -22,9 +22,9 @@ hops = st.one_of(
     st.tuples(st.just("nonsense"), st.integers(1, 5)),  # named by no node, or backwards: rejected
     st.tuples(st.just("new brick"), st.integers(1, 3)),
     st.tuples(st.just("poll"), st.none()),
-    st.tuples(st.just("news arrive"), st.none()),
-    st.tuples(st.just("news are lost"), st.none()),
-    st.tuples(st.just("the first viewer loses the news"), st.none()),
+    st.tuples(st.just("a delta arrives"), st.none()),
+    st.tuples(st.just("a delta is lost"), st.none()),
+    st.tuples(st.just("the first viewer loses a delta"), st.none()),
     st.tuples(st.just("keyframe"), st.none()),
     st.tuples(st.just("heartbeat"), st.none()),
     st.tuples(st.just("another viewer"), st.none()),
@@ -44,8 +44,8 @@ def test_produced_is_received_plus_dropped_at_every_moment_and_for_every_viewer(
     written, bricks = 1, 0
     source, viewers = source_of(directory), [Store()]
     source.poll()
-    apply(viewers[0], source.everything())
-    source.news()
+    apply(viewers[0], source.snapshot())
+    source.delta()
     for hop, number in story:
         match hop:
             case "record":
@@ -65,25 +65,25 @@ def test_produced_is_received_plus_dropped_at_every_moment_and_for_every_viewer(
                 written += number or 0
             case "poll":
                 source.poll()
-            case "news arrive":
-                news = source.news()
+            case "a delta arrives":
+                delta = source.delta()
                 for viewer in viewers:
-                    apply(viewer, news)
-            case "news are lost":
-                source.news()
-            case "the first viewer loses the news":
-                news = source.news()
+                    apply(viewer, delta)
+            case "a delta is lost":
+                source.delta()
+            case "the first viewer loses a delta":
+                delta = source.delta()
                 for viewer in viewers[1:]:
-                    apply(viewer, news)
+                    apply(viewer, delta)
             case "keyframe":
                 for viewer in viewers:
-                    apply(viewer, source.everything())
+                    apply(viewer, source.snapshot())
             case "heartbeat":
                 for viewer in viewers:
                     apply(viewer, [source.state_message()])
             case "another viewer":
                 viewers.append(Store())
-                apply(viewers[-1], source.everything())
+                apply(viewers[-1], source.snapshot())
         state = source.state_message()
         assert state.produced == state.received + state.overwritten + state.rejected
         for viewer in viewers:
@@ -98,7 +98,7 @@ def test_produced_is_received_plus_dropped_at_every_moment_and_for_every_viewer(
     state = source.state_message()
     assert state.produced + state.unread == written
     for viewer in viewers:
-        apply(viewer, source.everything())
+        apply(viewer, source.snapshot())
         loss = source_view(viewer.sources[source.key]).loss
         assert (loss.produced, loss.received) == (state.produced, state.received)
         assert (loss.dropped, loss.on_the_wire) == (state.overwritten + state.rejected, 0)

@@ -86,7 +86,7 @@ def source_saying(said: Sequence[CatalogMessage], records: int = 3) -> Source:
 
 def view_of(source: Source) -> SourceView:
     store = Store()
-    apply(store, source.everything())
+    apply(store, source.snapshot())
     return source_view(store.sources[source.key])
 
 

@@ -71,7 +71,7 @@ while True:
 LONG_ENOUGH_S = 0.7  # for a fault to reach whatever it can reach: several reads, publications and heartbeats
 EXIT_S = 2.0  # generous: `python -m benchmarks faults` has the time it takes
 RECORDS_A_STEP = 5
-MOST_WAITS = 5
+MAX_WAITS = 5
 DEAD_PID = 4_194_304  # one more than the highest pid there can be
 
 
@@ -231,7 +231,7 @@ def test_the_host_notices_nothing_and_its_books_hold(runtime: Path, fault: Calla
         assert host.wait(30) == 0
         assert time.monotonic() - ended_s < EXIT_S
         assert scene.daemon.poll() is None
-        assert said["waits"] <= MOST_WAITS
+        assert said["waits"] <= MAX_WAITS
 
         with Feed() as feed:
             eventually(lambda: state_of(feed, pid=host.pid) == "ended")

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from cbtop.protocol import keys
-from cbtop.protocol.auth import Doorkeeper
+from cbtop.protocol.auth import ZapAuthenticator
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import DecodeError, EndpointError, KeysError
 from cbtop.protocol.keys import DaemonKeys, KeyPair, ViewerKeys
@@ -378,10 +378,10 @@ def test_every_refusal_counts_and_is_logged_once_a_peer_and_minute(
     hosts: Hosts, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = [0.0]
-    doorkeeper = Doorkeeper(hosts.daemon, clock_s=lambda: now_s[0])
+    authenticator = ZapAuthenticator(hosts.daemon, clock_s=lambda: now_s[0])
     context = zmq.Context()
     door = context.socket(zmq.XPUB)
-    doorkeeper.guard(door)
+    authenticator.guard(door)
     door.bind(LOOPBACK)
     port = door.last_endpoint.decode().rpartition(":")[2]
     secrets = []
@@ -392,11 +392,11 @@ def test_every_refusal_counts_and_is_logged_once_a_peer_and_minute(
         viewer.curve_publickey, secret = zmq.curve_keypair()
         viewer.curve_secretkey = secret
         secrets.append(secret)
-        before = doorkeeper.refused
+        before = authenticator.refused
         viewer.connect(f"tcp://{address}:0;127.0.0.1:{port}")
         for _turn in count():
-            doorkeeper.answer()
-            if doorkeeper.refused > before:
+            authenticator.answer()
+            if authenticator.refused > before:
                 break
             assert _turn < 1000
             time.sleep(0.01)
@@ -415,7 +415,7 @@ def test_every_refusal_counts_and_is_logged_once_a_peer_and_minute(
     ]
     assert said[-1].endswith("(5 refused so far)")
     assert not any(secret.decode() in caplog.text for secret in secrets)
-    doorkeeper.leave(door)
+    authenticator.leave(door)
     context.destroy(linger=0)
 
 

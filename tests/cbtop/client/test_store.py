@@ -24,14 +24,14 @@ def test_a_lost_update_is_healed_by_the_next_keyframe(runtime: Path) -> None:
         pass
     source, store = source_of(runtime), Store()
     source.poll()
-    apply(store, [*source.everything()])
-    source.news()
+    apply(store, [*source.snapshot()])
+    source.delta()
     for name in "abc":
         with profiler.brick(name):
             pass
         source.poll()
-        source.news()  # lost
-    apply(store, [*source.everything()])
+        source.delta()  # lost
+    apply(store, [*source.snapshot()])
     assert store.sources[source.key].stats.column("count")[1:].tolist() == [2, 1, 1]
     assert [node.name for node in store.sources[source.key].nodes.nodes] == ["a", "b", "c"]
 
@@ -52,7 +52,7 @@ def test_a_new_daemon_starts_from_nothing(runtime: Path) -> None:
     profiler_in(runtime, Clock()).announce(Goodbye("x"))
     source, store = source_of(runtime), Store()
     source.poll()
-    apply(store, [*source.everything()])
+    apply(store, [*source.snapshot()])
     apply(store, [HELLO])
     assert (store.sources, store.daemon) == ({}, HELLO)
 
@@ -94,7 +94,7 @@ def test_columns_that_lie_are_refused_before_anything_is_allocated(runtime: Path
         pass
     source, store = source_of(runtime), Store()
     source.poll()
-    apply(store, [*source.everything()])
+    apply(store, [*source.snapshot()])
     with pytest.raises(DecodeError):
         store.apply(dataclasses.replace(update(), source=source.key, **lie))
     assert store.sources[source.key].stats.column("count").tolist() == [0, 1]

@@ -47,7 +47,7 @@ class Watched:
             self._source = source_of(self._directory)
         self._source.poll()
         at_ns = round(second * 1e9)
-        everything = [*self._source.everything(), Heartbeat(at_ns, (self._source.state_message(),))]
+        everything = [*self._source.snapshot(), Heartbeat(at_ns, (self._source.state_message(),))]
         dated = [replace(m, monotonic_ns=at_ns) if isinstance(m, StatsUpdate) else m for m in everything]
         apply(self.store, dated)
 

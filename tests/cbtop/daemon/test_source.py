@@ -119,7 +119,7 @@ def test_a_catalog_that_breaks_its_word_makes_only_its_own_source_faulty(
     assert (source.state == "faulty") == bool(complaint)
     assert complaint in source.reason
     store = Store()
-    apply(store, [*source.everything()])
+    apply(store, [*source.snapshot()])
 
 
 def test_a_node_out_of_place_makes_the_source_faulty_with_the_reason(runtime: Path) -> None:
@@ -162,20 +162,20 @@ def test_a_cursor_that_jumps_makes_the_source_faulty(runtime: Path) -> None:
     assert balanced(source)
 
 
-def test_news_bring_a_viewer_to_where_everything_would(runtime: Path) -> None:
+def test_deltas_bring_a_viewer_to_where_a_snapshot_would(runtime: Path) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     with profiler.step("decode", tokens=1), profiler.brick("a"):
         clock.sleep_us(5)
     source, store = source_of(runtime), Store()
     source.poll()
-    apply(store, [*source.everything()])
-    source.news()
+    apply(store, [*source.snapshot()])
+    source.delta()
     for number in range(20):
         with profiler.step("decode", tokens=1), profiler.brick(f"b{number % 3}", number):
             clock.sleep_us(number)
         source.poll()
-        apply(store, [*source.news()])
+        apply(store, [*source.delta()])
     followed, fresh = store.sources[source.key], record_of(source)
     for name in ("count", "total_ns", "min_ns", "max_ns", "elements", "closed_ns"):
         assert followed.stats.column(name).tolist() == fresh.stats.column(name).tolist()
@@ -203,15 +203,15 @@ def test_of_a_trace_that_is_said_again_and_again_only_the_last_is_kept(runtime: 
         pass
     source = source_of(runtime)
     source.poll()
-    source.news()
+    source.delta()
     known = len(source.catalog)
     for forwards in range(1, MAX_ANNOUNCEMENTS // 10):
         profiler.announce(TraceSummary("MLT-01", "activations", "about", forwards, (), ()))
         if forwards % 100 == 0:
             source.poll()
-            (news, _) = source.news()
-            assert isinstance(news, SourceCatalog)
-            assert [m.forwards for m in news.messages if isinstance(m, TraceSummary)] == [forwards]
+            (catalog, _) = source.delta()
+            assert isinstance(catalog, SourceCatalog)
+            assert [m.forwards for m in catalog.messages if isinstance(m, TraceSummary)] == [forwards]
     source.poll()
     assert len(source.catalog) == known
     assert [trace.forwards for trace in source.traces.values()] == [forwards]

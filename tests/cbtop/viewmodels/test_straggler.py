@@ -30,7 +30,7 @@ class RankRun:
         self.rank = rank
         self.now_ns = 0
         self.source.poll()
-        apply(self.store, [*self.source.everything()])
+        apply(self.store, [*self.source.snapshot()])
 
     def step(self, **us: float) -> None:
         """One step; `us` is what each brick took."""
@@ -45,8 +45,8 @@ class RankRun:
             self.step(**us)
         self.source.poll()
         self.now_ns += SLICE_NS
-        news = self.source.news()
-        apply(self.store, [replace(m, monotonic_ns=self.now_ns) if hasattr(m, "monotonic_ns") else m for m in news])
+        delta = self.source.delta()
+        apply(self.store, [replace(m, monotonic_ns=self.now_ns) if hasattr(m, "monotonic_ns") else m for m in delta])
         record = self.record
         assert record.hello is not None
         if record.hello.rank is None:

@@ -53,7 +53,7 @@ def test_a_keyframe_holds_only_the_latest_summary_of_each_trace(runtime: Path) -
         profiler.announce(LAYERS)
     source = source_of(runtime)
     source.poll()
-    keyframe = source.everything()[0]
+    keyframe = source.snapshot()[0]
     assert isinstance(keyframe, SourceCatalog)
     assert [message for message in keyframe.messages if isinstance(message, TraceSummary)] == [KV, LAYERS]
 

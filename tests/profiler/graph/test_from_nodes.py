@@ -64,7 +64,7 @@ def test_scopes_and_a_recorded_catalog_give_the_same_graph(runtime: Path) -> Non
         scopes.pop_scope()
     profiler.close()
     totals = Totals(runtime)
-    graph, ids = graph_of_nodes(totals.table.below(None), totals.count, totals.total_ns, totals.elements)
+    graph, ids = graph_of_nodes(totals.table.descendants(None), totals.count, totals.total_ns, totals.elements)
     assert graph == scopes
     assert list(graph.edges()) == list(scopes.edges())
     assert {totals.table[node].name for node in ids} == {"decode", "0", "1", "RmsNorm", "QkvProjection", "gemv"}

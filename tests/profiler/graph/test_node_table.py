@@ -18,8 +18,8 @@ def test_what_is_below_a_node_comes_in_drawing_order() -> None:
     table = NodeTable()
     for number, parent in ((1, None), (2, 1), (3, None), (4, 1), (5, 2)):
         table.add(node(number, parent))
-    assert [n.id for n in table.below(None)] == [1, 2, 5, 4, 3]
-    assert [n.id for n in table.below(1)] == [2, 5, 4]
+    assert [n.id for n in table.descendants(None)] == [1, 2, 5, 4, 3]
+    assert [n.id for n in table.descendants(1)] == [2, 5, 4]
 
 
 def test_every_node_knows_its_step() -> None:
