@@ -1,15 +1,18 @@
 /* What runs at every brick, compiled: the same names, the same records and the same tests as hot_path.py.
 
    Rules
-   - Start, stop, the `with` form and the layer's scope; nothing else. A new place in the graph and a record without
-     a ring are calls back into Python.
+   - Start, stop, the `with` form and the layer's scope; nothing else. A new scope, a new position, a record without a
+     ring and whatever goes wrong are calls back into Python.
    - The GIL is held throughout. A thread reserves a record by one step of the ring's cursor, writes it, and stores
-     its tag last; nothing of Python runs between these. So a record is whole or does not count.
+     its tag last, with release order; nothing of Python runs between these. So a record is whole or does not count.
+   - Whose position it is, Python knows (positions.py). It is asked again when the thread has switched contexts since
+     (each task, and each greenlet, runs in a context of its own), and when a position has gone.
+   - Nothing raised in here but a wrong argument and what is no Exception (an interrupt) reaches the host.
    - A brick that one thread starts and another stops is recorded; it is the starting thread that moves in the graph.
    - Where a brick ends, its kernel has filled the caches: in a model, most of the price is lines that are no longer
-     there. So a place remembers which one came after it, which saves looking it up; what every brick needs stands
+     there. So a scope remembers which one came after it, which saves looking it up; what every brick needs stands
      together; and what will be written is fetched before the clock is read.
-   - What a thread is in stands in its slot of the ring's header, for whoever looks after this process was killed.
+   - What a position is in stands in its slot of the ring's header, for whoever looks after this process was killed.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -30,59 +33,71 @@ enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_N
 #define SEQUENCE_MASK ((INT64_C(1) << 31) - 1)
 #define FLAG_FAILED (INT64_C(1) << 24)
 #define TAG_MASK INT64_C(0xffffffff)
+#define FLAG_UNCOUNTED (INT64_C(1) << 26)
 #define NO_NODE 0
+#define HELD (-1) /* instead of a node: the record waits for the name of its step */
+enum { MAX_HELD = 1 << 16 };
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 /* Waits for nothing: the line is on its way while the clock is read. */
 #define FETCH_TO_WRITE(address) __builtin_prefetch((address), 1)
 
-/* A place in the graph: its node, the place above, and the places below by what was started there. */
-typedef struct Place {
+/* A place in the graph: its node, the scope it lies in, and those in it by what was started there. */
+typedef struct Scope {
     PyObject_HEAD
     PyObject *key;
-    struct Place *above;
-    struct Place *after; /* what was started next to it once it had ended, the last time it was looked up; may be NULL */
+    struct Scope *parent;
+    struct Scope *next; /* what was started next to it once it had ended, the last time it was looked up; may be NULL */
     int64_t node;
-    int64_t above_node; /* NO_NODE at the root */
-    PyObject *below;
-} Place;
+    int64_t parent_node; /* NO_NODE at the root */
+    PyObject *children;
+    PyObject *work; /* the FLOP and bytes of a call by its elements, where that is no straight line; else NULL */
+} Scope;
 
 struct HotPath;
 
-/* Where in the graph one thread is. */
-typedef struct {
+/* Where in the graph one thread, task or greenlet is, and what its step asks for. */
+typedef struct Position {
     PyObject_HEAD
-    Place *here; /* the thread holds this one and all above it, so that moving touches only the one it moves into */
-    Place *left; /* the one it was in before, if it has started nothing since; may be NULL */
+    Scope *scope; /* the position holds this one and all it lies in, so that moving touches only the one it moves into */
+    Scope *left;  /* the one it was in before, if it has started nothing since; may be NULL */
     int64_t *slot;          /* says the same in the ring; `nowhere` where there is none */
-    struct HotPath *holder; /* in whose `holders` this thread stands; NULL without a slot. Borrowed */
+    struct HotPath *holder; /* in whose `holders` this position stands; NULL without a slot. Borrowed */
     uint64_t ring_serial;   /* of the ring in which a slot was last asked for */
-} Thread;
+    int64_t lane;           /* flags of every record: tells steps that run at the same time apart */
+    PyObject *step;         /* the innermost step it is in; NULL outside of steps */
+    PyObject *held;         /* the records of a step without a name yet, a list; else NULL */
+    PyObject *weak_references;
+    char recording; /* 0 in a step that is not sampled */
+} Position;
 
-/* A running brick. Not collected: neither a place nor a thread holds timers. */
+/* A running brick. Not collected: neither a scope nor a position holds timers. */
 typedef struct {
     PyObject_HEAD
-    Thread *thread;
-    Place *place;
+    Position *position;
+    Scope *scope;
     int64_t start_ns;
 } Timer;
 
 typedef struct HotPath {
     PyObject_HEAD
-    uint64_t serial; /* never given twice: what a thread remembers by it cannot be another's */
     uint64_t ring_serial;
     PyObject *clock_ns; /* NULL: the monotonic clock, read here */
     int64_t *words;     /* the ring; NULL while none is attached */
     int64_t wrap;       /* its capacity - 1 */
     int recording;
     pid_t pid; /* that of the process that attached the ring: a forked child writes nothing into its parent's */
-    PyObject *define;
+    PyObject *define; /* this and what follows: see Callbacks in hot_path.py */
     PyObject *record;
-    PyObject *threads; /* a threading.local: each thread's Thread, as `thread` */
-    Place *root;
+    PyObject *uncounted;
+    PyObject *amounts;
+    PyObject *give_up;
+    PyObject *find; /* gives the caller its position */
+    Scope *root;
     Py_buffer ring;
-    Thread *holders[SLOTS]; /* whose each slot of the ring is; borrowed: a thread takes itself out */
+    PyObject *weak_references;
+    Position *holders[SLOTS]; /* whose each slot of the ring is; borrowed: a position takes itself out */
 } HotPath;
 
 typedef struct {
@@ -91,8 +106,8 @@ typedef struct {
     HotPath *hot_path;
     PyObject *key;
     PyObject *elements;
-    Thread *thread; /* NULL, as is `place`, before it is entered and while nothing is recorded */
-    Place *place;
+    Position *position; /* NULL, as is `scope`, before it is entered and while nothing is recorded */
+    Scope *scope;
     int64_t start_ns;
 } Span;
 
@@ -102,17 +117,21 @@ typedef struct {
     PyObject *unbound;
 } SpanMethod;
 
-static PyTypeObject *PlaceType, *ThreadType, *TimerType, *HotPathType, *SpanType, *SpanMethodType;
-static PyObject *new_local, *perf_counter_ns, *layer_kind, *one, *name_thread;
-static uint64_t serials;
-static int64_t nowhere[SLOT_WORDS]; /* the slot of threads that have none: written, never read */
+static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanType, *SpanMethodType;
+static PyObject *finder, *perf_counter_ns, *layer_kind, *one;
+static uint64_t serials;     /* of rings: never given twice */
+static uint64_t generation;  /* a step further whenever a position or a hot path has gone */
+static int64_t nowhere[SLOT_WORDS]; /* the slot of positions that have none: written, never read */
 
-/* The Thread that this thread used last, and whose hot path it belongs to. The model saves a call at each look; where
-   a loader has no room for it, the import fails and the Python hot path is used. */
+/* The position that this thread used last, and when that was: it is still the caller's while the thread has not
+   switched contexts, and still there while nothing has gone. The model saves a call at each look; where a loader has no
+   room for it, the import fails and the Python hot path is used. */
 static _Thread_local struct {
-    uint64_t serial;
-    Thread *thread;
-} last __attribute__((tls_model("initial-exec"))) = {UINT64_MAX, NULL};
+    HotPath *hot_path;
+    uint64_t context_version;
+    uint64_t generation;
+    Position *position;
+} last __attribute__((tls_model("initial-exec"))) = {NULL, 0, 0, NULL};
 
 /* Timers and spans that were let go, to be used again: a third of the cost of making one. They keep their reference
    to their type. */
@@ -142,29 +161,30 @@ is_spared(Spares *spares, void *object)
     return 1;
 }
 
-/* ---- place ---- */
+/* ---- scope ---- */
 
 static PyObject *
-place_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+scope_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"key", "node", "above", NULL};
-    PyObject *key, *above;
+    static char *names[] = {"key", "node", "parent", "work", NULL};
+    PyObject *key, *parent, *work = Py_None;
     long long node;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLO", names, &key, &node, &above))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLO|O", names, &key, &node, &parent, &work))
         return NULL;
-    if (above != Py_None && !PyObject_TypeCheck(above, PlaceType)) {
-        PyErr_Format(PyExc_TypeError, "above is a %s; a Place or None is wanted", Py_TYPE(above)->tp_name);
+    if (parent != Py_None && !PyObject_TypeCheck(parent, ScopeType)) {
+        PyErr_Format(PyExc_TypeError, "parent is a %s; a Scope or None is wanted", Py_TYPE(parent)->tp_name);
         return NULL;
     }
-    Place *self = (Place *)type->tp_alloc(type, 0);
+    Scope *self = (Scope *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->key = Py_NewRef(key);
-    self->above = above == Py_None ? NULL : (Place *)Py_NewRef(above);
+    self->parent = parent == Py_None ? NULL : (Scope *)Py_NewRef(parent);
     self->node = node;
-    self->above_node = self->above == NULL ? NO_NODE : self->above->node;
-    self->below = PyDict_New();
-    if (self->below == NULL) {
+    self->parent_node = self->parent == NULL ? NO_NODE : self->parent->node;
+    self->work = work == Py_None ? NULL : Py_NewRef(work);
+    self->children = PyDict_New();
+    if (self->children == NULL) {
         Py_DECREF(self);
         return NULL;
     }
@@ -172,104 +192,110 @@ place_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static int
-place_traverse(Place *self, visitproc visit, void *arg)
+scope_traverse(Scope *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->key);
-    Py_VISIT(self->below);
-    Py_VISIT(self->above);
-    Py_VISIT(self->after);
+    Py_VISIT(self->children);
+    Py_VISIT(self->parent);
+    Py_VISIT(self->next);
+    Py_VISIT(self->work);
     return 0;
 }
 
 static int
-place_clear(Place *self)
+scope_clear(Scope *self)
 {
-    /* `below` stays: a place that someone can still reach must be one to look into. So does `above`: threads go by it,
-       and without those below no cycle leads through it. */
-    if (self->below != NULL)
-        PyDict_Clear(self->below);
+    /* `children` stays: a scope that someone can still reach must be one to look into. So does `parent`: positions go
+       by it, and without children no cycle leads through it. */
+    if (self->children != NULL)
+        PyDict_Clear(self->children);
     Py_CLEAR(self->key);
-    Py_CLEAR(self->after);
+    Py_CLEAR(self->next);
+    Py_CLEAR(self->work);
     return 0;
 }
 
 static void
-place_dealloc(Place *self)
+scope_dealloc(Scope *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    Py_TRASHCAN_BEGIN(self, place_dealloc)
+    Py_TRASHCAN_BEGIN(self, scope_dealloc)
     Py_CLEAR(self->key);
-    Py_CLEAR(self->below);
-    Py_CLEAR(self->above);
-    Py_CLEAR(self->after);
+    Py_CLEAR(self->children);
+    Py_CLEAR(self->parent);
+    Py_CLEAR(self->next);
+    Py_CLEAR(self->work);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
     Py_TRASHCAN_END
 }
 
-static PyMemberDef place_members[] = {
-    {"key", T_OBJECT, offsetof(Place, key), READONLY, "What was started here."},
-    {"node", T_LONGLONG, offsetof(Place, node), READONLY, "The id of its node."},
-    {"above", T_OBJECT, offsetof(Place, above), READONLY, "The place above; None for the root."},
-    {"below", T_OBJECT, offsetof(Place, below), READONLY, "The places below, by what was started there."},
+static PyMemberDef scope_members[] = {
+    {"key", T_OBJECT, offsetof(Scope, key), READONLY, "What was started here."},
+    {"node", T_LONGLONG, offsetof(Scope, node), READONLY, "The id of its node."},
+    {"parent", T_OBJECT, offsetof(Scope, parent), READONLY, "The scope it lies in; None for the root."},
+    {"children", T_OBJECT, offsetof(Scope, children), READONLY, "The scopes in it, by what was started there."},
+    {"work", T_OBJECT, offsetof(Scope, work), READONLY, "The FLOP and bytes of a call by its elements, or None."},
     {0},
 };
 
-static PyType_Slot place_slots[] = {
-    {Py_tp_doc, "A place in the graph: its node, the place above, and the places below by what was started there."},
-    {Py_tp_new, place_new},
-    {Py_tp_traverse, place_traverse},
-    {Py_tp_clear, place_clear},
-    {Py_tp_dealloc, place_dealloc},
-    {Py_tp_members, place_members},
+static PyType_Slot scope_slots[] = {
+    {Py_tp_doc, "A place in the graph: its node, the scope it lies in, and those in it by what was started there."},
+    {Py_tp_new, scope_new},
+    {Py_tp_traverse, scope_traverse},
+    {Py_tp_clear, scope_clear},
+    {Py_tp_dealloc, scope_dealloc},
+    {Py_tp_members, scope_members},
     {0},
 };
 
-static PyType_Spec place_spec = {
-    .name = "cbtop.profiler._hot_path.Place",
-    .basicsize = sizeof(Place),
+static PyType_Spec scope_spec = {
+    .name = "cbtop.profiler._hot_path.Scope",
+    .basicsize = sizeof(Scope),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = place_slots,
+    .slots = scope_slots,
 };
 
-/* ---- thread ---- */
+/* ---- position ---- */
 
 static int
-thread_traverse(Thread *self, visitproc visit, void *arg)
+position_traverse(Position *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    for (Place *held = self->here; held != NULL; held = held->above)
+    for (Scope *held = self->scope; held != NULL; held = held->parent)
         Py_VISIT(held);
     Py_VISIT(self->left);
+    Py_VISIT(self->step);
+    Py_VISIT(self->held);
     return 0;
 }
 
 static inline void
-say_where(Thread *thread, int64_t node, int64_t start_ns)
+say_where(Position *position, int64_t node, int64_t start_ns)
 {
     /* A reader must never see a node with another's start: in between there is none. */
-    _Atomic int64_t *slot = (_Atomic int64_t *)thread->slot;
+    _Atomic int64_t *slot = (_Atomic int64_t *)position->slot;
     atomic_store_explicit(&slot[SLOT_NODE], NO_NODE, memory_order_relaxed);
     atomic_store_explicit(&slot[SLOT_START], start_ns, memory_order_release);
     atomic_store_explicit(&slot[SLOT_NODE], node, memory_order_release);
 }
 
-/* Give this thread a slot of the ring, if one is free. */
+/* Give this position a slot of the ring, if one is free. */
 __attribute__((noinline, cold)) static void
-take_slot(HotPath *self, Thread *thread)
+take_slot(HotPath *self, Position *position)
 {
-    thread->ring_serial = self->ring_serial;
+    position->ring_serial = self->ring_serial;
     if (self->words == NULL)
         return;
     for (int i = 0; i < SLOTS; i++) {
         int64_t *slot = self->words + FIRST_SLOT_WORD + i * SLOT_WORDS;
         if (slot[SLOT_THREAD] == 0) { /* several hot paths may write into one ring */
-            thread->slot = slot;
-            thread->holder = self;
-            self->holders[i] = thread;
-            say_where(thread, NO_NODE, 0);
+            position->slot = slot;
+            position->holder = self;
+            self->holders[i] = position;
+            say_where(position, NO_NODE, 0);
             slot[SLOT_THREAD] = (int64_t)PyThread_get_thread_native_id();
             return;
         }
@@ -277,109 +303,216 @@ take_slot(HotPath *self, Thread *thread)
 }
 
 static void
-give_slot_back(Thread *thread)
+give_slot_back(Position *position)
 {
-    HotPath *holder = thread->holder;
+    HotPath *holder = position->holder;
     if (holder == NULL)
         return;
-    int64_t *slot = thread->slot;
+    int64_t *slot = position->slot;
     if (holder->pid == getpid()) {
         slot[SLOT_THREAD] = 0;
-        say_where(thread, NO_NODE, 0);
+        say_where(position, NO_NODE, 0);
     }
     holder->holders[(slot - holder->words - FIRST_SLOT_WORD) / SLOT_WORDS] = NULL;
-    thread->holder = NULL;
-    thread->slot = nowhere;
+    position->holder = NULL;
+    position->slot = nowhere;
 }
 
-/* Go to `above`, a place that the thread is in; to none when the thread itself goes. */
+/* Go to `parent`, a scope that the position is in; to none when the position itself goes. */
 static inline void
-go_up(Thread *thread, Place *above)
+go_up(Position *position, Scope *parent)
 {
-    Place *place = thread->here;
-    thread->here = above;
-    while (place != above) {
-        Place *next = place->above;
-        Py_DECREF(place);
-        place = next;
+    Scope *scope = position->scope;
+    position->scope = parent;
+    while (scope != parent) {
+        Scope *next = scope->parent;
+        Py_DECREF(scope);
+        scope = next;
     }
 }
 
-/* Go to a place anywhere in the graph. */
+/* Go to a scope anywhere in the graph. */
 __attribute__((noinline, cold)) static void
-go_to(Thread *thread, Place *place)
+go_to(Position *position, Scope *scope)
 {
-    for (Place *held = place; held != NULL; held = held->above)
+    for (Scope *held = scope; held != NULL; held = held->parent)
         Py_INCREF(held);
-    Place *left = thread->here;
-    thread->here = place;
+    Scope *left = position->scope;
+    position->scope = scope;
     while (left != NULL) {
-        Place *next = left->above;
+        Scope *next = left->parent;
         Py_DECREF(left);
         left = next;
     }
 }
 
+/* Go to the parent of `scope`, if it is one that the position is in. */
+static inline void
+leave(Position *position, Scope *scope)
+{
+    Scope *inside = position->scope;
+    while (inside != NULL && inside != scope)
+        inside = inside->parent;
+    if (inside == NULL || inside->parent == NULL)
+        return;
+    say_where(position, scope->parent_node, 0);
+    go_up(position, scope->parent);
+    Py_INCREF(scope);
+    Py_XSETREF(position->left, scope);
+}
+
+static inline void
+enter(HotPath *self, Position *position, Scope *scope)
+{
+    Py_CLEAR(position->left);
+    if (LIKELY(scope->parent == position->scope)) {
+        Py_INCREF(scope);
+        position->scope = scope;
+    }
+    else
+        go_to(position, scope);
+    if (UNLIKELY(position->ring_serial != self->ring_serial))
+        take_slot(self, position);
+}
+
+static int
+position_clear(Position *self)
+{
+    /* `scope` stays: it is never NULL, and a cycle through it is broken at the scopes. */
+    Py_CLEAR(self->step);
+    Py_CLEAR(self->held);
+    return 0;
+}
+
 static void
-thread_dealloc(Thread *self)
+position_dealloc(Position *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    generation++; /* no thread remembers this one */
+    if (self->weak_references != NULL)
+        PyObject_ClearWeakRefs((PyObject *)self);
     give_slot_back(self);
+    position_clear(self);
     go_up(self, NULL);
     Py_CLEAR(self->left);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
 }
 
-/* No tp_clear: `here` is never NULL, and a cycle through it is broken at the places. */
-static PyType_Slot thread_slots[] = {
-    {Py_tp_doc, "Where in the graph one thread is."},
-    {Py_tp_traverse, thread_traverse},
-    {Py_tp_dealloc, thread_dealloc},
+static PyObject *
+position_leave(Position *self, PyObject *scope)
+{
+    if (!Py_IS_TYPE(scope, ScopeType)) {
+        PyErr_Format(PyExc_TypeError, "leave() takes a Scope, not a %s", Py_TYPE(scope)->tp_name);
+        return NULL;
+    }
+    leave(self, (Scope *)scope);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+get_held(Position *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(self->held == NULL ? Py_None : self->held);
+}
+
+static int
+set_held(Position *self, PyObject *held, void *Py_UNUSED(closure))
+{
+    if (held != NULL && held != Py_None && !PyList_CheckExact(held)) {
+        PyErr_Format(PyExc_TypeError, "held is a %s; a list or None is wanted", Py_TYPE(held)->tp_name);
+        return -1;
+    }
+    Py_XSETREF(self->held, held == NULL || held == Py_None ? NULL : Py_NewRef(held));
+    return 0;
+}
+
+static PyMethodDef position_methods[] = {
+    {"leave", (PyCFunction)position_leave, METH_O,
+     "leave($self, scope, /)\n--\n\nGo to the parent of `scope`, if this position is in it."},
     {0},
 };
 
-static PyType_Spec thread_spec = {
-    .name = "cbtop.profiler._hot_path.Thread",
-    .basicsize = sizeof(Thread),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = thread_slots,
+static PyMemberDef position_members[] = {
+    {"scope", T_OBJECT, offsetof(Position, scope), READONLY, "Where it is."},
+    {"lane", T_LONGLONG, offsetof(Position, lane), 0, "Flags of every record: tells simultaneous steps apart."},
+    {"step", T_OBJECT, offsetof(Position, step), 0, "The innermost step it is in, or None."},
+    {"recording", T_BOOL, offsetof(Position, recording), 0, "False in a step that is not sampled."},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Position, weak_references), READONLY, NULL},
+    {0},
 };
 
-/* This thread's Thread, borrowed. */
-__attribute__((noinline, cold)) static Thread *
-first_look(HotPath *self)
+static PyGetSetDef position_properties[] = {
+    {"held", (getter)get_held, (setter)set_held, "The records of a step without a name yet, or None.", NULL},
+    {0},
+};
+
+static PyType_Slot position_slots[] = {
+    {Py_tp_doc, "Where in the graph one thread, task or greenlet is."},
+    {Py_tp_traverse, position_traverse},
+    {Py_tp_clear, position_clear},
+    {Py_tp_dealloc, position_dealloc},
+    {Py_tp_methods, position_methods},
+    {Py_tp_members, position_members},
+    {Py_tp_getset, position_properties},
+    {0},
+};
+
+static PyType_Spec position_spec = {
+    .name = "cbtop.profiler._hot_path.Position",
+    .basicsize = sizeof(Position),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = position_slots,
+};
+
+static PyObject *
+new_position(HotPath *self, PyObject *Py_UNUSED(ignored))
 {
-    if (self->threads == NULL) {
+    if (self->root == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the hot path is not initialised; call HotPath.__init__ first");
         return NULL;
     }
-    Thread *thread = (Thread *)PyObject_GetAttr(self->threads, name_thread);
-    if (thread == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
-            return NULL;
-        PyErr_Clear();
-        thread = (Thread *)ThreadType->tp_alloc(ThreadType, 0);
-        if (thread == NULL)
-            return NULL;
-        thread->here = (Place *)Py_NewRef(self->root);
-        thread->slot = nowhere;
-        if (PyObject_SetAttr(self->threads, name_thread, (PyObject *)thread) < 0) {
-            Py_DECREF(thread);
-            return NULL;
-        }
-    }
-    Py_DECREF(thread); /* the threading.local holds it as long as this thread and this hot path live */
-    last.serial = self->serial;
-    last.thread = thread;
-    return thread;
+    Position *position = (Position *)PositionType->tp_alloc(PositionType, 0);
+    if (position == NULL)
+        return NULL;
+    position->scope = (Scope *)Py_NewRef(self->root);
+    position->slot = nowhere;
+    position->recording = 1;
+    return (PyObject *)position;
 }
 
-static inline Thread *
-this_thread(HotPath *self)
+/* The caller's position, borrowed: whoever it is of holds it, as long as that one lives. */
+__attribute__((noinline, cold)) static Position *
+find_position(HotPath *self)
 {
-    return last.serial == self->serial ? last.thread : first_look(self);
+    if (self->find == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the hot path is not initialised; call HotPath.__init__ first");
+        return NULL;
+    }
+    PyObject *found = PyObject_CallNoArgs(self->find);
+    if (found == NULL)
+        return NULL;
+    if (!Py_IS_TYPE(found, PositionType) || Py_REFCNT(found) < 2) {
+        PyErr_Format(PyExc_TypeError, "find gave a %s; a Position that somebody holds is wanted", Py_TYPE(found)->tp_name);
+        Py_DECREF(found);
+        return NULL;
+    }
+    Py_DECREF(found);
+    last.hot_path = self;
+    last.context_version = PyThreadState_Get()->context_ver;
+    last.generation = generation;
+    last.position = (Position *)found;
+    return (Position *)found;
+}
+
+static inline Position *
+this_position(HotPath *self)
+{
+    if (LIKELY(last.hot_path == self && last.generation == generation &&
+               last.context_version == PyThreadState_Get()->context_ver))
+        return last.position;
+    return find_position(self);
 }
 
 static PyObject *span_call(PyObject *self, PyObject *const *args, size_t count, PyObject *kwnames);
@@ -390,8 +523,8 @@ static void
 timer_dealloc(Timer *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    Py_CLEAR(self->place);
-    Py_CLEAR(self->thread);
+    Py_CLEAR(self->scope);
+    Py_CLEAR(self->position);
     if (is_spared(&spare_timers, self))
         return;
     PyObject_Free(self);
@@ -430,14 +563,14 @@ read_clock(HotPath *self, int64_t *now_ns)
     return *now_ns == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* 1: `elements` is a 64-bit integer; 0: it is none; -1: asking raised what is no Exception, such as an interrupt. */
+/* 1: `elements` is a count below 2^63; 0: it is none; -1: asking raised what is no Exception, such as an interrupt. */
 static inline int
 as_elements(PyObject *elements, int64_t *value)
 {
     int overflow = 0;
     if (PyLong_Check(elements)) {
         *value = PyLong_AsLongLongAndOverflow(elements, &overflow);
-        return !overflow;
+        return !overflow && *value >= 0;
     }
     PyObject *index = PyIndex_Check(elements) ? PyNumber_Index(elements) : NULL;
     if (index == NULL) {
@@ -448,7 +581,31 @@ as_elements(PyObject *elements, int64_t *value)
     }
     *value = PyLong_AsLongLongAndOverflow(index, &overflow);
     Py_DECREF(index);
-    return !overflow;
+    return !overflow && *value >= 0;
+}
+
+/* Something of ours, or the host's clock, has raised: that is not the host's to bear. Says so (once, in Python), and
+   recording ends. 0, or -1 where what was raised is no Exception. */
+__attribute__((noinline, cold)) static int
+give_up(HotPath *self)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    self->recording = 0;
+    PyObject *done = self->give_up == NULL ? NULL : PyObject_CallOneArg(self->give_up, error);
+    Py_XDECREF(done);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    if (done == NULL && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return -1;
+        PyErr_Clear();
+    }
+    return 0;
 }
 
 static inline void
@@ -466,119 +623,137 @@ write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64
     atomic_store_explicit((_Atomic int64_t *)&record[3], tag, memory_order_release);
 }
 
-/* Write a record into the ring. Converting comes first: it may run Python. One without elements keeps the count. */
+/* Write a record into the ring. Converting comes first: it may run Python. What is no count of elements is left out of
+   the record, which says so, and told once. */
 static inline int
 write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObject *elements)
 {
     int64_t value;
     int whole = as_elements(elements, &value);
-    if (self->words != NULL) {
-        if (LIKELY(whole > 0))
-            write_record(self, tag, start_ns, end_ns, value);
-        else
-            write_record(self, NO_NODE, 0, 0, 0);
+    if (UNLIKELY(self->words == NULL))
+        return whole < 0 ? -1 : 0;
+    if (LIKELY(whole > 0)) {
+        write_record(self, tag, start_ns, end_ns, value);
+        return 0;
     }
-    return whole < 0 ? -1 : 0;
+    write_record(self, tag | FLAG_UNCOUNTED, start_ns, end_ns, 0);
+    if (whole < 0)
+        return -1;
+    PyObject *done = PyObject_CallOneArg(self->uncounted, elements);
+    Py_XDECREF(done);
+    return done == NULL ? give_up(self) : 0;
 }
 
-/* The place of `key` below where this thread is, defined where nobody has started it there yet. A new reference. */
-__attribute__((noinline)) static Place *
-look_up(HotPath *self, Thread *thread, PyObject *key)
+/* Record a call whose record waits for the name of its step, or that has work of its own. */
+__attribute__((noinline, cold)) static int
+write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, int64_t end_ns, PyObject *elements,
+             int64_t flags)
 {
-    Place *here = thread->here;
-    Place *place = (Place *)PyDict_GetItemWithError(here->below, key);
-    if (place == NULL) {
+    PyObject *done;
+    if (scope->node >= 0) {
+        if (write_whole(self, position->lane | scope->node | flags, start_ns, end_ns, elements) < 0)
+            return -1;
+        done = PyObject_CallFunction(self->amounts, "OLO", (PyObject *)scope, (long long)position->lane, elements);
+        Py_XDECREF(done);
+        return done == NULL ? give_up(self) : 0;
+    }
+    if (position->held == NULL || PyList_GET_SIZE(position->held) >= MAX_HELD) {
+        if (self->words != NULL)
+            write_record(self, NO_NODE, 0, 0, 0);
+        return 0;
+    }
+    PyObject *record = Py_BuildValue("OLLOL", (PyObject *)scope, (long long)start_ns, (long long)end_ns, elements,
+                                     (long long)flags);
+    int kept = record == NULL ? -1 : PyList_Append(position->held, record);
+    Py_XDECREF(record);
+    return kept < 0 ? give_up(self) : 0;
+}
+
+/* The scope of `key` where this position is, defined where nobody has started it there yet. A new reference; NULL with
+   an exception set, or without one where nothing can be recorded. */
+__attribute__((noinline)) static Scope *
+look_up(HotPath *self, Position *position, PyObject *key)
+{
+    Scope *outer = position->scope;
+    Scope *scope = (Scope *)PyDict_GetItemWithError(outer->children, key);
+    if (scope == NULL) {
         if (PyErr_Occurred())
-            return NULL;
-        Py_INCREF(here);
-        place = (Place *)PyObject_CallFunctionObjArgs(self->define, (PyObject *)here, key, NULL);
-        Py_DECREF(here);
-        if (place == NULL)
-            return NULL;
-        if (!Py_IS_TYPE(place, PlaceType)) {
-            PyErr_Format(PyExc_TypeError, "define gave a %s; a Place is wanted", Py_TYPE(place)->tp_name);
-            Py_DECREF(place);
+            return NULL; /* a key that cannot be one: the caller's mistake */
+        Py_INCREF(outer);
+        scope = (Scope *)PyObject_CallFunctionObjArgs(self->define, (PyObject *)outer, key, NULL);
+        Py_DECREF(outer);
+        if (scope != NULL && !Py_IS_TYPE(scope, ScopeType)) {
+            PyErr_Format(PyExc_TypeError, "define gave a %s; a Scope is wanted", Py_TYPE(scope)->tp_name);
+            Py_CLEAR(scope);
+        }
+        if (scope == NULL) {
+            give_up(self);
             return NULL;
         }
     }
     else
-        Py_INCREF(place);
-    Place *left = thread->left;
-    if (left != NULL && left->above == place->above && place->node != NO_NODE) /* such a place is not kept */
-        Py_XSETREF(left->after, (Place *)Py_NewRef(place));
-    return place;
+        Py_INCREF(scope);
+    Scope *left = position->left;
+    if (left != NULL && left->parent == scope->parent && scope->node != NO_NODE) /* such a scope is not kept */
+        Py_XSETREF(left->next, (Scope *)Py_NewRef(scope));
+    return scope;
 }
 
-/* Go to the place of `key` below where this thread is, and time it from now on. Gives two new references. */
+/* Go to the scope of `key` where the caller is, and time it from now on. Gives two new references, or NULL and NULL
+   where it is not to be recorded. */
 static inline int
-begin(HotPath *self, PyObject *key, Thread **thread_found, Place **place_found, int64_t *start_ns)
+begin(HotPath *self, PyObject *key, Position **position_found, Scope **scope_found, int64_t *start_ns)
 {
-    Thread *thread = this_thread(self);
-    if (thread == NULL)
-        return -1;
-    FETCH_TO_WRITE(thread->slot);
-    Py_INCREF(thread);
-    Place *place = thread->left == NULL ? NULL : thread->left->after;
-    if (place != NULL && place->key == key && place->above == thread->here)
-        Py_INCREF(place);
-    else if ((place = look_up(self, thread, key)) == NULL) {
-        Py_DECREF(thread);
-        return -1;
+    Position *position = this_position(self);
+    if (UNLIKELY(position == NULL))
+        return give_up(self);
+    if (!position->recording)
+        return 0;
+    FETCH_TO_WRITE(position->slot);
+    Py_INCREF(position);
+    Scope *scope = position->left == NULL ? NULL : position->left->next;
+    if (scope != NULL && scope->key == key && scope->parent == position->scope)
+        Py_INCREF(scope);
+    else if ((scope = look_up(self, position, key)) == NULL) {
+        Py_DECREF(position);
+        return PyErr_Occurred() ? -1 : 0;
     }
-    Py_CLEAR(thread->left);
-    if (LIKELY(place->above == thread->here)) {
-        Py_INCREF(place);
-        thread->here = place;
+    enter(self, position, scope);
+    if (UNLIKELY(read_clock(self, start_ns) < 0)) {
+        leave(position, scope);
+        Py_DECREF(scope);
+        Py_DECREF(position);
+        return give_up(self);
     }
-    else
-        go_to(thread, place);
-    if (UNLIKELY(thread->ring_serial != self->ring_serial))
-        take_slot(self, thread);
-    if (read_clock(self, start_ns) < 0) {
-        Py_DECREF(place);
-        Py_DECREF(thread);
-        return -1;
-    }
-    say_where(thread, place->node, *start_ns);
-    *thread_found = thread;
-    *place_found = place;
+    say_where(position, scope->node, *start_ns);
+    *position_found = position;
+    *scope_found = scope;
     return 0;
 }
 
-/* Go to the place above `place`, if it is one that the thread is in. */
-static inline void
-leave(Thread *thread, Place *place)
-{
-    Place *inside = thread->here;
-    while (inside != NULL && inside != place)
-        inside = inside->above;
-    if (inside == NULL || inside->above == NULL)
-        return;
-    say_where(thread, place->above_node, 0);
-    go_up(thread, place->above);
-    Py_INCREF(place);
-    Py_XSETREF(thread->left, place);
-}
-
 static inline int
-finish(HotPath *self, Thread *thread, Place *place, int64_t start_ns, PyObject *elements, int failed)
+finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObject *elements, int failed)
 {
     int64_t end_ns;
-    FETCH_TO_WRITE(thread->slot);
+    FETCH_TO_WRITE(position->slot);
     if (self->words != NULL)
         FETCH_TO_WRITE(&self->words[CURSOR_WORD]);
-    if (read_clock(self, &end_ns) < 0)
-        return -1;
-    leave(thread, place);
+    int read = read_clock(self, &end_ns);
+    leave(position, scope);
+    if (UNLIKELY(read < 0))
+        return give_up(self);
     if (!self->recording)
         return 0;
-    int64_t tag = failed ? place->node | FLAG_FAILED : place->node;
+    int64_t flags = failed ? FLAG_FAILED : 0;
+    if (UNLIKELY(scope->work != NULL || scope->node < 0))
+        return write_seldom(self, position, scope, start_ns, end_ns, elements, flags);
+    int64_t tag = scope->node | position->lane | flags;
     if (LIKELY(self->words != NULL))
         return write_whole(self, tag, start_ns, end_ns, elements);
     PyObject *done = PyObject_CallFunction(self->record, "LLLO", (long long)tag, (long long)start_ns,
                                            (long long)end_ns, elements);
     Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return done == NULL ? give_up(self) : 0;
 }
 
 /* The arguments of a fast call in the order of `names`; those not given stay as they are. */
@@ -620,11 +795,15 @@ start_brick(HotPath *self, PyObject *brick)
     Timer *timer = (Timer *)use_again(&spare_timers);
     if (timer == NULL && (timer = PyObject_New(Timer, TimerType)) == NULL)
         return NULL;
-    timer->thread = NULL;
-    timer->place = NULL;
-    if (begin(self, brick, &timer->thread, &timer->place, &timer->start_ns) < 0) {
+    timer->position = NULL;
+    timer->scope = NULL;
+    if (begin(self, brick, &timer->position, &timer->scope, &timer->start_ns) < 0) {
         Py_DECREF(timer);
         return NULL;
+    }
+    if (UNLIKELY(timer->scope == NULL)) { /* not recorded */
+        Py_DECREF(timer);
+        Py_RETURN_NONE;
     }
     return (PyObject *)timer;
 }
@@ -649,7 +828,7 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
     }
     int failed = found[2] == Py_False ? 0 : PyObject_IsTrue(found[2]);
     Timer *timer = (Timer *)found[0];
-    if (failed < 0 || finish(self, timer->thread, timer->place, timer->start_ns, found[1], failed) < 0)
+    if (failed < 0 || finish(self, timer->position, timer->scope, timer->start_ns, found[1], failed) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -664,8 +843,8 @@ new_span(HotPath *self, PyObject *key, PyObject *elements)
     span->hot_path = (HotPath *)Py_NewRef(self);
     span->key = Py_NewRef(key);
     span->elements = Py_NewRef(elements);
-    span->thread = NULL;
-    span->place = NULL;
+    span->position = NULL;
+    span->scope = NULL;
     PyObject_GC_Track(span);
     return (PyObject *)span;
 }
@@ -683,9 +862,16 @@ brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwnames)
 }
 
 static PyObject *
-layer(HotPath *self, PyObject *index)
+layer(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwnames)
 {
-    PyObject *key = PyTuple_Pack(2, layer_kind, index);
+    static const char *const names[] = {"index", "stack"};
+    PyObject *found[2] = {NULL, NULL};
+    if (arguments("layer", args, count, kwnames, names, 1, 2, found) < 0)
+        return NULL;
+    int named = found[1] != NULL && PyObject_IsTrue(found[1]);
+    if (named < 0)
+        return NULL;
+    PyObject *key = named ? PyTuple_Pack(3, layer_kind, found[0], found[1]) : PyTuple_Pack(2, layer_kind, found[0]);
     if (key == NULL)
         return NULL;
     PyObject *span = new_span(self, key, one);
@@ -694,7 +880,27 @@ layer(HotPath *self, PyObject *index)
 }
 
 static PyObject *
-switch_on(HotPath *self, PyObject *on)
+hot_path_enter(HotPath *self, PyObject *args)
+{
+    Position *position;
+    Scope *scope;
+    long long start_ns;
+    if (!PyArg_ParseTuple(args, "O!O!L", PositionType, &position, ScopeType, &scope, &start_ns))
+        return NULL;
+    enter(self, position, scope);
+    say_where(position, scope->node, start_ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+now_ns(HotPath *self, PyObject *Py_UNUSED(ignored))
+{
+    int64_t now;
+    return read_clock(self, &now) < 0 ? NULL : PyLong_FromLongLong(now);
+}
+
+static PyObject *
+set_recording(HotPath *self, PyObject *on)
 {
     int recording = PyObject_IsTrue(on);
     if (recording < 0)
@@ -762,28 +968,41 @@ attach(HotPath *self, PyObject *ring)
     return PyObject_GetAttrString((PyObject *)self, "_write");
 }
 
+/* Put the attribute `name` of `object` into `field`. */
+static int
+take(PyObject *object, const char *name, PyObject **field)
+{
+    PyObject *value = PyObject_GetAttrString(object, name);
+    if (value == NULL)
+        return -1;
+    Py_XSETREF(*field, value);
+    return 0;
+}
+
 static int
 hot_path_init(HotPath *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"define", "clock_ns", "record", NULL};
-    PyObject *define, *clock_ns, *record;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO", names, &define, &clock_ns, &record))
+    static char *names[] = {"callbacks", "clock_ns", NULL};
+    PyObject *callbacks, *clock_ns;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", names, &callbacks, &clock_ns))
         return -1;
-    PyObject *threads = PyObject_CallNoArgs(new_local);
-    if (threads == NULL)
+    if (take(callbacks, "define", &self->define) < 0 || take(callbacks, "record", &self->record) < 0 ||
+        take(callbacks, "uncounted", &self->uncounted) < 0 || take(callbacks, "amounts", &self->amounts) < 0 ||
+        take(callbacks, "give_up", &self->give_up) < 0)
         return -1;
-    PyObject *root = PyObject_CallFunction((PyObject *)PlaceType, "OiO", Py_None, NO_NODE, Py_None);
-    if (root == NULL) {
-        Py_DECREF(threads);
+    PyObject *make = PyObject_GetAttrString((PyObject *)self, "_new_position");
+    PyObject *find = make == NULL ? NULL : PyObject_CallOneArg(finder, make);
+    Py_XDECREF(make);
+    if (find == NULL)
         return -1;
-    }
-    self->serial = ++serials;
-    self->recording = 1;
-    Py_XSETREF(self->define, Py_NewRef(define));
+    Py_XSETREF(self->find, find);
+    PyObject *root = PyObject_CallFunction((PyObject *)ScopeType, "OiO", Py_None, NO_NODE, Py_None);
+    if (root == NULL)
+        return -1;
+    Py_XSETREF(self->root, (Scope *)root);
     Py_XSETREF(self->clock_ns, clock_ns == perf_counter_ns ? NULL : Py_NewRef(clock_ns));
-    Py_XSETREF(self->record, Py_NewRef(record));
-    Py_XSETREF(self->root, (Place *)root);
-    Py_XSETREF(self->threads, threads);
+    self->recording = 1;
+    generation++;
     return 0;
 }
 
@@ -794,7 +1013,10 @@ hot_path_traverse(HotPath *self, visitproc visit, void *arg)
     Py_VISIT(self->define);
     Py_VISIT(self->clock_ns);
     Py_VISIT(self->record);
-    Py_VISIT(self->threads);
+    Py_VISIT(self->uncounted);
+    Py_VISIT(self->amounts);
+    Py_VISIT(self->give_up);
+    Py_VISIT(self->find);
     Py_VISIT(self->root);
     /* Not ring.obj: it leads to no cycle, and a memoryview that the collector cleared first cannot be released. */
     return 0;
@@ -803,14 +1025,17 @@ hot_path_traverse(HotPath *self, visitproc visit, void *arg)
 static int
 hot_path_clear(HotPath *self)
 {
-    self->serial = ++serials; /* no thread remembers this one */
+    generation++; /* no thread remembers this one */
     self->recording = 0;
     detach(self);
-    Py_CLEAR(self->threads);
+    Py_CLEAR(self->find);
     Py_CLEAR(self->root);
     Py_CLEAR(self->define);
     Py_CLEAR(self->clock_ns);
     Py_CLEAR(self->record);
+    Py_CLEAR(self->uncounted);
+    Py_CLEAR(self->amounts);
+    Py_CLEAR(self->give_up);
     return 0;
 }
 
@@ -819,6 +1044,8 @@ hot_path_dealloc(HotPath *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    if (self->weak_references != NULL)
+        PyObject_ClearWeakRefs((PyObject *)self);
     hot_path_clear(self);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
@@ -829,16 +1056,23 @@ hot_path_dealloc(HotPath *self)
 static PyMethodDef hot_path_methods[] = {
     {"start_brick", (PyCFunction)start_brick, METH_O,
      "start_brick($self, brick, /)\n--\n\n"
-     "Start timing `brick` where this thread is: a BrickId, a BrickDefinition, or a name of your own."},
+     "Start timing `brick` where the caller is: a BrickId, a BrickDefinition, or a name of your own."},
     {"stop_brick", FAST(stop_brick), METH_FASTCALL | METH_KEYWORDS,
      "stop_brick($self, timer, elements, failed=False)\n--\n\n"
      "Record the brick that `timer` timed, with the `elements` it worked on."},
     {"brick", FAST(brick), METH_FASTCALL | METH_KEYWORDS,
      "brick($self, brick, elements=1)\n--\n\n"
      "`with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed."},
-    {"layer", (PyCFunction)layer, METH_O,
-     "layer($self, index, /)\n--\n\n`with profiler.layer(3):` makes what runs inside part of layer 3."},
-    {"switch", (PyCFunction)switch_on, METH_O, "switch($self, on, /)\n--\n\nRecord from now on, or do not."},
+    {"layer", FAST(layer), METH_FASTCALL | METH_KEYWORDS,
+     "layer($self, index, stack='')\n--\n\n"
+     "`with profiler.layer(3):` makes what runs inside part of layer 3, of a named `stack` where there are several."},
+    {"set_recording", (PyCFunction)set_recording, METH_O,
+     "set_recording($self, on, /)\n--\n\nRecord from now on, or do not."},
+    {"enter", (PyCFunction)hot_path_enter, METH_VARARGS,
+     "enter($self, position, scope, start_ns, /)\n--\n\nLet `position` go to `scope`, which began at `start_ns`."},
+    {"now_ns", (PyCFunction)now_ns, METH_NOARGS,
+     "now_ns($self, /)\n--\n\nThe clock that everything here is timed with."},
+    {"_new_position", (PyCFunction)new_position, METH_NOARGS, "_new_position($self, /)\n--\n\n"},
     {"attach", (PyCFunction)attach, METH_O,
      "attach($self, ring, /)\n--\n\n"
      "Write into `ring` from now on; gives what writes a record of its own beside this hot path."},
@@ -847,40 +1081,48 @@ static PyMethodDef hot_path_methods[] = {
 };
 
 static PyObject *
-get_here(HotPath *self, void *Py_UNUSED(closure))
+get_position(HotPath *self, void *Py_UNUSED(closure))
 {
-    Thread *thread = this_thread(self);
-    return thread == NULL ? NULL : Py_NewRef(thread->here);
+    return Py_XNewRef((PyObject *)this_position(self));
 }
 
 static PyObject *
 get_recording(HotPath *self, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(self->recording);
+    if (!self->recording)
+        Py_RETURN_FALSE;
+    Position *position = this_position(self);
+    return position == NULL ? NULL : PyBool_FromLong(position->recording);
 }
 
 static PyGetSetDef hot_path_properties[] = {
-    {"here", (getter)get_here, NULL,
-     "Where in the graph the calling thread is: what it starts next is started here.", NULL},
-    {"recording", (getter)get_recording, NULL, "Whether what is started now is timed.", NULL},
+    {"position", (getter)get_position, NULL,
+     "Where in the graph the caller is: what it starts next is started there.", NULL},
+    {"recording", (getter)get_recording, NULL, "Whether what the caller starts now is timed.", NULL},
+    {0},
+};
+
+static PyMemberDef hot_path_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(HotPath, weak_references), READONLY, NULL},
     {0},
 };
 
 static PyType_Slot hot_path_slots[] = {
-    {Py_tp_doc, "Times what is started and stopped, and writes each as one record: the base of BrickProfiler."},
+    {Py_tp_doc, "Times what is started and stopped on `clock_ns`, and writes each as one record."},
     {Py_tp_init, hot_path_init},
     {Py_tp_traverse, hot_path_traverse},
     {Py_tp_clear, hot_path_clear},
     {Py_tp_dealloc, hot_path_dealloc},
     {Py_tp_methods, hot_path_methods},
     {Py_tp_getset, hot_path_properties},
+    {Py_tp_members, hot_path_members},
     {0},
 };
 
 static PyType_Spec hot_path_spec = {
     .name = "cbtop.profiler._hot_path.HotPath",
     .basicsize = sizeof(HotPath),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = hot_path_slots,
 };
 
@@ -889,12 +1131,12 @@ static PyType_Spec hot_path_spec = {
 static PyObject *
 span_enter(Span *self, PyObject *Py_UNUSED(ignored))
 {
-    Thread *thread = NULL;
-    Place *place = NULL;
-    if (self->hot_path->recording && begin(self->hot_path, self->key, &thread, &place, &self->start_ns) < 0)
+    Position *position = NULL;
+    Scope *scope = NULL;
+    if (self->hot_path->recording && begin(self->hot_path, self->key, &position, &scope, &self->start_ns) < 0)
         return NULL;
-    Py_XSETREF(self->place, place);
-    Py_XSETREF(self->thread, thread);
+    Py_XSETREF(self->scope, scope);
+    Py_XSETREF(self->position, position);
     return Py_NewRef(self);
 }
 
@@ -905,15 +1147,15 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
         PyErr_Format(PyExc_TypeError, "__exit__() takes 3 arguments, %zd were given", count);
         return NULL;
     }
-    if (self->place != NULL) {
+    if (self->scope != NULL) {
         /* What runs while the elements are asked for may enter this span again. */
-        Thread *thread = (Thread *)Py_NewRef(self->thread);
-        Place *place = (Place *)Py_NewRef(self->place);
+        Position *position = (Position *)Py_NewRef(self->position);
+        Scope *scope = (Scope *)Py_NewRef(self->scope);
         PyObject *elements = Py_NewRef(self->elements == NULL ? Py_None : self->elements);
-        int done = finish(self->hot_path, thread, place, self->start_ns, elements, args[0] != Py_None);
+        int done = finish(self->hot_path, position, scope, self->start_ns, elements, args[0] != Py_None);
         Py_DECREF(elements);
-        Py_DECREF(place);
-        Py_DECREF(thread);
+        Py_DECREF(scope);
+        Py_DECREF(position);
         if (done < 0)
             return NULL;
     }
@@ -962,7 +1204,7 @@ static PyType_Spec span_method_spec = {
     .slots = span_method_slots,
 };
 
-/* Put a SpanMethod in the place of the span's method called `name`. */
+/* Let a SpanMethod stand for the span's method called `name`. */
 static int
 bind_to_itself(const char *name)
 {
@@ -985,8 +1227,8 @@ span_traverse(Span *self, visitproc visit, void *arg)
     Py_VISIT(self->hot_path);
     Py_VISIT(self->key);
     Py_VISIT(self->elements);
-    Py_VISIT(self->thread);
-    Py_VISIT(self->place);
+    Py_VISIT(self->position);
+    Py_VISIT(self->scope);
     return 0;
 }
 
@@ -996,8 +1238,8 @@ span_dealloc(Span *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    Py_CLEAR(self->place);
-    Py_CLEAR(self->thread);
+    Py_CLEAR(self->scope);
+    Py_CLEAR(self->position);
     Py_CLEAR(self->elements);
     Py_CLEAR(self->key);
     Py_CLEAR(self->hot_path);
@@ -1020,7 +1262,7 @@ static PyMemberDef span_members[] = {
 };
 
 static PyType_Slot span_slots[] = {
-    {Py_tp_doc, "The `with` form of a brick, a layer or a step."},
+    {Py_tp_doc, "The `with` form of a brick or a layer."},
     {Py_tp_traverse, span_traverse},
     {Py_tp_dealloc, span_dealloc},
     {Py_tp_call, PyVectorcall_Call},
@@ -1074,17 +1316,17 @@ PyInit__hot_path(void)
     PyObject *node_kind = attribute_of("cbtop.protocol.vocabulary", "NodeKind");
     PyObject *python = PyUnicode_FromString("compiled");
     if (node_kind == NULL || python == NULL || (layer_kind = PyObject_GetAttrString(node_kind, "LAYER")) == NULL ||
-        (new_local = attribute_of("threading", "local")) == NULL ||
+        (finder = attribute_of("cbtop.profiler.positions", "finder")) == NULL ||
         (perf_counter_ns = attribute_of("time", "perf_counter_ns")) == NULL ||
-        (one = PyLong_FromLong(1)) == NULL || (name_thread = PyUnicode_InternFromString("thread")) == NULL ||
-        (PlaceType = add_type(module, &place_spec)) == NULL ||
-        (ThreadType = add_type(module, &thread_spec)) == NULL ||
+        (one = PyLong_FromLong(1)) == NULL ||
+        (ScopeType = add_type(module, &scope_spec)) == NULL ||
+        (PositionType = add_type(module, &position_spec)) == NULL ||
         (TimerType = add_type(module, &timer_spec)) == NULL ||
         (HotPathType = add_type(module, &hot_path_spec)) == NULL ||
         (SpanType = add_type(module, &span_spec)) == NULL ||
         (SpanMethodType = add_type(module, &span_method_spec)) == NULL || bind_to_itself("__enter__") < 0 ||
         bind_to_itself("__exit__") < 0 ||
-        PyObject_SetAttrString((PyObject *)HotPathType, "place", (PyObject *)PlaceType) < 0 ||
+        PyObject_SetAttrString((PyObject *)HotPathType, "scope_type", (PyObject *)ScopeType) < 0 ||
         PyObject_SetAttrString((PyObject *)HotPathType, "implementation", python) < 0)
         Py_CLEAR(module);
     Py_XDECREF(node_kind);

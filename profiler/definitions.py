@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from cbtop.protocol.messages import MAX_QUANTITY
@@ -23,9 +24,12 @@ class Work:
     flops_per_element: float = 0.0
     bytes_per_call: float = 0.0
     bytes_per_element: float = 0.0
+    of_call: Callable[[int], tuple[float | None, float | None]] | None = None
 
     def __post_init__(self) -> None:
         for field_ in fields(self):
+            if field_.name == "of_call":
+                continue
             value = float(getattr(self, field_.name))  # NumPy's numbers come here too
             if not 0 <= value < MAX_QUANTITY:
                 raise ValueError(f"{field_.name} is {value}; a finite number from zero on is wanted")

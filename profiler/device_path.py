@@ -1,81 +1,129 @@
-"""The hot path on a device clock: bricks are marked on the device, and recorded once it has reached the marks."""
+"""The path on a device clock: bricks are marked on the device, and recorded once it has reached the marks."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Hashable
 from types import TracebackType
+from typing import Any
 
 from cbtop.profiler.clocks import DeviceClock, Mark
-from cbtop.profiler.hot_path import Place, Thread
+from cbtop.profiler.hot_path import MAX_HELD, Callbacks, Position, Scope
 from cbtop.profiler.pending import MAX_PENDING, Pending
+from cbtop.profiler.positions import finder
 from cbtop.protocol.ring import FLAG_FAILED, NO_NODE
 from cbtop.protocol.vocabulary import NodeKind, SyncMode
 
-DeviceTimer = tuple[Place, Thread, Mark]
+DeviceTimer = tuple[Scope, Position, Mark]
 
 
 class DevicePath:
-    """As `HotPath`, with start and end of every brick, layer and step taken on `clock` and put off in `pending`."""
+    """As `HostPath`, with start and end of every brick, layer and step taken on `clock` and deferred in `pending`."""
+
+    implementation = "python"
 
     def __init__(
-        self, clock: DeviceClock, mode: SyncMode, define: Callable[[Place, object], Place], pending: Pending
+        self, clock: DeviceClock, host_clock_ns: Any, mode: SyncMode, callbacks: Callbacks, pending: Pending
     ) -> None:
-        self.root = Place(None, NO_NODE, None)
         self.mode = mode
+        self.now_ns = host_clock_ns
         self._clock = clock
         self._mark = clock.mark
-        self._define = define
+        self._callbacks = callbacks
+        self._define = callbacks.define
         self._pending = pending
         self._waiting = pending.timings
-        self._put_off = pending.put_off
-        self._threads = threading.local()
+        self._defer = pending.defer
+        root = Scope(None, NO_NODE, None)
+        self._position = finder(lambda: Position(root))
         self._recording = True
 
     @property
-    def here(self) -> Place:
-        """Where in the graph this thread is."""
-        return self._thread().here
+    def position(self) -> Position:
+        """Where in the graph the caller is."""
+        return self._position()
 
-    def switch(self, on: bool) -> None:
-        """Record from now on, or stop recording."""
+    @property
+    def recording(self) -> bool:
+        """Whether what the caller starts now is timed."""
+        return self._recording and self._position().recording
+
+    def set_recording(self, on: bool, /) -> None:
+        """Record from now on, or do not."""
         self._recording = on
 
-    def start(self, key: object, /) -> DeviceTimer | None:
+    def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
+        """Let `position` go to `scope`."""
+        position.scope = scope
+
+    def start_brick(self, brick: Hashable, /) -> DeviceTimer | None:
+        """Start timing `brick` where the caller is."""
         if not self._recording:
             return None
+        position = self._position()
+        if not position.recording:
+            return None
+        scope = position.scope
+        inside = scope.children.get(brick) or self._define(scope, brick)
         try:
-            thread = self._threads.thread
-        except AttributeError:
-            thread = self._thread()
-        here = thread.here
-        place = here.below.get(key) or self._define(here, key)
-        thread.here = place
-        if self.mode is SyncMode.IMMEDIATE:
-            self._clock.synchronize()  # what was enqueued before is not this brick's
-        return place, thread, self._mark()
+            start = self.start_mark()
+        except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
+            self._callbacks.give_up(error)
+            return None
+        position.scope = inside
+        return inside, position, start
 
-    def stop(self, timer: DeviceTimer | None, elements: int, failed: bool = False) -> None:
+    def stop_brick(self, timer: DeviceTimer | None, elements: int, failed: bool = False) -> None:
+        """Record the brick that `timer` timed, once the device has reached its end."""
         if timer is None:
             return
-        place, thread, start = timer
-        end = self._mark()
-        if thread.here is place:
-            thread.here = place.above  # type: ignore[assignment]  # only the root has none
-        else:
-            thread.leave(place)
-        if not self._recording:
-            return
-        self._put_off((place.node | FLAG_FAILED if failed else place.node, start, end, elements))
-        # Layers and steps have tuples for keys; of bricks only the mode and the bound decide.
-        if type(place.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
-            self._end(place.key)
+        scope, position, start = timer
+        try:
+            end = self._mark()
+            position.leave(scope)
+            if not self._recording:
+                return
+            self.emit(scope, position, start, end, elements, position.lane | (FLAG_FAILED if failed else 0))
+            # Layers have tuples for keys; of bricks only the mode and the bound decide.
+            if type(scope.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
+                self._end(scope.key)
+        except Exception as error:  # noqa: BLE001 - as in start_brick
+            position.leave(scope)
+            self._callbacks.give_up(error)
 
-    def span(self, brick: object, elements: int = 1) -> DeviceSpan:
+    def brick(self, brick: Hashable, elements: int = 1) -> DeviceSpan:
+        """`with profiler.brick(...)`."""
         return DeviceSpan(self, brick, elements)
 
-    def layer(self, index: int, /) -> DeviceSpan:
-        return DeviceSpan(self, (NodeKind.LAYER, index), 1)
+    def layer(self, index: int, stack: str = "") -> DeviceSpan:
+        """`with profiler.layer(3)`."""
+        return DeviceSpan(self, (NodeKind.LAYER, index, stack) if stack else (NodeKind.LAYER, index), 1)
+
+    def end_mark(self) -> Mark:
+        """Now on the device."""
+        return self._mark()
+
+    def start_mark(self) -> Mark:
+        """Now on the device; in IMMEDIATE mode, once it has done what was enqueued before: that is another's work."""
+        if self.mode is SyncMode.IMMEDIATE:
+            self._clock.synchronize()
+        return self._mark()
+
+    def emit(
+        self, scope: Scope, position: Position | None, start: Mark, end: Mark, elements: int, flags: int
+    ) -> None:
+        """Defer the record of what ran in `scope`, or hold it for the step that `position` is in."""
+        if scope.node >= 0 or position is None:
+            self._defer((max(scope.node, 0) | flags, start, end, elements))
+            if scope.work is not None:
+                self._callbacks.amounts(scope, flags, elements)
+        elif position.held is not None and len(position.held) < MAX_HELD:
+            position.held.append((scope, start, end, elements, flags))
+        else:
+            self._callbacks.record(NO_NODE, 0, 0, 0)
+
+    def step_ended(self) -> None:
+        """Wait for the device, unless nobody wants that."""
+        self._pending.finalize()
 
     def _end(self, key: object) -> None:
         """Wait for the device if it is time to, now that what `key` names has ended."""
@@ -83,28 +131,22 @@ class DevicePath:
         if not is_layer or self.mode is not SyncMode.DEFERRED or len(self._pending) >= MAX_PENDING:
             self._pending.finalize()
 
-    def _thread(self) -> Thread:
-        if not hasattr(self._threads, "thread"):
-            self._threads.thread = Thread(self.root)
-        thread: Thread = self._threads.thread
-        return thread
-
 
 class DeviceSpan:
     """The `with` form."""
 
     __slots__ = ("_key", "_path", "_timer", "elements")
 
-    def __init__(self, path: DevicePath, key: object, elements: int) -> None:
+    def __init__(self, path: DevicePath, key: Hashable, elements: int) -> None:
         self._path = path
         self._key = key
         self.elements = elements
 
     def __enter__(self) -> DeviceSpan:
-        self._timer = self._path.start(self._key)
+        self._timer = self._path.start_brick(self._key)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        self._path.stop(self._timer, self.elements, failed=kind is not None)
+        self._path.stop_brick(self._timer, self.elements, failed=kind is not None)

@@ -1,136 +1,173 @@
-"""What runs at every brick: find the place in the graph, read the clock, write the record. Nothing else.
+"""What runs at every brick: find the scope, read the clock, write the record. Nothing else.
 
 Rules
-- What happens seldom (a new place, a record that the ring refuses, no ring) is a call out of here.
-- Each step counts: a call costs 25 ns where the clock costs 40. So BrickProfiler inherits these methods rather than
-  wrap them, and the `with` form repeats the few lines of start and stop.
+- What happens seldom (a new scope, a record that the ring refuses, no ring) is a call out of here.
+- Each step counts: a call costs 25 ns where the clock costs 40. So the `with` form repeats the few lines of start and
+  stop, and a profiler hands out these methods as they are rather than wrap them.
+- Nothing raised in here but a wrong argument and what is no Exception (an interrupt) reaches the host.
 - The same hot path exists once more in C, in _hot_path.c: same names, same tests, same ring. It is optional.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from itertools import repeat
 from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from cbtop.profiler.positions import finder
 from cbtop.protocol.ring import FLAG_FAILED, NO_NODE, RECORD, Record, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
 
 pack_into = RECORD.pack_into
 NOWHERE = -1  # a place that no memory has
+HELD = -1  # stands for the node of what runs in a step that has no name yet: its records wait for one
+MAX_HELD = 1 << 16  # so many of them; what comes after is recorded against no node, and so counted as rejected
+
+HeldRecord = tuple["Scope", Any, Any, int, int]  # scope, start, end, elements, flags
 
 
-class Place:
-    """A place in the graph: its node, the place above, and the places below by what was started there."""
+class Scope:
+    """A place in the graph: its node, the scope it lies in, and those in it by what was started there.
 
-    __slots__ = ("above", "below", "key", "node")
+    `work` gives the FLOP and bytes of a call by its elements, where that is no straight line; else None.
+    """
 
-    def __init__(self, key: object, node: int, above: Place | None) -> None:
+    __slots__ = ("children", "key", "node", "parent", "work")
+
+    def __init__(self, key: object, node: int, parent: Scope | None, work: object = None) -> None:
         self.key = key
         self.node = node
-        self.above = above
-        self.below: dict[object, Place] = {}
+        self.parent = parent
+        self.work = work
+        self.children: dict[object, Scope] = {}
 
 
-class Thread:
-    """Where in the graph one thread is."""
+class Position:
+    """Where in the graph one thread, task or greenlet is, and what its step asks for.
 
-    __slots__ = ("here",)
+    `lane` is what tells the records of steps that run at the same time apart: flags of every record.
+    """
 
-    def __init__(self, here: Place) -> None:
-        self.here = here
+    __slots__ = ("__weakref__", "held", "lane", "recording", "scope", "step")
 
-    def leave(self, place: Place) -> None:
-        """Go to the place above `place`, if it is one that this thread is in."""
-        inside: Place | None = self.here
-        while inside is not None and inside is not place:
-            inside = inside.above
-        if inside is not None and inside.above is not None:
-            self.here = inside.above
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.recording = True  # False in a step that is not sampled
+        self.lane = 0
+        self.step: object | None = None
+        self.held: list[HeldRecord] | None = None
+
+    def leave(self, scope: Scope) -> None:
+        """Go to the parent of `scope`, if this position is in it."""
+        inside: Scope | None = self.scope
+        while inside is not None and inside is not scope:
+            inside = inside.parent
+        if inside is not None and inside.parent is not None:
+            self.scope = inside.parent
 
 
-# Where, whose, start ns: a tuple is made five times faster than an object. None while nothing is recorded.
-BrickTimer = tuple[Place, Thread, int] | None
+# Scope, whose, start ns: a tuple is made five times faster than an object. None while nothing is recorded.
+BrickTimer = tuple[Scope, Position, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What a hot path calls when something seldom happens."""
+
+    define: Callable[[Any, object], Any]  # the scope of a key that nobody has started in the scope given yet
+    record: Record  # takes the records while no ring is attached
+    uncounted: Callable[[object], None]  # these elements are no count
+    amounts: Callable[[Any, int, object], None]  # a call of a scope with `work` has ended: scope, lane, elements
+    give_up: Callable[[Exception], None]  # something of ours, or the clock, raised: nothing is recorded from now on
 
 
 class HotPath:
-    """Times what is started and stopped, and writes each as one record: the base of BrickProfiler.
-
-    `define(here, key)` gives the place of a key that nobody has started `here` yet. While no ring is attached,
-    records go to `record`.
-    """
+    """Times what is started and stopped on `clock_ns`, and writes each as one record."""
 
     implementation: ClassVar[str] = "python"
-    place: ClassVar[type[Place]] = Place
+    scope_type: ClassVar[type[Scope]] = Scope
 
-    # Found at once, however many attributes a subclass adds.
     __slots__ = (
+        "__weakref__",
+        "_callbacks",
         "_clock_ns",
         "_define",
         "_memory",
-        "_record",
+        "_pack",
+        "_position",
         "_recording",
         "_reserve",
         "_ring",
         "_root",
-        "_threads",
     )
 
-    def __init__(self, define: Callable[[Place, object], Place], clock_ns: Callable[[], int], record: Record) -> None:
-        self._define = define
+    def __init__(self, callbacks: Callbacks, clock_ns: Callable[[], int]) -> None:
+        self._callbacks = callbacks
+        self._define = callbacks.define
         self._clock_ns = clock_ns
-        self._record = record
-        self._root = Place(None, NO_NODE, None)
-        self._threads = threading.local()  # each thread's Thread, as `thread`
+        self._root = Scope(None, NO_NODE, None)
+        self._position = finder(lambda: Position(self._root))
         self._recording = True
         self.attach(None)
 
     @property
-    def here(self) -> Place:
-        """Where in the graph the calling thread is: what it starts next is started here."""
-        return (getattr(self._threads, "thread", None) or self._first_look()).here
+    def position(self) -> Position:
+        """Where in the graph the caller is: what it starts next is started there."""
+        return self._position()
 
     @property
     def recording(self) -> bool:
-        """Whether what is started now is timed."""
-        return self._recording
+        """Whether what the caller starts now is timed."""
+        return self._recording and self._position().recording
 
     def start_brick(self, brick: Hashable, /) -> BrickTimer:
-        """Start timing `brick` where this thread is: a BrickId, a BrickDefinition, or a name of your own."""
+        """Start timing `brick` where the caller is: a BrickId, a BrickDefinition, or a name of your own."""
         if not self._recording:
             return None
+        position = self._position()
+        if not position.recording:
+            return None
+        scope = position.scope
         try:
-            thread = self._threads.thread
-        except AttributeError:
-            thread = self._first_look()
-        here = thread.here
-        try:
-            place = here.below[brick]
+            inside = scope.children[brick]
         except KeyError:
-            place = self._define(here, brick)
-        thread.here = place
+            inside = self._define(scope, brick)
         clock_ns = self._clock_ns
-        return place, thread, clock_ns()
+        try:
+            start_ns = clock_ns()
+        except Exception as error:  # noqa: BLE001 - whatever the host's clock raises must not reach the host
+            self._callbacks.give_up(error)
+            return None
+        position.scope = inside
+        return inside, position, start_ns
 
     def stop_brick(self, timer: BrickTimer, elements: int, failed: bool = False) -> None:
         """Record the brick that `timer` timed, with the `elements` it worked on."""
         if timer is None:
             return
         clock_ns = self._clock_ns
-        end_ns = clock_ns()
-        place, thread, start_ns = timer
-        if thread.here is place:
-            thread.here = place.above  # type: ignore[assignment]  # only the root has none
+        scope, position, start_ns = timer
+        try:
+            end_ns = clock_ns()
+        except Exception as error:  # noqa: BLE001 - as in start_brick
+            position.leave(scope)
+            self._callbacks.give_up(error)
+            return
+        if position.scope is scope:
+            position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
         else:
-            thread.leave(place)
+            position.leave(scope)
         if self._recording:
-            tag = place.node | FLAG_FAILED if failed else place.node
+            tag = position.lane | scope.node | FLAG_FAILED if failed else position.lane | scope.node
+            if scope.node < 0 or scope.work is not None:
+                self._seldom(scope, position, start_ns, end_ns, elements, failed)
+                return
             at, number = next(self._reserve)
             try:
-                pack_into(self._memory, at, start_ns, end_ns, elements, tag, number)
+                self._pack(self._memory, at, start_ns, end_ns, elements, tag, number)
             except BaseException as error:
                 self._refused(at, number, tag, start_ns, end_ns, elements)
                 if not isinstance(error, Exception):  # an interrupt is not ours to swallow
@@ -144,13 +181,21 @@ class HotPath:
         span.elements = elements
         return span
 
-    def layer(self, index: int, /) -> Span:
-        """`with profiler.layer(3):` makes what runs inside part of layer 3."""
-        return self.brick((NodeKind.LAYER, index))
+    def layer(self, index: int, stack: str = "") -> Span:
+        """`with profiler.layer(3):` makes what runs inside part of layer 3; `stack` names one of several stacks."""
+        return self.brick((NodeKind.LAYER, index, stack) if stack else (NodeKind.LAYER, index))
 
-    def switch(self, on: bool, /) -> None:
+    def set_recording(self, on: bool, /) -> None:
         """Record from now on, or do not."""
         self._recording = bool(on)
+
+    def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
+        """Let `position` go to `scope`, which began at `start_ns` (the compiled one tells readers of the ring)."""
+        position.scope = scope
+
+    def now_ns(self) -> int:
+        """The clock that everything here is timed with."""
+        return self._clock_ns()
 
     def attach(self, ring: RingWriter | None, /) -> Record:
         """Write into `ring` from now on; gives what writes a record of its own beside this hot path."""
@@ -159,72 +204,105 @@ class HotPath:
             self._memory: bytearray | memoryview = bytearray()
             self._reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
             self._ring: RingWriter | None = None
-            return self._record
-        self._ring, self._memory, self._reserve = ring, ring.memory, ring.reserve
-        return ring.record
+            self._pack: Callable[..., None] = pack_into
+            return self._callbacks.record
+        self._ring, self._memory, self._reserve, self._pack = ring, ring.memory, ring.reserve, pack_into
+        return self._write
 
-    def _first_look(self) -> Thread:
-        thread = self._threads.thread = Thread(self._root)
-        return thread
+    def _write(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+        at, number = next(self._reserve)
+        try:
+            self._pack(self._memory, at, start_ns, end_ns, elements, tag, number)
+        except BaseException as error:
+            self._refused(at, number, tag, start_ns, end_ns, elements)
+            if not isinstance(error, Exception):
+                raise
+
+    def _seldom(
+        self, scope: Scope, position: Position, start_ns: int, end_ns: int, elements: int, failed: bool
+    ) -> None:
+        """Record a call whose record waits for the name of its step, or that has work of its own."""
+        if scope.node >= 0:
+            self._write(position.lane | scope.node | FLAG_FAILED * failed, start_ns, end_ns, elements)
+            self._callbacks.amounts(scope, position.lane, elements)
+        elif position.held is not None and len(position.held) < MAX_HELD:
+            position.held.append((scope, start_ns, end_ns, elements, FLAG_FAILED * failed))
+        else:
+            self._write(NO_NODE, 0, 0, 0)
 
     def _refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+        """A record that could not be written: no ring is attached, a lap is due, or `elements` is no count."""
         if at == NOWHERE:
-            self._record(tag, start_ns, end_ns, elements)
-        elif self._ring is not None:
-            self._ring.refused(at, number, tag, start_ns, end_ns, elements)
+            try:
+                self._callbacks.record(tag, start_ns, end_ns, elements)
+            except Exception as error:  # noqa: BLE001 - a recorder that fails must not reach the host
+                self._callbacks.give_up(error)
+        elif self._ring is not None and not self._ring.refused(at, number, tag, start_ns, end_ns, elements):
+            self._callbacks.uncounted(elements)
 
 
 class Span:
-    """The `with` form of a brick, a layer or a step."""
+    """The `with` form of a brick or a layer."""
 
-    __slots__ = ("_hot_path", "_key", "_place", "_start_ns", "_thread", "elements")
+    __slots__ = ("_hot_path", "_key", "_position", "_scope", "_start_ns", "elements")
 
     elements: int  # may be set inside the block, where it is known only then
     _hot_path: HotPath
     _key: Hashable
-    _place: Place
+    _scope: Scope
     _start_ns: int
-    _thread: Thread | None
+    _position: Position | None
 
     def __enter__(self) -> Span:
         hot_path = self._hot_path
+        self._position = None
         if not hot_path._recording:
-            self._thread = None
             return self
+        position = hot_path._position()
+        if not position.recording:
+            return self
+        scope = position.scope
         try:
-            thread = hot_path._threads.thread
-        except AttributeError:
-            thread = hot_path._first_look()
-        self._thread = thread
-        here = thread.here
-        try:
-            place = here.below[self._key]
+            inside = scope.children[self._key]
         except KeyError:
-            place = hot_path._define(here, self._key)
-        self._place = thread.here = place
+            inside = hot_path._define(scope, self._key)
         clock_ns = hot_path._clock_ns
-        self._start_ns = clock_ns()
+        try:
+            self._start_ns = clock_ns()
+        except Exception as error:  # noqa: BLE001 - as in start_brick
+            hot_path._callbacks.give_up(error)
+            return self
+        self._scope = position.scope = inside
+        self._position = position
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        thread = self._thread
-        if thread is None:
+        position = self._position
+        if position is None:
             return
         hot_path = self._hot_path
+        scope = self._scope
         clock_ns = hot_path._clock_ns
-        end_ns = clock_ns()
-        place = self._place
-        if thread.here is place:
-            thread.here = place.above  # type: ignore[assignment]  # only the root has none
+        try:
+            end_ns = clock_ns()
+        except Exception as error:  # noqa: BLE001 - as in start_brick
+            position.leave(scope)
+            hot_path._callbacks.give_up(error)
+            return
+        if position.scope is scope:
+            position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
         else:
-            thread.leave(place)
+            position.leave(scope)
         if hot_path._recording:
-            tag = place.node if kind is None else place.node | FLAG_FAILED
+            tag = position.lane | scope.node if kind is None else position.lane | scope.node | FLAG_FAILED
+            if scope.node < 0 or scope.work is not None:
+                hot_path._seldom(scope, position, self._start_ns, end_ns, self.elements, kind is not None)
+                return
             at, number = next(hot_path._reserve)
             try:
-                pack_into(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
+                hot_path._pack(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
             except BaseException as error:
                 hot_path._refused(at, number, tag, self._start_ns, end_ns, self.elements)
                 if not isinstance(error, Exception):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from cbtop.profiler.clocks import DeviceClock, Mark
-from cbtop.protocol.ring import Record
+from cbtop.protocol.ring import NO_NODE, Record
 
 MAX_PENDING = 8192  # without steps nobody says when to wait: then it is after this many
 
@@ -21,21 +21,22 @@ Timing = tuple[int, Mark, Mark, int]
 
 
 class Pending:
-    """Timings put off until the device has reached their marks on `clock`; then they go to `record`.
+    """Timings deferred until the device has reached their marks on `clock`; then they go to `record`.
 
-    `put_off(timing)` keeps one in `timings` until `finalize`.
+    `defer(timing)` keeps one in `timings` until `finalize`. Where the clock fails, what waited for it is recorded
+    against no node: it is lost, and counted as that.
     """
 
-    put_off: Callable[[Timing], None]
+    defer: Callable[[Timing], None]
 
     def __init__(self, clock: DeviceClock, record: Record) -> None:
         self._clock = clock
         self._record = record
         self.timings: deque[Timing] = deque()
-        self.put_off = self.timings.append  # as it is: this runs at every brick
-        self.start_over()
+        self.defer = self.timings.append  # as it is: this runs at every brick
+        self.discard()
 
-    def start_over(self) -> None:
+    def discard(self) -> None:
         """Record none of what is waiting. Also for a forked child, where nobody holds the lock."""
         self.timings.clear()
         self._finalizing = threading.Lock()
@@ -44,18 +45,27 @@ class Pending:
         return len(self.timings)
 
     def finalize(self) -> None:
-        """Wait for the device once, and record everything that was waiting, each with its own start and end."""
+        """Wait for the device once, and record everything that was waiting, each with its own start and end.
+
+        Raises what the clock raises, after what waited has been counted as lost.
+        """
         # One thread at a time takes timings out, so the first `waiting` are those whose marks were waited for.
         with self._finalizing:
             waiting = len(self.timings)
-            if waiting:
-                self._clock.synchronize()
+            if not waiting:
+                return
             take, record, time_ns = self.timings.popleft, self._record, self._clock.time_ns
-            for _ in range(waiting):
-                tag, start, end, elements = take()
-                record(
-                    tag,
-                    start if isinstance(start, HostTime) else time_ns(start),
-                    end if isinstance(end, HostTime) else time_ns(end),
-                    elements,
-                )
+            try:
+                if any(type(end) is not HostTime for _, _, end, _ in self.timings):
+                    self._clock.synchronize()
+                while waiting:
+                    tag, start, end, elements = self.timings[0]
+                    start_ns = start if isinstance(start, HostTime) else time_ns(start)
+                    end_ns = end if isinstance(end, HostTime) else time_ns(end)
+                    take()
+                    waiting -= 1
+                    record(tag, start_ns, end_ns, elements)
+            finally:  # of what is left by now, the device tells no time any more
+                for _ in range(waiting):
+                    take()
+                    record(NO_NODE, 0, 0, 0)

@@ -2,61 +2,97 @@
 
 Rules
 - No thread, no socket, no numpy. What can fail or grow (files, nodes) is bounded; its failure is counted or
-  logged once, and never raised into the host.
-- A timing is a record against a node. A node is defined once, under the place in the graph it first ran in.
+  logged once, and never raised into the host: a wrong argument is all that is.
+- A timing is a record against a node. A node is defined once, under the scope it first ran in.
+- Its parts: a path that times (on the host's clock or a device's), the scopes that name, the steps, the graph of what
+  was timed elsewhere, the statistics read back. What runs at every brick is the path's own method, not a wrapper.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from cbtop.profiler.clocks import DeviceClock, HostClock
-from cbtop.profiler.graph.node_of import nodes_of
-from cbtop.profiler.graph.node_table import MAX_DEPTH, MAX_NODES
-from cbtop.profiler.hot_path import HotPath, Place, Span, chosen
-from cbtop.profiler.pending import Pending
+from cbtop.profiler.graph.nodes import Function, Grid, Layer
+from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked
+from cbtop.profiler.hot_path import Callbacks
+from cbtop.profiler.path import Path, TimedBlock, host_path
+from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
 from cbtop.profiler.read_back import ReadBack
 from cbtop.profiler.recorder import Recorder, RingRecorder
-from cbtop.profiler.timed_elsewhere import Brick, TimedElsewhere, _Scopes
+from cbtop.profiler.scopes import Scopes
+from cbtop.profiler.steps import Step, Steps
 from cbtop.protocol.endpoint import parse_endpoint
-from cbtop.protocol.messages import CatalogMessage, Dependency
-from cbtop.protocol.ring import NO_NODE
-from cbtop.protocol.vocabulary import NodeKind, SyncMode
+from cbtop.protocol.messages import CatalogMessage
+from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, NO_NODE, Record, RingWriter
+from cbtop.protocol.vocabulary import BrickCategory, SyncMode, TransferDirection
 
 if TYPE_CHECKING:
+    from cbtop.profiler.brick_stats import BrickStats, CategoryStats
     from cbtop.profiler.device_path import DevicePath
-    from cbtop.profiler.session import Session
+    from cbtop.profiler.graph.execution_graph import ExecutionGraph
+    from cbtop.profiler.session import Report
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-
-MAX_RECURSION = 4  # a brick that runs inside itself more often than this was never stopped
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
 
 
-if TYPE_CHECKING:
-    _HotPath = HotPath
-else:
-    _HotPath = chosen()
+def _unless_it_fails(
+    default: Result,
+) -> Callable[
+    [Callable[Concatenate[BrickProfiler, Arguments], Result]],
+    Callable[Concatenate[BrickProfiler, Arguments], Result],
+]:
+    """What a method gives where something of ours fails: that is said once, and recording ends. A UsageError is the
+    caller's own."""
+
+    def guard(
+        method: Callable[Concatenate[BrickProfiler, Arguments], Result],
+    ) -> Callable[Concatenate[BrickProfiler, Arguments], Result]:
+        @functools.wraps(method)
+        def guarded(self: BrickProfiler, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            try:
+                return method(self, *args, **kwargs)
+            except UsageError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a recorder, a ring or a clock that fails is not the host's
+                self._give_up(error)
+                return default
+
+        return guarded
+
+    return guard
 
 
-class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
+class BrickProfiler:
     """Times bricks, layers and steps, and records them for the daemon to show.
 
     `clock_ns` and `recorder` are arguments so that a test can bring its own; by default the host's monotonic
-    clock and this process's ring. Safe to use from several threads: each has its own place in the graph.
+    clock and this process's ring. With a `device_clock`, bricks are timed on that device. Each thread, asyncio or
+    trio task and greenlet has its own place in the graph.
+
+    `graph` records what was timed elsewhere, `stats` reads back what was recorded; the methods below call them.
     """
+
+    #: `timer = profiler.start_brick(BrickId.RMS_NORM)`: start timing a BrickId, a BrickDefinition, or a name.
+    start_brick: Callable[[Hashable], Any]
+    #: `profiler.stop_brick(timer, elements, failed=False)`: record it, with the elements it worked on.
+    stop_brick: Callable[..., None]
+    #: `with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed.
+    brick: Callable[..., TimedBlock]
+    #: `with profiler.layer(3):` makes what runs inside part of layer 3; `layer(3, "encoder")` of a named stack.
+    layer: Callable[..., TimedBlock]
 
     def __init__(
         self,
@@ -71,44 +107,73 @@ class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
         if sample_every < 1:
             raise ValueError(f"sample_every={sample_every}; 1 records every step, k every k-th")
         self.sample_every = sample_every
-        self._recorder: Recorder = RingRecorder() if recorder is None else recorder
-        super().__init__(self._place_of, clock_ns, self._hand_over)
+        self._enabled = enabled
+        self._has_given_up = False
+        self._said_uncounted = False
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
-        self._steps = itertools.count()
-        self._open = threading.local()
-        self._nodes = 0
-        self._dropped = 0
-        self._dependencies: dict[Dependency, bool] = {}
-        self._scopes = _Scopes()
-        self._defining = threading.RLock()
-        self._enabled = enabled
-        self._session: Session | None = None
+        self._turns = threading.local()
+        self._recorder: Recorder = RingRecorder() if recorder is None else recorder
+        self._scopes = Scopes(self._recorder.announce)
+        callbacks = Callbacks(
+            define=self._scopes.define,
+            record=self._hand_over,
+            uncounted=self._uncounted,
+            amounts=self._amounts,
+            give_up=self._give_up,
+        )
         self._sync_mode = sync_mode
         self._clock: DeviceClock = HostClock(clock_ns) if device_clock is None else device_clock
-        self._pending = Pending(self._clock, self._hand_over)
+        self._pending = Pending(self._clock, callbacks.record)
         self._device_path: DevicePath | None = None
+        self._host_path = host_path(callbacks, clock_ns)
+        self._path: Path = self._host_path
         if device_clock is not None:
-            self._on_device(device_clock)
-        self._switch()
+            from cbtop.profiler.device_path import DevicePath
+
+            self._path = self._device_path = DevicePath(device_clock, clock_ns, sync_mode, callbacks, self._pending)
+        self.start_brick, self.stop_brick = self._path.start_brick, self._path.stop_brick
+        self.brick, self.layer = self._path.brick, self._path.layer
+        self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up)
+        self.graph = GraphRecorder(self._path, callbacks, self._scopes, self.announce)
+        self.stats = ReadBack(self._recorder, self.graph, self._scopes, clock_ns)
+        self._set_recording()
         if isinstance(self._recorder, RingRecorder):
-            self._recorder.follow(self)
+            self._recorder.add_listener(self)
         _profilers.add(self)
+
+    @property
+    def implementation(self) -> str:
+        """`compiled` or `python`: what runs at every brick."""
+        return self._path.implementation
 
     @property
     def enabled(self) -> bool:
         """Whether anything is recorded."""
         return self._enabled
 
+    def attach(self, ring: RingWriter | None, /) -> Record:
+        """Write into `ring` from now on; gives what writes a record of its own beside it. The recorder calls this."""
+        return self._host_path.attach(ring)
+
+    def finish(self) -> None:
+        """Record what still waits for the device: the ring is about to be closed. The recorder calls this."""
+        self.finalize()
+
     def enable(self) -> None:
         """Record from now on."""
-        self._enabled = True
-        self._switch()
+        self._enabled, self._has_given_up = True, False
+        self._set_recording()
 
     def disable(self) -> None:
         """Record nothing from now on; a brick that is running is not recorded either."""
         self._enabled = False
-        self._switch()
+        self._set_recording()
+
+    @property
+    def recording(self) -> bool:
+        """Whether what the caller starts now is timed: not while disabled, nor in a step that is not sampled."""
+        return self._path.recording
 
     @property
     def sync_mode(self) -> SyncMode:
@@ -116,26 +181,27 @@ class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
         return self._sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Wait for the device as `mode` says from now on; what was put off until now is recorded first."""
+        """Wait for the device as `mode` says from now on; what was deferred until now is recorded first."""
         self.finalize()
         self._sync_mode = mode
         if self._device_path is not None:
             self._device_path.mode = mode
-        self._switch()
+        self._set_recording()
 
     @property
     def pending_count(self) -> int:
         """How many timings wait for the device, or for `finalize`."""
         return len(self._pending)
 
+    @_unless_it_fails(None)
     def finalize(self) -> None:
-        """Wait for the device once and record what was put off, each timing with its own start and end."""
+        """Wait for the device once and record what was deferred, each timing with its own start and end."""
         self._pending.finalize()
 
     def timed(
         self, brick: Brick, elements: int | Callable[Arguments, int] = 1
     ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-        """Time every call of a function: `@profiler.timed(BrickId.RMS_NORM, elements=lambda x: x.size)`.
+        """Time every call of a function: `@profiler.timed(BrickId.RMS_NORM, elements=lambda x: x.numel())`.
 
         `elements` is a number, or what the call's arguments give. Raises TypeError for a coroutine or a generator,
         whose time between the awaits belongs to others: use `with profiler.brick(...)` inside.
@@ -151,7 +217,12 @@ class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
             def timed_function(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
                 if not self.recording:
                     return function(*args, **kwargs)
-                count = elements(*args, **kwargs) if callable(elements) else elements
+                count: Any = elements
+                if callable(elements):
+                    try:
+                        count = elements(*args, **kwargs)
+                    except Exception as error:  # noqa: BLE001 - what counts must not end what it counts
+                        count = error
                 with self.brick(brick, count):
                     return function(*args, **kwargs)
 
@@ -159,20 +230,21 @@ class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
 
         return decorate
 
+    @_unless_it_fails(None)
     def reset(self) -> None:
         """Begin anew: statistics, the graph, what waits for `finalize`, the epoch, the count of steps.
 
         Settings stay, and so does where each thread is. What the daemon was told stays told: its totals are those
         of the process.
         """
-        self._pending.start_over()
+        self._pending.discard()
         self._epoch_ns = None
-        self._steps = itertools.count()
-        self._dropped = 0
-        self._dependencies = dict.fromkeys(self._dependencies, False)
-        if isinstance(self._recorder, RingRecorder):
-            self._read_back().reset()
+        self._turns = threading.local()
+        self._scopes.dropped = 0
+        self.graph.reset()
+        self.stats.reset()
 
+    @_unless_it_fails(None)
     def announce(self, message: CatalogMessage) -> None:
         """Say something once about this process: its model (Manifest), a Ceiling, a CheckResult, an Activity."""
         self._recorder.announce(message)
@@ -181,6 +253,10 @@ class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
         """Say goodbye; what was recorded stays readable. Happens by itself when the interpreter exits."""
         self.finalize()
         self.disable()
+        self._close_recorder(reason)
+
+    @_unless_it_fails(None)
+    def _close_recorder(self, reason: str) -> None:
         self._recorder.close(reason)
 
     def serve(self, endpoint: str) -> None:
@@ -193,117 +269,216 @@ class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
 
         start_sidecar(parse_endpoint(endpoint))
 
-    def step(self, name: str, tokens: int) -> Span:
+    def step(self, name: str | None = None, tokens: int = 0, model: str = "") -> Step:
         """`with profiler.step("decode", tokens=1):` is one forward pass; tokens are counted here, and only here.
 
-        With `sample_every=k` the first step and every k-th after it is recorded. A step decides for the whole
-        process and until the next one begins: threads that run steps side by side should record every step.
+        What is known only inside may be set inside: `with profiler.step() as step:` … `step.name = "decode"`. Where
+        one process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records
+        its first step of a name and every k-th after it.
         """
-        if self.sample_every > 1 and self._enabled:
-            self._switch(sampled=next(self._steps) % self.sample_every == 0)
-        step = self._open.step = self.brick((NodeKind.STEP, name), tokens)
-        return step
+        return Step(self._steps, name, tokens, model)
 
     def add_tokens(self, tokens: int) -> None:
-        """Count `tokens` more for the step this thread is in: for those that are known only when it has run.
+        """Count `tokens` more for the step the caller is in: for those that are known only when it has run.
 
         Raises RuntimeError outside a step: tokens are counted once a forward pass, and nowhere else.
         """
         if not self.recording:
             return
-        place: Place | None = self._here()
-        while place is not None and not (isinstance(place.key, tuple) and place.key[0] is NodeKind.STEP):
-            place = place.above
-        if place is None:
-            raise RuntimeError("add_tokens outside a step; `with profiler.step(name, tokens=0):` is one forward pass")
-        self._open.step.elements += tokens
+        step: Any = self._path.position.step
+        if step is None:
+            raise RuntimeError("add_tokens outside a step; `with profiler.step(name):` is one forward pass")
+        step.tokens += tokens
 
     def reset_epoch(self) -> None:
         """Let `elapsed_ns` count from now."""
-        self._epoch_ns = self._now_ns()
+        self._epoch_ns = self._host_now_ns()
 
     def elapsed_ns(self) -> int:
         """Time since `reset_epoch`; the first call begins the count where nobody did."""
-        now_ns = self._now_ns()
+        now_ns = self._host_now_ns()
         if self._epoch_ns is None:
             self._epoch_ns = now_ns
         return now_ns - self._epoch_ns
 
-    def _switch(self, sampled: bool = True) -> None:
-        on = self._enabled and sampled and self._sync_mode is not SyncMode.NONE
-        self.switch(on)
-        if self._device_path is not None:
-            self._device_path.switch(on)
+    # --- what was timed elsewhere: see GraphRecorder ------------------------------------------------------------
 
-    def _on_device(self, clock: DeviceClock) -> None:
-        """Take start and end of everything on `clock`: its path stands in for the host's."""
-        from cbtop.profiler.device_path import DevicePath
+    @_unless_it_fails(None)
+    def record_elapsed(self, brick: Brick, duration_ns: int, elements: int = 1) -> None:
+        """Record a brick that has just ended and took `duration_ns`."""
+        self.graph.record_elapsed(checked(brick), duration_ns, elements)
 
-        path = self._device_path = DevicePath(clock, self._sync_mode, self._place_of, self._pending)
-        self.start_brick, self.stop_brick = path.start, path.stop  # type: ignore[method-assign, assignment]
-        self.brick, self.layer = path.span, path.layer  # type: ignore[method-assign, assignment]
+    @_unless_it_fails(None)
+    def record_deferred(self, brick: Brick, start_ns: int, elements: int = 1, end_ns: int | None = None) -> None:
+        """Defer recording a brick until `finalize`, between `start_ns` and `end_ns` on the monotonic clock.
 
-    def _here(self) -> Place:
-        return self.here if self._device_path is None else self._device_path.here
+        Without `end_ns` it ends here: when the device has reached this point, or now where there is no device.
+        """
+        if not self.recording:
+            return
+        position = self._path.position
+        key = checked(brick)
+        scope: Any = position.scope.children.get(key) or self._scopes.define(position.scope, key)
+        end = self._clock.mark() if end_ns is None else HostTime(end_ns)
+        if scope.node < 0:
+            self._path.emit(scope, position, HostTime(start_ns), end, elements, position.lane)
+            return
+        self._pending.defer((scope.node | position.lane, HostTime(start_ns), end, elements))
+        if len(self._pending) >= MAX_PENDING:
+            self._pending.finalize()
+
+    @_unless_it_fails(None)
+    def graph_push_scope(self, scope: Layer | Function) -> None:
+        """Go inside `scope`, and time it: what is recorded next by the caller belongs there."""
+        self.graph.push_scope(scope)
+
+    @_unless_it_fails(None)
+    def graph_pop_scope(self) -> None:
+        """Go back out, and record how long the scope took. Raises ValueError when there is nothing to leave."""
+        self.graph.pop_scope()
+
+    @property
+    def graph_is_scope_balanced(self) -> bool:
+        """Whether the caller has left every scope it pushed."""
+        return self.graph.is_scope_balanced
+
+    @_unless_it_fails(NO_NODE)
+    def graph_record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
+        """Record a brick that ended now and took `duration_ns`; kernels recorded next are its launches."""
+        return self.graph.record_brick(checked(brick), duration_ns, elements)
+
+    @_unless_it_fails(NO_NODE)
+    def graph_record_kernel(
+        self,
+        name: str,
+        ptx_hash: int | None = None,
+        grid: Grid | None = None,
+        block: Grid | None = None,
+        shared_memory_bytes: int | None = None,
+        duration_ns: int | None = None,
+        backend: str = "",
+        elements: int = 1,
+    ) -> int:
+        """Record a kernel launch of the running brick, or else of the brick recorded last in this scope."""
+        return self.graph.record_kernel(
+            name, ptx_hash, grid, block, shared_memory_bytes, duration_ns, backend, elements
+        )
+
+    @_unless_it_fails(NO_NODE)
+    def graph_record_transfer(
+        self,
+        source: str,
+        destination: str,
+        size_bytes: int,
+        direction: TransferDirection,
+        duration_ns: int | None = None,
+    ) -> int:
+        """Record a copy between memories; without `duration_ns` its time is n/a."""
+        return self.graph.record_transfer(source, destination, size_bytes, direction, duration_ns)
+
+    @_unless_it_fails(NO_NODE)
+    def graph_record_poll(self, name: str, duration_ns: int, *, is_done: bool) -> int:
+        """Record one poll of the async task `name`."""
+        return self.graph.record_poll(name, duration_ns, is_done=is_done)
+
+    @_unless_it_fails(None)
+    def graph_add_dependency(self, first: int, then: int) -> None:
+        """Say that the node `then` cannot start before the node `first` has ended."""
+        self.graph.add_dependency(first, then)
+
+    # --- what was recorded: see ReadBack ------------------------------------------------------------------------
+
+    def report(self, window_s: float | None = None) -> Report:
+        """What this process has recorded so far, or in the last `window_s` seconds; `print` shows it as text."""
+        return self.stats.report(window_s)
+
+    def stats_for(self, brick: Brick) -> BrickStats | None:
+        """The statistics of one brick, whatever layers it ran in; None where it did not run."""
+        return self.stats.stats_for(brick)
+
+    def category_stats(self) -> dict[BrickCategory, CategoryStats]:
+        """The statistics of the categories that ran."""
+        return self.stats.category_stats()
+
+    @property
+    def total_ns(self) -> int:
+        """The time spent in bricks so far, none of it counted twice."""
+        return self.stats.total_ns
+
+    @property
+    def total_tokens(self) -> int:
+        """The tokens of all steps so far."""
+        return self.stats.total_tokens
+
+    @property
+    def tokens_per_sec(self) -> float | None:
+        """Tokens a second of the time in which steps ran; None without steps."""
+        return self.stats.tokens_per_sec
+
+    def execution_graph(self) -> ExecutionGraph:
+        """What ran so far: each node with the time of its mean call, and who waits for whom."""
+        return self.stats.execution_graph()
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _set_recording(self) -> None:
+        self._path.set_recording(self._enabled and not self._has_given_up and self._sync_mode is not SyncMode.NONE)
+
+    def _is_sampled(self, key: object) -> bool:
+        """Whether the step `key` that this thread begins now is recorded: the first, and every k-th after it."""
+        if self.sample_every <= 1 or not self._enabled:
+            return True
+        try:
+            turns: dict[object, int] = self._turns.turns
+        except AttributeError:
+            turns = self._turns.turns = {}
+        turn = turns.get(key, 0)
+        turns[key] = (turn + 1) % self.sample_every
+        return turn == 0
+
+    def _host_now_ns(self) -> int:
+        try:
+            return self._now_ns()
+        except Exception as error:  # noqa: BLE001 - the host's clock
+            self._give_up(error)
+            return self._epoch_ns or 0
 
     def _hand_over(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
-    def _place_of(self, here: Place, key: object) -> Place:
-        """The place for `key` below `here`, which nobody has started there yet."""
-        with self._defining:
-            if key in here.below:
-                return here.below[key]
-            place = _lost_track(here, key)
-            if place is None:
-                place = type(here)(key, self._define_node(key, here), here)
-                if place.node == NO_NODE:
-                    self._dropped += 1
-                    return place  # not kept: what has no bound must not be remembered
-            here.below[key] = place
-            return place
+    def _amounts(self, scope: Any, flags: int, elements: Any) -> None:
+        """Record the FLOP and bytes of a call, which its definition gives by its elements."""
+        flops, bytes_ = scope.work(elements)
+        lane = flags >> LANE_SHIFT << LANE_SHIFT
+        if flops is not None and bytes_ is not None:
+            self._hand_over(scope.node | lane | FLAG_AMOUNTS, round(flops), round(bytes_), elements)
 
-    def _define_node(self, key: object, here: Place) -> int:
-        nodes = nodes_of(key, self._nodes + 1, here.node or None, here.key)
-        # A brick's kernels lie one deeper than the brick.
-        if self._nodes + len(nodes) > MAX_NODES or _depth(here) + 2 > MAX_DEPTH:
-            if not self._dropped:
-                what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
-                _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
-            return NO_NODE
-        self._nodes += len(nodes)
-        for node in nodes:
-            self._recorder.announce(node)
-        return nodes[0].id
+    def _uncounted(self, elements: object) -> None:
+        if not self._said_uncounted:
+            self._said_uncounted = True
+            _log.warning(
+                "cbtop: %s is no number of elements; such calls are timed, and counted apart", _shown(elements)
+            )
+
+    def _give_up(self, error: Exception) -> None:
+        """Nothing is recorded from now on, and why is said once: the host goes on."""
+        if not self._has_given_up:
+            self._has_given_up = True
+            _log.warning(
+                "cbtop records nothing from here on in process %d: %s: %s", os.getpid(), type(error).__name__, error
+            )
+        self._set_recording()
 
 
-def _lost_track(here: Place, key: object) -> Place | None:
-    """Where `key` first ran among the places above `here`, once it has run inside itself MAX_RECURSION times.
-
-    So deep it is no recursion: stops were never reached. Going back to where it began keeps a host that loses
-    exceptions from growing the graph for ever.
-    """
-    running = []
-    place: Place | None = here
-    while place is not None and place.above is not None:
-        if place.key == key:
-            running.append(place)
-        place = place.above
-    return running[-1] if len(running) >= MAX_RECURSION else None
-
-
-def _depth(place: Place) -> int:
-    depth = 0
-    while place.above is not None:
-        depth, place = depth + 1, place.above
-    return depth
+def _shown(elements: object) -> str:
+    kind = type(elements).__name__
+    return f"{elements!r} ({kind})"[:120] if isinstance(elements, (int, float, str)) else f"a {kind}"
 
 
 def _after_fork() -> None:
-    # Another thread of the parent may have held the lock; that thread does not exist here.
     for profiler in _profilers:
-        profiler._defining = threading.RLock()
-        profiler._pending.start_over()  # what waits is the parent's to record
+        profiler._scopes.after_fork()
+        profiler._pending.discard()  # what waits is the parent's to record
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,11 +1,11 @@
-"""The methods of BrickProfiler that tell what this process has recorded: statistics and graph, without a daemon."""
+"""What this process has recorded: statistics and graph, without a daemon."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cbtop.profiler.graph_recorder import Brick
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.profiler.timed_elsewhere import Brick
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 if TYPE_CHECKING:
@@ -13,19 +13,24 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.brick_stats import BrickStats, CategoryStats
     from cbtop.profiler.graph.execution_graph import ExecutionGraph
+    from cbtop.profiler.graph_recorder import GraphRecorder
     from cbtop.profiler.recorder import Recorder
+    from cbtop.profiler.scopes import Scopes
     from cbtop.profiler.session import Report, Session
-    from cbtop.protocol.messages import Dependency
 
 
 class ReadBack:
-    """Reads the process's own ring. Whoever never asks never loads NumPy."""
+    """Reads the process's own ring: `profiler.stats`. Whoever never asks never loads NumPy.
 
-    _recorder: Recorder
-    _now_ns: Callable[[], int]
-    _session: Session | None
-    _dependencies: dict[Dependency, bool]
-    _dropped: int
+    Every method raises TypeError where the recorder cannot be read back.
+    """
+
+    def __init__(self, recorder: Recorder, graph: GraphRecorder, scopes: Scopes, now_ns: Callable[[], int]) -> None:
+        self._recorder = recorder
+        self._graph = graph
+        self._scopes = scopes
+        self._now_ns = now_ns
+        self._session: Session | None = None
 
     def report(self, window_s: float | None = None) -> Report:
         """What this process has recorded so far, or in the last `window_s` seconds; `print` shows it as text.
@@ -33,17 +38,17 @@ class ReadBack:
         Ask often enough that the ring does not overwrite what was not read: 260,000 records by default. A window
         reaches back no further than the ring does; `Report.window_s` says what it covers.
         """
-        session = self._read_back()
+        session = self._opened()
         return session.report() if window_s is None else session.window(window_s, self._now_ns())
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
         """The statistics of one brick, whatever layers it ran in; None where it did not run."""
         name = brick.display_name if isinstance(brick, BrickId) else getattr(brick, "name", brick)
-        return self._read_back().stats_for(str(name))
+        return self._opened().stats_for(str(name))
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
         """The statistics of the categories that ran."""
-        return self._read_back().category_stats()
+        return self._opened().category_stats()
 
     @property
     def total_ns(self) -> int:
@@ -57,7 +62,7 @@ class ReadBack:
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens a second of the steps' wall time; None without steps."""
+        """Tokens a second of the time in which steps ran; None without steps."""
         return self.report().tokens_per_sec
 
     def execution_graph(self) -> ExecutionGraph:
@@ -65,11 +70,16 @@ class ReadBack:
 
         `dropped` counts what was started or said past the bounds on nodes, depth and dependencies.
         """
-        graph = self._read_back().graph([edge for edge, is_fresh in self._dependencies.items() if is_fresh])
-        graph.dropped += self._dropped
+        graph = self._opened().graph(self._graph.dependencies())
+        graph.dropped += self._scopes.dropped
         return graph
 
-    def _read_back(self) -> Session:
+    def reset(self) -> None:
+        """Forget what was counted so far."""
+        if isinstance(self._recorder, RingRecorder):
+            self._opened().reset()
+
+    def _opened(self) -> Session:
         # NumPy comes with it, which a process that only records need not load.
         from cbtop.profiler.session import Session
 

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from cbtop.protocol import codec
 from cbtop.protocol.catalog import CatalogWriter
@@ -46,12 +46,15 @@ class Recorder(Protocol):
     def close(self, reason: str, /) -> None: ...
 
 
-class Follower(Protocol):
+class RingListener(Protocol):
     """What writes records of its own into the ring."""
 
-    implementation: ClassVar[str]
+    @property
+    def implementation(self) -> str: ...
 
     def attach(self, ring: RingWriter | None, /) -> Record: ...
+
+    def finish(self) -> None: ...
 
 
 class RingRecorder:
@@ -75,16 +78,16 @@ class RingRecorder:
         self._closed = False
         self._path: Path | None = None  # of the ring: it stays readable after `close`
         self._reader: RingReader | None = None
-        self._followers: list[Follower] = []
+        self._listeners: list[RingListener] = []
         self.record = self._first_record
         _recorders.add(self)
 
-    def follow(self, follower: Follower) -> None:
-        """Attach `follower` to each ring as it opens and to None when it is gone; it says how to write beside it."""
+    def add_listener(self, listener: RingListener) -> None:
+        """Attach `listener` to each ring as it opens and to None when it is gone; it says how to write beside it."""
         with self._opening:
-            self._followers.append(follower)
+            self._listeners.append(listener)
             if self._ring:
-                self.record = follower.attach(self._ring)
+                self.record = listener.attach(self._ring)
 
     def announce(self, message: CatalogMessage) -> None:
         """Write `message` into the catalog. One that cannot be said is logged, and the host goes on."""
@@ -105,6 +108,8 @@ class RingRecorder:
 
     def close(self, reason: str) -> None:
         """Say goodbye; the files stay for the daemon to read to their end."""
+        for listener in self._listeners:
+            listener.finish()
         with self._opening:
             catalog, self._catalog = self._catalog, None
             if catalog:
@@ -146,8 +151,8 @@ class RingRecorder:
         self._let_go()
 
     def _let_go(self) -> None:
-        for follower in self._followers:
-            follower.attach(None)
+        for listener in self._listeners:
+            listener.attach(None)
 
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
@@ -162,7 +167,7 @@ class RingRecorder:
                 directory = self._directory or runtime_dir()
                 # The catalog comes first: whoever sees the ring finds the catalog beside it.
                 catalog = _new_catalog(directory)
-                recorder = self._followers[0].implementation if self._followers else "python"
+                recorder = self._listeners[0].implementation if self._listeners else "python"
                 catalog.write(_hello(recorder, locked=catalog.locked))
                 for message in (*self._said, *self._traced.values()):
                     catalog.write(message)
@@ -176,8 +181,8 @@ class RingRecorder:
                 self.record = _nowhere
                 return
             self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
-            for follower in self._followers:
-                self.record = follower.attach(ring)
+            for listener in self._listeners:
+                self.record = listener.attach(ring)
             _say_goodbye_from_multiprocessing()
 
 

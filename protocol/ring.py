@@ -10,7 +10,7 @@ Layout (little-endian, all words i64; version 2)
     word 24    61 slots of 8 words, a thread each: native thread id (0: free), the node it is in (0: none), since when
                in ns (0: a brick inside it has ended since, and when it began itself stands nowhere)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
-    tag        bits 0-23 node id, bits 24-31 flags, bits 32-62 (n + 1) mod 2^31
+    tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31
 
 Rules
 - Everything that moves the ring's cursor is in this file.
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import operator
 import os
 import stat
 import struct
@@ -64,7 +65,12 @@ MAX_NODE = (1 << NODE_BITS) - 1
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
 NEVER_WRITTEN = 0  # as a whole tag
 NO_NODE = 0  # a record against it is counted as rejected: bad arguments, or a node table that was full
-FLAG_FAILED = 1 << NODE_BITS  # the brick ended in an exception
+FLAG_FAILED = 1 << 24  # the brick ended in an exception
+FLAG_CANCELLED = 1 << 25  # a step that does not count, nor does what ran in it
+FLAG_UNCOUNTED = 1 << 26  # the elements are not known: the host gave something that is no count
+FLAG_AMOUNTS = 1 << 27  # no call: the FLOP (in place of the start), bytes (end) and elements of a call of the node
+LANE_SHIFT = 28  # which of the steps that run at the same time this is, or lies in
+LANES = 16  # the last one is for all steps beyond the others
 SEQUENCE_SHIFT = 32
 SEQUENCE_MASK = (1 << 31) - 1
 
@@ -81,7 +87,8 @@ MAX_RECORDS = 1 << 62  # a century of a record a nanosecond: a cursor beyond it 
 _HEADER = struct.Struct("<8sqqqqqqq16s")
 # The tag in two halves, its number last: no shifting at every record. A size of this machine ("n") packs the same
 # eight bytes, a record takes 62 ns where "<q" takes 81 and a long 65.
-RECORD = struct.Struct("@nnnII")
+# Elements are unsigned ("N"): a negative number is refused like what is no number at all.
+RECORD = struct.Struct("@nnNII")
 # The place given for a lap's first record; RECORD refuses it. So what is due once a lap is in no other record's way,
 # which saves 10 ns of a start/stop pair's 370.
 LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
@@ -145,19 +152,27 @@ class RingWriter:
         )
         self.record = _record_function(self)
 
-    def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        """Begin the lap that is due and write its first record, or else keep the count without the record."""
+    def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> bool:
+        """Write the record all the same: begin the lap that is due, leave out elements that are no count.
+
+        False where the elements were none.
+        """
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
             at = FIRST_RECORD
+        count: int | None = None
+        try:
+            count = operator.index(elements)
+        except Exception:  # noqa: BLE001 - whatever an object of the host's raises when it is asked for a number
+            count = None
+        finally:  # an interrupt raised there goes on to the host, and the record is written
+            known = count is not None and 0 <= count < 1 << 63
             try:
-                RECORD.pack_into(self.memory, at, start_ns, end_ns, elements, tag, number)
-            except BaseException as error:
-                self.refused(at, number, tag, start_ns, end_ns, elements)
-                if not isinstance(error, Exception):
-                    raise
-        else:  # `elements` is no 64-bit integer, or its __index__ raised
-            RECORD.pack_into(self.memory, at, 0, 0, 0, NO_NODE, number)
+                whole = (start_ns, end_ns, count if known else 0, tag if known else tag | FLAG_UNCOUNTED, number)
+                RECORD.pack_into(self.memory, at, *whole)
+            except (struct.error, TypeError, OverflowError):  # a clock of the host's that gives no 64-bit integers
+                RECORD.pack_into(self.memory, at, 0, 0, 0, NO_NODE, number)
+        return known
 
     @property
     def produced(self) -> int:
@@ -339,13 +354,17 @@ class RingReader:
             records = records[complete]
         else:
             self._next = produced
-        tag = records[:, 3]
+        tag, elements = records[:, 3], records[:, 2]
+        flags = tag & (0xFF << NODE_BITS)
+        if len(elements) and elements.min() < 0:  # beyond 2^63, which Python's hot path does not look at
+            flags = flags | np.where(elements < 0, FLAG_UNCOUNTED, 0)
+            elements = np.maximum(elements, 0)
         return Batch(
             node=tag & MAX_NODE,
-            flags=tag & (0xFF << NODE_BITS),
+            flags=flags,
             start_ns=records[:, 0],
             end_ns=records[:, 1],
-            elements=records[:, 2],
+            elements=elements,
             overwritten=lost,
         )
 

@@ -43,6 +43,7 @@ def _definition(key: object) -> BrickDefinition:
 def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None) -> list[Node]:
     # An unknown amount of work leaves the fields None.
     work: dict[str, Any] = asdict(definition.work) if definition.work else {}
+    work.pop("of_call", None)
     brick = Node(
         first_id,
         parent,

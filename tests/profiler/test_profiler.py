@@ -13,10 +13,12 @@ from types import ModuleType
 
 import pytest
 
+from cbtop.profiler import scopes
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
 from cbtop.profiler.graph.node_table import MAX_DEPTH
-from cbtop.profiler.profiler import MAX_RECURSION, BrickProfiler
+from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.profiler.scopes import MAX_RECURSION
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Activity, Goodbye, HostHello, Node, TraceSummary
 from cbtop.protocol.ring import FLAG_FAILED, RingReader
@@ -170,7 +172,7 @@ def test_each_thread_has_its_own_place_in_the_graph(memory: Memory) -> None:
 def test_past_the_bound_on_nodes_records_name_no_node(
     memory: Memory, profiler_module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiler_module, "MAX_NODES", 2)
+    monkeypatch.setattr(scopes, "MAX_NODES", 2)
     profiler = BrickProfiler(recorder=memory)
     for name in "abcd":
         with profiler.brick(name):

@@ -121,29 +121,19 @@ def test_reset_clears_every_field_but_settings_and_places(profiler: BrickProfile
         "_now_ns",
         "_device_path",
         "_recorder",
-        "_defining",
     }
-    hot_path = {
-        "_define",
-        "_defining",
-        "_clock_ns",
-        "_record",
-        "_recording",
-        "_threads",
-        "_memory",
-        "_reserve",
-        "_lap",
-    }
-    places = {"_nodes", "_scopes", "_open"}  # the graph's places keep their ids; each thread stays where it is
-    cleared = {"_epoch_ns", "_steps", "_dropped", "_dependencies", "_pending", "_session"}
-    assert set(fresh) <= settings | hot_path | places | cleared, "say of a new field whether reset clears it"
+    # Who runs where keeps its place, the graph's scopes keep their ids, and a profiler that gave up has.
+    places = {"_path", "_host_path", "start_brick", "stop_brick", "brick", "layer", "_scopes", "_steps"}
+    said = {"_has_given_up", "_said_uncounted"}
+    cleared = {"_epoch_ns", "_turns", "graph", "stats", "_pending"}
+    assert set(fresh) <= settings | places | said | cleared, "say of a new field whether reset clears it"
 
     profiler.elapsed_ns()
     with profiler.step("decode", tokens=1):
         ids = [profiler.graph_record_brick(name, 1000) for name in "ab"]
         profiler.graph_add_dependency(*ids)
         profiler.record_deferred("put off", 0)
-    profiler._dropped = 3
+    profiler._scopes.dropped = 3
     assert (profiler.report().steps, profiler.execution_graph().dropped) == (1, 3)
     profiler.reset()
     report = profiler.report()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler import timed_elsewhere
+from cbtop.profiler import graph_recorder
 from cbtop.profiler.graph.nodes import AsyncTask, Brick, Edge, EdgeKind, Function, Kernel, Layer, Transfer
 from cbtop.profiler.graph.tree import to_ascii_tree
 from cbtop.profiler.profiler import BrickProfiler
@@ -139,7 +139,7 @@ def test_a_dependency_is_said_once_and_stands_in_the_graph(runtime: Path) -> Non
 
 
 def test_dependencies_are_bounded_and_what_was_dropped_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_elsewhere, "MAX_DEPENDENCIES", 2)
+    monkeypatch.setattr(graph_recorder, "MAX_DEPENDENCIES", 2)
     profiler = BrickProfiler()
     nodes = [profiler.graph_record_brick(f"brick {number}", 1000) for number in range(5)]
     for node in nodes[1:]:

@@ -1,0 +1,181 @@
+"""What was timed elsewhere, put into the same graph and the same ring: launches, copies, polls, dependencies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
+from cbtop.profiler.graph.nodes import AsyncTask, Function, Grid, Layer, Transfer
+from cbtop.profiler.path import emit_at_once
+from cbtop.profiler.pending import HostTime
+from cbtop.profiler.positions import finder
+from cbtop.protocol.messages import Dependency
+from cbtop.protocol.ring import NO_NODE
+from cbtop.protocol.vocabulary import BrickId, NodeKind, TransferDirection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cbtop.profiler.hot_path import Callbacks, Scope
+    from cbtop.profiler.path import Path
+    from cbtop.profiler.scopes import Scopes
+
+Brick = BrickId | BrickDefinition | str
+
+MAX_DEPENDENCIES = 4096
+
+
+class UsageError(ValueError):
+    """An argument that cannot be meant: the one thing that is raised into the host."""
+
+
+def checked(brick: Brick) -> Brick:
+    """`brick`, if it can name one. Raises UsageError otherwise."""
+    try:
+        hash(brick)
+    except TypeError as error:
+        raise UsageError(f"a {type(brick).__name__} names no brick: {error}") from error
+    return brick
+
+
+class _Pushed:
+    """The scopes that one thread, task or greenlet has pushed, and the brick it recorded last in the innermost."""
+
+    __slots__ = ("__weakref__", "last_brick", "timers")
+
+    def __init__(self) -> None:
+        self.timers: list[Any] = []
+        self.last_brick: Scope | None = None
+
+
+class GraphRecorder:
+    """Takes times instead of taking them, where the caller is in the graph: `profiler.graph`.
+
+    The `record_*` methods give the id of the node they recorded against, for `add_dependency`; 0 while nothing is
+    recorded. The same thing recorded again in the same scope is the same node: its times add up.
+    """
+
+    def __init__(self, path: Path, callbacks: Callbacks, scopes: Scopes, say: Callable[[Dependency], None]) -> None:
+        self._path = path
+        self._callbacks = callbacks
+        self._scopes = scopes
+        self._say = say
+        self._pushed = finder(_Pushed)
+        self._dependencies: dict[Dependency, bool] = {}  # whether it was said since the last `reset`
+
+    def push_scope(self, scope: Layer | Function) -> None:
+        """Go inside `scope`, and time it: what is recorded next by the caller belongs there."""
+        key = (NodeKind.LAYER, scope.index) if isinstance(scope, Layer) else scope
+        pushed = self._pushed()
+        pushed.timers.append(self._path.start_brick(key))
+        pushed.last_brick = None
+
+    def pop_scope(self) -> None:
+        """Go back out, and record how long the scope took. Raises UsageError when there is nothing to leave."""
+        pushed = self._pushed()
+        if not pushed.timers:
+            raise UsageError("graph_pop_scope without a graph_push_scope before it")
+        self._path.stop_brick(pushed.timers.pop(), 1)
+        pushed.last_brick = None
+
+    @property
+    def is_scope_balanced(self) -> bool:
+        """Whether the caller has left every scope it pushed."""
+        return not self._pushed().timers
+
+    def record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
+        """Record a brick that ended now and took `duration_ns`; kernels recorded next are its launches."""
+        if not self._path.recording:
+            return NO_NODE
+        scope = self._child(self._path.position.scope, brick)
+        self._pushed().last_brick = scope
+        self._emit(scope, duration_ns, elements)
+        return max(scope.node, NO_NODE)
+
+    def record_kernel(
+        self,
+        name: str,
+        ptx_hash: int | None = None,
+        grid: Grid | None = None,
+        block: Grid | None = None,
+        shared_memory_bytes: int | None = None,
+        duration_ns: int | None = None,
+        backend: str = "",
+        elements: int = 1,
+    ) -> int:
+        """Record a kernel launch of the running brick, or else of the brick recorded last in this scope.
+
+        Without `duration_ns` it is in the graph, and its time is n/a.
+        """
+        try:
+            kernel = KernelDefinition(name, backend, grid, block, shared_memory_bytes, ptx_hash)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"kernel {name}: {error}") from error
+        if not self._path.recording:
+            return NO_NODE
+        here, last = self._path.position.scope, self._pushed().last_brick
+        return self._record(last if last is not None and last.parent is here else here, kernel, duration_ns, elements)
+
+    def record_transfer(
+        self,
+        source: str,
+        destination: str,
+        size_bytes: int,
+        direction: TransferDirection,
+        duration_ns: int | None = None,
+    ) -> int:
+        """Record a copy between memories; without `duration_ns` its time is n/a."""
+        try:
+            transfer = Transfer(source, destination, size_bytes, TransferDirection(direction))
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if not self._path.recording:
+            return NO_NODE
+        return self._record(self._path.position.scope, transfer, duration_ns, 1)
+
+    def record_poll(self, name: str, duration_ns: int, *, is_done: bool) -> int:
+        """Record one poll of the async task `name`."""
+        if not self._path.recording:
+            return NO_NODE
+        task = AsyncTask(name, polls=0, yields=0, total_poll_ns=0.0)
+        return self._record(self._path.position.scope, task, duration_ns, 0 if is_done else 1)
+
+    def add_dependency(self, first: int, then: int) -> None:
+        """Say that the node `then` cannot start before the node `first` has ended."""
+        dependency = Dependency(first, then)
+        if NO_NODE in (first, then):
+            return
+        if dependency not in self._dependencies:
+            if len(self._dependencies) >= MAX_DEPENDENCIES:
+                self._scopes.dropped += 1
+                return
+            self._say(dependency)
+        self._dependencies[dependency] = True
+
+    def dependencies(self) -> list[Dependency]:
+        """Those that were said since the last `reset`."""
+        return [dependency for dependency, is_fresh in self._dependencies.items() if is_fresh]
+
+    def reset(self) -> None:
+        """Forget what was said; what the daemon heard it keeps."""
+        self._dependencies = dict.fromkeys(self._dependencies, False)
+
+    def record_elapsed(self, brick: Brick, duration_ns: int, elements: int) -> None:
+        """Record a brick that has just ended and took `duration_ns`."""
+        if self._path.recording:
+            self._emit(self._child(self._path.position.scope, brick), duration_ns, elements)
+
+    def _record(self, outer: Scope, key: object, duration_ns: int | None, elements: int) -> int:
+        scope = self._child(outer, key)
+        if duration_ns is not None:
+            self._emit(scope, duration_ns, elements)
+        return max(scope.node, NO_NODE)
+
+    def _child(self, outer: Scope, key: object) -> Scope:
+        found: Scope = outer.children.get(key) or self._scopes.define(outer, key)
+        return found
+
+    def _emit(self, scope: Scope, duration_ns: int, elements: int) -> None:
+        position, end_ns = self._path.position, HostTime(self._path.now_ns())
+        start_ns = HostTime(end_ns - duration_ns)
+        emit_at_once(self._callbacks, scope, position, start_ns, end_ns, elements, position.lane)

@@ -1,0 +1,131 @@
+"""What times bricks, layers and steps: on the host's clock (hot_path.py), or on a device's (device_path.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from types import TracebackType
+from typing import Any, Protocol
+
+from cbtop.profiler.hot_path import MAX_HELD, Callbacks, HotPath, Position, Scope, chosen
+from cbtop.protocol.ring import NO_NODE, Record, RingWriter
+
+
+class TimedBlock(Protocol):
+    """The `with` form of a brick or a layer."""
+
+    elements: int
+
+    def __enter__(self) -> TimedBlock: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class Path(Protocol):
+    """All that a profiler asks of either."""
+
+    implementation: str
+
+    @property
+    def position(self) -> Position:
+        """Where in the graph the caller is: what it starts next is started there."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether what the caller starts now is timed."""
+
+    def start_brick(self, brick: Hashable, /) -> Any:
+        """Start timing `brick`; gives what `stop_brick` takes."""
+
+    def stop_brick(self, timer: Any, elements: int, failed: bool = False) -> None:
+        """Record what `timer` timed."""
+
+    def brick(self, brick: Hashable, elements: int = 1) -> TimedBlock:
+        """Time a block."""
+
+    def layer(self, index: int, stack: str = "") -> TimedBlock:
+        """Time a block as a layer."""
+
+    def set_recording(self, on: bool, /) -> None:
+        """Record from now on, or do not."""
+
+    def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
+        """Let `position` go to `scope`, which began at `start_ns`."""
+
+    def now_ns(self) -> int:
+        """The host's monotonic clock."""
+
+    def start_mark(self) -> Any:
+        """Now, on the clock that bricks are timed with, where something begins."""
+
+    def end_mark(self) -> Any:
+        """Now, where something ends."""
+
+    def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
+        """Record what ran in `scope` between two marks, or hold it for the step that `position` is in."""
+
+    def step_ended(self) -> None:
+        """The outermost step of the caller has been emitted."""
+
+
+def emit_at_once(
+    callbacks: Callbacks,
+    scope: Scope,
+    position: Position | None,
+    start_ns: int,
+    end_ns: int,
+    elements: int,
+    flags: int,
+) -> None:
+    """Record what ran in `scope` between two times of the host, or hold it for the step that `position` is in."""
+    if scope.node >= 0 or position is None:
+        callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
+        if scope.work is not None:
+            callbacks.amounts(scope, flags, elements)
+    elif position.held is not None and len(position.held) < MAX_HELD:
+        position.held.append((scope, start_ns, end_ns, elements, flags))
+    else:
+        callbacks.record(NO_NODE, 0, 0, 0)
+
+
+class HostPath:
+    """Bricks on the host's clock: the hot path's own methods, and what else a Path does."""
+
+    def __init__(self, hot_path: HotPath, callbacks: Callbacks) -> None:
+        self.implementation = hot_path.implementation
+        self.start_brick = hot_path.start_brick
+        self.stop_brick = hot_path.stop_brick
+        self.brick = hot_path.brick
+        self.layer = hot_path.layer
+        self.set_recording = hot_path.set_recording
+        self.enter = hot_path.enter
+        self.now_ns = self.start_mark = self.end_mark = hot_path.now_ns
+        self._hot_path = hot_path
+        self._callbacks = callbacks
+
+    @property
+    def position(self) -> Position:
+        """Where in the graph the caller is."""
+        return self._hot_path.position
+
+    @property
+    def recording(self) -> bool:
+        """Whether what the caller starts now is timed."""
+        return self._hot_path.recording
+
+    def attach(self, ring: RingWriter | None, /) -> Record:
+        """Write into `ring` from now on; gives what writes a record of its own beside the hot path."""
+        return self._hot_path.attach(ring)
+
+    def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:
+        """Record what ran in `scope`."""
+        emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
+
+    def step_ended(self) -> None:
+        """Nothing waits for a host."""
+
+
+def host_path(callbacks: Callbacks, clock_ns: Any) -> HostPath:
+    """The compiled hot path, or Python's, on `clock_ns`."""
+    return HostPath(chosen()(callbacks, clock_ns), callbacks)

@@ -1,0 +1,74 @@
+"""Who runs: each thread, asyncio or trio task and greenlet has a position of its own in the graph.
+
+Tasks that take turns in one thread would otherwise nest into each other: one would be inside what another had begun.
+A task or greenlet that is started inside a step begins outside of it: the step may end before it does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+from collections.abc import Callable, MutableMapping
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+Position = TypeVar("Position")
+
+
+def running_unit() -> object | None:
+    """The asyncio task, trio task or greenlet that runs now; None where it is the thread itself.
+
+    A greenlet inside a task (as SQLAlchemy makes them) belongs to the task, which waits for it.
+    """
+    modules = sys.modules
+    asyncio = modules.get("asyncio")
+    if asyncio is not None:
+        loop = getattr(asyncio, "_get_running_loop", _no_unit)()  # not there while asyncio is being imported
+        task: object | None = asyncio.current_task(loop) if loop is not None else None
+        if task is not None:
+            return task
+    trio = modules.get("trio")
+    if trio is not None:
+        try:
+            running: object = trio.lowlevel.current_task()
+        except (RuntimeError, AttributeError):  # outside of trio, or while it is being imported
+            pass
+        else:
+            return running
+    greenlets = modules.get("greenlet")
+    if greenlets is not None:
+        greenlet = getattr(greenlets, "getcurrent", _no_unit)()
+        if greenlet is not None and greenlet.parent is not None:  # the one without a parent is the thread's own
+            return greenlet  # type: ignore[no-any-return]
+    return None
+
+
+def finder(make: Callable[[], Position]) -> Callable[[], Position]:
+    """What gives the caller its position; `make` makes one for who has none yet.
+
+    A position lives as long as its thread, task or greenlet.
+    """
+    of_thread = _thread._local()  # not threading.local, which gevent replaces
+    of_unit: MutableMapping[object, Position] = WeakKeyDictionary()
+    modules = sys.modules
+
+    def find() -> Position:
+        # Whoever loaded none of these runs threads alone, and need not be asked.
+        if "asyncio" in modules or "greenlet" in modules or "trio" in modules:
+            unit = running_unit()
+            if unit is not None:
+                position = of_unit.get(unit)
+                if position is None:
+                    position = of_unit[unit] = make()
+                return position
+        try:
+            mine: Position = of_thread.position
+        except AttributeError:
+            mine = of_thread.position = make()
+        return mine
+
+    return find
+
+
+def _no_unit() -> None:
+    return None

@@ -1,0 +1,105 @@
+"""Which node stands for what was started where: made once, announced, and bounded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.graph.node_of import nodes_of
+from cbtop.profiler.graph.node_table import MAX_DEPTH, MAX_NODES
+from cbtop.profiler.hot_path import HELD, Scope
+from cbtop.protocol.messages import CatalogMessage
+from cbtop.protocol.ring import NO_NODE
+from cbtop.protocol.vocabulary import NodeKind
+
+UNNAMED = (NodeKind.STEP,)  # the key of a step whose name is not known yet: what runs in it is held
+MAX_RECURSION = 4  # a brick that runs inside itself more often than this was never stopped
+
+_log = logging.getLogger("cbtop")
+
+
+class Scopes:
+    """Makes the scopes of one profiler, and says through `announce` what node each stands for.
+
+    Past the bounds on nodes and depth a scope stands for none: what runs there is counted, not recorded.
+    """
+
+    def __init__(self, announce: Callable[[CatalogMessage], None]) -> None:
+        self.dropped = 0
+        self._announce = announce
+        self._nodes = 0
+        self._held = 0
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a child, where nobody holds the lock."""
+        self._defining = threading.RLock()
+
+    def define(self, outer: Any, key: object) -> Any:
+        """The scope for `key` in `outer`, which nobody has started there yet. Never raises but for an interrupt."""
+        with self._defining:
+            if key in outer.children:
+                return outer.children[key]
+            scope = _lost_track(outer, key)
+            if scope is None:
+                held = key == UNNAMED or outer.node == HELD
+                node = self._hold_node() if held else self._define_node(key, outer)
+                scope = type(outer)(key, node, outer, _work_of(key))
+                if node == NO_NODE:
+                    self.dropped += 1
+                    return scope  # not kept: what has no bound must not be remembered
+            outer.children[key] = scope
+            return scope
+
+    def _hold_node(self) -> int:
+        self._held += 1
+        return HELD if self._held <= MAX_NODES else NO_NODE
+
+    def _define_node(self, key: object, outer: Scope) -> int:
+        try:
+            nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
+        except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
+            if not self.dropped:
+                _log.warning("cbtop records no %s: %s: %s", type(key).__name__, type(error).__name__, error)
+            return NO_NODE
+        # A brick's kernels lie one deeper than the brick.
+        if self._nodes + len(nodes) > MAX_NODES or _depth(outer) + 2 > MAX_DEPTH:
+            if not self.dropped:
+                what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
+                _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
+            return NO_NODE
+        self._nodes += len(nodes)
+        for node in nodes:
+            self._announce(node)
+        return nodes[0].id
+
+
+def _work_of(key: object) -> object:
+    """The FLOP and bytes of a call, where they are no straight line in its elements."""
+    work = key.work if isinstance(key, BrickDefinition) else None
+    return work.of_call if work is not None else None
+
+
+def _lost_track(outer: Scope, key: object) -> Scope | None:
+    """Where `key` first ran among the scopes that `outer` lies in, once it has run inside itself MAX_RECURSION times.
+
+    So deep it is no recursion: stops were never reached. Going back to where it began keeps a host that loses
+    exceptions from growing the graph for ever.
+    """
+    running = []
+    scope: Scope | None = outer
+    while scope is not None and scope.parent is not None:
+        if scope.key == key:
+            running.append(scope)
+        scope = scope.parent
+    return running[-1] if len(running) >= MAX_RECURSION else None
+
+
+def _depth(scope: Scope) -> int:
+    depth = 0
+    while scope.parent is not None:
+        depth, scope = depth + 1, scope.parent
+    return depth
