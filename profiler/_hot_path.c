@@ -658,9 +658,13 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
         return done == NULL ? give_up(self) : 0;
     }
     if (position->held == NULL || PyList_GET_SIZE(position->held) >= MAX_HELD) {
-        if (self->words != NULL)
+        if (self->words != NULL) {
             write_record(self, NO_NODE, 0, 0, 0);
-        return 0;
+            return 0;
+        }
+        done = PyObject_CallFunction(self->record, "iiii", NO_NODE, 0, 0, 0);
+        Py_XDECREF(done);
+        return done == NULL ? give_up(self) : 0;
     }
     PyObject *record = Py_BuildValue("OLLOL", (PyObject *)scope, (long long)start_ns, (long long)end_ns, elements,
                                      (long long)flags);

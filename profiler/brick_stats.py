@@ -90,6 +90,14 @@ def work(nodes: Iterable[Node], totals: PhaseTotals, unit: str) -> float | None:
     """The `flops` or `bytes` all calls of `nodes` did together; None when one of them did not declare them."""
     done = 0.0
     for node in nodes:
+        told = totals.stats.rare("amounts", (node.id,))
+        if told:  # its calls told it themselves; it is known where all of them did
+            if told < totals.count[node.id]:
+                return None
+            done += totals.stats.rare(unit, (node.id,))
+            continue
+        if getattr(node, f"{unit}_per_element") and totals.stats.rare("uncounted", (node.id,)):
+            return None
         per_call, per_element = getattr(node, f"{unit}_per_call"), getattr(node, f"{unit}_per_element")
         if per_call is None or per_element is None:
             return None

@@ -109,12 +109,12 @@ class BrickProfiler:
         self.sample_every = sample_every
         self._enabled = enabled
         self._has_given_up = False
-        self._said_uncounted = False
+        self._said: set[str] = set()
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
         self._turns = threading.local()
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
-        self._scopes = Scopes(self._recorder.announce)
+        self._scopes = Scopes(self.announce)
         callbacks = Callbacks(
             define=self._scopes.define,
             record=self._hand_over,
@@ -448,25 +448,28 @@ class BrickProfiler:
 
     def _amounts(self, scope: Any, flags: int, elements: Any) -> None:
         """Record the FLOP and bytes of a call, which its definition gives by its elements."""
-        flops, bytes_ = scope.work(elements)
-        lane = flags >> LANE_SHIFT << LANE_SHIFT
-        if flops is not None and bytes_ is not None:
-            self._hand_over(scope.node | lane | FLAG_AMOUNTS, round(flops), round(bytes_), elements)
+        try:
+            flops, bytes_ = (round(amount) for amount in scope.work(elements))
+        except Exception as error:  # noqa: BLE001 - a function of the host's: these calls did an unknown amount of work
+            self._say_once("work", "the work of %r is unknown: %s: %s", scope.key, type(error).__name__, error)
+        else:
+            lane = flags >> LANE_SHIFT << LANE_SHIFT
+            self._hand_over(scope.node | lane | FLAG_AMOUNTS, flops, bytes_, elements)
 
     def _uncounted(self, elements: object) -> None:
-        if not self._said_uncounted:
-            self._said_uncounted = True
-            _log.warning(
-                "cbtop: %s is no number of elements; such calls are timed, and counted apart", _shown(elements)
-            )
+        what = "%s is no number of elements; such calls are timed, and counted apart"
+        self._say_once("elements", what, _shown(elements))
+
+    def _say_once(self, about: str, what: str, *arguments: object) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            _log.warning(f"cbtop: {what}", *arguments)
 
     def _give_up(self, error: Exception) -> None:
         """Nothing is recorded from now on, and why is said once: the host goes on."""
-        if not self._has_given_up:
-            self._has_given_up = True
-            _log.warning(
-                "cbtop records nothing from here on in process %d: %s: %s", os.getpid(), type(error).__name__, error
-            )
+        self._has_given_up = True
+        why = f"{type(error).__name__}: {error}"
+        self._say_once(why, "nothing is recorded from here on in process %d: %s", os.getpid(), why)
         self._set_recording()
 
 

@@ -46,7 +46,8 @@ class Report:
     categories: tuple[CategoryStats, ...]
     steps: int
     tokens: int
-    wall_ns: int  # of the steps; 0 without steps
+    wall_ns: int  # of the steps, each for itself; 0 without steps
+    union_ns: int  # in which at least one step ran
     overwritten: int
     rejected: int
     window_s: float | None = None  # None: everything since the beginning, or since `reset`
@@ -63,8 +64,8 @@ class Report:
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens a second of step wall time; None without steps."""
-        return 1e9 * self.tokens / self.wall_ns if self.wall_ns else None
+        """Tokens a second of the time in which steps ran, where several did counted once; None without steps."""
+        return 1e9 * self.tokens / self.union_ns if self.union_ns else None
 
     def __str__(self) -> str:
         """The report as text, as `print(profiler.report())` shows it."""
@@ -157,6 +158,7 @@ class Session:
             steps=counted.count if counted else 0,
             tokens=counted.elements if counted else 0,
             wall_ns=counted.total_ns if counted else 0,
+            union_ns=totals.stats.rare("union_ns", steps),
             overwritten=overwritten,
             rejected=rejected,
             window_s=window_s,

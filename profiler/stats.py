@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.protocol.ring import FLAG_FAILED, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, FLAG_UNCOUNTED, LANE_SHIFT, LANES, Batch
 
 Column = NDArray[np.int64]
 
@@ -26,6 +26,14 @@ BUCKETS = (42 - SUB_BUCKET_BITS) * SUB_BUCKETS + SUB_BUCKETS
 MAX_HISTOGRAM_NODES = 8_192
 
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
+# What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: calls that told their `flops` and
+# `bytes` themselves. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps: `union_ns`, the
+# time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last ended.
+RARE = ("uncounted", "amounts", "flops", "bytes", "cancelled", "cancelled_ns", "union_ns", "first_ns", "last_ns")
+_MOMENTS = ("first_ns", "last_ns")  # not totals
+MAX_KEPT_INTERVALS = 1024  # of a step node; what a step covers of the time before these is not looked at again
+MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
+MAX_OPEN_PARTS = 64  # of one of these, before they are added up
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
 NO_MINIMUM = np.iinfo(np.int64).max
 _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # each outdoes what it is compared with
@@ -86,6 +94,7 @@ class Snapshot:
     columns: dict[str, Column]
     cell: NDArray[np.int32]  # node * BUCKETS + bucket
     count: Column
+    rare: dict[str, dict[int, int]]
 
 
 class NodeStats:
@@ -96,6 +105,9 @@ class NodeStats:
         self._columns = {name: np.zeros(0, np.int64) for name in COLUMNS}
         # The kernel gives zeroed pages as they are touched: rows that count nothing cost nothing.
         self._histogram = np.zeros((MAX_HISTOGRAM_NODES, BUCKETS), np.int64)
+        self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
+        self._intervals: dict[int, tuple[Column, Column]] = {}  # by step: those in which steps ran, newest at the end
+        self._open: dict[int, list[tuple[Column, Column]]] = {}  # by step and lane: nodes and times of a running step
 
     def __len__(self) -> int:
         """One more than the highest node id there is a row for."""
@@ -104,6 +116,23 @@ class NodeStats:
     def column(self, name: str) -> Column:
         """A view of one column, one entry a node id; ids without records hold 0 (min_ns: NO_MINIMUM)."""
         return self._columns[name][: self._size]
+
+    def rare(self, name: str, nodes: Iterable[int]) -> int:
+        """The sum of a rare column over `nodes`."""
+        values = self._rare[name]
+        return sum(values.get(node, 0) for node in nodes) if values else 0
+
+    def nodes_with_records(self) -> Column:
+        """The nodes of which anything is counted, ascending."""
+        rare = {node for values in self._rare.values() for node in values}
+        known = np.flatnonzero(self.column("count"))
+        return distinct(np.concatenate((known, np.array(sorted(rare), np.int64)))) if rare else known
+
+    @property
+    def received(self) -> int:
+        """How many records are counted here, whatever they tell of."""
+        told = sum(self._rare["amounts"].values()) + sum(self._rare["cancelled"].values())
+        return int(self.column("count").sum()) + told
 
     def histogram(self, nodes: Iterable[int]) -> Column:
         """The histograms of `nodes`, summed. Nodes beyond MAX_HISTOGRAM_NODES have none."""
@@ -190,8 +219,17 @@ class NodeStats:
         `step_of[node]` is the step node above `node` (itself for a step, -1 where there is none): when a step ends,
         what its bricks took so far is closed.
         """
+        self.grow(int(batch.node.max(initial=-1)) + 1)
+        odd = (batch.flags & (FLAG_AMOUNTS | FLAG_CANCELLED | FLAG_UNCOUNTED)) != 0
+        rare = batch.only(odd) if odd.any() else None
+        if rare is not None:
+            batch = self._take_amounts(batch)
         node, duration = batch.node, batch.end_ns - batch.start_ns
-        self.grow(int(node.max(initial=-1)) + 1)
+        closed = self._close_steps(batch, step_of)
+        if rare is not None:
+            batch = self._leave_out_cancelled(batch)
+            node, duration = batch.node, batch.end_ns - batch.start_ns
+        self._cover(batch, step_of)
         columns = self._columns
         np.add.at(columns["count"], node, 1)
         np.add.at(columns["failed"], node, (batch.flags & FLAG_FAILED) // FLAG_FAILED)
@@ -199,17 +237,21 @@ class NodeStats:
         np.add.at(columns["elements"], node, batch.elements)
         np.minimum.at(columns["min_ns"], node, duration)
         np.maximum.at(columns["max_ns"], node, duration)
-        closed = self._close_steps(node, duration, step_of)
         counted = node < MAX_HISTOGRAM_NODES
         cells = np.unique(node[counted] * BUCKETS + bucket_of(duration[counted]), return_counts=True)
         self._histogram.reshape(-1)[cells[0]] += cells[1]
-        return distinct(np.concatenate((node, closed))), cells[0] // BUCKETS, cells[0] % BUCKETS
+        changed = [node, closed] if rare is None else [node, closed, rare.node]
+        return distinct(np.concatenate(changed)), cells[0] // BUCKETS, cells[0] % BUCKETS
 
     def clear(self) -> None:
         """Forget every count."""
         for name, column in self._columns.items():
             column[: self._size] = NO_MINIMUM if name == "min_ns" else 0
         self._histogram[: self._size] = 0
+        for values in self._rare.values():
+            values.clear()
+        self._intervals.clear()
+        self._open.clear()
         self._size = 0
 
     def set(self, node: Column, columns: dict[str, Column]) -> None:
@@ -217,6 +259,31 @@ class NodeStats:
         self.grow(int(node.max(initial=-1)) + 1)
         for name, values in columns.items():
             self._columns[name][node] = values
+
+    def set_rare(self, node: Column, column: Column, value: Column) -> None:
+        """Take over values of rare columns: `column` numbers them as in RARE."""
+        for one, at, number in zip(node.tolist(), column.tolist(), value.tolist(), strict=True):
+            self._rare[RARE[at]][one] = number
+
+    def add_rare(self, other: NodeStats, place: Column) -> None:
+        """Add the rare totals of `other`, whose node n is `place[n]` here. Moments are left out: clocks differ."""
+        for name in RARE:
+            if name not in _MOMENTS and other._rare[name]:
+                known = [node for node in other._rare[name] if node < len(place)]
+                values = [other._rare[name][node] for node in known]
+                self._add_rare(name, place[known], np.array(values, np.int64))
+
+    def rare_values(self, nodes: Iterable[int]) -> tuple[Column, Column, Column]:
+        """What there is in rare columns of `nodes`: node, number of the column in RARE, value."""
+        found = [
+            (node, at, self._rare[name][node])
+            for at, name in enumerate(RARE)
+            if self._rare[name]
+            for node in nodes
+            if node in self._rare[name]
+        ]
+        table = np.array(found, np.int64).reshape(-1, 3)
+        return table[:, 0], table[:, 1], table[:, 2]
 
     def set_buckets(self, node: Column, bucket: Column, count: Column) -> None:
         """Take over histogram counts."""
@@ -236,7 +303,8 @@ class NodeStats:
         """What it holds now, for `since`."""
         cell = self._cells()
         columns = {name: self.column(name).copy() for name in COLUMNS}
-        return Snapshot(columns, cell.astype(np.int32), self._histogram.reshape(-1)[cell])
+        rare = {name: dict(values) for name, values in self._rare.items()}
+        return Snapshot(columns, cell.astype(np.int32), self._histogram.reshape(-1)[cell], rare)
 
     def since(self, snapshot: Snapshot) -> NodeStats:
         """What this table has counted after `snapshot` was taken of it.
@@ -251,6 +319,9 @@ class NodeStats:
                 found.column(name)[:] = self.column(name)
                 found.column(name)[: len(before)] -= before
                 np.maximum(found.column(name), 0, out=found.column(name))  # counts that shrink are no counts
+        for name, values in self._rare.items():
+            before_of = {} if name in _MOMENTS else snapshot.rare[name]
+            found._rare[name] = {node: max(0, value - before_of.get(node, 0)) for node, value in values.items()}
         cell, counts = self._cells(), found._histogram.reshape(-1)
         counts[cell] = self._histogram.reshape(-1)[cell]
         counts[snapshot.cell] -= snapshot.count
@@ -275,19 +346,104 @@ class NodeStats:
         # By way of booleans, and flat: five times as fast as np.nonzero of the table.
         return np.flatnonzero(self._histogram[: self._size].reshape(-1) != 0)
 
-    def _close_steps(self, node: Column, duration: Column, step_of: Column) -> Column:
-        """Close what lies in the steps that ended; gives the nodes concerned, which need not be in the batch."""
-        concerned = [np.zeros(0, np.int64)]
-        step_here = step_of[node]
-        ended = step_here == node  # records of steps themselves
-        for step in distinct(node[ended]):
-            last = int(np.flatnonzero(node == step)[-1])
-            below = np.flatnonzero(step_of[: self._size] == step)
-            self._columns["closed_ns"][below] = self._columns["total_ns"][below]
-            still_open = np.flatnonzero(step_here[last + 1 :] == step) + last + 1
-            np.subtract.at(self._columns["closed_ns"], node[still_open], duration[still_open])
-            concerned.append(below[self._columns["count"][below] > 0])
+    def _take_amounts(self, batch: Batch) -> Batch:
+        """Add up the FLOP and bytes that calls told themselves, and the calls without a count; gives what is left."""
+        told = (batch.flags & FLAG_AMOUNTS) != 0
+        if told.any():
+            part, batch = batch.only(told), batch.only(~told)
+            self._add_rare("amounts", part.node, np.ones(len(part.node), np.int64))
+            self._add_rare("flops", part.node, part.start_ns)
+            self._add_rare("bytes", part.node, part.end_ns)
+        uncounted = batch.node[(batch.flags & FLAG_UNCOUNTED) != 0]
+        self._add_rare("uncounted", uncounted, np.ones(len(uncounted), np.int64))
+        return batch
+
+    def _leave_out_cancelled(self, batch: Batch) -> Batch:
+        cancelled = (batch.flags & FLAG_CANCELLED) != 0
+        if not cancelled.any():
+            return batch
+        self._add_rare("cancelled", batch.node[cancelled], np.ones(int(cancelled.sum()), np.int64))
+        return batch.only(~cancelled)
+
+    def _add_rare(self, name: str, node: Column, value: Column) -> None:
+        values = self._rare[name]
+        for one, number in zip(node.tolist(), value.tolist(), strict=True):
+            values[one] = values.get(one, 0) + number
+
+    def _cover(self, batch: Batch, step_of: Column) -> None:
+        """Take note of when steps ran: of those that ran at the same time, the time counts once."""
+        outermost = step_of[batch.node] == batch.node
+        for step in distinct(batch.node[outermost]).tolist():
+            here = batch.node == step
+            start, end = batch.start_ns[here], batch.end_ns[here]
+            for name, moment in (("first_ns", int(start.min())), ("last_ns", int(end.max()))):
+                known = self._rare[name].get(step, moment)
+                self._rare[name][step] = min(known, moment) if name == "first_ns" else max(known, moment)
+            self._cover_step(step, start, end)
+
+    def _cover_step(self, step: int, start: Column, end: Column) -> None:
+        none = np.zeros(0, np.int64)
+        kept_start, kept_end = self._intervals.get(step, (none, none))
+        if len(kept_start) >= MAX_KEPT_INTERVALS:
+            start = np.clip(start, kept_start[0], None)
+            end = np.maximum(start, end)
+        all_starts, all_ends = np.concatenate((kept_start, start)), np.concatenate((kept_end, end))
+        order = np.argsort(all_starts, kind="stable")
+        begins, reached = all_starts[order], np.maximum.accumulate(all_ends[order])
+        apart = begins[1:] > reached[:-1]
+        starts = begins[np.concatenate(([True], apart))]
+        ends = reached[np.concatenate((apart, [True]))]
+        more = int((ends - starts).sum() - (kept_end - kept_start).sum())
+        self._rare["union_ns"][step] = self._rare["union_ns"].get(step, 0) + more
+        self._intervals[step] = starts[-MAX_KEPT_INTERVALS:], ends[-MAX_KEPT_INTERVALS:]
+
+    def _close_steps(self, batch: Batch, step_of: Column) -> Column:
+        """Close what lies in the steps that ended; gives the nodes concerned, which need not be in the batch.
+
+        Of steps that run at the same time, each has a lane, and its records are in order: what came in a lane since
+        the last end of a step there is the next one's.
+        """
+        inside = np.flatnonzero(step_of[batch.node] >= 0)
+        owner = step_of[batch.node[inside]]
+        group = owner * LANES + ((batch.flags[inside] >> LANE_SHIFT) & (LANES - 1))
+        order = np.argsort(group, kind="stable")
+        inside, owner, group = inside[order], owner[order], group[order]
+        node, duration = batch.node[inside], (batch.end_ns - batch.start_ns)[inside]
+        cancelled = (batch.flags[inside] & FLAG_CANCELLED) != 0
+        ends = np.flatnonzero(node == owner)
+        found = np.searchsorted(ends, np.arange(len(inside)))
+        within = found < len(ends)
+        end_of = ends[np.minimum(found, len(ends) - 1)] if len(ends) else np.zeros(len(inside), np.int64)
+        within &= group[end_of] == group if len(inside) else within
+        dropped = within & cancelled[end_of] if len(inside) else within
+        closing = within & ~dropped
+        np.add.at(self._columns["closed_ns"], node[closing], duration[closing])
+        self._add_rare("cancelled_ns", node[dropped], duration[dropped])
+        concerned = [node[closing]]
+        ended, first = np.unique(group[ends], return_index=True)
+        for one, at in zip(ended.tolist(), ends[first].tolist(), strict=True):
+            for carried, carried_ns in self._open.pop(one, ()):
+                if cancelled[at]:
+                    self._add_rare("cancelled_ns", carried, carried_ns)
+                else:
+                    np.add.at(self._columns["closed_ns"], carried, carried_ns)
+                concerned.append(carried)
+        for one in distinct(group[~within]).tolist():
+            still = ~within & (group == one)
+            self._keep_open(one, node[still], duration[still])
         return np.concatenate(concerned)
+
+    def _keep_open(self, group: int, node: Column, duration: Column) -> None:
+        parts = self._open.setdefault(group, [])
+        parts.append((node, duration))
+        if len(parts) >= MAX_OPEN_PARTS:
+            nodes, times = (np.concatenate(column) for column in zip(*parts, strict=True))
+            which, where = np.unique(nodes, return_inverse=True)
+            total = np.zeros(len(which), np.int64)
+            np.add.at(total, where, times)
+            parts[:] = [(which, total)]
+        if len(self._open) > MAX_OPEN_GROUPS:
+            del self._open[next(iter(self._open))]  # stays open for ever: no host has so many
 
 
 def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[np.float64]:

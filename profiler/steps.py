@@ -106,10 +106,13 @@ class Step:
 
     @start_ns.setter
     def start_ns(self, start_ns: int) -> None:
-        if 0 <= start_ns <= self._steps.path.now_ns():
-            self._start_ns = start_ns
-        else:
-            _log.warning("cbtop: a step cannot begin at %r: that is no time on this clock, or yet to come", start_ns)
+        try:
+            if 0 <= start_ns <= self._steps.path.now_ns():
+                self._start_ns = start_ns
+            else:
+                _log.warning("cbtop: a step cannot begin at %r: no time of this clock, or yet to come", start_ns)
+        except Exception as error:  # noqa: BLE001 - as in __enter__
+            self._steps.give_up(error)
 
     def cancel(self) -> None:
         """Let this step, its tokens and the time in it not count; bricks that ran in it keep their own statistics."""
@@ -172,8 +175,6 @@ class Step:
         position.leave(scope)
         if self._outer is None:
             position.lane = 0
-            if lane != SHARED_LANE:
-                self._steps.free_lanes.append(lane >> LANE_SHIFT)
         if scope.key == UNNAMED:
             held, position.held = position.held or [], None
             scope = self._give_name(scope, held, lane) if path.recording else scope
@@ -181,8 +182,10 @@ class Step:
             flags = lane | (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
             start = self._start if self._start_ns is None else HostTime(self._start_ns)
             path.emit(scope, position, start, end, self.tokens, flags)
-            if self._outer is None:
-                path.step_ended()
+        if self._outer is None:
+            if lane != SHARED_LANE:  # only now: whoever takes it next writes behind this step's end
+                self._steps.free_lanes.append(lane >> LANE_SHIFT)
+            path.step_ended()
 
     def _rename(self) -> None:
         """Go on under the name that was set, where this step began under another."""

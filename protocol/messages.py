@@ -239,7 +239,8 @@ class StatsUpdate:
 
     Every value is a total since the source began, so a lost update costs freshness, never truth. The byte
     fields are little-endian i64 columns: one entry a node for `node` … `closed_ns`, one entry a histogram
-    bucket that changed for `bucket_*` (see `cbtop.profiler.stats` for the buckets).
+    bucket that changed for `bucket_*` (see `cbtop.profiler.stats` for the buckets), one entry a value for `rare_*`
+    (the columns that few nodes have, numbered as in `cbtop.profiler.stats.RARE`).
     `closed_ns` is the part of `total_ns` that lies in steps that have ended.
     """
 
@@ -258,6 +259,9 @@ class StatsUpdate:
     bucket_node: bytes
     bucket_index: bytes
     bucket_count: bytes
+    rare_node: bytes = b""
+    rare_column: bytes = b""
+    rare_value: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

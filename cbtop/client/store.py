@@ -11,7 +11,7 @@ import numpy as np
 from cbtop.client.busy import BusySlices
 from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
-from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, NO_MINIMUM, Column, NodeStats
+from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, NO_MINIMUM, RARE, Column, NodeStats
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -55,7 +55,7 @@ class StepSample:
     monotonic_ns: int
     count: int
     tokens: int
-    total_ns: int
+    union_ns: int  # in which at least one step of the phase ran
 
 
 @dataclass(slots=True)
@@ -215,8 +215,14 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
         raise DecodeError(f"an update of {record.key} with totals out of range")
     if not (_within(columns["min_ns"], 0, NO_MINIMUM) and _within(cells[2], 0, SANE)):
         raise DecodeError(f"an update of {record.key} with counts out of range")
+    rare = _column(update.rare_node), _column(update.rare_column), _column(update.rare_value)
+    if len({len(column) for column in rare}) != 1 or not _within(rare[0], 1, MAX_NODES + 1):
+        raise DecodeError(f"an update of {record.key} with uneven rare columns or node ids out of range")
+    if not (_within(rare[1], 0, len(RARE)) and _within(rare[2], 0, SANE)):
+        raise DecodeError(f"an update of {record.key} with rare values out of range")
     record.stats.set(node, columns)
     record.stats.set_buckets(*cells)
+    record.stats.set_rare(*rare)
     _remember(record, update.monotonic_ns)
 
 
@@ -224,14 +230,14 @@ def _remember(record: SourceRecord, monotonic_ns: int) -> None:
     record.window.tick(monotonic_ns, record.stats)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
-    totals = {name: record.stats.column(name) for name in ("count", "elements", "total_ns")}
+    totals = {name: record.stats.column(name) for name in ("count", "elements")}
     for node in record.nodes.children[None]:
         if node.kind is NodeKind.STEP and node.id < len(record.stats):
             sample = StepSample(
                 monotonic_ns,
                 count=int(totals["count"][node.id]),
                 tokens=int(totals["elements"][node.id]),
-                total_ns=int(totals["total_ns"][node.id]),
+                union_ns=record.stats.rare("union_ns", (node.id,)),
             )
             record.latest[node.name] = sample
             history = record.history.setdefault(node.name, deque(maxlen=HISTORY_S + 1))

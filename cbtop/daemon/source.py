@@ -29,7 +29,7 @@ from cbtop.protocol.messages import (
 )
 from cbtop.protocol.process import has_mapped, pid_namespace, process_start
 from cbtop.protocol.record_batch import batches, joined
-from cbtop.protocol.ring import Batch, RingReader
+from cbtop.protocol.ring import FLAG_AMOUNTS, Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon.daemon")
@@ -146,7 +146,7 @@ class Source:
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
-        node = np.flatnonzero(self.stats.column("count"))
+        node = self.stats.nodes_with_records()
         return [
             SourceCatalog(self.key, complete=True, messages=(*self.catalog, *self.traces.values())),
             self._update(node, *self.stats.all_buckets()),
@@ -232,7 +232,9 @@ class Source:
         if not len(batch.node):
             return
         duration = batch.end_ns - batch.start_ns
-        good = (batch.node >= 1) & (batch.node <= len(self._nodes)) & (duration >= 0) & (duration < SANE)
+        good = (batch.node >= 1) & (batch.node <= len(self._nodes))
+        told = (batch.flags & FLAG_AMOUNTS) != 0  # of these, start and end are FLOP and bytes
+        good &= np.where(told, (batch.start_ns >= 0) & (batch.end_ns >= 0), (duration >= 0) & (duration < SANE))
         good &= (batch.elements >= 0) & (batch.elements < SANE)
         self._rejected += int(len(good) - good.sum())
         if not good.all():
@@ -249,6 +251,7 @@ class Source:
     def _update(self, node: Column, cell_node: Column, cell_bucket: Column) -> StatsUpdate:
         self._sequence += 1
         columns = {name: _bytes(self.stats.column(name)[node]) for name in COLUMNS}
+        rare = self.stats.rare_values(node.tolist())
         return StatsUpdate(
             source=self.key,
             sequence=self._sequence,
@@ -258,6 +261,9 @@ class Source:
             bucket_node=_bytes(cell_node),
             bucket_index=_bytes(cell_bucket),
             bucket_count=_bytes(self.stats.buckets(cell_node, cell_bucket)),
+            rare_node=_bytes(rare[0]),
+            rare_column=_bytes(rare[1]),
+            rare_value=_bytes(rare[2]),
             **columns,
         )
 

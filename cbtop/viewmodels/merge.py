@@ -163,6 +163,7 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
         inside = node < size
         keys.append(place[node[inside]] * BUCKETS + bucket[inside])
         counts.append(stats.buckets(node, bucket)[inside])
+        total.add_rare(stats, place[:size])
     total.set(np.arange(nodes + 1), columns)
     if nodes < MAX_HISTOGRAM_NODES:  # else a percentile of some calls would pass for that of all
         cell, at = np.unique(np.concatenate(keys), return_inverse=True)
@@ -189,7 +190,7 @@ def _sum_of_samples(members: Sequence[Sequence[StepSample]]) -> deque[StepSample
             together[0].monotonic_ns,
             count=sum(sample.count for sample in together),
             tokens=sum(sample.tokens for sample in together),
-            total_ns=sum(sample.total_ns for sample in together),
+            union_ns=sum(sample.union_ns for sample in together),
         )
         for together in aligned
     )

@@ -18,14 +18,18 @@ class StepsView:
     phase: str
     count: int
     tokens: int
-    tokens_per_sec: float | None  # tokens / step wall time, whole life
+    tokens_per_sec: float | None  # tokens / union_us
     recent_tokens_per_sec: float | None  # the same over the last seconds; None while nothing moves
-    mean_us: float | None
-    p50_us: float | None
-    p95_us: float | None
-    p99_us: float | None
-    us_per_token_p50: float | None
-    us_per_token_p99: float | None
+    mean_us: float | None = None
+    p50_us: float | None = None
+    p95_us: float | None = None
+    p99_us: float | None = None
+    us_per_token_p50: float | None = None
+    us_per_token_p99: float | None = None
+    union_us: float | None = None  # the time in which at least one step ran
+    at_once: float | None = None  # how many of them ran then, on average: their time / union_us
+    wall_us: float | None = None  # from the first step's start to the last one's end; of a window, the window
+    tokens_per_wall_sec: float | None = None  # tokens / wall_us
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
 def source_view(record: SourceRecord, phase: str | None = None, *, window: bool = False) -> SourceView:
     """Everything `record` shows for `phase` (None: decode, or whatever it has), of its life or of its window."""
     stats, covers_s = record.window.statistics(record.stats) if window else (record.stats, 0.0)
-    phases = steps_views(record, stats)
+    phases = steps_views(record, stats, covers_s if window else None)
     names = [node.name for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     shown = phase if phase in names else DEFAULT_PHASE if DEFAULT_PHASE in names else next(iter(names), None)
     whole = PhaseTotals.of(record.nodes, record.stats, shown)
@@ -106,7 +106,7 @@ def is_live(record: SourceRecord) -> bool:
 
 
 def _loss(record: SourceRecord) -> LossView:
-    received, state = int(record.stats.column("count").sum()), record.state
+    received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
     return LossView(

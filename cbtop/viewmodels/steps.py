@@ -13,38 +13,49 @@ from cbtop.viewmodels.model import StepsView
 RECENT_NS = 3_000_000_000
 
 
-def steps_views(record: SourceRecord, stats: NodeStats) -> tuple[StepsView, ...]:
-    """One entry a phase that ever ended a step, in the order they first ran, with the numbers of `stats`."""
+def steps_views(record: SourceRecord, stats: NodeStats, covers_s: float | None = None) -> tuple[StepsView, ...]:
+    """One entry a phase that ever ended a step, in the order they first ran, with the numbers of `stats`.
+
+    `covers_s` is how many seconds these numbers are of; None: of the time from the first step to the last.
+    """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
-    return tuple(_steps_view(record, stats, step) for step in steps if step.id < len(counts) and counts[step.id])
+    ran = [step for step in steps if step.id < len(counts) and counts[step.id]]
+    return tuple(_steps_view(record, stats, step, covers_s) for step in ran)
 
 
 def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[float, ...]:
-    """Tokens per second of step time, one value a second, oldest first; 0 where no step ended in a second."""
+    """Tokens per second of the time in which steps ran, one value a second, oldest first; 0 where no step ended."""
     samples = list(record.history.get(phase or "", ()))
-    return tuple(_rate(new.tokens - old.tokens, new.total_ns - old.total_ns) or 0.0 for old, new in pairwise(samples))
+    return tuple(_rate(new.tokens - old.tokens, new.union_ns - old.union_ns) or 0.0 for old, new in pairwise(samples))
 
 
-def _steps_view(record: SourceRecord, stats: NodeStats, step: Node) -> StepsView:
-    calls = stats.calls([step.id])
+def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: float | None) -> StepsView:
+    calls, recent = stats.calls([step.id]), _recent(record, step.name)
     if calls is None:  # none of them in these statistics
-        return StepsView(step.name, 0, 0, None, _recent(record, step.name), None, None, None, None, None, None)
+        return StepsView(step.name, 0, 0, None, recent)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
+    union_ns = stats.rare("union_ns", (step.id,))
+    first_ns, last_ns = stats.rare("first_ns", (step.id,)), stats.rare("last_ns", (step.id,))
+    wall_ns = last_ns - first_ns if covers_s is None else round(covers_s * 1e9)
     p50, p95, p99 = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns))
     tokens_a_step = tokens / count
     return StepsView(
         phase=step.name,
         count=count,
         tokens=tokens,
-        tokens_per_sec=_rate(tokens, total_ns),
-        recent_tokens_per_sec=_recent(record, step.name),
+        tokens_per_sec=_rate(tokens, union_ns),
+        recent_tokens_per_sec=recent,
         mean_us=total_ns / count / 1e3,
         p50_us=p50,
         p95_us=p95,
         p99_us=p99,
         us_per_token_p50=p50 / tokens_a_step if p50 and tokens_a_step else None,
         us_per_token_p99=p99 / tokens_a_step if p99 and tokens_a_step else None,
+        union_us=union_ns / 1e3,
+        at_once=total_ns / union_ns if union_ns else None,
+        wall_us=wall_ns / 1e3 if wall_ns else None,
+        tokens_per_wall_sec=_rate(tokens, wall_ns),
     )
 
 
@@ -55,7 +66,7 @@ def _recent(record: SourceRecord, phase: str) -> float | None:
     older = [s for s in record.history.get(phase, ()) if latest.monotonic_ns - s.monotonic_ns <= RECENT_NS]
     if not older:
         return None
-    return _rate(latest.tokens - older[0].tokens, latest.total_ns - older[0].total_ns)
+    return _rate(latest.tokens - older[0].tokens, latest.union_ns - older[0].union_ns)
 
 
 def _rate(tokens: int, time_ns: int) -> float | None:

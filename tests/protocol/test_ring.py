@@ -20,6 +20,7 @@ from cbtop.protocol.ring import (
     CURSOR_WORD,
     FIRST_SLOT_WORD,
     FLAG_FAILED,
+    FLAG_UNCOUNTED,
     HEADER_BYTES,
     MAX_NODE,
     NO_NODE,
@@ -91,12 +92,13 @@ def test_eight_threads_lose_and_corrupt_nothing(path: Path) -> None:
     assert sorted(found) == [(n, i, i + n, n * i) for n in range(1, 9) for i in range(each)]
 
 
-def test_elements_that_are_no_integer_cost_the_record_but_not_the_host(path: Path) -> None:
+def test_elements_that_are_no_count_are_left_out_of_a_record_that_says_so(path: Path) -> None:
     writer = RingWriter(path)
-    writer.record(1, 0, 1, 3.5)  # type: ignore[arg-type]
-    writer.record(1, 0, 1, 1 << 70)
-    writer.record(1, 0, 1, 2)
-    assert RingReader(path).read().node.tolist() == [NO_NODE, NO_NODE, 1]
+    for elements in (3.5, 1 << 70, -1, 1 << 63, 2):
+        writer.record(1, 0, 1, elements)  # type: ignore[arg-type]
+    batch = RingReader(path).read()
+    assert (batch.node.tolist(), batch.elements.tolist()) == ([1] * 5, [0, 0, 0, 0, 2])
+    assert batch.flags.tolist() == [FLAG_UNCOUNTED] * 4 + [0]
 
 
 def test_a_slot_that_was_begun_and_not_completed_is_waited_for_then_given_up(path: Path) -> None:

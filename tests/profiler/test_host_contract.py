@@ -1,0 +1,273 @@
+"""Whatever of ours fails, the host goes on: no public method raises, and why nothing is recorded is said once."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
+from cbtop.profiler.graph.nodes import Layer
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.messages import Activity
+from cbtop.protocol.vocabulary import BrickId, SyncMode, TransferDirection
+from tests.profiler.memory import Memory
+
+MAKE = type[BrickProfiler]
+
+
+class TroubleError(Exception):
+    """Of ours."""
+
+
+class Device:
+    """A device that fails from the n-th question on."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.clock = count(0, 10)
+
+    def mark(self) -> int:
+        return self._ask()
+
+    def synchronize(self) -> None:
+        self._ask()
+
+    def time_ns(self, mark: object, /) -> int:
+        self._ask()
+        assert isinstance(mark, int)
+        return mark
+
+    def _ask(self) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise TroubleError("the device is lost")
+        return next(self.clock)
+
+
+class FailingRecorder(Memory):
+    def __init__(self, *what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+        if "record" in self.what:
+            raise TroubleError("no record")
+        super().record(tag, start_ns, end_ns, elements)
+
+    def announce(self, message: Any) -> None:
+        if "announce" in self.what:
+            raise TroubleError("no catalog")
+        super().announce(message)
+
+    def close(self, reason: str) -> None:
+        if "close" in self.what:
+            raise TroubleError("no goodbye")
+
+
+def _broken_clock(good: int) -> Callable[[], int]:
+    left = iter(range(good))
+
+    def clock_ns() -> int:
+        try:
+            return 10 * next(left)
+        except StopIteration:
+            raise TroubleError("the clock is gone") from None
+
+    return clock_ns
+
+
+def _step(profiler: BrickProfiler) -> None:
+    with profiler.step("decode", tokens=1) as step, profiler.layer(0), profiler.brick(BrickId.RMS_NORM, 4):
+        profiler.add_tokens(1)
+        step.name = "prefill"
+        step.start_ns = 0
+        step.model = "draft"
+        step.cancel()
+    with profiler.step() as step:
+        profiler.stop_brick(profiler.start_brick("a"), 1)
+        step.name = "decode"
+
+
+def _timed(profiler: BrickProfiler) -> None:
+    assert profiler.timed("a", elements=lambda x: x.size)(lambda x: x + 1)(1) == 2
+
+
+ACTIVATION = BrickDefinition.of(BrickId.ACTIVATION, kernels=(KernelDefinition("k", "cpu"),))
+
+# Every public name of a profiler, as a host would use it.
+USES: dict[str, Callable[[BrickProfiler], object]] = {
+    "start_brick": lambda p: p.stop_brick(p.start_brick("a"), 1),
+    "stop_brick": lambda p: p.stop_brick(p.start_brick("b"), 1, failed=True),
+    "brick": lambda p: p.brick(
+        BrickDefinition.of(BrickId.ACTIVATION, kernels=(KernelDefinition("k", "cpu"),))
+    ).__enter__(),
+    "layer": lambda p: p.layer(3, "encoder").__enter__(),
+    "step": _step,
+    "timed": _timed,
+    "add_tokens": _step,
+    "announce": lambda p: p.announce(Activity("busy")),
+    "category_stats": lambda p: p.category_stats(),
+    "disable": lambda p: p.disable(),
+    "elapsed_ns": lambda p: p.elapsed_ns(),
+    "enable": lambda p: p.enable(),
+    "enabled": lambda p: p.enabled,
+    "execution_graph": lambda p: p.execution_graph(),
+    "finalize": lambda p: p.finalize(),
+    "graph": lambda p: p.graph,
+    "graph_add_dependency": lambda p: p.graph_add_dependency(
+        p.graph_record_brick("x", 1), p.graph_record_brick("y", 1)
+    ),
+    "graph_is_scope_balanced": lambda p: p.graph_is_scope_balanced,
+    "graph_pop_scope": lambda p: (p.graph_push_scope(Layer(1)), p.graph_pop_scope()),
+    "graph_push_scope": lambda p: p.graph_push_scope(Layer(0)),
+    "graph_record_brick": lambda p: p.graph_record_brick("c", 10),
+    "graph_record_kernel": lambda p: p.graph_record_kernel("gemv", 1, (1, 1, 1), (1, 1, 1), duration_ns=4),
+    "graph_record_poll": lambda p: p.graph_record_poll("copy", 3, is_done=True),
+    "graph_record_transfer": lambda p: p.graph_record_transfer("a", "b", 4, TransferDirection.H2D, 5),
+    "implementation": lambda p: p.implementation,
+    "pending_count": lambda p: p.pending_count,
+    "record_deferred": lambda p: p.record_deferred("d", 0),
+    "record_elapsed": lambda p: p.record_elapsed("e", 3),
+    "recording": lambda p: p.recording,
+    "report": lambda p: str(p.report()),
+    "reset": lambda p: p.reset(),
+    "reset_epoch": lambda p: p.reset_epoch(),
+    "sample_every": lambda p: p.sample_every,
+    "set_sync_mode": lambda p: p.set_sync_mode(SyncMode.IMMEDIATE),
+    "stats": lambda p: p.stats,
+    "stats_for": lambda p: p.stats_for("a"),
+    "sync_mode": lambda p: p.sync_mode,
+    "tokens_per_sec": lambda p: p.tokens_per_sec,
+    "total_ns": lambda p: p.total_ns,
+    "total_tokens": lambda p: p.total_tokens,
+    "attach": lambda p: p.attach(None),
+    "finish": lambda p: p.finish(),
+    "close": lambda p: p.close(),
+}
+NOT_RECORDING = {"serve"}  # starts a process: tests/integration/test_sidecar.py
+
+
+def test_every_public_name_is_used_below(profiler_module: ModuleType) -> None:
+    profiler = profiler_module.BrickProfiler(recorder=Memory())
+    assert {name for name in dir(profiler) if not name.startswith("_")} == set(USES) | NOT_RECORDING
+
+
+@contextmanager
+def _nothing_of_ours_warns_twice(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        yield
+    said = [message for message in caplog.messages if "Trouble" in message]
+    assert len(said) == len(set(said))
+
+
+TROUBLES: dict[str, Callable[[MAKE, Path], BrickProfiler]] = {
+    **{
+        f"clock after {good}": lambda make, path, good=good: make(recorder=Memory(), clock_ns=_broken_clock(good))  # type: ignore[misc]
+        for good in range(8)
+    },
+    **{
+        f"device after {good}": lambda make, path, good=good: make(recorder=Memory(), device_clock=Device(good))  # type: ignore[misc]
+        for good in range(12)
+    },
+    **{
+        f"recorder's {what}": lambda make, path, what=what: make(recorder=FailingRecorder(what))  # type: ignore[misc]
+        for what in ("record", "announce", "close")
+    },
+    "no directory": lambda make, path: make(recorder=RingRecorder(path / "none" / "such")),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("sync_mode", [SyncMode.DEFERRED, SyncMode.IMMEDIATE])
+def test_whatever_fails_in_turn_no_public_method_raises(
+    make_either: MAKE, runtime: Path, trouble: str, sync_mode: SyncMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _nothing_of_ours_warns_twice(caplog):
+        for first in USES:  # each of them is once the first to meet the trouble
+            profiler = TROUBLES[trouble](make_either, runtime)
+            profiler._sync_mode = sync_mode
+            caplog.clear()
+            for name in (first, *USES):
+                if name in READS_BACK and not isinstance(profiler._recorder, RingRecorder):
+                    continue
+                USES[name](profiler)
+
+
+READS_BACK = {
+    "category_stats",
+    "execution_graph",
+    "report",
+    "stats_for",
+    "tokens_per_sec",
+    "total_ns",
+    "total_tokens",
+}
+
+
+@pytest.fixture
+def make_either(profiler_module: ModuleType) -> MAKE:
+    made: MAKE = profiler_module.BrickProfiler
+    return made
+
+
+def test_an_interrupt_in_a_clock_reaches_the_host(make_either: MAKE) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    profiler = make_either(recorder=Memory(), clock_ns=interrupted)
+    for use in (USES["start_brick"], USES["brick"], USES["step"], USES["elapsed_ns"], USES["record_elapsed"]):
+        with pytest.raises(KeyboardInterrupt):
+            use(profiler)
+
+
+def test_a_clock_that_fails_ends_the_recording_and_says_so_once(
+    make_either: MAKE, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory()
+    profiler = make_either(recorder=memory, clock_ns=_broken_clock(3))
+    for _ in range(5):
+        with profiler.brick("a"):
+            pass
+    assert (len(memory.records), profiler.recording) == (1, False)
+    (said,) = caplog.messages
+    assert "nothing is recorded from here on" in said
+    assert "the clock is gone" in said
+
+
+def test_what_a_lost_device_keeps_is_counted_as_lost(make_either: MAKE, runtime: Path) -> None:
+    device = Device(6)  # three bricks are marked; to wait for them fails
+    profiler = make_either(recorder=RingRecorder(runtime), device_clock=device)
+    for _ in range(3):
+        with profiler.brick("a"):
+            pass
+    profiler.finalize()
+    report = profiler.report()
+    assert (report.bricks, report.rejected, profiler.pending_count, profiler.recording) == ((), 3, 0, False)
+
+
+def test_at_exit_what_waits_for_the_device_is_recorded(implementation: str, runtime: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from cbtop.profiler.profiler import BrickProfiler; from cbtop.profiler.recorder import RingRecorder\n"
+        "from cbtop.profiler.clocks import HostClock\n"
+        "p = BrickProfiler(recorder=RingRecorder(Path(sys.argv[1])), device_clock=HostClock())\n"
+        "p.announce(__import__('cbtop.protocol.messages', fromlist=['Activity']).Activity('x'))\n"
+        "for _ in range(5):\n"
+        "    with p.brick('a'): pass\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(runtime)], check=True)
+    from cbtop.protocol.ring import RingReader
+
+    (ring,) = runtime.glob("*.ring")
+    assert RingReader(ring).read(final=True).node.tolist() == [1] * 5

@@ -1,0 +1,311 @@
+"""Steps whose facts come late, that are cancelled, sampled, of several models, or without a straight line of work."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cbtop.profiler.definitions import BrickDefinition, Work
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.profiler.stats import NodeStats
+from cbtop.protocol.ring import FLAG_FAILED
+from cbtop.protocol.vocabulary import BrickId
+from tests.cbtop.recorded import source_of
+from tests.profiler.memory import Memory
+
+MAKE = type[BrickProfiler]
+SPAN = st.tuples(st.integers(0, 300), st.integers(0, 60))  # start, length
+
+
+@pytest.fixture
+def make(profiler_module: ModuleType) -> MAKE:
+    made: MAKE = profiler_module.BrickProfiler
+    return made
+
+
+def paths(memory: Memory) -> list[tuple[str, int, int, int]]:
+    """Path, duration, elements and failed of every record, in order."""
+    named = {0: ""}
+    for node, parent, _, name in memory.nodes:
+        named[node] = f"{named[parent or 0]}/{name}"
+    return [
+        (named[tag & 0xFFFFFF], end - start, elements, int(bool(tag & FLAG_FAILED)))
+        for tag, start, end, elements in memory.records
+    ]
+
+
+class Device:
+    """A device whose clock is a counter, reached when it is waited for."""
+
+    def __init__(self) -> None:
+        self.mark = count(0, 10).__next__
+
+    def synchronize(self) -> None: ...
+
+    def time_ns(self, mark: object, /) -> int:
+        assert isinstance(mark, int)
+        return mark
+
+
+@pytest.fixture(params=["host", "device"])
+def profiler(request: pytest.FixtureRequest, make: MAKE) -> BrickProfiler:
+    clock = count(0, 10).__next__
+    if request.param == "host":
+        return make(recorder=Memory(), clock_ns=clock)
+    return make(recorder=Memory(), clock_ns=clock, device_clock=Device())
+
+
+def recorded(profiler: BrickProfiler) -> list[tuple[str, int, int, int]]:
+    assert isinstance(profiler._recorder, Memory)
+    profiler.finalize()
+    return paths(profiler._recorder)
+
+
+def test_a_name_and_tokens_set_inside_hold_for_all_that_ran_in_the_step(profiler: BrickProfiler) -> None:
+    for name, tokens in (("decode", 3), ("prefill", 7), ("decode", 2)):
+        with profiler.step() as step:
+            with profiler.layer(0), profiler.brick("a", 5):
+                pass
+            profiler.stop_brick(profiler.start_brick("b"), 6, failed=True)
+            step.name, step.tokens = name, tokens
+    found = [(path, elements, failed) for path, _, elements, failed in recorded(profiler)]
+    assert found == [
+        one
+        for name, tokens in (("decode", 3), ("prefill", 7), ("decode", 2))
+        for one in (
+            (f"/{name}/0/a", 5, 0),
+            (f"/{name}/0", 1, 0),
+            (f"/{name}/b", 6, 1),
+            (f"/{name}", tokens, 0),
+        )
+    ]
+    assert all(duration > 0 for _, duration, _, _ in recorded(profiler))
+
+
+def test_a_step_that_never_got_a_name_is_called_step(profiler: BrickProfiler) -> None:
+    with profiler.step(), profiler.brick("a"):
+        pass
+    assert [path for path, *_ in recorded(profiler)] == ["/step/a", "/step"]
+
+
+def test_what_is_recorded_by_other_means_in_a_step_without_a_name_is_held_too(profiler: BrickProfiler) -> None:
+    with profiler.step() as step:
+        profiler.record_elapsed("elapsed", 7)
+        profiler.record_deferred("deferred", 0, end_ns=4)
+        profiler.graph_record_brick("recorded", 9)
+        with profiler.step("inner", tokens=1), profiler.brick("a"):
+            pass
+        step.name = "outer"
+    assert sorted(path for path, *_ in recorded(profiler)) == [
+        "/outer",
+        "/outer/deferred",
+        "/outer/elapsed",
+        "/outer/inner",
+        "/outer/inner/a",
+        "/outer/recorded",
+    ]
+
+
+def test_what_a_step_without_a_name_holds_is_bounded_and_the_rest_counted(
+    make: MAKE, monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    if make(recorder=Memory()).implementation == "compiled":
+        bound = 1 << 16
+    else:
+        bound = 4
+        monkeypatch.setattr("cbtop.profiler.hot_path.MAX_HELD", bound)
+    profiler = make(recorder=RingRecorder(runtime))
+    with profiler.step() as step:
+        for _ in range(bound + 3):
+            profiler.stop_brick(profiler.start_brick("a"), 1)
+        step.name = "decode"
+    report = profiler.report()
+    assert (report.bricks[0].calls.count, report.rejected) == (bound, 3)
+
+
+def test_a_start_given_afterwards_is_the_start(profiler: BrickProfiler) -> None:
+    before_ns = profiler._now_ns()
+    with profiler.step("decode", tokens=1) as step, profiler.brick("a"):
+        pass
+    with profiler.step("decode", tokens=1) as step:
+        step.start_ns = before_ns
+    profiler.finalize()
+    assert isinstance(profiler._recorder, Memory)
+    assert profiler._recorder.records[-1][1] == before_ns
+
+
+@pytest.mark.parametrize("start_ns", [-1, 1 << 62])
+def test_a_start_that_cannot_be_is_said_and_left_aside(
+    make: MAKE, start_ns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory()
+    profiler = make(recorder=memory, clock_ns=count(0, 10).__next__)
+    with profiler.step("decode", tokens=1) as step:
+        step.start_ns = start_ns
+    ((_, start, end, _),) = memory.records
+    assert 0 <= start < end < 100
+    assert "cannot begin" in caplog.text
+
+
+def _counted(runtime: Path) -> tuple[NodeTable, NodeStats]:
+    source = source_of(runtime)
+    source.poll()
+    state = source.state_message()
+    assert (state.received, state.rejected) == (source.stats.received, 0)
+    return source._nodes, source.stats
+
+
+def test_a_cancelled_step_does_not_count_and_its_bricks_stay_out_of_the_books(make: MAKE, runtime: Path) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    for number in range(6):
+        with profiler.step("decode", tokens=10) as step, profiler.brick("a"):
+            if number % 2:
+                step.cancel()
+    nodes, stats = _counted(runtime)
+    totals = PhaseTotals.of(nodes, stats, "decode")
+    assert totals.step is not None
+    (brick,) = totals.nodes
+    assert (totals.count[totals.step.id], totals.tokens, totals.count[brick.id]) == (3, 30, 6)
+    assert 0 < totals.closed_ns[brick.id] < totals.total_ns[brick.id]
+    cancelled_ns = stats.rare("cancelled_ns", (brick.id,))
+    assert totals.closed_ns[brick.id] + cancelled_ns == totals.total_ns[brick.id]
+    assert totals.closed_ns[brick.id] <= totals.total_ns[totals.step.id]
+
+
+def test_a_step_renamed_inside_counts_under_its_new_name_alone(make: MAKE, runtime: Path) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    with profiler.step("decode", tokens=1) as step:
+        with profiler.brick("before"):
+            pass
+        step.name = "prefill"
+        with profiler.brick("after"):
+            pass
+    nodes, stats = _counted(runtime)
+    decode, prefill = (PhaseTotals.of(nodes, stats, name) for name in ("decode", "prefill"))
+    assert (decode.tokens, prefill.tokens) == (0, 1)
+    assert [(n.name, decode.closed_ns[n.id]) for n in decode.nodes] == [("before", 0)]
+    assert [n.name for n in prefill.nodes] == ["after"]
+
+
+def test_two_models_have_phases_of_their_own(make: MAKE) -> None:
+    memory = Memory()
+    profiler = make(recorder=memory)
+    for model in ("draft", "target", "draft"):
+        with profiler.step("decode", tokens=1, model=model):
+            pass
+    with profiler.step("decode", tokens=1):
+        pass
+    assert [tag & 0xFFFFFF for tag, *_ in memory.records] == [1, 2, 1, 3]
+
+
+def test_layers_of_two_stacks_are_two_layers(profiler: BrickProfiler) -> None:
+    for stack in ("encoder", "decoder", "", "encoder"):
+        with profiler.layer(0, stack):
+            pass
+    assert isinstance(profiler._recorder, Memory)
+    profiler.finalize()
+    assert [tag & 0xFFFFFF for tag, *_ in profiler._recorder.records] == [1, 2, 3, 1]
+
+
+def test_each_thread_samples_its_own_steps_of_each_name(make: MAKE) -> None:
+    memory = Memory()
+    profiler = make(recorder=memory, sample_every=3)
+    turn = [threading.Semaphore(1), threading.Semaphore(0)]
+
+    def run(me: int) -> None:
+        for _ in range(6):  # in turn: a count for the whole process would leave one of them out
+            for name in ("prefill", "decode"):
+                turn[me].acquire()
+                with profiler.step(name, tokens=me), profiler.brick(f"{me}"):
+                    pass
+                turn[1 - me].release()
+
+    threads = [threading.Thread(target=run, args=(me,)) for me in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [(path, elements) for path, _, elements, _ in paths(memory) if path.count("/") == 1]
+    assert sorted(found) == sorted([("/prefill", 0), ("/decode", 0), ("/prefill", 1), ("/decode", 1)] * 2)
+    assert sum(path.count("/") == 2 for path, *_ in paths(memory)) == 8
+
+
+def test_a_step_that_is_not_sampled_says_nothing_of_another_threads(make: MAKE) -> None:
+    memory = Memory()
+    profiler = make(recorder=memory, sample_every=2)
+    for _ in range(2):
+        with profiler.step("decode", tokens=1):
+            sampled = profiler.recording
+            thread = threading.Thread(target=lambda: profiler.record_elapsed("elsewhere", 5))
+            thread.start()
+            thread.join()
+    assert (sampled, profiler.recording) == (False, True)
+    assert [path for path, *_ in paths(memory)] == ["/elsewhere", "/decode", "/elsewhere"]
+
+
+def test_work_that_is_no_straight_line_is_given_by_a_function_of_the_call(make: MAKE, runtime: Path) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    quadratic = BrickDefinition.of(BrickId.ATTENTION_SCORE, work=Work(of_call=lambda n: (2.0 * n * n, 4.0 * n)))
+    for elements in (3, 5):
+        with profiler.step("decode", tokens=1), profiler.brick(quadratic, elements):
+            pass
+    with profiler.step() as step:
+        profiler.stop_brick(profiler.start_brick(quadratic), 7)
+        step.name = "decode"
+    (stats,) = profiler.report().bricks
+    assert (stats.calls.count, stats.flops, stats.bytes) == (3, 2 * (9 + 25 + 49), 4 * 15)
+
+
+def test_work_whose_function_fails_is_unknown_and_the_host_goes_on(
+    make: MAKE, runtime: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+
+    def fails(elements: int) -> tuple[float, float]:
+        raise ZeroDivisionError(elements)
+
+    with profiler.brick(BrickDefinition.of(BrickId.ATTENTION_SCORE, work=Work(of_call=fails)), 3):
+        pass
+    (stats,) = profiler.report().bricks
+    assert (stats.calls.count, stats.flops) == (1, None)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_tokens_are_added_to_the_step_of_the_caller(make: MAKE) -> None:
+    memory = Memory()
+    profiler = make(recorder=memory)
+    with profiler.step("decode", tokens=1), profiler.layer(0):
+        profiler.add_tokens(2)
+    with pytest.raises(RuntimeError, match="outside a step"):
+        profiler.add_tokens(1)
+    assert memory.records[-1][3] == 3
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(spans=st.lists(SPAN, min_size=1, max_size=30), cut=st.integers(0, 30))
+def test_the_union_of_steps_is_the_time_in_which_any_of_them_ran(spans: list[tuple[int, int]], cut: int) -> None:
+    import numpy as np
+
+    from cbtop.protocol.ring import Batch
+
+    stats = NodeStats()
+    step_of = np.array([-1, 1], np.int64)
+    ended = sorted(((start, start + length) for start, length in spans), key=lambda span: span[1])
+    for part in (ended[:cut], ended[cut:]):
+        start, end = (np.array(column, np.int64) for column in zip(*part, strict=True)) if part else ([], [])
+        if part:
+            ones = np.ones(len(part), np.int64)
+            stats.add(Batch(ones, 0 * ones, start, end, ones, 0), step_of)
+    covered = {moment for start, end in ended for moment in range(start, end)}
+    assert stats.rare("union_ns", (1,)) == len(covered)
+    assert stats.rare("first_ns", (1,)) == min(start for start, _ in ended)
+    assert stats.rare("last_ns", (1,)) == max(end for _, end in ended)
