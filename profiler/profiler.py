@@ -92,7 +92,7 @@ class BrickProfiler(TimedElsewhere, ReadBack, _HotPath):
             self._on_device(device_clock)
         self._switch()
         if isinstance(self._recorder, RingRecorder):
-            self._recorder.follow(self)
+            self._recorder.add_listener(self)
         _profilers.add(self)
 
     @property
