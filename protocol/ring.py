@@ -91,8 +91,8 @@ SEQUENCE_MASK = (1 << 31) - 1
 ABANDONED_AFTER_S = 2.0
 # Writers may be inside this many slots beyond the cursor; what lay there may be half overwritten.
 MAX_WRITERS_INSIDE = 64
-# So far a reader looks at first for records beyond the cursor, and this much further when it finds them to the end.
-# Little, because most looks find nothing: a daemon looks at each of its rings twenty times a second.
+# A reader searches so many slots beyond the cursor, and LOOK_FURTHER times as many when it found records to the end.
+# Few at first, because most looks find nothing: a daemon looks at each of its rings twenty times a second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
 MAX_RECORDS = 1 << 62  # a century of a record a nanosecond: a cursor beyond it lies
@@ -140,10 +140,10 @@ pack_record = RECORD.pack_into if STORES_IN_ORDER else pack_in_order
 class RingWriter:
     """Writes records into a new ring file at `path` (mode 0600).
 
-    `record(tag, start_ns, end_ns, elements)` writes one. Whoever cannot afford that call does what it does:
-    `next(reserve)` gives the place in `memory` and the number for the tag, `pack_record` writes there, and where it
-    refuses, as it does where a lap begins, `refused` sees to it.
-    `first` is the first record's number: a test begins just before the tags' numbers go round.
+    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call takes the
+    same three steps itself. `next(reserve)` gives the place in `memory` and the number for the tag. `pack_record`
+    writes the record there. Where it raises, as it does at the first record of each lap, `refused` writes it.
+    `first` is the first record's number: a test begins just before the numbers in the tags start again at 0.
     Raises RingError when the file cannot be made.
     """
 
@@ -188,8 +188,8 @@ class RingWriter:
         self._words = self.memory.cast("q")
         self._words[CURSOR_WORD] = first
         self._laps = itertools.count(first + -first % capacity, capacity)
-        # One C call, so atomic among the threads of a process: of ranges alone, since to make another iterator may
-        # collect garbage, and run anything. The numbers go round as those in the tags do.
+        # `next` of this is one C call, so no other thread comes in between. It is made of ranges alone: to make any
+        # other iterator may collect garbage, and that may run any code. The numbers start again as in the tags.
         offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
         lap_offsets = cycle((range(LAP_DUE, LAP_DUE + 1), offsets[1:]))
         self.reserve = zip(
@@ -200,7 +200,7 @@ class RingWriter:
         self.record = _record_function(self)
 
     def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        """Begin the lap that is due and write its first record, or else keep the count without the record."""
+        """Begin the next lap and write its first record; or, for values that do not fit, write one of NO_NODE."""
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
             at = FIRST_RECORD
@@ -258,7 +258,10 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 
 
 def _begun(memory: memoryview | mmap.mmap, capacity: int, at_least: int) -> int:
-    """How many records the ring at `memory` has begun, where at least so many were: one after the last complete."""
+    """How many records the ring at `memory` has begun: one more than the number of its newest complete record.
+
+    The search starts at `at_least`, a number that is known to be reached.
+    """
     import numpy as np  # the daemon's side only: a profiled process need not load it
 
     found = np.frombuffer(memory, dtype="<i8", offset=FIRST_RECORD).reshape(-1, 4)[:, 3]
@@ -266,7 +269,7 @@ def _begun(memory: memoryview | mmap.mmap, capacity: int, at_least: int) -> int:
     while True:
         tag = found[np.arange(at_least, at_least + look, dtype=np.int64) % capacity]
         ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-        # What lies more than half a round of numbers ahead is from before.
+        # A number more than half of all numbers ahead is an old one.
         ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
         furthest = int(ahead.max())
         if furthest < look - MAX_WRITERS_INSIDE or look == capacity:
@@ -294,9 +297,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """What a thread is in: the innermost node that it has started and not ended. Those above it run too.
+    """The innermost node that a thread has started and not ended; its parents run too.
 
-    `start_ns` is None where a brick inside it has ended since: when it began itself stands nowhere.
+    `start_ns` is None where it is not known, because a brick inside the node has ended since.
     """
 
     thread_id: int
@@ -305,7 +308,7 @@ class InFlight:
 
 
 class RingReader:
-    """Reads the ring at `path` from its oldest record on; remembers where it was.
+    """Reads the ring at `path`, from its oldest record on. Each read goes on where the last one ended.
 
     Raises RingError when the file is no ring of this version, or its header and size disagree.
     """
@@ -383,11 +386,11 @@ class RingReader:
         return self._next
 
     def read(self, *, final: bool = False) -> Batch:
-        """The complete records since the last read, at most one ring full.
+        """The complete records since the last read, at most as many as the ring holds.
 
-        With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once.
-        Raises RingError when the cursor is negative or speaks of records that are not there, or the file has been
-        cut short.
+        With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once; else
+        reading stops there until ABANDONED_AFTER_S have passed. Raises RingError when the cursor is negative or
+        counts records that are not there, or when the file has been cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
@@ -442,15 +445,17 @@ class RingReader:
     def in_flight(self) -> list[InFlight]:
         """What each thread of the writer is in, or was in when it was killed.
 
-        A thread that is in nothing is left out, so is one that moves on while it is looked at, and what no writer
-        would say. Always empty where the hot path is Python's. Raises RingError when the file has been cut short.
+        Three kinds are left out: a thread that is in no node, one that moves on while it is looked at, and a slot
+        with values that no writer would write. The list is always empty where the hot path is Python's. Raises
+        RingError when the file has been cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
         self._refuse_cut_short()
         words = np.frombuffer(self._memory, dtype="<i8", count=HEADER_BYTES // 8)
         slots = words[FIRST_SLOT_WORD:].reshape(SLOTS, SLOT_WORDS)[:, :3]
-        # The writer takes the node away before it changes the start: what two looks agree on belongs together.
+        # The writer clears the node before it changes the start. So when two copies agree, node and start belong
+        # together.
         before = slots.copy()
         fence()
         after = slots.copy()
