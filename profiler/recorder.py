@@ -231,7 +231,7 @@ class RingRecorder:
             return
         begun_bytes = catalog.size_bytes
         if catalog.flush():  # else the disk is full: what waits here does not grow
-            for key in self._updates:
+            for key in list(self._updates):  # a signal handler may announce something meanwhile
                 payload = self._announced.get(key)
                 if payload is not None:
                     self._write(catalog, payload)
@@ -323,6 +323,7 @@ class RingRecorder:
                 catalog.close()
             raise
         self._lost_a_node = False
+        self._update_bytes = self._pause_until_ns = 0
         for node in self._nodes:
             self._write_node(catalog, codec.encode(node))
         for payload in self._announced:

@@ -212,6 +212,19 @@ def test_the_messages_that_wait_follow_with_the_next_announcement_the_flush_or_t
     assert said_in(runtime)[-2:] == [Activity("d"), Goodbye("done")]
 
 
+def test_a_child_may_write_freely_again(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "FREE_UPDATE_BYTES", 0)
+    recorder = RingRecorder(runtime, 1 << 12, Clock())
+    for number in range(3):
+        recorder.announce(Activity("a", number / 10))
+    for path in runtime.iterdir():
+        path.unlink()
+    recorder.forget()
+    for number in range(3, 6):
+        recorder.announce(Activity("a", number / 10))
+    assert said_in(runtime) == [Activity("a", 0.3), Activity("a", 0.4)]
+
+
 def test_flush_does_nothing_when_nothing_waits(runtime: Path) -> None:
     def read() -> int:
         raise AssertionError("no clock is read")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from cbtop.protocol.process import MAX_RANKS, Ranks, pid_namespace, process_start, ranks_of
+from cbtop.protocol import process
+from cbtop.protocol.process import MAX_RANKS, Ranks, boot_id, has_mapped, pid_namespace, process_start, ranks_of
 
 LAUNCHERS = {
     "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
@@ -39,3 +41,13 @@ def test_a_rank_without_a_world_is_still_a_rank() -> None:
 def test_a_process_knows_its_start_and_its_namespace() -> None:
     assert process_start(os.getpid())
     assert pid_namespace() == os.stat("/proc/self/ns/pid").st_ino
+
+
+def test_without_proc_what_is_known_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_PROC", tmp_path / "none")
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (boot_id(), pid_namespace(), has_mapped(os.getpid(), tmp_path)) == ("", None, True)
+    assert (process_start(os.getpid()), process_start(child)) == (0, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
+import runpy
 import signal
 import struct
 import subprocess
@@ -138,6 +140,15 @@ def test_nothing_is_written_outside_the_memory(pack: Pack) -> None:
         with pytest.raises(struct.error):
             pack(memory, at, 1, 2, 3, 4, 5)
         assert not any(memory)
+
+
+@pytest.mark.parametrize(("machine", "name"), [("x86_64", "pack_into"), ("aarch64", "pack_in_order")])
+def test_the_machine_decides_how_a_record_is_written(
+    machine: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    chosen = runpy.run_path(str(ring_module.__file__))["pack_record"]
+    assert chosen.__name__ == name
 
 
 class WeakMemory:
