@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,9 +47,7 @@ def test_a_process_knows_its_start_and_its_namespace() -> None:
 
 def test_without_proc_what_is_known_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_PROC", tmp_path / "none")
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
     assert (boot_id(), pid_namespace(), has_mapped(os.getpid(), tmp_path)) == ("", None, True)
-    assert (process_start(os.getpid()), process_start(child)) == (0, None)
+    assert (process_start(os.getpid()), process_start(child.pid)) == (0, None)
