@@ -614,13 +614,15 @@ write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64
     int64_t *words = self->words;
     /* No locked step: whoever writes into this ring holds the GIL. */
     int64_t number = words[CURSOR_WORD];
-    atomic_store_explicit((_Atomic int64_t *)&words[CURSOR_WORD], number + 1, memory_order_release);
-    int64_t *record = words + HEADER_BYTES / 8 + (number & self->wrap) * RECORD_WORDS;
-    record[0] = start_ns;
-    record[1] = end_ns;
-    record[2] = elements;
+    atomic_store_explicit((_Atomic int64_t *)&words[CURSOR_WORD], number + 1, memory_order_relaxed);
+    /* What lay here may be half overwritten from now on: that the cursor moved is seen before that is. */
+    atomic_thread_fence(memory_order_release);
+    _Atomic int64_t *record = (_Atomic int64_t *)(words + HEADER_BYTES / 8 + (number & self->wrap) * RECORD_WORDS);
+    atomic_store_explicit(&record[0], start_ns, memory_order_relaxed);
+    atomic_store_explicit(&record[1], end_ns, memory_order_relaxed);
+    atomic_store_explicit(&record[2], elements, memory_order_relaxed);
     tag = (tag & TAG_MASK) | ((number + 1) & SEQUENCE_MASK) << SEQUENCE_SHIFT;
-    atomic_store_explicit((_Atomic int64_t *)&record[3], tag, memory_order_release);
+    atomic_store_explicit(&record[3], tag, memory_order_release);
 }
 
 /* Write a record into the ring. Converting comes first: it may run Python. What is no count of elements is left out of

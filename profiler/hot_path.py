@@ -18,10 +18,9 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from cbtop.profiler.positions import finder
-from cbtop.protocol.ring import FLAG_FAILED, NO_NODE, RECORD, Record, RingWriter
+from cbtop.protocol.ring import FLAG_FAILED, NO_NODE, Record, RingWriter, pack_record
 from cbtop.protocol.vocabulary import NodeKind
 
-pack_into = RECORD.pack_into
 NOWHERE = -1  # a place that no memory has
 HELD = -1  # stands for the node of what runs in a step that has no name yet: its records wait for one
 MAX_HELD = 1 << 16  # so many of them; what comes after is recorded against no node, and so counted as rejected
@@ -96,7 +95,6 @@ class HotPath:
         "_clock_ns",
         "_define",
         "_memory",
-        "_pack",
         "_position",
         "_recording",
         "_reserve",
@@ -167,7 +165,7 @@ class HotPath:
                 return
             at, number = next(self._reserve)
             try:
-                self._pack(self._memory, at, start_ns, end_ns, elements, tag, number)
+                pack_record(self._memory, at, start_ns, end_ns, elements, tag, number)
             except BaseException as error:
                 self._refused(at, number, tag, start_ns, end_ns, elements)
                 if not isinstance(error, Exception):  # an interrupt is not ours to swallow
@@ -200,19 +198,18 @@ class HotPath:
     def attach(self, ring: RingWriter | None, /) -> Record:
         """Write into `ring` from now on; gives what writes a record of its own beside this hot path."""
         if ring is None:
-            # Here `pack_into` refuses to write; each record then takes the slow way to `record`.
+            # Here it refuses to write; each record then takes the slow way to `record`.
             self._memory: bytearray | memoryview = bytearray()
             self._reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
             self._ring: RingWriter | None = None
-            self._pack: Callable[..., None] = pack_into
             return self._callbacks.record
-        self._ring, self._memory, self._reserve, self._pack = ring, ring.memory, ring.reserve, pack_into
+        self._ring, self._memory, self._reserve = ring, ring.memory, ring.reserve
         return self._write
 
     def _write(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         at, number = next(self._reserve)
         try:
-            self._pack(self._memory, at, start_ns, end_ns, elements, tag, number)
+            pack_record(self._memory, at, start_ns, end_ns, elements, tag, number)
         except BaseException as error:
             self._refused(at, number, tag, start_ns, end_ns, elements)
             if not isinstance(error, Exception):
@@ -302,7 +299,7 @@ class Span:
                 return
             at, number = next(hot_path._reserve)
             try:
-                hot_path._pack(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
+                pack_record(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
             except BaseException as error:
                 hot_path._refused(at, number, tag, self._start_ns, end_ns, self.elements)
                 if not isinstance(error, Exception):

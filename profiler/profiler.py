@@ -134,7 +134,7 @@ class BrickProfiler:
             self._path = self._device_path = DevicePath(device_clock, clock_ns, sync_mode, callbacks, self._pending)
         self.start_brick, self.stop_brick = self._path.start_brick, self._path.stop_brick
         self.brick, self.layer = self._path.brick, self._path.layer
-        self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up)
+        self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up, self._recorder.flush)
         self.graph = GraphRecorder(self._path, callbacks, self._scopes, self.announce)
         self.stats = ReadBack(self._recorder, self.graph, self._scopes, clock_ns)
         self._set_recording()

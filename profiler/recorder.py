@@ -1,4 +1,15 @@
-"""The recorder: this process's ring and catalog files, opened on first use and again in a forked child."""
+"""The recorder: this process's ring and catalog files, opened on first use and again in a forked child.
+
+Rules
+- No public method raises into the host. What fails is logged once and counted; only what is no Exception
+  (KeyboardInterrupt, SystemExit) passes.
+- Whatever a host announces, and for how long: of messages with the same key only the newest is kept, the keys are
+  bounded, and what is beyond the bounds is left out and counted in the ring's header.
+- The catalog is append-only, so a message that replaces another is written behind it. The first FREE_UPDATE_BYTES of
+  such updates are written at once. From then on a pause follows each write, and the newest message of each key waits
+  for its end: it is written at the next announcement, `flush` or `close`. The pause doubles each time the updates
+  have grown by PAUSE_DOUBLES_BYTES, so that those of a host that never stops fill half the catalog in four years.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +23,14 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from cbtop.profiler.graph.node_table import MAX_NODES
 from cbtop.protocol import codec
+from cbtop.protocol.announcements import MAX_ANNOUNCED, Announcement, Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError, RingError
@@ -26,10 +41,14 @@ from cbtop.protocol.messages import (
     Goodbye,
     HostHello,
     Node,
-    TraceSummary,
 )
 from cbtop.protocol.process import boot_id, pid_namespace, process_start, ranks_of
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
+
+FREE_UPDATE_BYTES = 1 << 20
+UPDATE_PAUSE_NS = 100_000_000  # the daemon looks as often
+UPDATE_NS_PER_BYTE = 1_000_000  # and at most a kilobyte a second
+PAUSE_DOUBLES_BYTES = 2 << 20
 
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
@@ -43,11 +62,13 @@ class Recorder(Protocol):
 
     def announce(self, message: CatalogMessage, /) -> None: ...
 
+    def flush(self) -> None: ...
+
     def close(self, reason: str, /) -> None: ...
 
 
 class RingListener(Protocol):
-    """What writes records of its own into the ring."""
+    """What is told of each ring that opens, and writes records of its own into it."""
 
     @property
     def implementation(self) -> str: ...
@@ -67,14 +88,28 @@ class RingRecorder:
 
     record: Record
 
-    def __init__(self, directory: Path | None = None, ring_bytes: int = DEFAULT_RING_BYTES) -> None:
+    def __init__(
+        self,
+        directory: Path | None = None,
+        ring_bytes: int = DEFAULT_RING_BYTES,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.failures = 0  # calls that failed; the host was told of none
+        self.left_out = 0  # announcements
         self._directory = directory
         self._ring_bytes = ring_bytes
-        self._said: list[CatalogMessage] = []
-        self._traced: dict[str, TraceSummary] = {}  # only the last of each trace: it replaces those before it
+        self._clock_ns = clock_ns
+        self._nodes: list[Node] = []
+        self._announced: Announcements[bytes] = Announcements()
+        self._updates: dict[Key, None] = {}  # whose newest message is not written yet
+        self._update_bytes = 0  # written so far
+        self._pause_until_ns = 0
+        self._lost_a_node = False  # out of the catalog: those that follow have no place in it either
+        self._logged: set[str] = set()
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
         self._catalog: CatalogWriter | None = None
+        self._is_opening = False
         self._closed = False
         self._path: Path | None = None  # of the ring: it stays readable after `close`
         self._reader: RingReader | None = None
@@ -84,37 +119,50 @@ class RingRecorder:
 
     def add_listener(self, listener: RingListener) -> None:
         """Attach `listener` to each ring as it opens and to None when it is gone; it says how to write beside it."""
-        with self._opening:
+        with self._opening, self._kept_from_the_host("write beside the hot path"):
             self._listeners.append(listener)
             if self._ring:
                 self.record = listener.attach(self._ring)
 
     def announce(self, message: CatalogMessage) -> None:
-        """Write `message` into the catalog. One that cannot be said is logged, and the host goes on."""
-        try:
-            codec.encode(message)
-        except (TypeError, ValueError, OverflowError) as error:
-            _log.warning("cbtop cannot say a %s: %s", type(message).__name__, error)
-            return
-        with self._opening:
-            if isinstance(message, TraceSummary):
-                self._traced[message.trace] = message
-            else:
-                self._said.append(message)
-            if self._catalog:
-                self._catalog.write(message)
+        """Write `message` into the catalog; one with the same key replaces it. What cannot be said is logged."""
+        with self._opening, self._kept_from_the_host("announce"):
+            try:
+                payload = codec.encode(message)
+                said = codec.decode(payload)  # as the daemon will: one that it refuses would cost it the source
+                if not isinstance(said, Announcement):
+                    raise TypeError("a host announces no such thing")
+            except (TypeError, ValueError, OverflowError, ProtocolError) as error:
+                kind = type(message).__name__
+                self._leave_out(kind, f"cbtop cannot say a {kind}: {error}")
                 return
-        self._open()
+            if isinstance(message, Node):
+                self._announce_node(message, payload)
+            else:
+                self._announce_newest(key_of(said), payload)
+            self._write_updates()
+
+    def flush(self) -> None:
+        """Write the announcements that wait, if their pause is over. Costs nothing when none waits."""
+        if self._updates or (self._catalog is not None and self._catalog.is_behind):
+            with self._opening, self._kept_from_the_host("write what waits"):
+                self._write_updates()
 
     def close(self, reason: str) -> None:
         """Say goodbye; the files stay for the daemon to read to their end."""
         for listener in self._listeners:
-            listener.finish()
+            with self._kept_from_the_host("record what waits for a device"):
+                listener.finish()
         with self._opening:
+            with self._kept_from_the_host("write what waits"):
+                self._pause_until_ns = 0
+                self._write_updates()
             catalog, self._catalog = self._catalog, None
             if catalog:
-                catalog.write(Goodbye(reason))
-                catalog.close()
+                with self._kept_from_the_host("say goodbye"):
+                    catalog.write(Goodbye(reason))
+                with self._kept_from_the_host("close its catalog"):
+                    catalog.close()
             self._ring = None
             self._closed = True
             self.record = _nowhere
@@ -122,68 +170,177 @@ class RingRecorder:
 
     def nodes(self) -> list[Node]:
         """Every node announced so far, in order."""
-        return [message for message in self._said if isinstance(message, Node)]
+        return list(self._nodes)
 
     def read(self) -> Batch | None:
         """The records since the last read, as the daemon would read them; None before the first record."""
-        if self._reader is None and self._path is not None:
-            self._reader = RingReader(self._path)
-        return self._reader.read() if self._reader else None
+        try:
+            if self._reader is None and self._path is not None:
+                self._reader = RingReader(self._path)
+            return self._reader.read() if self._reader else None
+        except Exception as error:  # noqa: BLE001 - see the rules
+            self._failed("read its ring", error)
+            return None
 
     def read_again(self) -> Batch | None:
         """The records that the ring still holds, read before or not; None before the first record."""
         if self._path is None:
             return None
-        reader = RingReader(self._path)
         try:
-            return reader.read()
-        finally:
-            reader.close()
+            reader = RingReader(self._path)
+            try:
+                return reader.read()
+            finally:
+                reader.close()
+        except Exception as error:  # noqa: BLE001 - see the rules
+            self._failed("read its ring", error)
+            return None
 
     def forget(self) -> None:
         """Back to not having opened anything, without touching the files: they are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         if self._catalog:
-            self._catalog.close()  # or the parent would seem alive for as long as this child
+            with self._kept_from_the_host("close its catalog"):
+                self._catalog.close()  # or the parent would seem alive for as long as this child
         self._ring = self._catalog = self._path = self._reader = None
-        self._closed = False
+        self._closed = self._is_opening = False
         self.record = self._first_record
         self._let_go()
 
+    def _announce_node(self, node: Node, payload: bytes) -> None:
+        if len(self._nodes) >= MAX_NODES:
+            self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
+            return
+        self._nodes.append(node)
+        catalog = self._open()
+        if catalog is not None:
+            self._write_node(catalog, payload)
+
+    def _announce_newest(self, key: Key, payload: bytes) -> None:
+        before = self._announced.get(key)
+        if payload == before:
+            return
+        if not self._announced.keep(key, payload, len(payload)):
+            self._leave_out("bounds", f"cbtop leaves out announcements beyond {MAX_ANNOUNCED} of a kind, or too long")
+            return
+        catalog = self._open()
+        if catalog is None:
+            return
+        if before is None:
+            self._write(catalog, payload)
+        else:
+            self._updates[key] = None
+
+    def _write_updates(self) -> None:
+        catalog = self._catalog
+        if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
+            return
+        begun_bytes = catalog.size_bytes
+        if catalog.flush():  # else the disk is full: what waits here does not grow
+            for key in list(self._updates):  # a signal handler may announce something meanwhile
+                payload = self._announced.get(key)
+                if payload is not None:
+                    self._write(catalog, payload)
+            self._updates.clear()
+        written_bytes = catalog.size_bytes - begun_bytes
+        self._update_bytes += written_bytes
+        if self._update_bytes > FREE_UPDATE_BYTES or catalog.is_behind:
+            pause_ns = max(UPDATE_PAUSE_NS, written_bytes * UPDATE_NS_PER_BYTE)
+            self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
+
+    def _write_node(self, catalog: CatalogWriter, payload: bytes) -> None:
+        # Nodes are numbered without a gap: behind one that was left out there is no place for another.
+        if self._lost_a_node:
+            self._leave_out("the catalog", f"cbtop leaves out a node: no room for it in {catalog.path}")
+        else:
+            self._lost_a_node = not self._write(catalog, payload)
+
+    def _write(self, catalog: CatalogWriter, payload: bytes) -> bool:
+        taken = catalog.write_encoded(payload)
+        if not taken:
+            self._leave_out("the catalog", f"cbtop leaves out an announcement: no room for it in {catalog.path}")
+        elif catalog.trouble is not None:
+            self._log_once(
+                "trouble", f"cbtop keeps what it cannot write to {catalog.path}: {catalog.trouble.strerror}"
+            )
+        return taken
+
+    def _leave_out(self, about: str, line: str) -> None:
+        self.left_out += 1
+        if self._ring:
+            self._ring.set_left_out(self.left_out)
+        self._log_once(about, line)
+
+    def _log_once(self, about: str, line: str) -> None:
+        if about not in self._logged:
+            self._logged.add(about)
+            _log.warning("%s", line)
+
+    @contextmanager
+    def _kept_from_the_host(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - see the rules
+            self._failed(what, error)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.failures += 1
+        self._log_once(what, f"cbtop could not {what}: {str(error) or type(error).__name__}")
+
     def _let_go(self) -> None:
         for listener in self._listeners:
-            listener.attach(None)
+            with self._kept_from_the_host("let go of the hot path"):
+                listener.attach(None)
 
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
-        self.record(tag, start_ns, end_ns, elements)
+        record = self.record
+        if record != self._first_record:  # else a signal came while the files are being opened
+            record(tag, start_ns, end_ns, elements)
 
-    def _open(self) -> None:
+    def _open(self) -> CatalogWriter | None:
+        """The catalog if it is open; None where it cannot be, or was opened now with all announcements in it."""
         with self._opening:
-            if self._ring or self._closed:
-                return
-            catalog: CatalogWriter | None = None
-            try:
-                directory = self._directory or runtime_dir()
-                # The catalog comes first: whoever sees the ring finds the catalog beside it.
-                catalog = _new_catalog(directory)
-                recorder = self._listeners[0].implementation if self._listeners else "python"
-                catalog.write(_hello(recorder, locked=catalog.locked))
-                for message in (*self._said, *self._traced.values()):
-                    catalog.write(message)
-                ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
-            except (ProtocolError, OSError) as error:
-                _log.warning("cbtop records nothing in process %d: %s", os.getpid(), error)
-                if catalog is not None:
-                    catalog.close()
-                    catalog.path.unlink(missing_ok=True)
-                self._closed = True
-                self.record = _nowhere
-                return
-            self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
-            for listener in self._listeners:
+            if self._catalog is None and not self._closed and not self._is_opening:
+                self._is_opening = True
+                try:
+                    self._open_files()
+                except Exception as error:  # noqa: BLE001 - see the rules
+                    self.failures += 1
+                    _log.warning("cbtop records nothing in process %d: %s", os.getpid(), error)
+                    self._closed = True
+                    self.record = _nowhere
+                finally:
+                    self._is_opening = False
+                return None
+            return self._catalog
+
+    def _open_files(self) -> None:
+        directory = self._directory or runtime_dir()
+        # The catalog comes first: whoever sees the ring finds the catalog beside it.
+        catalog = _new_catalog(directory)
+        try:
+            implementation = self._listeners[0].implementation if self._listeners else "python"
+            catalog.write(_hello(implementation, locked=catalog.locked))
+            ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
+        except BaseException:
+            with self._kept_from_the_host("remove a file it began"):
+                catalog.path.unlink(missing_ok=True)
+                catalog.close()
+            raise
+        self._lost_a_node = False
+        self._update_bytes = self._pause_until_ns = 0
+        for node in self._nodes:
+            self._write_node(catalog, codec.encode(node))
+        for payload in self._announced:
+            self._write(catalog, payload)
+        self._updates.clear()
+        ring.set_left_out(self.left_out)
+        self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
+        for listener in self._listeners:
+            with self._kept_from_the_host("write beside the hot path"):
                 self.record = listener.attach(ring)
-            _say_goodbye_from_multiprocessing()
+        _say_goodbye_from_multiprocessing()
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
@@ -244,7 +401,7 @@ def _program() -> str:
 
 
 def _after_fork() -> None:
-    for recorder in _recorders:
+    for recorder in list(_recorders):
         recorder.forget()
 
 

@@ -38,11 +38,13 @@ class Steps:
         scopes: Scopes,
         is_sampled: Callable[[object], bool],
         give_up: Callable[[Exception], None],
+        flush: Callable[[], None],
     ) -> None:
         self.path = path
         self.scopes = scopes
         self.is_sampled = is_sampled
         self.give_up = give_up
+        self.flush = flush
         self.free_lanes = list(range(LANES - 2, -1, -1))  # the last is never taken: it is for all beyond the others
 
 
@@ -186,6 +188,7 @@ class Step:
             if lane != SHARED_LANE:  # only now: whoever takes it next writes behind this step's end
                 self._steps.free_lanes.append(lane >> LANE_SHIFT)
             path.step_ended()
+            self._steps.flush()
 
     def _rename(self) -> None:
         """Go on under the name that was set, where this step began under another."""

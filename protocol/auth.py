@@ -1,8 +1,9 @@
-"""Who may listen: the daemon's authenticator, and why a viewer was not let in.
+"""Who may listen: the daemon's authenticator, and the reason why a viewer was not let in.
 
-CURVE alone proves that a viewer holds the key it shows, and lets in every key. Which keys may listen is asked over
-ZAP (ZeroMQ RFC 27), of whoever answers at an inproc address of the context. libzmq says nothing of a handshake that
-failed: only a socket's monitor tells, and only that and roughly when.
+CURVE proves that a viewer holds the key it shows. It does not choose among keys: by itself it lets in every one. For
+the choice libzmq asks a question over ZAP (ZeroMQ RFC 27), at an inproc address of the context, and the authenticator
+answers it there. Of a handshake that failed libzmq says nothing; a socket's monitor tells that one failed, and not
+whose it was.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _log = logging.getLogger("cbtop.daemon.daemon")
 
 
 class ZapAuthenticator:
-    """Lets into a daemon's socket the viewers whose keys are on the allow-list, and nobody else.
+    """Lets the viewers whose keys are on the allow-list into a daemon's socket, and nobody else.
 
-    The list is read anew for each viewer. (pyzmq's Authenticator answers from a coroutine, reads certificates when
-    told to, and does not know whom it has let in: revoking would not reach who is inside.)
+    The list is read again for each viewer. pyzmq's own Authenticator will not do: it reads its list only when told
+    to, and does not remember whom it has let in, so a key that is revoked could not be shown out.
     """
 
     def __init__(self, keys: DaemonKeys, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +48,7 @@ class ZapAuthenticator:
         self._said_s: dict[str, float] = {}
 
     def guard(self, door: zmq.Socket[bytes]) -> None:
-        """Take charge of `door` before it binds. Without an answer nobody gets in."""
+        """Decide who may connect to the socket `door`; call it before `door` binds. Until `answer` nobody gets in."""
         self._inside.clear()
         self._questions = door.context.socket(zmq.REP)
         self._questions.bind(ZAP_ENDPOINT)
@@ -59,11 +60,11 @@ class ZapAuthenticator:
         self._failures = door.get_monitor_socket(failures)
 
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """What to poll; `answer` when one of them has something."""
+        """The sockets to poll; call `answer` when one of them has something."""
         return self._questions, self._failures
 
     def answer(self) -> None:
-        """Answer who asks to be let in, and take note of who failed before."""
+        """Answer the viewers that wait to be let in, and count the handshakes that failed before that."""
         for _ in range(MAX_ANSWERS):
             if not self._questions.poll(0):
                 break
@@ -78,11 +79,11 @@ class ZapAuthenticator:
                 self._refuse("who has no key", "a peer that shows no key, or is no viewer")
 
     def has_revoked(self) -> bool:
-        """Whether somebody was let in who is not allowed any more."""
+        """Whether a key that was let in is no longer allowed."""
         return not self._inside <= self._allowed().keys() | {self._keys.own.public}
 
     def leave(self, door: zmq.Socket[bytes]) -> None:
-        """Let go of `door` before it is closed: its monitor would keep the context from ending."""
+        """Stop watching `door`; call it before `door` closes, or its monitor keeps the context from ending."""
         door.disable_monitor()
         self._failures.close(linger=0)
         self._questions.close(linger=0)
@@ -114,7 +115,7 @@ class ZapAuthenticator:
         self._say(peer, f"refused {what} ({self.refused} refused so far)")
 
     def _say(self, about: str, line: str) -> None:
-        """Log `line`, unless a minute has not passed since the last `about` the same."""
+        """Log `line`, at most once in SAY_AGAIN_S for each `about`."""
         now_s = self._clock_s()
         self._said_s = {who: at_s for who, at_s in self._said_s.items() if now_s - at_s < SAY_AGAIN_S}
         if about not in self._said_s and len(self._said_s) < MAX_PEERS:
@@ -138,9 +139,10 @@ def not_allowed(keys: ViewerKeys) -> str:
 
 
 def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
-    """Why a viewer with `keys` has no link to `endpoint`, and whether that is for good.
+    """Why a viewer with `keys` has no link to `endpoint`, and whether waiting is useless.
 
-    For good means: unless somebody changes something, and provided that it is not the moment of a restart.
+    Waiting is useless where somebody has to change something first. (The exception is a daemon that is just starting
+    again: for a moment it looks the same.)
     """
     try:
         mechanism = _mechanism(endpoint)
@@ -166,8 +168,11 @@ def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
 
 
 def _mechanism(endpoint: str) -> bytes | None:
-    """How who listens at `endpoint` wants to be talked to: CURVE, NULL, or b"" where that is not ZeroMQ's way of
-    talking; None when the connection was closed without a word. Raises OSError."""
+    """The security mechanism that the listener at `endpoint` asks for: CURVE or NULL.
+
+    It is b"" where the listener does not speak ZeroMQ's protocol, and None where it closed the connection without a
+    byte. Raises OSError.
+    """
     deadline_s = time.monotonic() + PROBE_S
     said = b""
     with socket.create_connection(host_and_port(endpoint), PROBE_S) as peer:

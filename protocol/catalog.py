@@ -2,15 +2,16 @@
 
 A frame is its length (u32), the crc32 of its payload (u32) and the payload, one encoded message. A torn tail
 is what a killed process or a full disk leaves; it is ignored until the rest follows. Past MAX_CATALOG_BYTES the
-writer counts what it drops.
+writer takes nothing but the goodbye.
 
 The writer locks the file (flock(2)). The kernel lets go of the lock when the process has ended or become another
 program, whoever looks, and from whatever pid namespace. A forked child shares the lock until it closes its copy.
+Where the system has no such lock, the hello says so (`locked`).
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import struct
 import zlib
@@ -20,9 +21,17 @@ from typing import get_args
 
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, RingError
-from cbtop.protocol.messages import CatalogMessage
+from cbtop.protocol.messages import CatalogMessage, Goodbye
+
+try:
+    import fcntl
+except ImportError:
+    HAS_LOCKS = False
+else:
+    HAS_LOCKS = True
 
 MAX_CATALOG_BYTES = 64 << 20
+_GOODBYE_BYTES = 4096  # kept free for it: a name of MAX_NAME_CHARS takes a quarter
 MAX_CATALOG_FRAME_BYTES = 1 << 20
 PIECE_BYTES = 1 << 18  # what a reader takes at a time: some thousand nodes, so that a vast catalog holds up nobody
 _HEAD = struct.Struct("<II")
@@ -35,41 +44,80 @@ class CatalogWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.dropped = 0
         self.locked = False
-        self._size_bytes = 0
+        self.size_bytes = 0  # of all that was taken, written or not
+        self.trouble: OSError | None = None  # why the last write was refused; None when it was not
         self._waiting = bytearray()  # what the disk had no room for
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
-            self._file = os.fstat(self._descriptor)
         except OSError as error:
             raise RingError(f"catalog {path}: {error.strerror}") from error
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.locked = True
-
-    def write(self, message: CatalogMessage) -> None:
-        """Append one message; count it as dropped past the bound. What a full disk refuses is tried again later."""
-        payload = codec.encode(message)
-        frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        if self._size_bytes + len(frame) > MAX_CATALOG_BYTES:
-            self.dropped += 1
-            return
-        self._size_bytes += len(frame)
-        self._waiting += frame
         try:
-            if not self._is_open():
-                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            written = os.write(self._descriptor, self._waiting)
-        except OSError:  # a full disk is the host's business, not a reason to disturb it
-            return
-        del self._waiting[:written]  # the rest of a torn frame follows with the next
+            self._file = os.fstat(self._descriptor)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise RingError(f"catalog {path}: {error.strerror}") from error
+        with suppress(OSError):  # a file system without locks
+            if HAS_LOCKS:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.locked = True
+
+    def write(self, message: CatalogMessage) -> bool:
+        """Append one message; whether there was room for it below the bound."""
+        room_bytes = MAX_CATALOG_BYTES if isinstance(message, Goodbye) else MAX_CATALOG_BYTES - _GOODBYE_BYTES
+        return self._append(codec.encode(message), room_bytes)
+
+    def write_encoded(self, payload: bytes) -> bool:
+        """The same of a message that is encoded already, and is no goodbye."""
+        return self._append(payload, MAX_CATALOG_BYTES - _GOODBYE_BYTES)
+
+    def _append(self, payload: bytes, room_bytes: int) -> bool:
+        """Write a frame, if it ends within `room_bytes`. What a full disk refuses is tried again with the next."""
+        size_bytes = _HEAD.size + len(payload)
+        if len(payload) > MAX_CATALOG_FRAME_BYTES or self.size_bytes + size_bytes > room_bytes:
+            return False
+        self.size_bytes += size_bytes
+        self._waiting += _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+        self.flush()
+        return True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was taken that is not written yet."""
+        return bool(self._waiting)
+
+    def flush(self) -> bool:
+        """Write what a full disk refused before; whether everything is written now."""
+        self.trouble = None
+        if self._waiting:
+            try:
+                self._reopen()
+                written = os.write(self._descriptor, self._waiting)
+            except OSError as error:  # a full disk is the host's business, not a reason to disturb it
+                self.trouble = error
+            else:
+                del self._waiting[:written]  # the rest of a torn frame follows with the next
+        return not self._waiting
 
     def close(self) -> None:
         """Let go of the file."""
         if self._is_open():
-            os.close(self._descriptor)
+            with suppress(OSError):  # the last of a file on a network, perhaps: it is closed all the same
+                os.close(self._descriptor)
+
+    def _reopen(self) -> None:
+        """Open the file again where the descriptor is lost. Raises OSError."""
+        if self._is_open():
+            return
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            if not os.path.samestat(os.fstat(descriptor), self._file):
+                raise FileNotFoundError(errno.ENOENT, "another file has its name", str(self.path))
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
 
     def _is_open(self) -> bool:
         """Whether the descriptor is still ours: a process that becomes a daemon closes all it finds."""
@@ -80,7 +128,12 @@ class CatalogWriter:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether the writer of the catalog at `path` still holds its lock. Only a file that is not new may be asked."""
+    """Whether the writer of the catalog at `path` still holds its lock. Only a file that is not new may be asked.
+
+    Where the system has no locks, nobody holds one.
+    """
+    if not HAS_LOCKS:
+        return False
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

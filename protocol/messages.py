@@ -219,7 +219,8 @@ class SourceState:
 
     `produced == received + overwritten + rejected`: records read so far; those in the statistics; those overwritten
     in the ring before they were read (`before_attach` of them before the daemon first looked); those that named no
-    node the catalog knows, or ran backwards. `unread` more are written, and not read.
+    node the catalog knows, or ran backwards. `unread` more are written, and not read. `left_out` announcements of
+    the process are not in its catalog, or in no place here: there were more than the bounds allow.
     """
 
     source: str
@@ -231,6 +232,7 @@ class SourceState:
     before_attach: int
     rejected: int
     unread: int
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+_PROC = Path("/proc")  # Linux has it; elsewhere, and in some sandboxes, there is none
 _STARTTIME_FIELD = 22  # proc_pid_stat(5), counted from 1, in clock ticks since boot
 MAX_RANKS = 1 << 20
 
@@ -50,7 +51,7 @@ def _small_number(text: str) -> int | None:
 def pid_namespace() -> int | None:
     """The inode number of this process's pid namespace; None where the kernel does not say."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
+        return os.stat(_PROC / "self/ns/pid").st_ino
     except OSError:
         return None
 
@@ -58,7 +59,7 @@ def pid_namespace() -> int | None:
 def boot_id() -> str:
     """The kernel's id of this boot; empty where there is no /proc."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
@@ -66,7 +67,7 @@ def boot_id() -> str:
 def has_mapped(pid: int, path: Path) -> bool:
     """Whether the process `pid` has the file at `path` in its memory; True where the kernel does not say."""
     try:
-        return os.fsencode(path) in Path(f"/proc/{pid}/maps").read_bytes()
+        return os.fsencode(path) in (_PROC / f"{pid}/maps").read_bytes()
     except OSError:
         return True
 
@@ -78,9 +79,9 @@ def process_start(pid: int) -> int | None:
     Raises OSError when there is no descriptor left to look with.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
+        text = (_PROC / f"{pid}/stat").read_bytes()
     except FileNotFoundError:
-        return None if Path("/proc/self/stat").exists() else _start_without_proc(pid)
+        return None if (_PROC / "self/stat").exists() else _start_without_proc(pid)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise

@@ -1,41 +1,59 @@
-"""The ring of records a profiled process writes and the daemon reads: one mmapped file, bounded for ever.
+"""The ring of records a profiled process writes and the daemon reads: one mapped file whose size never changes.
 
-Layout (little-endian, all words i64; version 2)
+Layout (little-endian; every word is a signed 64-bit integer; version 2)
     byte 0     magic b"CBTOPRNG"
     word 1     version            word 2  record size in bytes (32)      word 3  capacity in records (a power of 2)
     word 4     pid                word 5  process start, clock ticks since boot
     word 6, 7  monotonic ns and realtime ns, read together
     word 8, 9  boot id, 16 raw bytes
+    word 10    how many announcements the process has left out, see `cbtop.profiler.recorder`
     word 16    cursor: at least so many records were begun (a cache line of its own)
-    word 24    61 slots of 8 words, a thread each: native thread id (0: free), the node it is in (0: none), since when
-               in ns (0: a brick inside it has ended since, and when it began itself stands nowhere)
+    word 24    61 slots of 8 words, one a thread: native thread id (0: free), the node it is in (0: none), since when
+               in ns (0: not known, because a brick inside that node has ended since)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
     tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31
 
 Rules
 - Everything that moves the ring's cursor is in this file.
-- Threads of one process share the ring: a slot is reserved by one atomic counter step, its tag is stored last.
-  The tag carries the record's number, so a reader knows a record that is complete from one that is not yet, and
-  from one that was overwritten under its eyes. No lock, no lost record.
-- How many were begun stands in the tags too, so a writer need not store the cursor each time (Python's does once
-  in a lap, the compiled one counts in it): a reader takes it for a lower bound and looks on from there.
-- A slot says what its thread is in, also when the process is killed there; a reader may ignore it. Only the compiled
-  hot path writes slots: in Python they would make a start/stop pair dearer by a third. Threads beyond 61 have none.
-- The writer allocates the whole file first: a full disk is an error at start, not a SIGBUS later.
+- The threads of a process share the ring. Each reserves a slot by one atomic step of a counter, and writes the
+  slot's tag last. There is no lock.
+- The tag carries the record's number. So a reader can tell three things apart: a record that is complete, one that
+  is not written yet, and one that a newer record has replaced.
+- The cursor is a lower bound. The Python writer stores it once a lap, the compiled one at every record; a reader
+  finds the records beyond it by their tags.
+- A slot of word 24 says what its thread is in, even after the process was killed. Only the compiled hot path writes
+  them: in Python they would make a start/stop pair a third dearer. Threads beyond 61 have none.
+- The writer allocates the whole file first: a full disk is an error at the start, not a SIGBUS later.
 - The reader never writes.
+
+Why a record is never half old and half new
+- The writer first sets the slot's tag to 0, then writes the data, then the new tag. The reader copies the tags, then
+  the data, then the tags again. A record counts when its first tag is complete and its second is the same: whoever
+  has seen one word of newer data finds the tag changed.
+- That needs stores that become visible in their order, and loads that happen in theirs. On x86 both are so, and one
+  `pack_into` is enough: CPython clears the 32 bytes and then stores word by word, the tag last.
+- Elsewhere (aarch64) a machine may reorder both. There `pack_in_order` puts a fence between the steps. The reader has
+  its fences everywhere: it reads seldom.
+- The compiled writer does not clear the tag; it moves the cursor first. So the reader looks at the cursor again after
+  the copy, and gives up the oldest MAX_WRITERS_INSIDE records, whose slots are the next to be written.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import operator
 import os
+import platform
 import stat
 import struct
+import sys
 import time
 import uuid
+from _thread import allocate_lock
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, cycle, repeat
 from pathlib import Path
@@ -54,6 +72,7 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 32
 DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
+LEFT_OUT_WORD = 10
 CURSOR_WORD = 16
 FIRST_RECORD = HEADER_BYTES
 FIRST_SLOT_WORD = 24  # next to the cursor: processors fetch such a pair of cache lines together
@@ -78,8 +97,8 @@ SEQUENCE_MASK = (1 << 31) - 1
 ABANDONED_AFTER_S = 2.0
 # Writers may be inside this many slots beyond the cursor; what lay there may be half overwritten.
 MAX_WRITERS_INSIDE = 64
-# So far a reader looks at first for records beyond the cursor, and this much further when it finds them to the end.
-# Little, because most looks find nothing: a daemon looks at each of its rings twenty times a second.
+# A reader searches so many slots beyond the cursor, and LOOK_FURTHER times as many when it found records to the end.
+# Few at first, because most looks find nothing: a daemon looks at each of its rings twenty times a second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
 MAX_RECORDS = 1 << 62  # a century of a record a nanosecond: a cursor beyond it lies
@@ -89,6 +108,8 @@ _HEADER = struct.Struct("<8sqqqqqqq16s")
 # eight bytes, a record takes 62 ns where "<q" takes 81 and a long 65.
 # Elements are unsigned ("N"): a negative number is refused like what is no number at all.
 RECORD = struct.Struct("@nnNII")
+_DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")  # each is stored whole; "<q" goes byte by byte
+_TAG_AT = _DATA.size
 # The place given for a lap's first record; RECORD refuses it. So what is due once a lap is in no other record's way,
 # which saves 10 ns of a start/stop pair's 370.
 LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
@@ -96,13 +117,40 @@ LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
 Record = Callable[[int, int, int, int], None]
 
 
+def fence() -> None:
+    """What was loaded and stored before this call is done before what comes after it, as other processors see it.
+
+    A lock is let go of (release: nothing before it may come later), then taken (acquire: nothing after it may come
+    earlier). The other order would let both sides meet in between. The lock is new, so nobody can hold it.
+    """
+    lock = allocate_lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+
+
+def pack_in_order(
+    memory: memoryview | bytearray, at: int, start_ns: int, end_ns: int, elements: int, tag: int, number: int
+) -> None:
+    """Do what RECORD.pack_into does, in its order on every machine. Raises struct.error where it does."""
+    _TAG.pack_into(memory, at + _TAG_AT, NEVER_WRITTEN)
+    fence()
+    _DATA.pack_into(memory, at, start_ns, end_ns, elements)
+    fence()
+    _TAG.pack_into(memory, at + _TAG_AT, tag | number << SEQUENCE_SHIFT)
+
+
+STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64")
+pack_record = RECORD.pack_into if STORES_IN_ORDER else pack_in_order
+
+
 class RingWriter:
     """Writes records into a new ring file at `path` (mode 0600).
 
-    `record(tag, start_ns, end_ns, elements)` writes one. Whoever cannot afford that call does what it does:
-    `next(reserve)` gives the place in `memory` and the number for the tag, and where RECORD refuses, as it does
-    where a lap begins, `refused` sees to it.
-    `first` is the first record's number: a test begins just before the tags' numbers go round.
+    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call takes the
+    same three steps itself. `next(reserve)` gives the place in `memory` and the number for the tag. `pack_record`
+    writes the record there. Where it raises, as it does at the first record of each lap, `refused` writes it.
+    `first` is the first record's number: a test begins just before the numbers in the tags start again at 0.
     Raises RingError when the file cannot be made.
     """
 
@@ -115,6 +163,8 @@ class RingWriter:
             raise RingError(
                 f"a ring of {size_bytes} bytes; a power of two from {RECORD_BYTES} to {MAX_RING_BYTES} is wanted"
             )
+        if RECORD.size != RECORD_BYTES or sys.byteorder != "little":
+            raise RingError("a ring is written by 64-bit little-endian processes only")
         self.path = path
         total = HEADER_BYTES + capacity * RECORD_BYTES
         # A reader must never meet a half-made ring: it gets its name when it is whole.
@@ -124,25 +174,29 @@ class RingWriter:
         except OSError as error:
             raise RingError(f"ring {path}: {error.strerror}") from error
         try:
-            os.posix_fallocate(descriptor, 0, total)
-            self._memory = mmap.mmap(descriptor, total)
-        except OSError as error:
-            unfinished.unlink(missing_ok=True)
-            raise RingError(f"ring {path} of {total} bytes: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
-        boot = uuid.UUID(boot_id() or "0" * 32).bytes
-        pid = os.getpid()
-        header = (VERSION, RECORD_BYTES, capacity, pid, process_start(pid) or 0)
-        _HEADER.pack_into(self._memory, 0, MAGIC, *header, time.perf_counter_ns(), time.time_ns(), boot)
-        os.rename(unfinished, path)
+            try:
+                _allocate(descriptor, total)
+                self._memory = mmap.mmap(descriptor, total)
+            finally:
+                os.close(descriptor)
+            boot = uuid.UUID(boot_id() or "0" * 32).bytes
+            pid = os.getpid()
+            header = (VERSION, RECORD_BYTES, capacity, pid, process_start(pid) or 0)
+            _HEADER.pack_into(self._memory, 0, MAGIC, *header, time.perf_counter_ns(), time.time_ns(), boot)
+            os.rename(unfinished, path)
+        except BaseException as error:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise RingError(f"ring {path} of {total} bytes: {error.strerror}") from error
+            raise
         self.memory = memoryview(self._memory)
         self.capacity = capacity
         self._words = self.memory.cast("q")
         self._words[CURSOR_WORD] = first
         self._laps = itertools.count(first + -first % capacity, capacity)
-        # One C call, so atomic among the threads of a process: of ranges alone, since to make another iterator may
-        # collect garbage, and run anything. The numbers go round as those in the tags do.
+        # `next` of this is one C call, so no other thread comes in between. It is made of ranges alone: to make any
+        # other iterator may collect garbage, and that may run any code. The numbers start again as in the tags.
         offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
         lap_offsets = cycle((range(LAP_DUE, LAP_DUE + 1), offsets[1:]))
         self.reserve = zip(
@@ -160,19 +214,24 @@ class RingWriter:
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
             at = FIRST_RECORD
-        count: int | None = None
+        count = -1
         try:
             count = operator.index(elements)
         except Exception:  # noqa: BLE001 - whatever an object of the host's raises when it is asked for a number
-            count = None
+            count = -1
         finally:  # an interrupt raised there goes on to the host, and the record is written
-            known = count is not None and 0 <= count < 1 << 63
+            known = 0 <= count < 1 << 63
+            if not known:
+                count, tag = 0, tag | FLAG_UNCOUNTED
             try:
-                whole = (start_ns, end_ns, count if known else 0, tag if known else tag | FLAG_UNCOUNTED, number)
-                RECORD.pack_into(self.memory, at, *whole)
+                pack_record(self.memory, at, start_ns, end_ns, count, tag, number)
             except (struct.error, TypeError, OverflowError):  # a clock of the host's that gives no 64-bit integers
-                RECORD.pack_into(self.memory, at, 0, 0, 0, NO_NODE, number)
+                pack_record(self.memory, at, 0, 0, 0, NO_NODE, number)
         return known
+
+    def set_left_out(self, count: int) -> None:
+        """Say that `count` announcements were left out so far."""
+        self._words[LEFT_OUT_WORD] = count
 
     @property
     def produced(self) -> int:
@@ -182,7 +241,7 @@ class RingWriter:
 
 def _record_function(ring: RingWriter) -> Record:
     """As a closure: everything it touches is a local or a cell, nothing is looked up."""
-    memory, reserve, pack_into = ring.memory, ring.reserve, RECORD.pack_into
+    memory, reserve, pack_into = ring.memory, ring.reserve, pack_record
 
     def record(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         at, number = next(reserve)
@@ -196,8 +255,29 @@ def _record_function(ring: RingWriter) -> Record:
     return record
 
 
+def _allocate(descriptor: int, size_bytes: int) -> None:
+    """Take the room of a whole file. Raises OSError where the disk is full."""
+    # macOS has no such call, and some file systems refuse it.
+    fallocate = getattr(os, "posix_fallocate", None)
+    if fallocate is not None:
+        try:
+            fallocate(descriptor, 0, size_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+        else:
+            return
+    zeros = bytes(min(size_bytes, 1 << 20))
+    written = 0
+    while written < size_bytes:
+        written += os.pwrite(descriptor, zeros[: size_bytes - written], written)
+
+
 def _begun(memory: memoryview | mmap.mmap, capacity: int, at_least: int) -> int:
-    """How many records the ring at `memory` has begun, where at least so many were: one after the last complete."""
+    """How many records the ring at `memory` has begun: one more than the number of its newest complete record.
+
+    The search starts at `at_least`, a number that is known to be reached.
+    """
     import numpy as np  # the daemon's side only: a profiled process need not load it
 
     found = np.frombuffer(memory, dtype="<i8", offset=FIRST_RECORD).reshape(-1, 4)[:, 3]
@@ -205,7 +285,7 @@ def _begun(memory: memoryview | mmap.mmap, capacity: int, at_least: int) -> int:
     while True:
         tag = found[np.arange(at_least, at_least + look, dtype=np.int64) % capacity]
         ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-        # What lies more than half a round of numbers ahead is from before.
+        # A number more than half of all numbers ahead is an old one.
         ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
         furthest = int(ahead.max())
         if furthest < look - MAX_WRITERS_INSIDE or look == capacity:
@@ -233,9 +313,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """What a thread is in: the innermost node that it has started and not ended. Those above it run too.
+    """The innermost node that a thread has started and not ended; its parents run too.
 
-    `start_ns` is None where a brick inside it has ended since: when it began itself stands nowhere.
+    `start_ns` is None where it is not known, because a brick inside the node has ended since.
     """
 
     thread_id: int
@@ -244,7 +324,7 @@ class InFlight:
 
 
 class RingReader:
-    """Reads the ring at `path` from its oldest record on; remembers where it was.
+    """Reads the ring at `path`, from its oldest record on. Each read goes on where the last one ended.
 
     Raises RingError when the file is no ring of this version, or its header and size disagree.
     """
@@ -304,6 +384,14 @@ class RingReader:
         return self._begun
 
     @property
+    def left_out(self) -> int:
+        """How many announcements the writer has left out. Raises RingError where that makes no sense."""
+        count: int = struct.unpack_from("<q", self._memory, LEFT_OUT_WORD * 8)[0]
+        if not 0 <= count <= MAX_RECORDS:
+            raise RingError(f"ring {self.path}: it speaks of {count} announcements left out")
+        return count
+
+    @property
     def unread(self) -> int:
         """How many records the last look found begun that were not read."""
         return max(0, self._begun - self._next)
@@ -314,11 +402,11 @@ class RingReader:
         return self._next
 
     def read(self, *, final: bool = False) -> Batch:
-        """The complete records since the last read, at most one ring full.
+        """The complete records since the last read, at most as many as the ring holds.
 
-        With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once.
-        Raises RingError when the cursor is negative or speaks of records that are not there, or the file has been
-        cut short.
+        With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once; else
+        reading stops there until ABANDONED_AFTER_S have passed. Raises RingError when the cursor is negative or
+        counts records that are not there, or when the file has been cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
@@ -332,14 +420,21 @@ class RingReader:
         count = produced - first
         words = np.frombuffer(self._memory, dtype="<i8", offset=HEADER_BYTES).reshape(-1, 4)
         at = first % self.capacity
-        records = np.concatenate((words[at : at + count], words[: max(0, at + count - self.capacity)]))
+        parts = words[at : at + count], words[: max(0, at + count - self.capacity)]
+        tag = np.concatenate([part[:, 3] for part in parts])
+        fence()
+        records = np.concatenate([part[:, :3] for part in parts])
+        fence()
+        same = tag == np.concatenate([part[:, 3] for part in parts])
         # What the writer may have begun to overwrite while we copied is given up, not guessed at.
         margin = 0 if final else min(MAX_WRITERS_INSIDE, self.capacity // 16)
         unsafe = min(max(0, self.produced - self.capacity + margin - first), count)
-        records, first, count, lost = records[unsafe:], first + unsafe, count - unsafe, lost + unsafe
+        records, tag, same = records[unsafe:], tag[unsafe:], same[unsafe:]
+        first, count, lost = first + unsafe, count - unsafe, lost + unsafe
         expected = np.arange(first + 1, first + count + 1, dtype=np.int64)
-        age = ((records[:, 3] >> SEQUENCE_SHIFT) - expected) & SEQUENCE_MASK
-        age[records[:, 3] == NEVER_WRITTEN] = SEQUENCE_MASK
+        age = ((tag >> SEQUENCE_SHIFT) - expected) & SEQUENCE_MASK
+        age[tag == NEVER_WRITTEN] = SEQUENCE_MASK
+        age[(age == 0) & ~same] = 1  # complete at first, and then a newer one came
         if count > MAX_WRITERS_INSIDE and age.all():
             raise RingError(f"ring {self.path}: {produced} records by its cursor, where nothing was written")
         if age.any():
@@ -351,10 +446,10 @@ class RingReader:
             complete = age[: len(records)] == 0
             lost += int(len(records) - complete.sum())
             self._next = first + len(records)
-            records = records[complete]
+            records, tag = records[complete], tag[: len(records)][complete]
         else:
             self._next = produced
-        tag, elements = records[:, 3], records[:, 2]
+        elements = records[:, 2]
         flags = tag & (0xFF << NODE_BITS)
         if len(elements) and elements.min() < 0:  # beyond 2^63, which Python's hot path does not look at
             flags = flags | np.where(elements < 0, FLAG_UNCOUNTED, 0)
@@ -371,17 +466,21 @@ class RingReader:
     def in_flight(self) -> list[InFlight]:
         """What each thread of the writer is in, or was in when it was killed.
 
-        A thread that is in nothing is left out, so is one that moves on while it is looked at, and what no writer
-        would say. Always empty where the hot path is Python's. Raises RingError when the file has been cut short.
+        Three kinds are left out: a thread that is in no node, one that moves on while it is looked at, and a slot
+        with values that no writer would write. The list is always empty where the hot path is Python's. Raises
+        RingError when the file has been cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
         self._refuse_cut_short()
         words = np.frombuffer(self._memory, dtype="<i8", count=HEADER_BYTES // 8)
         slots = words[FIRST_SLOT_WORD:].reshape(SLOTS, SLOT_WORDS)[:, :3]
-        # The writer takes the node away before it changes the start: what two looks agree on belongs together.
-        looks = slots.copy(), slots.copy()
-        found = looks[1][(looks[0] == looks[1]).all(axis=1)].tolist()
+        # The writer clears the node before it changes the start. So when two copies agree, node and start belong
+        # together.
+        before = slots.copy()
+        fence()
+        after = slots.copy()
+        found = after[(before == after).all(axis=1)].tolist()
         return [
             InFlight(thread_id, node, start_ns or None)
             for thread_id, node, start_ns in found

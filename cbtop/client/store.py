@@ -12,6 +12,7 @@ from cbtop.client.busy import BusySlices
 from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, NO_MINIMUM, RARE, Column, NodeStats
+from cbtop.protocol.announcements import MAX_ANNOUNCED
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -44,7 +45,6 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
 MAX_SOURCES = 1024
-MAX_SAID = 10_000  # of each kind but nodes, by one source
 SANE = 1 << 62  # a total beyond it would overflow when two are added
 
 
@@ -197,8 +197,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
         case _:
             assert_never(message)
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
-    if max(kept) > MAX_SAID:
-        raise DecodeError(f"{record.key}: more than {MAX_SAID} announcements of a kind")
+    if max(kept) > MAX_ANNOUNCED:
+        raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} announcements of a kind")
 
 
 def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:

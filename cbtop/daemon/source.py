@@ -12,6 +12,8 @@ import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, Column, NodeStats, distinct
+from cbtop.protocol import codec
+from cbtop.protocol.announcements import Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import (
@@ -25,7 +27,6 @@ from cbtop.protocol.messages import (
     SourceCatalog,
     SourceState,
     StatsUpdate,
-    TraceSummary,
 )
 from cbtop.protocol.process import has_mapped, pid_namespace, process_start
 from cbtop.protocol.record_batch import batches, joined
@@ -35,7 +36,6 @@ from cbtop.protocol.vocabulary import SourceStatus
 _log = logging.getLogger("cbtop.daemon.daemon")
 
 ALIVE_CHECK_S = 0.5
-MAX_ANNOUNCEMENTS = 10_000  # of a catalog, nodes not counted
 QUIET_ROUNDS = 6  # of what is quiet one keyframe in so many: half a minute at the daemon's pace
 MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer one would crowd the pid out of the key
 SANE = 1 << 50  # 13 days in ns, and more elements than any brick has: beyond it a record is nonsense
@@ -50,16 +50,16 @@ class Source:
         self.reason = ""
         self.ended_at_s: float | None = None
         self.hello: HostHello | None = None
-        self.catalog: list[CatalogMessage] = []  # the traces apart: of each only the last counts
-        self.traces: dict[str, TraceSummary] = {}
-        self._fresh_traces: dict[str, TraceSummary] = {}
+        self._announced: Announcements[CatalogMessage] = Announcements()
+        self._left_out_there = 0  # announcements, by the process
+        self._left_out = 0  # and those that found no place here
+        self._changed: dict[Key, CatalogMessage] = {}  # what was said since it was last published
         self.stats = NodeStats()
         self._clock_s = clock_s
         self._alive_checked_s = -ALIVE_CHECK_S
         self._nodes = NodeTable()
         self._produced = 0  # the records below this number are counted
         self._received = self._overwritten = self._before_attach = self._rejected = 0
-        self._published = 0  # catalog messages already sent
         self._sequence = self._unread = 0
         self._heard = 0  # messages of the catalog
         self._quiet_version = (0, 0)  # records and messages, at the last keyframe
@@ -82,6 +82,13 @@ class Source:
         host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
         return f"{host}:{self.ring_path.stem.replace('-', ':')}"
 
+    @property
+    def catalog(self) -> list[CatalogMessage]:
+        """What the process has said, as far as it counts: of messages that replace each other the newest."""
+        first = [] if self.hello is None else [self.hello]
+        last = [] if self._goodbye is None else [self._goodbye]
+        return [*first, *self._nodes.nodes, *self._announced, *last]
+
     def poll(self) -> None:
         """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""
         if self.state is not SourceStatus.LIVE:
@@ -97,6 +104,7 @@ class Source:
             self._take_in(self._catalog_reader.read())  # every node a record names was announced before it
             self._count(batch)
             self._unread = self._ring.unread
+            self._left_out_there = self._ring.left_out
             if self._goodbye is not None:
                 # What was recorded before the goodbye is in the ring by now: read it to its end.
                 self._count(self._ring.read(final=True))
@@ -119,15 +127,15 @@ class Source:
             before_attach=self._before_attach,
             rejected=self._rejected,
             unread=self._unread,
+            left_out=self._left_out_there + self._left_out,
         )
 
     def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """What changed since the last call, for viewers that have the rest."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
-        if fresh := (*self.catalog[self._published :], *self._fresh_traces.values()):
-            messages.append(SourceCatalog(self.key, complete=False, messages=fresh))
-            self._published = len(self.catalog)
-            self._fresh_traces.clear()
+        if self._changed:
+            messages.append(SourceCatalog(self.key, complete=False, messages=tuple(self._changed.values())))
+            self._changed.clear()
         if self._changed_nodes:
             node = distinct(np.concatenate(self._changed_nodes))
             cells = distinct(np.concatenate(self._changed_cells))
@@ -148,7 +156,7 @@ class Source:
         """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
         node = self.stats.nodes_with_records()
         return [
-            SourceCatalog(self.key, complete=True, messages=(*self.catalog, *self.traces.values())),
+            SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
             self._update(node, *self.stats.all_buckets()),
             self.state_message(),
         ]
@@ -203,6 +211,7 @@ class Source:
         for message in said:
             if (self.hello is None) != isinstance(message, HostHello):
                 raise ValueError("the catalog does not begin with one hello")
+            key = key_of(message)
             match message:
                 case HostHello():
                     if message.protocol_major != PROTOCOL_MAJOR:
@@ -215,14 +224,11 @@ class Source:
                     self._nodes.add(message)
                 case Goodbye():
                     self._goodbye = message
-                case TraceSummary():
-                    self.traces[message.trace] = self._fresh_traces[message.trace] = message
                 case _:
-                    pass
-            if not isinstance(message, TraceSummary):
-                self.catalog.append(message)
-            if len(self.catalog) + len(self.traces) - len(self._nodes) > MAX_ANNOUNCEMENTS:
-                raise ValueError(f"more than {MAX_ANNOUNCEMENTS} announcements")
+                    if not self._announced.keep(key, message, len(codec.encode(message))):
+                        self._left_out += 1
+                        continue
+            self._changed[key] = message
 
     def _count(self, batch: Batch) -> None:
         self._produced = self._ring.read_to

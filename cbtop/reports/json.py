@@ -123,6 +123,7 @@ def _source(view: SourceView) -> dict[str, Any]:
             "dropped_rejected": view.loss.rejected,
             "dropped_on_the_wire": view.loss.on_the_wire,
             "unread": view.loss.unread,
+            "announcements_left_out": view.loss.left_out,
         },
         "checks": [
             {

@@ -30,6 +30,11 @@ def sources_text(views: Sequence[SourceView]) -> str:
     rows += [_row(view) for view in views]
     lines = [table(rows, left=7)]
     lines += [f"straggler: {fmt.straggler(found)} (derived)" for found in _stragglers(views)]
+    lines += [
+        f"pid {view.pid} of {view.host}: {view.loss.left_out} announcements left out"
+        for view in views
+        if view.loss.left_out
+    ]
     clocks = {view.host: view.clock for view in views if view.clock is not None and view.clock.uncertainty_us}
     lines += [
         f"clock of {host}: {fmt.clock_offset(clock.offset_us, clock.uncertainty_us)} (derived)"
@@ -85,6 +90,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "step_p50_us": view.steps.p50_us if view.steps else None,
         "produced": view.loss.produced,
         "dropped": view.loss.dropped,
+        "announcements_left_out": view.loss.left_out,
         **clock_fields(view.clock),
     }
 

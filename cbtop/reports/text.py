@@ -216,6 +216,8 @@ def _foot(view: SourceView) -> str:
         parts.append(f"{loss.rejected} rejected")
     if parts:
         line += f" ({', '.join(parts)})"
+    if loss.left_out:
+        line += f"; {loss.left_out} announcements left out"
     failed = [check for check in view.checks if not check.passed]
     checks = [
         f"check FAILED: {check.brick} {check.assertion}, error {fmt.scientific(check.max_error)}, "

@@ -169,7 +169,8 @@ class BooksView:
 class LossView:
     """produced == received + dropped, always. `before_attach` is the part of `dropped` that was overwritten
     before the daemon first read the ring; `rejected` the part that named no known node; `on_the_wire` the part that
-    this viewer missed and the next update brings. `unread` more are written and not read yet."""
+    this viewer missed and the next update brings. `unread` more are written and not read yet. `left_out` counts no
+    records: so many announcements were more than the bounds allow."""
 
     produced: int
     received: int
@@ -178,6 +179,7 @@ class LossView:
     rejected: int
     on_the_wire: int = 0
     unread: int = 0
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ def _loss(record: SourceRecord) -> LossView:
         rejected=state.rejected,
         on_the_wire=state.received - received,
         unread=state.unread,
+        left_out=state.left_out,
     )
 
 

@@ -29,6 +29,9 @@ class ListRecorder:
     def announce(self, message: CatalogMessage, /) -> None:
         self.messages.append(message)
 
+    def flush(self) -> None:
+        pass
+
     def close(self, reason: str, /) -> None:
         pass
 

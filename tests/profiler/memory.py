@@ -19,6 +19,9 @@ class Memory:
     def announce(self, message: CatalogMessage) -> None:
         self.said.append(message)
 
+    def flush(self) -> None:
+        """Nothing waits here."""
+
     def close(self, reason: str) -> None:
         self.said.append(Goodbye(reason))
 

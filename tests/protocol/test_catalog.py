@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cbtop.protocol import catalog, codec
 from cbtop.protocol.catalog import CatalogReader, CatalogWriter
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import Activity, Goodbye, Heartbeat
+from cbtop.protocol.messages import Activity, Goodbye, Heartbeat, TraceNumber, TraceSummary
 
 
 @pytest.fixture
@@ -61,13 +61,41 @@ def test_a_daemons_message_has_no_place_in_a_catalog(path: Path) -> None:
         CatalogReader(path).read()
 
 
-def test_past_its_bound_the_writer_counts_what_it_drops(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "MAX_CATALOG_BYTES", 100)
+def test_past_its_bound_the_writer_takes_nothing_but_the_goodbye(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "MAX_CATALOG_BYTES", 8192)
     writer = CatalogWriter(path)
-    for _ in range(50):
-        writer.write(Activity("compiling"))
-    assert path.stat().st_size <= 100
-    assert writer.dropped == 50 - len(CatalogReader(path).read())
+    taken = sum(writer.write(Activity("compiling")) for _ in range(500))
+    assert 0 < taken < 500
+    assert writer.write(Goodbye("x" * codec.MAX_NAME_CHARS))
+    assert path.stat().st_size == writer.size_bytes <= 8192
+    assert len(CatalogReader(path).read()) == taken + 1
+    writer.close()
+
+
+def test_a_message_that_no_reader_would_take_is_not_taken(path: Path) -> None:
+    writer = CatalogWriter(path)
+    numbers = tuple(TraceNumber("x" * 256, "y" * 256, 1.0) for _ in range(2000))
+    assert not writer.write(TraceSummary("MLT-01", "activations", "about", 1, numbers, ()))
+    assert writer.write(Activity("compiling"))
+    assert CatalogReader(path).read() == [Activity("compiling")]
+    writer.close()
+
+
+def test_a_file_that_took_the_catalogs_name_is_left_alone_and_no_descriptor_is_lost(path: Path) -> None:
+    writer = CatalogWriter(path)
+    os.close(writer._descriptor)
+    path.rename(path.with_name("1-2-1.catalog"))
+    path.write_bytes(b"theirs")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert writer.write(Activity("compiling"))
+    assert (path.read_bytes(), len(os.listdir("/proc/self/fd"))) == (b"theirs", before)
+    assert writer.is_behind
+    assert writer.trouble is not None
+    path.unlink()
+    path.with_name("1-2-1.catalog").rename(path)
+    assert writer.flush()
+    assert CatalogReader(path).read() == [Activity("compiling")] * 5
     writer.close()
 
 
@@ -84,7 +112,7 @@ def test_what_a_full_disk_refused_follows_when_there_is_room(path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     writer.write(said[8])
     assert CatalogReader(path).read() == said
-    assert writer.dropped == 0
+    assert not writer.is_behind
 
 
 def test_a_process_that_closes_every_descriptor_harms_neither_the_catalog_nor_its_own_files(path: Path) -> None:

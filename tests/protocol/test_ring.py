@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import runpy
 import signal
 import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cbtop.protocol import ring as ring_module
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.ring import (
     CURSOR_WORD,
@@ -23,14 +29,20 @@ from cbtop.protocol.ring import (
     FLAG_UNCOUNTED,
     HEADER_BYTES,
     MAX_NODE,
+    NEVER_WRITTEN,
     NO_NODE,
+    RECORD,
     RECORD_BYTES,
     SLOT_WORDS,
     SLOTS,
     InFlight,
     RingReader,
     RingWriter,
+    pack_in_order,
 )
+
+Pack = Callable[..., None]
+either_writer = pytest.mark.parametrize("pack", [RECORD.pack_into, pack_in_order], ids=["x86", "elsewhere"])
 
 
 @pytest.fixture
@@ -38,6 +50,17 @@ def path(runtime: Path) -> Path:
     return runtime / "1-2-0.ring"
 
 
+@pytest.fixture
+def pack() -> Pack:
+    return RECORD.pack_into
+
+
+@pytest.fixture(autouse=True)
+def chosen(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "pack_record", pack)
+
+
+@either_writer
 def test_a_record_comes_back_whole(path: Path) -> None:
     writer = RingWriter(path)
     writer.record(7 | FLAG_FAILED, 100, 250, 4096)
@@ -47,7 +70,8 @@ def test_a_record_comes_back_whole(path: Path) -> None:
     assert batch.overwritten == 0
 
 
-@settings(max_examples=60, deadline=None)
+@either_writer
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bursts=st.lists(st.integers(0, 40), max_size=12))
 def test_what_was_written_is_read_once_in_order_or_counted_as_overwritten(bursts: list[int]) -> None:
     path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / f"1-{time.time_ns()}-0.ring"
@@ -66,6 +90,7 @@ def test_what_was_written_is_read_once_in_order_or_counted_as_overwritten(bursts
     path.unlink()
 
 
+@either_writer
 def test_eight_threads_lose_and_corrupt_nothing(path: Path) -> None:
     writer, each = RingWriter(path), 5000
 
@@ -92,6 +117,7 @@ def test_eight_threads_lose_and_corrupt_nothing(path: Path) -> None:
     assert sorted(found) == [(n, i, i + n, n * i) for n in range(1, 9) for i in range(each)]
 
 
+@either_writer
 def test_elements_that_are_no_count_are_left_out_of_a_record_that_says_so(path: Path) -> None:
     writer = RingWriter(path)
     for elements in (3.5, 1 << 70, -1, 1 << 63, 2):
@@ -99,6 +125,100 @@ def test_elements_that_are_no_count_are_left_out_of_a_record_that_says_so(path: 
     batch = RingReader(path).read()
     assert (batch.node.tolist(), batch.elements.tolist()) == ([1] * 5, [0, 0, 0, 0, 2])
     assert batch.flags.tolist() == [FLAG_UNCOUNTED] * 4 + [0]
+
+
+@pytest.mark.parametrize("start_ns", [7, "seven"])
+@either_writer
+def test_whoever_writes_a_record_takes_the_old_tag_away_first(pack: Pack, start_ns: int) -> None:
+    memory = bytearray(b"\xff" * RECORD_BYTES)
+    with pytest.raises(struct.error):
+        pack(memory, 0, start_ns, 8, "nine", 5, 1)
+    assert struct.unpack_from("<q", memory, 24) == (NEVER_WRITTEN,)
+
+
+@either_writer
+def test_nothing_is_written_outside_the_memory(pack: Pack) -> None:
+    for memory, at in ((bytearray(), -1), (bytearray(RECORD_BYTES), ring_module.LAP_DUE)):
+        with pytest.raises(struct.error):
+            pack(memory, at, 1, 2, 3, 4, 5)
+        assert not any(memory)
+
+
+@pytest.mark.parametrize(("machine", "name"), [("x86_64", "pack_into"), ("aarch64", "pack_in_order")])
+def test_the_machine_decides_how_a_record_is_written(
+    machine: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    chosen = runpy.run_path(str(ring_module.__file__))["pack_record"]
+    assert chosen.__name__ == name
+
+
+class WeakMemory:
+    """A slot in a memory that keeps stores in order at fences only, as a processor that is not x86 may.
+
+    Between two fences of the writer its stores become visible in any order. Between two fences of the reader each
+    word is loaded at a time of its own.
+    """
+
+    def __init__(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, draw: Callable[[st.SearchStrategy[int]], int]
+    ) -> None:
+        self.draw = draw
+        seen: list[tuple[int, ...]] = []
+        writer = RingWriter(path, RECORD_BYTES)
+        writer.record(1, 10, 11, 12)
+
+        def look() -> None:
+            seen.append(struct.unpack_from("<4q", writer.memory, HEADER_BYTES))
+
+        look()
+        with monkeypatch.context() as patched:
+            patched.setattr(ring_module, "fence", look)
+            writer.record(2, 20, 21, 22)
+        look()
+        # What changed between two looks was stored between them: when in there, nobody knows.
+        self.words = [[(0, value)] for value in seen[0]]
+        for stage, (before, after) in enumerate(pairwise(seen)):
+            for word, (old, new) in enumerate(zip(before, after, strict=True)):
+                if old != new:
+                    self.words[word].append((100 * stage + draw(st.integers(1, 100)), new))
+        self.end = 100 * len(seen)
+        self.memory = writer.memory
+        self.now = 0
+        self.load()
+
+    def load(self) -> None:
+        """Let the reader's next loads see any moment up to its next fence."""
+        until = draw_between(self.draw, self.now, self.end)
+        for word, history in enumerate(self.words):
+            at = draw_between(self.draw, self.now, until)
+            value = [value for stored, value in history if stored <= at][-1]
+            struct.pack_into("<q", self.memory, HEADER_BYTES + 8 * word, value)
+        self.now = until
+
+
+def draw_between(draw: Callable[[st.SearchStrategy[int]], int], low: int, high: int) -> int:
+    return draw(st.integers(low, high))
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_where_stores_and_loads_are_reordered_a_record_is_whole_or_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / f"1-{time.time_ns()}-0.ring"
+    with monkeypatch.context() as patched:
+        patched.setattr(ring_module, "pack_record", pack_in_order)
+        memory = WeakMemory(path, patched, data.draw)
+        patched.setattr(ring_module, "fence", memory.load)
+        reader = RingReader(path)
+        batch = reader.read(final=data.draw(st.booleans()))
+    columns = (batch.node, batch.start_ns, batch.end_ns, batch.elements)
+    found = list(zip(*(column.tolist() for column in columns), strict=True))
+    assert found in ([], [(1, 10, 11, 12)], [(2, 20, 21, 22)])
+    assert len(found) + batch.overwritten == reader.read_to
+    reader.close()
+    path.unlink()
 
 
 def test_a_slot_that_was_begun_and_not_completed_is_waited_for_then_given_up(path: Path) -> None:
@@ -158,6 +278,54 @@ def test_a_full_disk_is_an_error_at_the_start(path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RingError, match="No space left"):
         RingWriter(path)
     assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("size_bytes", [RECORD_BYTES, 1 << 20, 4 << 20])
+def test_where_the_system_cannot_allocate_a_file_it_is_written_whole(
+    path: Path, size_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    RingWriter(path, size_bytes).record(1, 2, 3, 4)
+    assert path.stat().st_blocks * 512 >= HEADER_BYTES + size_bytes
+    assert RingReader(path).read().elements.tolist() == [4]
+
+
+@pytest.mark.parametrize("trouble", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_where_a_file_system_cannot_allocate_a_file_it_is_written_whole(
+    path: Path, trouble: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(trouble, os.strerror(trouble))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    RingWriter(path).record(1, 2, 3, 4)
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+
+
+def test_a_full_disk_is_an_error_at_the_start_where_the_system_cannot_allocate_a_file(path: Path) -> None:
+    script = (
+        "import os, resource, signal, sys; from pathlib import Path\n"
+        "from cbtop.protocol.errors import RingError; from cbtop.protocol.ring import RingWriter\n"
+        "del os.posix_fallocate\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try: RingWriter(Path(sys.argv[1]), 2 << 20)\n"
+        "except RingError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    assert "File too large" in done.stdout
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("word", [-1, (1 << 62) + 1])
+def test_how_many_announcements_were_left_out_is_read_and_checked(path: Path, word: int) -> None:
+    writer, reader = RingWriter(path), RingReader(path)
+    assert reader.left_out == 0
+    writer.set_left_out(7)
+    assert reader.left_out == 7
+    writer.set_left_out(word)
+    with pytest.raises(RingError, match="left out"):
+        _ = reader.left_out
 
 
 def test_a_killed_writer_loses_no_complete_record(path: Path) -> None:

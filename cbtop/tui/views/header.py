@@ -166,6 +166,8 @@ def drops(loss: LossView) -> Line:
     line: Line = ((f"! {formatting.count(lost)}", "bad strong"),) if lost else (("0", ""),)
     if loss.before_attach:
         line += ((f" +{formatting.count(loss.before_attach)} before attach", "dim"),)
+    if loss.left_out:
+        line += ((f" {formatting.count(loss.left_out)} announcements left out", "bad"),)
     return line
 
 

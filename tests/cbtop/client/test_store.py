@@ -11,7 +11,16 @@ import pytest
 from cbtop.client import store as store_module
 from cbtop.client.store import Store
 from cbtop.protocol.errors import DecodeError, VersionError
-from cbtop.protocol.messages import CheckResult, DaemonHello, Goodbye, Node, SourceCatalog, SourceGone, StatsUpdate
+from cbtop.protocol.messages import (
+    Activity,
+    CheckResult,
+    DaemonHello,
+    Goodbye,
+    Node,
+    SourceCatalog,
+    SourceGone,
+    StatsUpdate,
+)
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
@@ -49,7 +58,7 @@ def test_what_comes_of_an_unknown_source_is_passed_over() -> None:
 
 
 def test_a_new_daemon_starts_from_nothing(runtime: Path) -> None:
-    profiler_in(runtime, Clock()).announce(Goodbye("x"))
+    profiler_in(runtime, Clock()).announce(Activity("x"))
     source, store = source_of(runtime), Store()
     source.poll()
     apply(store, [*source.snapshot()])
@@ -106,7 +115,7 @@ def update() -> StatsUpdate:
 
 
 def test_a_daemon_that_says_ever_more_of_a_source_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "MAX_SAID", 3)
+    monkeypatch.setattr(store_module, "MAX_ANNOUNCED", 3)
     store = Store()
     first, second, third = (
         SourceCatalog(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +16,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbtop.client.store import Store
-from cbtop.daemon.source import MAX_ANNOUNCEMENTS, Source
+from cbtop.daemon.source import Source
+from cbtop.profiler import recorder as recorder_module
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol import announcements, codec
 from cbtop.protocol.catalog import CatalogWriter
-from cbtop.protocol.messages import Goodbye, Node, SourceCatalog, TraceSummary
+from cbtop.protocol.messages import (
+    Activity,
+    CatalogMessage,
+    Ceiling,
+    CheckResult,
+    Dependency,
+    Goodbye,
+    Manifest,
+    Node,
+    SourceCatalog,
+    TraceSummary,
+)
 from cbtop.protocol.ring import RECORD_BYTES, RingWriter
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import NodeKind, Provenance
+from cbtop.reports.json import json_report
+from cbtop.reports.sources import sources_json, sources_text
+from cbtop.reports.text import text_report
+from cbtop.tui.views.header import drops
+from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, record_of, source_of
 
 
@@ -197,25 +218,89 @@ def test_what_is_quiet_is_told_again_twice_and_then_seldom(runtime: Path) -> Non
     assert [bool(source.keyframe()) for _ in range(4)] == [True, True, False, False]
 
 
-def test_of_a_trace_that_is_said_again_and_again_only_the_last_is_kept(runtime: Path) -> None:
-    profiler = profiler_in(runtime, Clock())
-    with profiler.brick("a", 1):
-        pass
+AGAIN_AND_AGAIN: dict[str, Callable[[int], CatalogMessage]] = {
+    "activity": lambda n: Activity("loading", n / 1000),
+    "trace": lambda n: TraceSummary("MLT-01", "activations", "about", n, (), ()),
+    "check": lambda n: CheckResult("RmsNorm", "bounds", n % 2 == 0, n / 1000, 1.0),
+    "ceiling": lambda n: Ceiling("dram_read", "bandwidth", 1.0 + n, "GB/s", Provenance.MEASURED),
+    "manifest": lambda n: Manifest("toy", "qwen2", "numba", "Q4_K", n, 2, 64, 512, 1, 1),
+}
+
+
+@pytest.mark.parametrize("what", AGAIN_AND_AGAIN)
+def test_of_what_is_said_again_and_again_only_the_last_is_kept_and_shown(
+    runtime: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "FREE_UPDATE_BYTES", 2000)
+    said, clock, store = AGAIN_AND_AGAIN[what], Clock(), Store()
+    recorder = RingRecorder(runtime, 1 << 12, clock)
+    recorder.announce(said(0))
     source = source_of(runtime)
     source.poll()
+    apply(store, [*source.snapshot()])
     source.delta()
-    known = len(source.catalog)
-    for forwards in range(1, MAX_ANNOUNCEMENTS // 10):
-        profiler.announce(TraceSummary("MLT-01", "activations", "about", forwards, (), ()))
-        if forwards % 100 == 0:
-            source.poll()
-            (catalog, _) = source.delta()
-            assert isinstance(catalog, SourceCatalog)
-            assert [m.forwards for m in catalog.messages if isinstance(m, TraceSummary)] == [forwards]
+    known, written = len(source.catalog), os.stat(source.ring_path.with_suffix(".catalog")).st_size
+    for number in range(1, 3000):
+        recorder.announce(said(number))
+    grown = os.stat(source.ring_path.with_suffix(".catalog")).st_size - written
+    assert 2000 <= grown <= 2300  # one more than what is free
+    clock.sleep_us(10_000_000)
+    recorder.flush()
     source.poll()
-    assert len(source.catalog) == known
-    assert [trace.forwards for trace in source.traces.values()] == [forwards]
-    assert source.state_message().state == "live"
+    (catalog, state) = source.delta()
+    assert isinstance(catalog, SourceCatalog)
+    assert catalog.messages == (said(2999),)
+    assert (len(source.catalog), state) == (known, source.state_message())
+    assert (source.state, source.state_message().left_out) == ("live", 0)
+    apply(store, [catalog])
+    fresh = record_of(source)
+    for name in ("activity", "traces", "checks", "ceilings", "manifest"):
+        assert getattr(store.sources[source.key], name) == getattr(fresh, name)
+    recorder.close("done")
+
+
+def test_announcements_beyond_the_bounds_are_counted_and_shown_and_make_no_source_faulty(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(announcements, "MAX_ANNOUNCED", 10)
+    profiler = profiler_in(runtime, Clock())
+    for number in range(50):
+        profiler.announce(CheckResult(f"brick {number}", "finite", True, None, None))
+        profiler.announce(Ceiling(f"roof {number}", "bandwidth", 1.0, "GB/s", Provenance.MEASURED))
+        profiler.announce(Dependency(1, number))
+    profiler.announce(CheckResult("brick 3", "finite", False, None, None))  # an old one is still replaced
+    source = source_of(runtime)
+    record = record_of(source)
+    state = source.state_message()
+    assert (state.state, state.left_out) == ("live", 120)
+    assert (len(record.checks), len(record.ceilings), len(record.dependencies)) == (10, 10, 10)
+    assert not record.checks["brick 3", "finite"].passed
+    assert len(caplog.messages) == 1
+    view = source_view(record)
+    assert "120 announcements left out" in text_report([view], [])
+    assert json.loads(json_report([view], []))["sources"][0]["loss"]["announcements_left_out"] == 120
+    assert "120 announcements left out" in sources_text([view])
+    assert json.loads(sources_json([view]))["sources"][0]["announcements_left_out"] == 120
+    assert "120 announcements left out" in "".join(text for text, _ in drops(view.loss))
+
+
+def test_a_writer_without_bounds_makes_its_source_neither_grow_nor_faulty(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler_in(runtime, Clock()).announce(Activity("loading"))
+    source = source_of(runtime)
+    source.poll()
+    monkeypatch.setattr(announcements, "MAX_ANNOUNCED", 10)
+    monkeypatch.setattr(announcements, "MAX_ANNOUNCED_BYTES", 2000)
+    with source.ring_path.with_suffix(".catalog").open("ab") as file:
+        for number in range(30):
+            for message in (CheckResult(str(number), "finite", True, None, None), Activity("x" * 200, number / 30)):
+                payload = codec.encode(message)
+                file.write(struct.pack("<II", len(payload), zlib.crc32(payload)) + payload)
+    source.poll()
+    assert source.state_message().left_out == 20
+    assert len(source.catalog) == 12
+    assert source.state == "live"
 
 
 def test_records_read_together_with_what_makes_their_source_faulty_are_not_half_counted(

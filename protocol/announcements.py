@@ -1,0 +1,82 @@
+"""What a process has announced: of messages that replace each other the newest, and no more than a bound of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar, assert_never
+
+from cbtop.protocol.messages import (
+    Activity,
+    CatalogMessage,
+    Ceiling,
+    CheckResult,
+    Dependency,
+    Goodbye,
+    HostHello,
+    Manifest,
+    Node,
+    TraceSummary,
+)
+
+MAX_ANNOUNCED = 10_000  # of each kind
+MAX_ANNOUNCED_BYTES = 16 << 20  # of all kinds together, as they are encoded
+
+Announcement = Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity  # what a host may say
+Kept = TypeVar("Kept")
+Key = tuple[type, Hashable]
+
+
+def key_of(message: CatalogMessage) -> Key:
+    """What `message` is about: a later one with the same key replaces it."""
+    match message:
+        case Node():
+            about: Hashable = message.id
+        case Dependency():
+            about = message
+        case Ceiling():
+            about = message.name
+        case CheckResult():
+            about = message.brick, message.assertion
+        case TraceSummary():
+            about = message.trace
+        case Activity() | Manifest() | HostHello() | Goodbye():
+            about = None
+        case _:
+            assert_never(message)
+    return type(message), about
+
+
+class Announcements(Generic[Kept]):
+    """Keeps something for the newest message of each key, in the order the keys came.
+
+    The profiled process keeps the message as it is encoded, the daemon the message itself: both under these bounds.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Key, tuple[Kept, int]] = {}
+        self._of_kind: Counter[type] = Counter()
+        self._size_bytes = 0
+
+    def __iter__(self) -> Iterator[Kept]:
+        """What is kept, the oldest key first."""
+        return (kept for kept, _ in self._kept.values())
+
+    def get(self, key: Key) -> Kept | None:
+        """What is kept under `key`."""
+        found = self._kept.get(key)
+        return None if found is None else found[0]
+
+    def keep(self, key: Key, kept: Kept, size_bytes: int) -> bool:
+        """Keep `kept` under `key`, in place of what was there; whether there was room for it."""
+        before = self._kept.get(key)
+        grown_bytes = size_bytes - (before[1] if before else 0)
+        if self._size_bytes + grown_bytes > MAX_ANNOUNCED_BYTES:
+            return False
+        if before is None:
+            if self._of_kind[key[0]] >= MAX_ANNOUNCED:
+                return False
+            self._of_kind[key[0]] += 1
+        self._size_bytes += grown_bytes
+        self._kept[key] = kept, size_bytes
+        return True
