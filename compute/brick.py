@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Finding, Output
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.definitions import BrickDefinition, Budget, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.attributes import Work
 
 ONE_THREAD = "numba"  # the backend of a kernel that never spreads over threads
 Profiler = BrickProfiler  # as the rest of compute knows it
@@ -37,7 +38,7 @@ class ComputeBrick:
         launches: Sequence[Launch],
         backend: str,
         profiler: Profiler,
-        budget_us_per_token: float | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.spec = spec
         self._profiler = profiler
@@ -52,7 +53,7 @@ class ComputeBrick:
             kernels=tuple(
                 KernelDefinition(kernel.name, backend if kernel.parallel else ONE_THREAD) for kernel in self._kernels
             ),
-            budget_us_per_token=budget_us_per_token,
+            budget=budget,
         )
 
     def __call__(self, elements: int, *calls: Arguments) -> None:

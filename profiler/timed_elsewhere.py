@@ -6,9 +6,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.graph.nodes import AsyncTask, Function, Grid, Layer, Transfer
+from cbtop.profiler.graph.nodes import AsyncTask, Function, Layer, Transfer
 from cbtop.profiler.hot_path import BrickTimer, Place
 from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
+from cbtop.protocol.attributes import Grid
 from cbtop.protocol.messages import CatalogMessage, Dependency
 from cbtop.protocol.ring import NO_NODE, Record
 from cbtop.protocol.vocabulary import BrickId, NodeKind, TransferDirection
@@ -121,7 +122,9 @@ class TimedElsewhere(_Base):
             return NO_NODE
         here, last = self._here(), self._scopes.last_brick
         above = last if last is not None and last.above is here else here
-        kernel = KernelDefinition(name, backend, grid, block, shared_memory_bytes, ptx_hash)
+        kernel = KernelDefinition(
+            name, backend, grid=grid, block=block, shared_memory_bytes=shared_memory_bytes, ptx_hash=ptx_hash
+        )
         return self._add(above, kernel, duration_ns, elements)
 
     def graph_record_transfer(

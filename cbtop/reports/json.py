@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
+from cbtop.protocol.attributes import KernelAttributes
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import (
     BooksView,
@@ -55,9 +56,7 @@ PROVENANCE = {
         "layers",
         "weights_bytes",
         "budget_us_per_token",
-        "grid",
-        "block",
-        "shared_memory_bytes",
+        *(attribute.name for attribute in fields(KernelAttributes)),
     ],
 }
 
@@ -249,6 +248,7 @@ def _node(row: GraphRow) -> dict[str, Any]:
         "parent": row.parent,
         "kind": row.kind.name.lower(),
         "name": row.name,
+        "label": row.node_label or None,
         "category": None if row.category is None else row.category.display_name,
         "backend": row.backend or None,
         "count": row.count,
@@ -258,9 +258,7 @@ def _node(row: GraphRow) -> dict[str, Any]:
         "p99_us": row.p99_us,
         "elements": row.elements,
         "percent": row.percent,
-        "grid": row.grid,
-        "block": row.block,
-        "shared_memory_bytes": row.shared_memory_bytes,
+        **asdict(row.kernel),
     }
 
 

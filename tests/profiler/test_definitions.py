@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.protocol import codec
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import BrickId, Provenance
 
@@ -30,7 +32,7 @@ def test_numpys_numbers_are_numbers() -> None:
         lambda: Work(flops_per_call=float("nan")),
         lambda: Work(bytes_per_element=-1),
         lambda: Work(flops_per_element=1e308),
-        lambda: BrickDefinition.of(BrickId.RMS_NORM, budget_us_per_token=0),
+        lambda: BrickDefinition.of(BrickId.RMS_NORM, budget=TokenBudget(0)),
         lambda: KernelDefinition("k", "cuda", ptx_hash=1 << 70),
         lambda: Ceiling("dram", "bandwidth", 0.0, "GB/s", Provenance.MEASURED),
     ],

@@ -77,7 +77,7 @@ def test_f127_the_exact_snapshot() -> None:
 
 
 def test_the_other_nodes_print_as_the_predecessor_did() -> None:
-    assert label(Function("forward", "model.py", 12)) == "forward (model.py:12)"
+    assert label(Function("forward", file="model.py", line=12)) == "forward (model.py:12)"
     assert label(Function("forward")) == "forward"
     assert label(Transfer("host", "gpu0", 4096, "H2D")) == "H2D: host → gpu0  4096B"
     assert label(Transfer("gpu0", "host", 8, "D2H", 1500)) == "D2H: gpu0 → host  8B 1.5µs"
