@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cbtop.compute.brick_specs import BrickSpec
-from cbtop.compute.checks import Finding, Output
+from cbtop.compute.checks import Finding
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
 from cbtop.profiler.definitions import BrickDefinition, Budget, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
@@ -62,12 +62,6 @@ class ComputeBrick:
         for implementation, arguments in zip(self._implementations, calls, strict=True):
             implementation(*arguments)
         self._profiler.stop_brick(timer, elements)
-
-    def outputs(self, calls: Sequence[Arguments]) -> Iterator[Output]:
-        """The arrays that these calls write into, in the kernels' order."""
-        for kernel, arguments in zip(self._kernels, calls, strict=True):
-            for place in kernel.outputs:
-                yield arguments[place]
 
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
         """Run each kernel, then its reference on the same input; yields (brick, assertion, finding)."""

@@ -31,6 +31,7 @@ class BrickStats:
     flops: float | None
     bytes: float | None
     budget_us_per_token: float | None  # of all the places it runs in together
+    budget_gb_per_sec: float | None  # the rate that this follows from, where each of them has the same
 
     @property
     def elements_per_sec(self) -> float | None:
@@ -115,6 +116,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> BrickStats:
+    rates = {node.budget_gb_per_sec for node in nodes}
     return BrickStats(
         name=name,
         category=nodes[0].category if nodes[0].category is not None else BrickCategory.OTHER,
@@ -125,6 +127,7 @@ def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> B
         closed_exclusive_ns=sum(totals.exclusive_ns(node, totals.closed_ns) for node in nodes),
         flops=_flops(nodes, totals),
         bytes=_bytes(nodes, totals),
+        budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
         budget_us_per_token=_sum([_budget_us_per_token(node, totals) for node in nodes]),
     )
 

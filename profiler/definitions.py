@@ -38,6 +38,10 @@ class BrickDefinition:
     budget: Budget | None = None
     label: str = ""
 
+    def __post_init__(self) -> None:
+        if type(self.budget) not in (TokenBudget, ByteBudget, type(None)):
+            raise TypeError(f"budget is {self.budget!r}; a TokenBudget or a ByteBudget is wanted")
+
     @classmethod
     def of(
         cls,

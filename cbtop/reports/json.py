@@ -56,6 +56,7 @@ PROVENANCE = {
         "layers",
         "weights_bytes",
         "budget_us_per_token",
+        "budget_gb_per_sec",
         *(attribute.name for attribute in fields(KernelAttributes)),
     ],
 }
@@ -70,6 +71,9 @@ def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: 
     provenance = {what: list(keys) for what, keys in PROVENANCE.items()}
     if any(source.window for source in sources):
         provenance["derived from measured"] += DERIVED_IN_A_WINDOW
+    if any(row.budget_gb_per_sec is not None for source in sources for row in source.bricks):
+        provenance["static"].remove("budget_us_per_token")
+        provenance["derived from measured"].append("budget_us_per_token")
     document = {
         "schema": SCHEMA,
         "replay": None if replay is None else asdict(replay),
@@ -188,6 +192,7 @@ def _brick(row: BrickRow) -> dict[str, Any]:
         "p999_us": row.p999_us,
         "us_per_token": row.us_per_token,
         "budget_us_per_token": row.budget_us_per_token,
+        "budget_gb_per_sec": row.budget_gb_per_sec,
         "budget_used_percent": row.budget_used_percent,
         "budget_met": row.budget_met,
         "elements": row.elements,

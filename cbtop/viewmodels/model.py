@@ -59,6 +59,7 @@ class BrickRow:
     checks_failed: int
     backend: str
     rank: str | None = None  # in a merge by maximum: whose figures these are
+    budget_gb_per_sec: float | None = None  # the rate that the budget a token was derived from; None: it is static
 
     @property
     def budget_used_percent(self) -> float | None:
