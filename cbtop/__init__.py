@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 from cbtop.version import __version__
 
 if TYPE_CHECKING:
+    from cbtop.compute.ceilings import measure_ceilings
     from cbtop.profiler.budget import ByteBudget, TokenBudget
-    from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+    from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
     from cbtop.profiler.divergence import Fingerprints
     from cbtop.profiler.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.graph.nodes import Function, Layer
     from cbtop.profiler.profiler import BrickProfiler
-    from cbtop.profiler.ptx_registry import PtxRegistry
     from cbtop.profiler.traces.base import TracerConfig
     from cbtop.profiler.traces.tracer import ModelTracer
+    from cbtop.protocol.attributes import Work
+    from cbtop.protocol.messages import Ceiling, Manifest
     from cbtop.protocol.vocabulary import (
         BrickCategory,
         BrickId,
@@ -30,10 +32,13 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "Ceiling": "cbtop.protocol.messages",
+    "Manifest": "cbtop.protocol.messages",
+    "measure_ceilings": "cbtop.compute.ceilings",
     "BrickProfiler": "cbtop.profiler.profiler",
     "BrickDefinition": "cbtop.profiler.definitions",
     "KernelDefinition": "cbtop.profiler.definitions",
-    "Work": "cbtop.profiler.definitions",
+    "Work": "cbtop.protocol.attributes",
     "ByteBudget": "cbtop.profiler.budget",
     "ExecutionGraph": "cbtop.profiler.graph.execution_graph",
     "Fingerprints": "cbtop.profiler.divergence",
@@ -44,7 +49,6 @@ _HOMES = {
     "BrickId": "cbtop.protocol.vocabulary",
     "NodeKind": "cbtop.protocol.vocabulary",
     "Provenance": "cbtop.protocol.vocabulary",
-    "PtxRegistry": "cbtop.profiler.ptx_registry",
     "SyncMode": "cbtop.protocol.vocabulary",
     "TokenBudget": "cbtop.profiler.budget",
     "TracerConfig": "cbtop.profiler.traces.base",
@@ -57,21 +61,23 @@ __all__ = [
     "BrickId",
     "BrickProfiler",
     "ByteBudget",
+    "Ceiling",
     "ExecutionGraph",
     "Fingerprints",
     "Function",
     "KernelDefinition",
     "Layer",
+    "Manifest",
     "ModelTracer",
     "NodeKind",
     "Provenance",
-    "PtxRegistry",
     "SyncMode",
     "TokenBudget",
     "TracerConfig",
     "TransferDirection",
     "Work",
     "__version__",
+    "measure_ceilings",
 ]
 
 

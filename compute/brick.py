@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cbtop.compute.brick_specs import BrickSpec
-from cbtop.compute.checks import Finding, Output
+from cbtop.compute.checks import Finding
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.definitions import BrickDefinition, Budget, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.attributes import Work
 
 ONE_THREAD = "numba"  # the backend of a kernel that never spreads over threads
 Profiler = BrickProfiler  # as the rest of compute knows it
@@ -37,7 +38,7 @@ class ComputeBrick:
         launches: Sequence[Launch],
         backend: str,
         profiler: Profiler,
-        budget_us_per_token: float | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.spec = spec
         self._profiler = profiler
@@ -52,7 +53,7 @@ class ComputeBrick:
             kernels=tuple(
                 KernelDefinition(kernel.name, backend if kernel.parallel else ONE_THREAD) for kernel in self._kernels
             ),
-            budget_us_per_token=budget_us_per_token,
+            budget=budget,
         )
 
     def __call__(self, elements: int, *calls: Arguments) -> None:
@@ -61,12 +62,6 @@ class ComputeBrick:
         for implementation, arguments in zip(self._implementations, calls, strict=True):
             implementation(*arguments)
         self._profiler.stop_brick(timer, elements)
-
-    def outputs(self, calls: Sequence[Arguments]) -> Iterator[Output]:
-        """The arrays that these calls write into, in the kernels' order."""
-        for kernel, arguments in zip(self._kernels, calls, strict=True):
-            for place in kernel.outputs:
-                yield arguments[place]
 
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
         """Run each kernel, then its reference on the same input; yields (brick, assertion, finding)."""

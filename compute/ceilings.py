@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cbtop.compute.backends import available_threads
 from cbtop.compute.jit.compile import jit_parallel, prange
+from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.vocabulary import Provenance
 
 MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB
@@ -25,16 +27,6 @@ ROUNDS = 5
 COMPUTE_LANES = 2048  # float32: 8 KiB, stays in L1
 COMPUTE_REPEATS = 4_000
 FMAS_PER_VISIT = 16  # written out in _multiply_add: enough that loading and storing do not count
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredCeiling:
-    """One roof. `kind` is `bandwidth` (unit GB/s) or `compute` (unit GFLOP/s)."""
-
-    name: str
-    kind: str
-    value: float
-    unit: str
 
 
 @jit_parallel
@@ -69,29 +61,33 @@ def _multiply_add(values: Any, factor: Any, term: Any, repeats: int) -> None:
                 values[thread, i] = value
 
 
-def measure_ceilings(threads: int, weights_bytes: int) -> list[MeasuredCeiling]:
-    """DRAM bandwidth, bandwidth over a working set as large as the weights, and the float32 FMA rate.
+def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
+    """DRAM bandwidth and the float32 FMA rate of `threads` threads, to `announce`; None: of all this process may use.
 
-    The weights of a small model may stay in the last-level cache; their own ceiling shows it.
+    With `weights_bytes`, also the bandwidth over a working set as large as that: the weights of a small model may
+    stay in the last-level cache. Takes seconds, and a quarter of the free memory (at most 1 GiB) while it runs.
     """
+    threads = threads or available_threads()
     buffer = np.empty(dram_buffer_bytes() // 8, np.int64)
     _fill(buffer, threads)
     sums = np.zeros(threads, np.int64)
-    weights = buffer[: max(min(weights_bytes, buffer.nbytes) // 8, threads)]
     values = np.ones((threads, COMPUTE_LANES), np.float32)
     # A contraction towards 1: nothing overflows and nothing becomes denormal.
     factor, term = np.float32(0.5), np.float32(0.5)
     _multiply_add(values, factor, term, 1)  # the first call compiles, or loads what was compiled
 
     dram = _best_seconds(lambda: _read(buffer, sums))
-    cached = _best_seconds(lambda: _read(weights, sums))
     compute = _best_seconds(lambda: _multiply_add(values, factor, term, COMPUTE_REPEATS))
     flops = 2.0 * threads * COMPUTE_LANES * COMPUTE_REPEATS * FMAS_PER_VISIT
-    return [
-        MeasuredCeiling("dram_read", "bandwidth", buffer.nbytes / dram / 1e9, "GB/s"),
-        MeasuredCeiling("weights_read", "bandwidth", weights.nbytes / cached / 1e9, "GB/s"),
-        MeasuredCeiling("fma_float32", "compute", flops / compute / 1e9, "GFLOP/s"),
-    ]
+    found = [_bandwidth("dram_read", buffer.nbytes / dram)]
+    if weights_bytes is not None:
+        weights = buffer[: max(min(weights_bytes, buffer.nbytes) // 8, threads)]
+        found.append(_bandwidth("weights_read", weights.nbytes / _best_seconds(lambda: _read(weights, sums))))
+    return [*found, Ceiling("fma_float32", "compute", flops / compute / 1e9, "GFLOP/s", Provenance.MEASURED)]
+
+
+def _bandwidth(name: str, bytes_per_sec: float) -> Ceiling:
+    return Ceiling(name, "bandwidth", bytes_per_sec / 1e9, "GB/s", Provenance.MEASURED)
 
 
 def dram_buffer_bytes() -> int:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.compute.errors import ComputeError
-from cbtop.protocol.messages import Ceiling, Manifest
-from cbtop.protocol.vocabulary import Provenance
+from cbtop.protocol.messages import Manifest
 
 if TYPE_CHECKING:
     from cbtop.compute.backends import Backend
@@ -75,9 +74,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
         profiler.announce(result)
     progress("measuring ceilings", None)
     for ceiling in measure_ceilings(backend.threads, model.weights_bytes):
-        profiler.announce(
-            Ceiling(ceiling.name, ceiling.kind, ceiling.value, ceiling.unit, provenance=Provenance.MEASURED)
-        )
+        profiler.announce(ceiling)
     progress("", None)
     tracing = DecodeTracing(decoder, profiler, TracerConfig.of(options.trace)) if options.trace else None
     _decode_until(decoder, prompt, options.steps, should_stop, tracing)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from cbtop.profiler.budget import ByteBudget
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls
 from cbtop.protocol.messages import Node
@@ -30,6 +31,7 @@ class BrickStats:
     flops: float | None
     bytes: float | None
     budget_us_per_token: float | None  # of all the places it runs in together
+    budget_gb_per_sec: float | None  # the rate that this follows from, where each of them has the same
 
     @property
     def elements_per_sec(self) -> float | None:
@@ -86,27 +88,46 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
     return found
 
 
-def work(nodes: Iterable[Node], totals: PhaseTotals, unit: str) -> float | None:
-    """The `flops` or `bytes` all calls of `nodes` did together; None when one of them did not declare them."""
-    done = 0.0
-    for node in nodes:
-        told = totals.stats.rare("amounts", (node.id,))
-        if told:  # its calls told it themselves; it is known where all of them did
-            if told < totals.count[node.id]:
-                return None
-            done += totals.stats.rare(unit, (node.id,))
-            continue
-        if getattr(node, f"{unit}_per_element") and totals.stats.rare("uncounted", (node.id,)):
-            return None
-        per_call, per_element = getattr(node, f"{unit}_per_call"), getattr(node, f"{unit}_per_element")
-        if per_call is None or per_element is None:
-            return None
-        done += totals.count[node.id] * per_call + totals.elements[node.id] * per_element
-    return done
+def _flops(nodes: Iterable[Node], totals: PhaseTotals) -> float | None:
+    """The FLOP of all calls of `nodes` together; None when one of them did not declare them."""
+    return _sum([_work(node, totals, "flops", node.work.flops_per_element) for node in nodes])
+
+
+def _bytes(nodes: Iterable[Node], totals: PhaseTotals) -> float | None:
+    """The bytes of all calls of `nodes` together; None when one of them did not declare them."""
+    return _sum([_work(node, totals, "bytes", node.work.bytes_per_element) for node in nodes])
+
+
+def _work(node: Node, totals: PhaseTotals, unit: str, per_element: float | None) -> float | None:
+    """The `flops` or `bytes` of all calls of `node`, told by its calls or by a straight line in their elements."""
+    told = totals.stats.rare("amounts", (node.id,))
+    if told:  # it is known where all of them told it
+        return None if told < totals.count[node.id] else totals.stats.rare(unit, (node.id,))
+    if per_element and totals.stats.rare("uncounted", (node.id,)):
+        return None
+    line: Callable[[float, float], float | None] = getattr(node.work, unit)
+    return line(totals.count[node.id], totals.elements[node.id])
+
+
+def _budget_us_per_token(node: Node, totals: PhaseTotals) -> float | None:
+    """What `node` may take a token; a budget in bytes a second becomes one with the bytes it moved for a token."""
+    if node.budget_gb_per_sec is None:
+        return node.budget_us_per_token
+    moved, closed_us_per_token = _bytes([node], totals), totals.us_per_token(totals.closed_ns[node.id])
+    if not moved or not closed_us_per_token:
+        return None
+    # Of the bytes, those that moved in ended steps: the time a token takes is theirs too.
+    bytes_per_token = moved / totals.total_ns[node.id] * closed_us_per_token * 1e3
+    return ByteBudget(node.budget_gb_per_sec).to_token_budget(bytes_per_token).us_per_token
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> BrickStats:
-    budgets = [node.budget_us_per_token for node in nodes]
+    rates = {node.budget_gb_per_sec for node in nodes}
     return BrickStats(
         name=name,
         category=nodes[0].category if nodes[0].category is not None else BrickCategory.OTHER,
@@ -115,9 +136,10 @@ def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> B
         exclusive_ns=sum(totals.exclusive_ns(node, totals.total_ns) for node in nodes),
         closed_ns=sum(totals.closed_ns[node.id] for node in nodes),
         closed_exclusive_ns=sum(totals.exclusive_ns(node, totals.closed_ns) for node in nodes),
-        flops=work(nodes, totals, "flops"),
-        bytes=work(nodes, totals, "bytes"),
-        budget_us_per_token=sum(b for b in budgets if b is not None) if None not in budgets else None,
+        flops=_flops(nodes, totals),
+        bytes=_bytes(nodes, totals),
+        budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
+        budget_us_per_token=_sum([_budget_us_per_token(node, totals) for node in nodes]),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cbtop.protocol.attributes import MAX_QUANTITY
+
 PAGE_BYTES = 4096
 
 
@@ -15,7 +17,7 @@ class TokenBudget:
     us_per_token: float
 
     def __post_init__(self) -> None:
-        _positive("us_per_token", self.us_per_token)
+        object.__setattr__(self, "us_per_token", _positive("us_per_token", self.us_per_token))
 
     @classmethod
     def from_throughput(cls, tokens_per_sec: float) -> TokenBudget:
@@ -43,7 +45,7 @@ class ByteBudget:
     gb_per_sec: float
 
     def __post_init__(self) -> None:
-        _positive("gb_per_sec", self.gb_per_sec)
+        object.__setattr__(self, "gb_per_sec", _positive("gb_per_sec", self.gb_per_sec))
 
     @classmethod
     def from_latency(cls, us_per_page: float, page_bytes: int = PAGE_BYTES) -> ByteBudget:
@@ -76,6 +78,8 @@ def ceiling(budgets: Iterable[TokenBudget]) -> TokenBudget:
     return TokenBudget(sum(budget.us_per_token for budget in budgets))
 
 
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} is {value}; above zero is wanted")
+def _positive(name: str, value: float) -> float:
+    number = float(value)  # NumPy's numbers come here too
+    if not 0 < number < MAX_QUANTITY:
+        raise ValueError(f"{name} is {number}; a finite number above zero is wanted")
+    return number

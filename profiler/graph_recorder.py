@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.graph.nodes import AsyncTask, Function, Grid, Layer, Transfer
+from cbtop.profiler.graph.nodes import AsyncTask, Function, Layer, Transfer
 from cbtop.profiler.path import emit_at_once
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.positions import finder
+from cbtop.protocol.attributes import Grid
 from cbtop.protocol.messages import Dependency
 from cbtop.protocol.ring import NO_NODE
 from cbtop.protocol.vocabulary import BrickId, NodeKind, TransferDirection
@@ -65,7 +67,9 @@ class GraphRecorder:
 
     def push_scope(self, scope: Layer | Function) -> None:
         """Go inside `scope`, and time it: what is recorded next by the caller belongs there."""
-        key = (NodeKind.LAYER, scope.index) if isinstance(scope, Layer) else scope
+        key: Hashable = scope
+        if isinstance(scope, Layer):
+            key = (NodeKind.LAYER, scope.index, scope.stack) if scope.stack else (NodeKind.LAYER, scope.index)
         pushed = self._pushed()
         pushed.timers.append(self._path.start_brick(key))
         pushed.last_brick = None
@@ -108,7 +112,8 @@ class GraphRecorder:
         Without `duration_ns` it is in the graph, and its time is n/a.
         """
         try:
-            kernel = KernelDefinition(name, backend, grid, block, shared_memory_bytes, ptx_hash)
+            launch = {"grid": grid, "block": block, "shared_memory_bytes": shared_memory_bytes, "ptx_hash": ptx_hash}
+            kernel = KernelDefinition(name, backend, **launch)  # type: ignore[arg-type]
         except (ValueError, TypeError) as error:
             raise UsageError(f"kernel {name}: {error}") from error
         if not self._path.recording:

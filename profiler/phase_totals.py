@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -30,7 +31,7 @@ class PhaseTotals:
     def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
         """The phase called `phase`; every node there is when it is None."""
         roots = table.children[None]
-        step = next((n for n in roots if n.kind is NodeKind.STEP and n.name == phase), None)
+        step = next((n for n in roots if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         nodes = tuple(table.descendants(step.id if step else None))
         stats.grow(len(table) + 1)
         ids = [node.id for node in nodes] + ([step.id] if step else [])

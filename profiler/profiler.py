@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from cbtop.profiler.clocks import DeviceClock, HostClock
-from cbtop.profiler.graph.nodes import Function, Grid, Layer
+from cbtop.profiler.graph.nodes import Function, Layer
 from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked
 from cbtop.profiler.hot_path import Callbacks
 from cbtop.profiler.path import Path, TimedBlock, host_path
@@ -30,6 +30,7 @@ from cbtop.profiler.read_back import ReadBack
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.profiler.scopes import Scopes
 from cbtop.profiler.steps import Step, Steps
+from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, NO_NODE, Record, RingWriter
@@ -449,7 +450,8 @@ class BrickProfiler:
     def _amounts(self, scope: Any, flags: int, elements: Any) -> None:
         """Record the FLOP and bytes of a call, which its definition gives by its elements."""
         try:
-            flops, bytes_ = (round(amount) for amount in scope.work(elements))
+            work: Work = scope.work(elements)
+            flops, bytes_ = (round(amount(1, elements)) for amount in (work.flops, work.bytes))  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - a function of the host's: these calls did an unknown amount of work
             self._say_once("work", "the work of %r is unknown: %s: %s", scope.key, type(error).__name__, error)
         else:

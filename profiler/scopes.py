@@ -80,7 +80,7 @@ class Scopes:
 def _work_of(key: object) -> object:
     """The FLOP and bytes of a call, where they are no straight line in its elements."""
     work = key.work if isinstance(key, BrickDefinition) else None
-    return work.of_call if work is not None else None
+    return work if callable(work) else None
 
 
 def _lost_track(outer: Scope, key: object) -> Scope | None:

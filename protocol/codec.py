@@ -3,7 +3,8 @@
 Rules
 - A message is one msgpack map: its kind under "k", its fields by name. Unknown fields and unknown kinds of
   the same major version are ignored (`decode` gives None for an unknown kind). A field that holds its default is
-  left out: most of a node's do.
+  left out: most of a node's do. A node's attributes (`cbtop.protocol.attributes`) lie flat in its map; of a group
+  that lacks one it cannot be without, none is taken.
 - What comes in is hostile: every length is bounded before anything is allocated, every field is checked
   against its declared type, every number against its range.
 - Every string is sanitised here and nowhere else: control and bidi characters become U+FFFD, length is cut.
@@ -214,14 +215,19 @@ def _check_for(annotation: Any) -> Check:
 
 def _reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
     hints = get_type_hints(kind)
+    groups = {name: _group_of(hint) for name, hint in hints.items()}
     required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
-    rules = [(name, f"{kind.__name__}.{name}", _check_for(hint)) for name, hint in hints.items()]
+    rules = [(name, f"{kind.__name__}.{name}", _check_for(hint)) for name, hint in hints.items() if not groups[name]]
+    flat = [(name, *_group_reader(group)) for name, group in groups.items() if group]
 
     def read(raw: dict[str, Any]) -> Any:
         missing = required - raw.keys()
         if missing:
             raise DecodeError(f"{kind.__name__}: no {', '.join(sorted(missing))}")
         fields = {name: rule(raw[name], where) for name, where, rule in rules if name in raw}
+        for name, names, needed, group in flat:
+            if not names.isdisjoint(raw) and needed <= raw.keys():
+                fields[name] = group(raw)
         try:
             return kind(**fields)
         except ValueError as error:  # the message's own rules, as `Ceiling` has
@@ -230,20 +236,49 @@ def _reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
     return read
 
 
+def _group_of(annotation: Any) -> type | None:
+    """The class of a group of attributes, which lie flat in their message's map; None for a field of its own."""
+    kinds = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+
+
+def _group_reader(group: type) -> tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], Any]]:
+    """The names of a group, those it cannot be without, and what makes one of a message's map."""
+    members = dataclasses.fields(group)
+    needed = frozenset(member.name for member in members if member.default is dataclasses.MISSING)
+    return frozenset(member.name for member in members), needed, _reader_for(group)
+
+
 def _plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
-    names = [field.name for field in dataclasses.fields(kind)]
-    defaults = [field.default for field in dataclasses.fields(kind)]
-    getters = [operator.attrgetter(name) for name in names]
+    fill = _filler_for(kind)
 
     def plain(message: Any) -> dict[str, object]:
         packed: dict[str, object] = {"k": kind.__name__}
-        for name, get, default in zip(names, getters, defaults, strict=True):
-            value = get(message)
-            if value is not default:  # an equal one that is another object is said, which does no harm
-                packed[name] = value if type(value) in _AS_THEY_ARE else _plain(value)
+        fill(message, packed)
         return packed
 
     return plain
+
+
+def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
+    """What puts the fields of a message, and of the groups in it, into its map."""
+    hints = get_type_hints(kind)
+    members = dataclasses.fields(kind)
+    getters = [operator.attrgetter(field.name) for field in members]
+    groups = [_filler_for(group) if (group := _group_of(hints[field.name])) else None for field in members]
+    rules = list(zip((field.name for field in members), getters, (f.default for f in members), groups, strict=True))
+
+    def fill(message: Any, packed: dict[str, object]) -> None:
+        for name, get, default, group in rules:
+            value = get(message)
+            if value is default:  # an equal one that is another object is said, which does no harm
+                continue
+            if group is not None:
+                group(value, packed)
+            else:
+                packed[name] = value if type(value) in _AS_THEY_ARE else _plain(value)
+
+    return fill
 
 
 _AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}

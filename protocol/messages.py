@@ -8,13 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus, TransferDirection
+from cbtop.protocol.attributes import (
+    MAX_QUANTITY,
+    NO_FUNCTION,
+    NO_KERNEL,
+    UNKNOWN_WORK,
+    FunctionAttributes,
+    KernelAttributes,
+    TransferAttributes,
+    Work,
+    quantity,
+)
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 1  # 1: ranks, pid namespaces and the lock on the catalog in HostHello; ClockReading
-
-MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: beyond it sums could overflow
-QUANTITIES = ("flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element", "budget_us_per_token")
 
 Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.record_batch`
 
@@ -53,39 +61,33 @@ class HostHello:
 class Node:
     """One node of the execution graph, said once, before the first record that names it.
 
-    `flops_*` and `bytes_*` are the straight line of `cbtop.profiler.definitions.Work`; None is unknown. What
-    follows the PTX hash is a function's and a transfer's. Records of an async task are its polls; their elements
-    are 1 where it was not done yet.
+    `label` tells places with one name apart: a brick's own word for its place (`q_proj`), the named stack that a
+    layer belongs to (`encoder`), the model that a step is a step of (`draft`). What is static about a kernel, a
+    transfer and a function is in `cbtop.protocol.attributes`; in the map of the message it lies flat. A budget is
+    the time a token may take, or the rate at which bytes must move. Records of an async task are its polls; their
+    elements are 1 where it was not done yet.
     """
 
     id: int
     parent: int | None
     kind: NodeKind
     name: str
+    label: str = ""
     category: BrickCategory | None = None
     brick: BrickId | None = None
     backend: str = ""
-    flops_per_call: float | None = None
-    flops_per_element: float | None = None
-    bytes_per_call: float | None = None
-    bytes_per_element: float | None = None
     budget_us_per_token: float | None = None
-    grid: tuple[int, int, int] | None = None
-    block: tuple[int, int, int] | None = None
-    shared_memory_bytes: int | None = None
-    ptx_hash: int | None = None
-    file: str = ""
-    line: int | None = None
-    source: str = ""
-    destination: str = ""
-    direction: TransferDirection | None = None
-    size_bytes: int | None = None
+    budget_gb_per_sec: float | None = None
+    work: Work = UNKNOWN_WORK
+    kernel: KernelAttributes = NO_KERNEL
+    function: FunctionAttributes = NO_FUNCTION
+    transfer: TransferAttributes | None = None
 
     def __post_init__(self) -> None:
-        for name in QUANTITIES:
+        for name in ("budget_us_per_token", "budget_gb_per_sec"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < MAX_QUANTITY:
-                raise ValueError(f"{name} of {self.name!r} is {value}; a finite value from zero on is wanted")
+            if value is not None:
+                quantity(f"{name} of {self.name!r}", value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import Column, NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
@@ -46,7 +47,7 @@ class BusySlices:
 
     def slices(self, nodes: NodeTable, phase: str) -> list[Slice]:
         """The last SLICES in which steps of `phase` ended, the oldest first; none of a source that has stopped."""
-        step = next((n for n in nodes.children[None] if n.kind is NodeKind.STEP and n.name == phase), None)
+        step = next((n for n in nodes.children[None] if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         if step is None or len(self._taken) < 2:
             return []
         longest_ns = max(after[0] - before[0] for before, after in self._pairs())

@@ -11,6 +11,7 @@ import numpy as np
 from cbtop.client.busy import BusySlices
 from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, NO_MINIMUM, RARE, Column, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED
 from cbtop.protocol.errors import DecodeError, VersionError
@@ -239,8 +240,9 @@ def _remember(record: SourceRecord, monotonic_ns: int) -> None:
                 tokens=int(totals["elements"][node.id]),
                 union_ns=record.stats.rare("union_ns", (node.id,)),
             )
-            record.latest[node.name] = sample
-            history = record.history.setdefault(node.name, deque(maxlen=HISTORY_S + 1))
+            phase = display_name(node)
+            record.latest[phase] = sample
+            history = record.history.setdefault(phase, deque(maxlen=HISTORY_S + 1))
             if not history or monotonic_ns - history[-1].monotonic_ns >= 1_000_000_000:
                 history.append(sample)
 

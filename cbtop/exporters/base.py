@@ -9,7 +9,6 @@ from typing import BinaryIO, TextIO
 
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.protocol.messages import Dependency, Node
-from cbtop.protocol.vocabulary import NodeKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +69,6 @@ def text_of_one(write: Callable[[Trace, TextIO], None]) -> Exporter:
         write(trace, out)
 
     return Exporter(text_of_many(write_first).write, holds_many=False)
-
-
-def display_name(node: Node) -> str:
-    """What a node is called where nothing else says what it is: a layer's own name is only its number."""
-    return f"Layer {node.name}" if node.kind is NodeKind.LAYER else node.name
 
 
 def kind_name(node: Node) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TextIO
 
-from cbtop.exporters.base import TimedRecord, Trace, display_name, kind_name
+from cbtop.exporters.base import TimedRecord, Trace, kind_name
 from cbtop.exporters.tracks import tracks_of
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.protocol.messages import Node
 
 Event = dict[str, object]

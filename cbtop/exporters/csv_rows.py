@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from typing import TextIO
 
-from cbtop.exporters.base import Trace, display_name, kind_name
-from cbtop.profiler.graph.nodes import printable
+from cbtop.exporters.base import Trace, kind_name
+from cbtop.profiler.graph.nodes import display_name, printable
 
 COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed")
 

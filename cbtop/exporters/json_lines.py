@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict
 from typing import TextIO
 
-from cbtop.exporters.base import Trace, display_name, kind_name
+from cbtop.exporters.base import Trace, kind_name
+from cbtop.profiler.graph.nodes import display_name
 
 
 def write_json_lines(trace: Trace, out: TextIO) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import BinaryIO
 
-from cbtop.exporters.base import TimedRecord, Trace, display_name
+from cbtop.exporters.base import TimedRecord, Trace
 from cbtop.exporters.tracks import events_of, tracks_of
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.protocol.vocabulary import NodeKind
 
 # Trace, TracePacket

@@ -10,8 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import TextIO
 
-from cbtop.exporters.base import Trace, display_name
+from cbtop.exporters.base import Trace
 from cbtop.exporters.tracks import events_of, tracks_of
+from cbtop.profiler.graph.nodes import display_name
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

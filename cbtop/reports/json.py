@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
+from cbtop.protocol.attributes import KernelAttributes
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import (
     BooksView,
@@ -55,9 +56,8 @@ PROVENANCE = {
         "layers",
         "weights_bytes",
         "budget_us_per_token",
-        "grid",
-        "block",
-        "shared_memory_bytes",
+        "budget_gb_per_sec",
+        *(attribute.name for attribute in fields(KernelAttributes)),
     ],
 }
 
@@ -71,6 +71,9 @@ def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: 
     provenance = {what: list(keys) for what, keys in PROVENANCE.items()}
     if any(source.window for source in sources):
         provenance["derived from measured"] += DERIVED_IN_A_WINDOW
+    if any(row.budget_gb_per_sec is not None for source in sources for row in source.bricks):
+        provenance["static"].remove("budget_us_per_token")
+        provenance["derived from measured"].append("budget_us_per_token")
     document = {
         "schema": SCHEMA,
         "replay": None if replay is None else asdict(replay),
@@ -190,6 +193,7 @@ def _brick(row: BrickRow) -> dict[str, Any]:
         "p999_us": row.p999_us,
         "us_per_token": row.us_per_token,
         "budget_us_per_token": row.budget_us_per_token,
+        "budget_gb_per_sec": row.budget_gb_per_sec,
         "budget_used_percent": row.budget_used_percent,
         "budget_met": row.budget_met,
         "elements": row.elements,
@@ -250,6 +254,7 @@ def _node(row: GraphRow) -> dict[str, Any]:
         "parent": row.parent,
         "kind": row.kind.name.lower(),
         "name": row.name,
+        "label": row.node_label or None,
         "category": None if row.category is None else row.category.display_name,
         "backend": row.backend or None,
         "count": row.count,
@@ -259,9 +264,7 @@ def _node(row: GraphRow) -> dict[str, Any]:
         "p99_us": row.p99_us,
         "elements": row.elements,
         "percent": row.percent,
-        "grid": row.grid,
-        "block": row.block,
-        "shared_memory_bytes": row.shared_memory_bytes,
+        **asdict(row.kernel),
     }
 
 

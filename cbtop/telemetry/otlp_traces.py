@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cbtop.client.store import SourceRecord
-from cbtop.exporters.base import display_name, kind_name
+from cbtop.exporters.base import kind_name
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_FAILED, Batch
 from cbtop.protocol.vocabulary import NodeKind

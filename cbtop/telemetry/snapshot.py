@@ -12,6 +12,7 @@ import numpy as np
 
 from cbtop.client.store import SourceRecord, Store
 from cbtop.profiler.brick_stats import BrickStats, brick_stats
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls, NodeStats, bucket_of
 from cbtop.protocol.vocabulary import NodeKind
@@ -97,7 +98,7 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
     for rank, check in enumerate(record.checks.values(), 1):
         labels = record.key, check.brick, check.assertion
         yield _Part("check", rank, [(CHECK, labels, float(check.passed))], since_ns)
-    steps = [node.name for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
+    steps = [display_name(node) for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     phases: list[str | None] = [*dict.fromkeys(steps)]
     left_out["phase"] += len(phases[MAX_PHASES:])
     rank = 0
@@ -140,14 +141,20 @@ def _phase(key: str, totals: PhaseTotals) -> Iterator[tuple[Metric, tuple[str, .
     step = totals.step
     calls = totals.stats.calls([step.id]) if step else None
     if step and calls:
-        yield TOKENS, (key, step.name), calls.elements
-        yield STEP_DURATION, (key, step.name), _durations(totals.stats, [step.id], calls)
+        yield TOKENS, (key, display_name(step)), calls.elements
+        yield STEP_DURATION, (key, display_name(step)), _durations(totals.stats, [step.id], calls)
 
 
 def _brick(
     key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[int]
 ) -> Iterator[tuple[Metric, tuple[str, ...], float | Durations]]:
-    labels = key, totals.step.name if totals.step else "", stats.name, stats.category.display_name, stats.backend
+    labels = (
+        key,
+        display_name(totals.step) if totals.step else "",
+        stats.name,
+        stats.category.display_name,
+        stats.backend,
+    )
     yield BRICK_DURATION, labels, _durations(totals.stats, nodes, stats.calls)
     yield BRICK_FAILED, labels, stats.calls.failed
     yield BRICK_ELEMENTS, labels, stats.calls.elements

@@ -57,7 +57,6 @@ def _row(node: Node, depth: int, text: str, totals: PhaseTotals, calls: Calls | 
         p99_us=calls.p99_ns / 1e3 if calls and calls.p99_ns is not None else None,
         elements=round(calls.elements / calls.count) if calls else None,
         percent=totals.percent(totals.closed_ns[node.id]) if calls else None,
-        grid=node.grid,
-        block=node.block,
-        shared_memory_bytes=node.shared_memory_bytes,
+        node_label=node.label,
+        kernel=node.kernel,
     )

@@ -34,7 +34,7 @@ from cbtop.viewmodels.roofline import roofline
 from cbtop.viewmodels.source import source_view
 
 # Two places are one when they lie in the same place and all that is static about them is the same.
-_static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "file", "line")))
+_static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
 
 def merged_view(

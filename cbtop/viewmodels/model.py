@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
 
 
@@ -62,6 +63,7 @@ class BrickRow:
     checks_failed: int
     backend: str
     rank: str | None = None  # in a merge by maximum: whose figures these are
+    budget_gb_per_sec: float | None = None  # the rate that the budget a token was derived from; None: it is static
 
     @property
     def budget_used_percent(self) -> float | None:
@@ -141,9 +143,8 @@ class GraphRow:
     p99_us: float | None
     elements: int | None  # per call, mean
     percent: float | None  # of the step's wall time
-    grid: tuple[int, int, int] | None
-    block: tuple[int, int, int] | None
-    shared_memory_bytes: int | None
+    node_label: str = ""  # the caller's own word for this place, a layer's stack
+    kernel: KernelAttributes = NO_KERNEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cbtop.client.store import SourceRecord
 from cbtop.profiler.brick_stats import brick_stats
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.viewmodels.books import books
@@ -31,7 +32,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
     """Everything `record` shows for `phase` (None: decode, or whatever it has), of its life or of its window."""
     stats, covers_s = record.window.statistics(record.stats) if window else (record.stats, 0.0)
     phases = steps_views(record, stats, covers_s if window else None)
-    names = [node.name for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
+    names = [display_name(node) for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     shown = phase if phase in names else DEFAULT_PHASE if DEFAULT_PHASE in names else next(iter(names), None)
     whole = PhaseTotals.of(record.nodes, record.stats, shown)
     totals = PhaseTotals.of(record.nodes, stats, shown) if window else whole

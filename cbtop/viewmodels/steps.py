@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from cbtop.client.store import SourceRecord
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -31,9 +32,10 @@ def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[flo
 
 
 def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: float | None) -> StepsView:
-    calls, recent = stats.calls([step.id]), _recent(record, step.name)
+    phase = display_name(step)
+    calls, recent = stats.calls([step.id]), _recent(record, phase)
     if calls is None:  # none of them in these statistics
-        return StepsView(step.name, 0, 0, None, recent)
+        return StepsView(phase, 0, 0, None, recent)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     first_ns, last_ns = stats.rare("first_ns", (step.id,)), stats.rare("last_ns", (step.id,))
@@ -41,7 +43,7 @@ def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: fl
     p50, p95, p99 = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns))
     tokens_a_step = tokens / count
     return StepsView(
-        phase=step.name,
+        phase=phase,
         count=count,
         tokens=tokens,
         tokens_per_sec=_rate(tokens, union_ns),

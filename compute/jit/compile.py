@@ -73,6 +73,21 @@ def jit_parallel(function: Function) -> Function:
     return cast(Function, decorate(function))
 
 
+def jit_chosen(functions: dict[int, Any]) -> Any:
+    """Of `functions`, of four arguments each, calls the one whose code is the first of five; always inlined.
+
+    A code that none of them has calls the last: who calls with a code has checked it.
+    """
+    # Written out as text, since Numba follows no table of functions, and a chain of closures costs 20 ns a link.
+    *others, last = functions
+    lines = [f"    if code == {code}: return function_{code}(a, b, c, d)" for code in others]
+    text = "\n".join(["def choose(code, a, b, c, d):", *lines, f"    return function_{last}(a, b, c, d)"])
+    names = {f"function_{code}": function for code, function in functions.items()}
+    exec(text, names)
+    # Not cached: it lies in no file. Who calls it is cached, with it inside.
+    return numba.njit(fastmath=True, error_model="numpy", nogil=True, forceinline=True)(names["choose"])
+
+
 @jit
 def half_to_float(bits: Any) -> Any:
     """The float32 that the 16 bits of an IEEE binary16 stand for; exact for every finite value.

@@ -13,7 +13,7 @@ import numpy as np
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 from cbtop.compute.kernels.linear import dequantize_row
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, known
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q6_k import Q6_K
 
@@ -24,10 +24,14 @@ def reference(code: int, weights: Any, tokens: Any, out: Any) -> None:
 
 
 @jit
-def embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
-    """As `reference`."""
+def _embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
     for t in range(tokens.shape[0]):
         dequantize_row(code, weights, np.uint64(tokens[t]), out, np.uint64(t))
+
+
+def embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
+    """As `reference`. Raises ValueError for the code of a format that is not known."""
+    _embedding(known(code), weights, tokens, out)
 
 
 def work(matrix: QuantizedMatrix) -> KernelWork:

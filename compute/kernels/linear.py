@@ -12,26 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, jit_inlined, jit_parallel, prange
+from cbtop.compute.jit.compile import jit, jit_chosen, jit_parallel, prange
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, known
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
-from cbtop.compute.quantization.floats import (
-    BF16,
-    F16,
-    dequantize_row_bf16,
-    dequantize_row_f16,
-    dequantize_row_f32,
-    dot_row_bf16,
-    dot_row_f16,
-    dot_row_f32,
-)
-from cbtop.compute.quantization.q4_k import Q4_K, dequantize_row_q4_k, dot_row_q4_k, sum_sub_blocks_q4_k
-from cbtop.compute.quantization.q6_k import Q6_K, dequantize_row_q6_k, dot_row_q6_k, sum_sub_blocks_q6_k
-from cbtop.compute.quantization.q8_0 import Q8_0, dequantize_row_q8_0, dot_row_q8_0
 
-F16_CODE, BF16_CODE = F16.code, BF16.code
-Q8_0_CODE, Q4_K_CODE, Q6_K_CODE = Q8_0.code, Q4_K.code, Q6_K.code
 PARALLEL_FROM_BYTES = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
 CHECKED_ROWS = 64  # of a live matrix; the whole of an output matrix would take seconds to dequantise
 
@@ -42,45 +27,9 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any
     out[:] = x.astype(np.float64) @ matrix.T + (bias if bias.size else 0.0)
 
 
-@jit
-def dequantize_row(code: int, weights: Any, row: Any, out: Any, out_row: Any) -> None:
-    """Row `row` of weights, uint8 (rows, row_bytes), into out[out_row] as float32."""
-    if code == Q4_K_CODE:
-        dequantize_row_q4_k(weights, row, out, out_row)
-    elif code == Q6_K_CODE:
-        dequantize_row_q6_k(weights, row, out, out_row)
-    elif code == Q8_0_CODE:
-        dequantize_row_q8_0(weights, row, out, out_row)
-    elif code == F16_CODE:
-        dequantize_row_f16(weights, row, out, out_row)
-    elif code == BF16_CODE:
-        dequantize_row_bf16(weights, row, out, out_row)
-    else:
-        dequantize_row_f32(weights, row, out, out_row)
-
-
-@jit
-def _sum_sub_blocks(code: int, x: Any, scratch: Any) -> None:
-    """What `_dot_row` needs of a single token besides x, into scratch[0]."""
-    if x.shape[0] == 1 and code == Q4_K_CODE:
-        sum_sub_blocks_q4_k(x, scratch)
-    elif x.shape[0] == 1 and code == Q6_K_CODE:
-        sum_sub_blocks_q6_k(x, scratch)
-
-
-@jit_inlined
-def _dot_row(code: int, weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    if code == Q4_K_CODE:
-        return dot_row_q4_k(weights, row, x, sums)
-    if code == Q6_K_CODE:
-        return dot_row_q6_k(weights, row, x, sums)
-    if code == Q8_0_CODE:
-        return dot_row_q8_0(weights, row, x)
-    if code == F16_CODE:
-        return dot_row_f16(weights, row, x)
-    if code == BF16_CODE:
-        return dot_row_bf16(weights, row, x)
-    return dot_row_f32(weights, row, x)
+# Each takes a format's code and calls the function of that format with what follows; a code is checked before.
+dequantize_row = jit_chosen({code: one.dequantize_row for code, one in FORMATS.items()})
+_dot_row = jit_chosen({code: one.dot_row for code, one in FORMATS.items()})
 
 
 @jit
@@ -126,16 +75,20 @@ def _rows(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any, ch
 
 @jit_parallel
 def _linear_parallel(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    _sum_sub_blocks(code, x, scratch)
     chunks = scratch.shape[0]
     for chunk in prange(chunks):
         _rows(code, weights, bias, x, out, scratch, np.int64(chunk), chunks)
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """As `reference`. `scratch` is float32 (threads, columns or more): its rows are the threads to use."""
+    """As `reference`. `scratch` is float32 (threads, columns or more): its rows are the threads to use.
+
+    Raises ValueError for the code of a format that is not known.
+    """
+    prepare = FORMATS[known(code)].prepare
+    if prepare is not None and x.shape[0] == 1:
+        prepare(x, scratch)
     if scratch.shape[0] == 1 or weights.size * x.shape[0] < PARALLEL_FROM_BYTES:
-        _sum_sub_blocks(code, x, scratch)
         _rows(code, weights, bias, x, out, scratch, 0, 1)
     else:
         _linear_parallel(code, weights, bias, x, out, scratch)

@@ -11,3 +11,11 @@ from cbtop.compute.quantization.q8_0 import Q8_0
 FORMATS: dict[int, BlockFormat] = {
     block_format.code: block_format for block_format in (F32, F16, BF16, Q8_0, Q4_K, Q6_K)
 }
+
+
+def known(code: int) -> int:
+    """`code`, when it is that of a format. Raises ValueError that says which there are."""
+    if code not in FORMATS:
+        names = ", ".join(f"{code} {block_format.name}" for code, block_format in FORMATS.items())
+        raise ValueError(f"weights of block format {code}; known are {names}")
+    return code

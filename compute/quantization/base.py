@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,10 @@ class BlockFormat:
     `code` is ggml's own number (enum ggml_type), as it stands in a GGUF file.
     `dequantize` takes uint8 (rows, row_bytes) and gives float32 (rows, columns): the meaning of the bytes.
     `quantize` goes the other way by rounding to nearest.
+
+    The compiled functions take a row at a time. `dequantize_row(weights, row, out, out_row)` writes it as float32;
+    `dot_row(weights, row, x, sums)` multiplies it by x[0]; `prepare(x, sums)` runs once before all rows and leaves
+    what these need of x besides x itself in sums, float32 (1, columns or more).
     """
 
     name: str
@@ -27,6 +32,9 @@ class BlockFormat:
     block_bytes: int
     dequantize: Callable[[Bytes], Floats]
     quantize: Callable[[Floats], Bytes]
+    dequantize_row: Callable[[Any, Any, Any, Any], None]
+    dot_row: Callable[[Any, Any, Any, Any], Any]
+    prepare: Callable[[Any, Any], None] | None = None
 
     def row_bytes(self, columns: int) -> int:
         return columns // self.block_elements * self.block_bytes

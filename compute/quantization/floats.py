@@ -42,8 +42,8 @@ def _quantize_bf16(weights: Floats) -> Bytes:
 
 
 @jit_inlined
-def dot_row_f32(weights: Any, row: Any, x: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]."""
+def dot_row_f32(weights: Any, row: Any, x: Any, sums: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed."""
     values = weights[row].view(np.float32)
     total = np.float32(0)
     for i in range(np.uint64(values.shape[0])):
@@ -60,8 +60,8 @@ def dequantize_row_f32(weights: Any, row: Any, out: Any, out_row: Any) -> None:
 
 
 @jit_inlined
-def dot_row_f16(weights: Any, row: Any, x: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]."""
+def dot_row_f16(weights: Any, row: Any, x: Any, sums: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed."""
     columns = np.uint64(x.shape[1])
     even, odd = splat(np.float32(0)), splat(np.float32(0))
     token, step, i = np.uint64(0), np.uint64(LANES), np.uint64(0)
@@ -91,8 +91,8 @@ def _bfloat_to_float(bits: Any) -> Any:
 
 
 @jit_inlined
-def dot_row_bf16(weights: Any, row: Any, x: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]."""
+def dot_row_bf16(weights: Any, row: Any, x: Any, sums: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed."""
     values = weights[row].view(np.uint16)
     total = np.float32(0)
     for i in range(np.uint64(values.shape[0])):
@@ -108,6 +108,6 @@ def dequantize_row_bf16(weights: Any, row: Any, out: Any, out_row: Any) -> None:
         out[out_row, i] = _bfloat_to_float(values[i])
 
 
-F32 = BlockFormat("F32", 0, 1, 4, _dequantize_f32, _quantize_f32)
-F16 = BlockFormat("F16", 1, 1, 2, _dequantize_f16, _quantize_f16)
-BF16 = BlockFormat("BF16", 30, 1, 2, _dequantize_bf16, _quantize_bf16)
+F32 = BlockFormat("F32", 0, 1, 4, _dequantize_f32, _quantize_f32, dequantize_row_f32, dot_row_f32)
+F16 = BlockFormat("F16", 1, 1, 2, _dequantize_f16, _quantize_f16, dequantize_row_f16, dot_row_f16)
+BF16 = BlockFormat("BF16", 30, 1, 2, _dequantize_bf16, _quantize_bf16, dequantize_row_bf16, dot_row_bf16)

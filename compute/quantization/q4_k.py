@@ -200,4 +200,14 @@ def dequantize_row_q4_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
                 out[out_row, first + np.uint64(32) + i] = high_scale * np.float32(high) - high_minimum
 
 
-Q4_K = BlockFormat("Q4_K", 12, BLOCK_ELEMENTS, BLOCK_BYTES, _dequantize, _quantize)
+Q4_K = BlockFormat(
+    "Q4_K",
+    12,
+    BLOCK_ELEMENTS,
+    BLOCK_BYTES,
+    _dequantize,
+    _quantize,
+    dequantize_row_q4_k,
+    dot_row_q4_k,
+    sum_sub_blocks_q4_k,
+)

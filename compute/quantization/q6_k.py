@@ -179,4 +179,14 @@ def dequantize_row_q6_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
                 out[out_row, first + i] = scale * _weight(low, np.int32(high << np.int32(4)))
 
 
-Q6_K = BlockFormat("Q6_K", 14, BLOCK_ELEMENTS, BLOCK_BYTES, _dequantize, _quantize)
+Q6_K = BlockFormat(
+    "Q6_K",
+    14,
+    BLOCK_ELEMENTS,
+    BLOCK_BYTES,
+    _dequantize,
+    _quantize,
+    dequantize_row_q6_k,
+    dot_row_q6_k,
+    sum_sub_blocks_q6_k,
+)

@@ -48,8 +48,8 @@ def _quantize(weights: Floats) -> Bytes:
 
 
 @jit_inlined
-def dot_row_q8_0(weights: Any, row: Any, x: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]."""
+def dot_row_q8_0(weights: Any, row: Any, x: Any, sums: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed."""
     total = splat(np.float32(0))
     token, sixteen = np.uint64(0), np.uint64(16)
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
@@ -78,4 +78,4 @@ def dequantize_row_q8_0(weights: Any, row: Any, out: Any, out_row: Any) -> None:
             out[out_row, first + i] = scale * np.float32(np.int8(weights[row, base + i]))
 
 
-Q8_0 = BlockFormat("Q8_0", 8, BLOCK_ELEMENTS, BLOCK_BYTES, _dequantize, _quantize)
+Q8_0 = BlockFormat("Q8_0", 8, BLOCK_ELEMENTS, BLOCK_BYTES, _dequantize, _quantize, dequantize_row_q8_0, dot_row_q8_0)

@@ -14,11 +14,11 @@ from cbtop.profiler.graph.nodes import (
     Edge,
     EdgeKind,
     GraphNode,
-    Grid,
     Kernel,
     Transfer,
     name_of,
 )
+from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
 DROPPED = -1  # the id of a node there was no room for; what is put inside it, or tied to it, is dropped as well
@@ -130,9 +130,21 @@ class ExecutionGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a kernel launch to the brick recorded last in this scope, or to the scope itself."""
+        """Add a kernel launch to the brick recorded last in this scope, or to the scope itself.
+
+        With attributes of a launch that have no argument here, `add_node(Kernel(…))` does the same.
+        """
         parent = self.current_scope if self._last_brick is None else self._last_brick
-        kernel = Kernel(name, grid, block, shared_memory_bytes, "", ptx_hash, duration_ns, flops, moved_bytes)
+        kernel = Kernel(
+            name,
+            duration_ns=duration_ns,
+            flops=flops,
+            moved_bytes=moved_bytes,
+            grid=grid,
+            block=block,
+            shared_memory_bytes=shared_memory_bytes,
+            ptx_hash=ptx_hash,
+        )
         return self.add_node(kernel, parent)
 
     def record_transfer(

@@ -6,7 +6,18 @@ from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import AsyncTask, Brick, Function, GraphNode, Kernel, Layer, Step, Transfer
+from cbtop.profiler.graph.nodes import (
+    AsyncTask,
+    Brick,
+    Function,
+    GraphNode,
+    Kernel,
+    Layer,
+    Step,
+    Transfer,
+    display_name,
+)
+from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, carried
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import NodeKind
 
@@ -44,44 +55,27 @@ def graph_of_nodes(
 
 
 def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, calls: float) -> GraphNode:
-    flops = _line(node.flops_per_call, node.flops_per_element, mean_elements)
-    moved_bytes = _line(node.bytes_per_call, node.bytes_per_element, mean_elements)
+    # `Work` is a straight line, so the mean of the work is the work of the mean.
+    flops = None if mean_elements is None else node.work.flops(1, mean_elements)
+    moved_bytes = None if mean_elements is None else node.work.bytes(1, mean_elements)
     match node.kind:
         case NodeKind.STEP:
-            return Step(node.name)
+            return Step(node.name, node.label)
         case NodeKind.LAYER:
-            return Layer(int(node.name)) if node.name.isdecimal() else Function(f"Layer {node.name}")
+            return Layer(int(node.name), node.label) if node.name.isdecimal() else Function(display_name(node))
         case NodeKind.BRICK:
             whole = None if mean_elements is None else round(mean_elements)
-            return Brick(node.name, mean_ns, whole, flops, moved_bytes, calls)
+            return Brick(node.name, mean_ns, whole, flops, moved_bytes, calls, node.label)
         case NodeKind.KERNEL:
-            shared = node.shared_memory_bytes or 0
-            return Kernel(
-                node.name,
-                node.grid,
-                node.block,
-                shared,
-                node.backend,
-                node.ptx_hash,
-                mean_ns,
-                flops,
-                moved_bytes,
-                calls,
-            )
+            launch = carried(KernelAttributes, node.kernel)
+            return Kernel(node.name, node.backend, mean_ns, flops, moved_bytes, calls, **launch)
         case NodeKind.FUNCTION:
-            return Function(node.name, node.file or None, node.line)
+            return Function(node.name, **carried(FunctionAttributes, node.function))
         case NodeKind.TRANSFER:
-            if node.direction is None or node.size_bytes is None:
+            if node.transfer is None:
                 return Function(node.name)
-            return Transfer(node.source, node.destination, node.size_bytes, node.direction, mean_ns, calls)
+            return Transfer(**carried(TransferAttributes, node.transfer), duration_ns=mean_ns, calls=calls)
         case NodeKind.ASYNC_TASK:
             return AsyncTask(node.name, round(calls), round(calls * (mean_elements or 0.0)), calls * (mean_ns or 0.0))
         case _:
             assert_never(node.kind)
-
-
-def _line(per_call: float | None, per_element: float | None, mean_elements: float | None) -> float | None:
-    """The work of the mean call: `Work` is a straight line, so the mean of the work is the work of the mean."""
-    if per_call is None or per_element is None or mean_elements is None:
-        return None
-    return per_call + per_element * mean_elements

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from typing import TypeVar
 
+from cbtop.profiler.budget import ByteBudget, TokenBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.nodes import AsyncTask, Function, Transfer
+from cbtop.protocol.attributes import (
+    UNKNOWN_WORK,
+    FunctionAttributes,
+    KernelAttributes,
+    TransferAttributes,
+    Work,
+    carried,
+)
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
+Attributes = TypeVar("Attributes")
+
 
 def nodes_of(key: object, first_id: int, parent: int | None, inside: object) -> list[Node]:
-    """The node of `key` inside `parent`, followed by those of its kernels; `inside` is the key of the parent."""
+    """The node of `key` inside `parent`, followed by those of its kernels; `inside` is the key of the parent.
+
+    A layer's key is (NodeKind.LAYER, index) or with the name of its stack as a third, a step's (NodeKind.STEP, name)
+    or with the name of its model.
+    """
     match key:
-        case (NodeKind.LAYER, index):
-            return [Node(first_id, parent, NodeKind.LAYER, str(index))]
-        case (NodeKind.STEP, name):
-            return [Node(first_id, parent, NodeKind.STEP, str(name))]
+        case (NodeKind() as kind, name):
+            return [Node(first_id, parent, kind, str(name))]
+        case (NodeKind() as kind, name, label):
+            return [Node(first_id, parent, kind, str(name), str(label))]
         case Function():
-            return [Node(first_id, parent, NodeKind.FUNCTION, key.name, file=key.file or "", line=key.line)]
+            return [Node(first_id, parent, NodeKind.FUNCTION, key.name, function=_only(FunctionAttributes, key))]
         case AsyncTask():
             return [Node(first_id, parent, NodeKind.ASYNC_TASK, key.name)]
         case Transfer():
-            return [_transfer_node(key, first_id, parent)]
+            name = f"{key.source} → {key.destination}"
+            return [Node(first_id, parent, NodeKind.TRANSFER, name, transfer=_only(TransferAttributes, key))]
         case KernelDefinition():
             return [_kernel_node(key, first_id, parent, _definition(inside).category)]
         case _:
@@ -41,47 +56,29 @@ def _definition(key: object) -> BrickDefinition:
 
 
 def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None) -> list[Node]:
-    # An unknown amount of work leaves the fields None.
-    work: dict[str, Any] = asdict(definition.work) if definition.work else {}
-    work.pop("of_call", None)
+    budget = definition.budget
     brick = Node(
         first_id,
         parent,
         NodeKind.BRICK,
         definition.name,
+        definition.label,
         category=definition.category,
         brick=definition.brick,
         backend=definition.backend,
-        budget_us_per_token=definition.budget_us_per_token,
-        **work,
+        budget_us_per_token=budget.us_per_token if isinstance(budget, TokenBudget) else None,
+        budget_gb_per_sec=budget.gb_per_sec if isinstance(budget, ByteBudget) else None,
+        work=definition.work if isinstance(definition.work, Work) else UNKNOWN_WORK,
     )
     kernels = enumerate(definition.kernels, start=first_id + 1)
     return [brick, *(_kernel_node(kernel, at, first_id, definition.category) for at, kernel in kernels)]
 
 
 def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category: BrickCategory) -> Node:
-    return Node(
-        at,
-        parent,
-        NodeKind.KERNEL,
-        kernel.name,
-        category=category,
-        backend=kernel.backend,
-        grid=kernel.grid,
-        block=kernel.block,
-        shared_memory_bytes=kernel.shared_memory_bytes,
-        ptx_hash=kernel.ptx_hash,
-    )
+    launch = _only(KernelAttributes, kernel)
+    return Node(at, parent, NodeKind.KERNEL, kernel.name, category=category, backend=kernel.backend, kernel=launch)
 
 
-def _transfer_node(transfer: Transfer, at: int, parent: int | None) -> Node:
-    return Node(
-        at,
-        parent,
-        NodeKind.TRANSFER,
-        f"{transfer.source} → {transfer.destination}",
-        source=transfer.source,
-        destination=transfer.destination,
-        direction=transfer.direction,
-        size_bytes=transfer.size_bytes,
-    )
+def _only(kind: type[Attributes], holder: Attributes) -> Attributes:
+    """The attributes alone: two nodes are alike whoever held them before."""
+    return kind(**carried(kind, holder))

@@ -6,21 +6,25 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from cbtop.protocol.vocabulary import TransferDirection
-
-Grid = tuple[int, int, int]
+from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
+    """A layer, of the named `stack` where a model has several (encoder, decoder)."""
+
     index: int
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass, or the mean of many: `decode`, `prefill`."""
+    """One forward pass, or the mean of many: `decode`, `prefill`; of `model` where a process runs several."""
 
     name: str
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Brick:
     """`duration_ns` is None where the brick was never timed; `elements`, `flops` and `moved_bytes` are of one call.
 
     `calls` is how often it ran in one run of the root it lies under: once when it was recorded there, and where
-    the graph is the mean of many runs, what their counts say.
+    the graph is the mean of many runs, what their counts say. `label` is the caller's own word for the place.
     """
 
     name: str
@@ -37,18 +41,15 @@ class Brick:
     flops: float | None = None
     moved_bytes: float | None = None
     calls: float = 1.0
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(KernelAttributes):
     """A kernel: a GPU launch has a grid and a block, a CPU kernel only its backend. Amounts are as in Brick."""
 
     name: str
-    grid: Grid | None = None
-    block: Grid | None = None
-    shared_memory_bytes: int = 0
     backend: str = ""
-    ptx_hash: int | None = None
     duration_ns: float | None = None
     flops: float | None = None
     moved_bytes: float | None = None
@@ -56,22 +57,18 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(TransferAttributes):
     """A copy of `size_bytes` bytes between two memories. `duration_ns` and `calls` are as in Brick."""
 
-    source: str
-    destination: str
-    size_bytes: int
-    direction: TransferDirection
     duration_ns: float | None = None
     calls: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class Function(FunctionAttributes):
+    """A function of the host: `Function("forward", file="model.py", line=12)`."""
+
     name: str
-    file: str | None = None
-    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +114,36 @@ class Edge:
     weight: float = 1.0
 
 
+def display_name(node: Node) -> str:
+    """What a node is called on every screen and in every file, and a phase by its step: `draft decode`."""
+    return _labelled(node.kind, node.name, node.label)
+
+
 def name_of(node: GraphNode) -> str:
     """What a node is called. Names repeat: the RmsNorm of every layer is called RmsNorm."""
     match node:
         case Layer():
-            return f"Layer {node.index}"
+            return _labelled(NodeKind.LAYER, str(node.index), node.stack)
+        case Step():
+            return _labelled(NodeKind.STEP, node.name, node.model)
+        case Brick():
+            return _labelled(NodeKind.BRICK, node.name, node.label)
         case Transfer():
             return f"{node.direction}: {node.source} → {node.destination}"
-        case Step() | Brick() | Kernel() | Function() | AsyncTask():
+        case Kernel() | Function() | AsyncTask():
             return node.name
         case _:
             assert_never(node)
+
+
+def _labelled(kind: NodeKind, name: str, label: str) -> str:
+    match kind:
+        case NodeKind.LAYER:  # whose own name is only its number
+            return f"Layer {name} ({label})" if label else f"Layer {name}"
+        case NodeKind.STEP:
+            return f"{label} {name}" if label else name
+        case _:
+            return f"{name} {label}" if label else name
 
 
 def work_ns(node: GraphNode) -> float | None:

@@ -117,4 +117,4 @@ def _launch(kernel: Kernel) -> str:
         return kernel.backend
     # The third number is block.y, as the predecessor printed it; it is not CUDA's own launch syntax.
     shape = f"<<<{kernel.grid[0]},{kernel.block[0]},{kernel.block[1]}>>>"
-    return f"{shape} smem={kernel.shared_memory_bytes}B"
+    return f"{shape} smem={kernel.shared_memory_bytes or 0}B"

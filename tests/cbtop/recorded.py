@@ -8,10 +8,12 @@ from pathlib import Path
 
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import codec
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Message
 from cbtop.protocol.vocabulary import BrickId, Provenance
 
@@ -63,18 +65,18 @@ def decode_run(directory: Path, steps: int = 10) -> SourceRecord:
     profiler.announce(Ceiling("fma_float32", "compute", 100.0, "GFLOP/s", Provenance.MEASURED))
     profiler.announce(CheckResult("RmsNorm", "finite", True, None, None))
     profiler.announce(CheckResult("QkvProjection", "equivalence", True, 2e-7, 1e-5))
-    norm = BrickDefinition.of(BrickId.RMS_NORM, backend="numba", work=Work(0, 4, 0, 8), budget_us_per_token=1.5)
+    norm = BrickDefinition.of(BrickId.RMS_NORM, backend="numba", work=Work(0, 4, 0, 8), budget=TokenBudget(1.5))
     qkv = BrickDefinition.of(
         BrickId.QKV_PROJECTION,
         backend="numba",
         work=Work(flops_per_element=128, bytes_per_call=4096, bytes_per_element=4),
         kernels=(KernelDefinition("q4_k_linear", "numba-omp×2"),),
-        budget_us_per_token=25.0,
+        budget=TokenBudget(25.0),
     )
     down = BrickDefinition.of(
         BrickId.DOWN_PROJECTION,
         backend="cuda",
-        kernels=(KernelDefinition("q4k_gemv", "cuda", (32, 1, 1), (256, 1, 1), 4096),),
+        kernels=(KernelDefinition("q4k_gemv", "cuda", grid=(32, 1, 1), block=(256, 1, 1), shared_memory_bytes=4096),),
     )
     for phase, tokens in [("prefill", 4)] + [("decode", 1)] * steps:
         with profiler.step(phase, tokens):

@@ -157,9 +157,6 @@ def _graph() -> tuple[GraphRow, ...]:
                 p99_us=brick.p99_us if brick and timed else 803.1 if kind is NodeKind.LAYER else None,
                 elements=1_024 if timed else None,
                 percent=100 * brick.avg_us / WALL_US if brick and timed else 8.2 if kind is NodeKind.LAYER else None,
-                grid=None,
-                block=None,
-                shared_memory_bytes=None,
             )
         )
         return len(rows)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.protocol import codec
+from cbtop.protocol.attributes import FunctionAttributes
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
@@ -96,9 +97,9 @@ def called(name: str) -> list[CatalogMessage]:
         HostHello(1, 0, 7, 1, name, name, name, name, name, 1, 1),
         Manifest(name, name, name, name, 1, 1, 1, 1, 1, 1),
         Node(1, None, NodeKind.STEP, "decode"),
-        Node(2, 1, NodeKind.LAYER, name),
-        Node(3, 2, NodeKind.BRICK, name, backend=name),
-        Node(4, 3, NodeKind.KERNEL, name, backend=name, file=name),
+        Node(2, 1, NodeKind.LAYER, name, label=name),
+        Node(3, 2, NodeKind.BRICK, name, label=name, backend=name),
+        Node(4, 3, NodeKind.KERNEL, name, backend=name, function=FunctionAttributes(file=name)),
         CheckResult(name, name, False, 1.0, 0.5),
         TraceSummary(name, name, name, 1, (TraceNumber(name, name, 1.0),), (TraceAnomaly(name),)),
         Activity(name, 0.5),

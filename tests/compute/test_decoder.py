@@ -73,11 +73,11 @@ def test_a_projections_work_is_its_shapes(model: Model, decoder_for: MakeDecoder
     projections = (layer.q, layer.k, layer.v)
     elements = len(PROMPT) * sum(p.weight.rows for p in projections)
     assert (node.id, elements) in recorder.records
-    assert node.flops_per_element is not None
+    assert node.work.flops_per_element is not None
     products = 2.0 * model.hidden * elements
     biases = len(PROMPT) * sum(p.bias.size for p in projections)
-    assert node.flops_per_element * elements == pytest.approx(products + biases)
-    assert node.bytes_per_call == sum(p.weight.size_bytes + p.bias.nbytes for p in projections)
+    assert node.work.flops_per_element * elements == pytest.approx(products + biases)
+    assert node.work.bytes_per_call == sum(p.weight.size_bytes + p.bias.nbytes for p in projections)
 
 
 def test_all_bricks_hold_their_assertions(model: Model, decoder_for: MakeDecoder, recorder: ListRecorder) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder import tracing
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
-from cbtop.compute.decoder.fingerprints import FingerprintObserver
 from cbtop.compute.decoder.tracing import TRACE_BRICK, DecodeTracing
 from cbtop.compute.kernels import rms_norm
+from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.quantization.floats import F16
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
@@ -243,9 +244,25 @@ def with_down(model: Model, layer: int) -> Model:
 
 
 def fingerprints_of(decoder: Decoder) -> Fingerprints:
-    observer = FingerprintObserver(decoder)
-    decoder.decode(decoder.prefill(PROMPT, observer), observer)
-    return observer.fingerprints
+    """Of all that the bricks write in a prefill and one decode."""
+    found = Fingerprints()
+    layer_of = {
+        getattr(bricks, field.name): layer
+        for layer, bricks in enumerate(decoder.bricks.layers)
+        for field in fields(bricks)
+    }
+    position = 0  # where the pass began; the decoder's own moves on before the last bricks run
+
+    def observe(brick: ComputeBrick, calls: Sequence[Arguments]) -> None:
+        nonlocal position
+        if brick is decoder.bricks.embedding:
+            position = decoder.position
+        for kernel, arguments in zip(brick._kernels, calls, strict=True):
+            for place in kernel.outputs:
+                found.record(brick.spec.name, layer_of.get(brick), position, arguments[place])
+
+    decoder.decode(decoder.prefill(PROMPT, observe), observe)
+    return found
 
 
 def test_one_wrong_norm_weight_is_found_in_its_layer(model: Model, decoder_for: MakeDecoder) -> None:

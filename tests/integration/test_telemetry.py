@@ -37,12 +37,12 @@ Series = dict[tuple[str, ...], float]  # a sample's value by its phase and brick
 # One with work, a budget, a check and a brick inside another; it keeps its process at rest when it is done.
 RESTING_HOST = """
 import sys, time
-from cbtop import BrickDefinition, BrickId, BrickProfiler, Work
+from cbtop import BrickDefinition, BrickId, BrickProfiler, TokenBudget, Work
 from cbtop.protocol.messages import CheckResult
 profiler = BrickProfiler()
 profiler.announce(CheckResult("RmsNorm", "finite", True, None, None))
 work = Work(flops_per_element=128, bytes_per_call=4096, bytes_per_element=4)
-down = BrickDefinition.of(BrickId.DOWN_PROJECTION, backend="numba", work=work, budget_us_per_token=50)
+down = BrickDefinition.of(BrickId.DOWN_PROJECTION, backend="numba", work=work, budget=TokenBudget(50))
 for step in range(int(sys.argv[1])):
     with profiler.step("decode", tokens=2):
         for layer in range(2):

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.budget import ByteBudget, TokenBudget
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.protocol import codec
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import BrickId, Provenance
 
@@ -24,13 +26,26 @@ def test_numpys_numbers_are_numbers() -> None:
     assert decoded.value == 20.0
 
 
+def test_a_half_of_the_work_that_nobody_gave_is_unknown_which_zero_is_not() -> None:
+    work = Work(flops_per_element=2)
+    assert (work.flops(calls=3, elements=10), work.bytes(calls=3, elements=10)) == (20, None)
+    assert Work(bytes_per_call=0).bytes(calls=3, elements=10) == 0
+    assert (Work().flops(1, 1), Work().bytes(1, 1)) == (None, None)
+
+
+def test_a_bare_number_is_no_budget() -> None:
+    with pytest.raises(TypeError, match=r"budget is 12\.2; a TokenBudget or a ByteBudget is wanted"):
+        BrickDefinition.of(BrickId.RMS_NORM, budget=12.2)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: Work(flops_per_call=float("nan")),
         lambda: Work(bytes_per_element=-1),
         lambda: Work(flops_per_element=1e308),
-        lambda: BrickDefinition.of(BrickId.RMS_NORM, budget_us_per_token=0),
+        lambda: BrickDefinition.of(BrickId.RMS_NORM, budget=TokenBudget(0)),
+        lambda: ByteBudget(float("inf")),
         lambda: KernelDefinition("k", "cuda", ptx_hash=1 << 70),
         lambda: Ceiling("dram", "bandwidth", 0.0, "GB/s", Provenance.MEASURED),
     ],

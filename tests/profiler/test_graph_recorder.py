@@ -94,7 +94,7 @@ def test_the_graph_of_a_forward_pass_is_recorded_by_scopes() -> None:
     profiler.graph_record_brick(BrickId.QKV_PROJECTION, 200_000, elements=4096)
     profiler.graph_record_kernel("batched_gemv", 7, (32, 1, 1), (256, 1, 1), 4096)
     profiler.graph_record_kernel("reduce", None, (1, 1, 1), (32, 1, 1), 0, duration_ns=9_000)
-    profiler.graph_push_scope(Function("cache", "kv.py", 12))
+    profiler.graph_push_scope(Function("cache", file="kv.py", line=12))
     profiler.graph_record_kernel("copy", duration_ns=2_000)
     profiler.graph_pop_scope()
     profiler.graph_record_transfer("gpu0", "host", 8192, TransferDirection.D2H, 3_000)
@@ -108,9 +108,9 @@ def test_the_graph_of_a_forward_pass_is_recorded_by_scopes() -> None:
     assert graph.nodes == [
         Layer(0),
         Brick("QkvProjection", 200_000, 4096),
-        Kernel("batched_gemv", (32, 1, 1), (256, 1, 1), 4096, ptx_hash=7),
-        Kernel("reduce", (1, 1, 1), (32, 1, 1), duration_ns=9_000),
-        Function("cache", "kv.py", 12),
+        Kernel("batched_gemv", grid=(32, 1, 1), block=(256, 1, 1), shared_memory_bytes=4096, ptx_hash=7),
+        Kernel("reduce", grid=(1, 1, 1), block=(32, 1, 1), shared_memory_bytes=0, duration_ns=9_000),
+        Function("cache", file="kv.py", line=12),
         Kernel("copy", duration_ns=2_000),
         Transfer("gpu0", "host", 8192, TransferDirection.D2H, 3_000),
         Transfer("host", "gpu0", 8192, TransferDirection.H2D),

@@ -14,11 +14,13 @@ from types import ModuleType
 import pytest
 
 from cbtop.profiler import scopes
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.node_table import MAX_DEPTH
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.scopes import MAX_RECURSION
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Activity, Goodbye, HostHello, Node, TraceSummary
 from cbtop.protocol.ring import FLAG_FAILED, RingReader
@@ -66,14 +68,18 @@ def test_a_definition_brings_its_kernels_and_its_work(profiler: BrickProfiler, m
         BrickId.QKV_PROJECTION,
         backend="numba",
         work=Work(flops_per_call=8, bytes_per_element=2),
-        kernels=(KernelDefinition("gemv", "cuda", (32, 1, 1), (256, 1, 1), 4096, 99),),
-        budget_us_per_token=6.0,
+        kernels=(
+            KernelDefinition(
+                "gemv", "cuda", grid=(32, 1, 1), block=(256, 1, 1), shared_memory_bytes=4096, ptx_hash=99
+            ),
+        ),
+        budget=TokenBudget(6.0),
     )
     with profiler.brick(definition):
         pass
     brick, kernel = (n for n in memory.said if isinstance(n, Node))
-    assert (brick.flops_per_call, brick.bytes_per_element, brick.budget_us_per_token) == (8, 2, 6.0)
-    assert (kernel.parent, kernel.grid, kernel.block, kernel.shared_memory_bytes) == (
+    assert (brick.work.flops_per_call, brick.work.bytes_per_element, brick.budget_us_per_token) == (8, 2, 6.0)
+    assert (kernel.parent, kernel.kernel.grid, kernel.kernel.block, kernel.kernel.shared_memory_bytes) == (
         1,
         (32, 1, 1),
         (256, 1, 1),

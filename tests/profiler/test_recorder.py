@@ -49,6 +49,8 @@ class Listener:
         self.rings.append(ring)
         return ring.record if ring else lambda *_: None
 
+    def finish(self) -> None: ...
+
 
 class Broken(Listener):
     def attach(self, ring: RingWriter | None, /) -> Record:

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cbtop.profiler.definitions import BrickDefinition, Work
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.stats import NodeStats
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.ring import FLAG_FAILED
 from cbtop.protocol.vocabulary import BrickId
 from tests.cbtop.recorded import source_of
@@ -254,7 +255,7 @@ def test_a_step_that_is_not_sampled_says_nothing_of_another_threads(make: MAKE) 
 
 def test_work_that_is_no_straight_line_is_given_by_a_function_of_the_call(make: MAKE, runtime: Path) -> None:
     profiler = make(recorder=RingRecorder(runtime))
-    quadratic = BrickDefinition.of(BrickId.ATTENTION_SCORE, work=Work(of_call=lambda n: (2.0 * n * n, 4.0 * n)))
+    quadratic = BrickDefinition.of(BrickId.ATTENTION_SCORE, work=lambda n: Work(2.0 * n * n, bytes_per_element=4.0))
     for elements in (3, 5):
         with profiler.step("decode", tokens=1), profiler.brick(quadratic, elements):
             pass
@@ -270,10 +271,10 @@ def test_work_whose_function_fails_is_unknown_and_the_host_goes_on(
 ) -> None:
     profiler = make(recorder=RingRecorder(runtime))
 
-    def fails(elements: int) -> tuple[float, float]:
+    def fails(elements: int) -> Work:
         raise ZeroDivisionError(elements)
 
-    with profiler.brick(BrickDefinition.of(BrickId.ATTENTION_SCORE, work=Work(of_call=fails)), 3):
+    with profiler.brick(BrickDefinition.of(BrickId.ATTENTION_SCORE, work=fails), 3):
         pass
     (stats,) = profiler.report().bricks
     assert (stats.calls.count, stats.flops) == (1, None)

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.protocol import codec, messages
+from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 
 KINDS = get_args(messages.Message)
 CATALOG_KINDS = get_args(messages.CatalogMessage)
@@ -41,7 +42,7 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
         (item, _) = get_args(annotation)
         inner_kinds = CATALOG_KINDS if item == messages.CatalogMessage else (item,)
         return st.lists(st.one_of([instances(kind) for kind in inner_kinds]), max_size=3).map(tuple)
-    return st.from_type(annotation)
+    return instances(annotation) if dataclasses.is_dataclass(annotation) else st.from_type(annotation)
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
@@ -50,7 +51,10 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
             lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
         )
-    return st.builds(kind, **{name: values(hint) for name, hint in get_type_hints(kind).items()})
+    fields = {name: values(hint) for name, hint in get_type_hints(kind).items()}
+    if kind is KernelAttributes:  # sizes and a hash: from zero on
+        fields |= dict.fromkeys(("shared_memory_bytes", "ptx_hash"), st.none() | st.integers(0, codec.U64_MAX))
+    return st.builds(kind, **fields)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,6 +80,58 @@ def test_a_field_of_the_wrong_type_is_refused_by_name(kind: Any) -> None:
         fields = {"k": kind.__name__} | {f.name: None for f in dataclasses.fields(kind)} | {field.name: True}
         with pytest.raises(DecodeError, match=kind.__name__):
             codec.decode(msgpack.packb(fields))
+
+
+def test_a_nodes_attributes_lie_flat_in_its_map_as_they_did_before_they_had_classes() -> None:
+    node = messages.Node(
+        1,
+        None,
+        NodeKind.KERNEL,
+        "gemv",
+        work=Work(flops_per_call=8),
+        kernel=KernelAttributes(grid=(1, 2, 3), ptx_hash=7),
+        function=FunctionAttributes(line=12),
+        transfer=TransferAttributes("host", "gpu0", 64, TransferDirection.H2D),
+    )
+    frame = codec.encode(node)
+    assert msgpack.unpackb(frame) == {
+        "k": "Node",
+        "id": 1,
+        "kind": NodeKind.KERNEL.value,
+        "name": "gemv",
+        "parent": None,
+        "flops_per_call": 8.0,
+        "flops_per_element": 0.0,
+        "grid": [1, 2, 3],
+        "ptx_hash": 7,
+        "line": 12,
+        "source": "host",
+        "destination": "gpu0",
+        "size_bytes": 64,
+        "direction": "H2D",
+    }
+    assert codec.decode(frame) == node
+
+
+@pytest.mark.parametrize("attribute", [{"grid": [1, 2]}, {"ptx_hash": -1}, {"flops_per_call": -1.0}, {"line": "x"}])
+def test_a_nodes_attributes_are_checked_like_its_other_fields(attribute: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError):
+        codec.decode(msgpack.packb({"k": "Node", "id": 1, "parent": None, "kind": 3, "name": ""} | attribute))
+
+
+def test_a_transfer_that_lacks_its_direction_is_a_node_without_one() -> None:
+    said = {"k": "Node", "id": 1, "parent": None, "kind": 3, "name": "", "source": "host", "size_bytes": 4}
+    decoded = codec.decode(msgpack.packb(said))
+    assert isinstance(decoded, messages.Node)
+    assert decoded.transfer is None
+
+
+def test_a_label_is_sanitised_and_bounded_like_a_name() -> None:
+    said = {"k": "Node", "id": 1, "parent": None, "kind": 2, "name": "RmsNorm", "label": "q\x1b[31m" + "x" * 900}
+    decoded = codec.decode(msgpack.packb(said))
+    assert isinstance(decoded, messages.Node)
+    assert decoded.label == codec.sanitise(said["label"])  # type: ignore[arg-type]
+    assert len(decoded.label) == codec.MAX_NAME_CHARS
 
 
 def test_what_a_later_minor_version_adds_is_ignored() -> None:

@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cbtop.protocol import codec
+from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.catalog import CatalogReader, CatalogWriter
 from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.messages import Activity, HostHello, Node, SourceCatalog, SourceState, StatsUpdate
@@ -25,7 +26,9 @@ from cbtop.protocol.ring import CURSOR_WORD, HEADER_BYTES, MAX_WRITERS_INSIDE, R
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HELLO = HostHello(1, 0, 1, 2, "here", "", "forged", "3", "python", 1, 1)
-NODE = Node(1, None, NodeKind.BRICK, "RmsNorm", grid=(1, 2, 3), flops_per_call=4.0)
+NODE = Node(
+    1, None, NodeKind.BRICK, "RmsNorm", work=Work(flops_per_call=4.0), kernel=KernelAttributes(grid=(1, 2, 3))
+)
 FRAMES = [
     codec.encode(message)
     for message in (
@@ -37,7 +40,8 @@ FRAMES = [
     )
 ]
 I64 = st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from([0, 1, -1, (1 << 63) - 1, -(1 << 63), 1 << 62])
-FIELDS = sorted({field.name for kind in codec._KINDS for field in dataclasses.fields(kind)})
+GROUPS = (Work, KernelAttributes, FunctionAttributes, TransferAttributes)
+FIELDS = sorted({field.name for kind in (*codec._KINDS, *GROUPS) for field in dataclasses.fields(kind)})
 LENGTHS = [0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF]
 WIDE = [0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF]  # what a length follows
 

@@ -17,9 +17,10 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 from cbtop.exporters import EXPORTERS
-from cbtop.exporters.base import Trace, display_name
+from cbtop.exporters.base import Trace
 from cbtop.exporters.csv_rows import COLUMNS
 from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.graph.nodes import display_name
 from tests.cbtop.exporters.made_traces import any_trace, recorded_trace
 
 TEXTS = [name for name, exporter in EXPORTERS.items() if not exporter.is_binary]

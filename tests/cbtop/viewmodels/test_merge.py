@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbtop.client.store import SourceRecord
-from cbtop.profiler.definitions import BrickDefinition, Work
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Manifest
 from cbtop.protocol.vocabulary import BrickId
 from cbtop.viewmodels.merge import merged_view

@@ -12,12 +12,12 @@ hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\{}[]<>&;N\
 durations_ns = st.one_of(st.none(), st.integers(0, 10**9))
 
 any_node: st.SearchStrategy[GraphNode] = st.one_of(
-    st.builds(Layer, st.integers(0, 99)),
-    st.builds(Step, hostile_text),
-    st.builds(Brick, hostile_text, durations_ns, st.integers(0, 10**6)),
-    st.builds(Kernel, hostile_text, st.none(), st.none(), st.just(0), hostile_text, duration_ns=durations_ns),
+    st.builds(Layer, st.integers(0, 99), hostile_text),
+    st.builds(Step, hostile_text, hostile_text),
+    st.builds(Brick, hostile_text, durations_ns, st.integers(0, 10**6), label=hostile_text),
+    st.builds(Kernel, hostile_text, hostile_text, durations_ns),
     st.builds(Transfer, hostile_text, hostile_text, st.integers(0, 99), st.sampled_from(["H2D", "D2H", "D2D"])),
-    st.builds(Function, hostile_text, st.one_of(st.none(), hostile_text), st.integers(1, 99)),
+    st.builds(Function, hostile_text, file=st.one_of(st.none(), hostile_text), line=st.integers(1, 99)),
     st.builds(AsyncTask, hostile_text, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**9)),
 )
 

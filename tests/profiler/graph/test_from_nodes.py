@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, Work
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.analysis import critical_path
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.from_nodes import graph_of_nodes
@@ -12,6 +12,7 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import Brick, Kernel, Layer, Step
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import RingReader
@@ -38,7 +39,9 @@ class Totals:
 
 
 def test_scopes_and_a_recorded_catalog_give_the_same_graph(runtime: Path) -> None:
-    kernel = KernelDefinition("gemv", "", (32, 1, 1), (256, 1, 1), 4096, ptx_hash=(1 << 64) - 1)
+    kernel = KernelDefinition(
+        "gemv", "", grid=(32, 1, 1), block=(256, 1, 1), shared_memory_bytes=4096, ptx_hash=(1 << 64) - 1
+    )
     norm = BrickDefinition.of(BrickId.RMS_NORM, work=Work(flops_per_element=4, bytes_per_element=8))
     qkv = BrickDefinition.of(BrickId.QKV_PROJECTION, kernels=(kernel,))
     now_ns = 0

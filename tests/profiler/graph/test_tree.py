@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import AsyncTask, Function, Kernel, Layer, Transfer
+from cbtop.profiler.graph.nodes import AsyncTask, Brick, Function, Kernel, Layer, Step, Transfer
 from cbtop.profiler.graph.tree import label, to_ascii_tree, to_tree_node
 from cbtop.protocol.vocabulary import BrickId
 
@@ -77,7 +77,7 @@ def test_f127_the_exact_snapshot() -> None:
 
 
 def test_the_other_nodes_print_as_the_predecessor_did() -> None:
-    assert label(Function("forward", "model.py", 12)) == "forward (model.py:12)"
+    assert label(Function("forward", file="model.py", line=12)) == "forward (model.py:12)"
     assert label(Function("forward")) == "forward"
     assert label(Transfer("host", "gpu0", 4096, "H2D")) == "H2D: host → gpu0  4096B"
     assert label(Transfer("gpu0", "host", 8, "D2H", 1500)) == "D2H: gpu0 → host  8B 1.5µs"
@@ -86,3 +86,10 @@ def test_the_other_nodes_print_as_the_predecessor_did() -> None:
 
 def test_a_cpu_kernel_prints_its_name_and_backend() -> None:
     assert label(Kernel("q4_k_matvec", backend="numba-omp×2")) == "q4_k_matvec  numba-omp×2"
+
+
+def test_a_label_stands_beside_the_name_and_changes_nothing_where_there_is_none() -> None:
+    assert label(Brick("QkvProjection", 200_000, 4096, label="q_proj")) == "QkvProjection q_proj  200.0µs (4096 elem)"
+    assert label(Layer(3, "encoder")) == "Layer 3 (encoder)"
+    assert label(Step("decode", "draft")) == "draft decode"
+    assert (label(Layer(3)), label(Step("decode"))) == ("Layer 3", "decode")

@@ -1,0 +1,118 @@
+"""What is static about a node beyond its name: one class for each kind of thing, each attribute written down once.
+
+An attribute added here is carried by the definition, the message, the graph's node and every JSON without another
+line: definitions and graph nodes inherit these classes, `Node` holds them, and the codec lays them flat into its map.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cbtop.protocol.vocabulary import TransferDirection
+
+MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: beyond it sums could overflow
+
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Floating-point operations and bytes moved, as a straight line in the record's `elements`.
+
+    A call with `n` elements does `flops_per_call + n * flops_per_element` operations and touches
+    `bytes_per_call + n * bytes_per_element` bytes. Every operation of a decoder fits this line exactly:
+    a matrix product's weights cost bytes per call, attention grows with its elements (heads x positions).
+    Bytes count once a call, however often the call touches them: what must come from memory at least.
+    Where neither of the two numbers of FLOP is given they are unknown, which 0 is not; the same holds for bytes.
+    """
+
+    flops_per_call: float | None = None
+    flops_per_element: float | None = None
+    bytes_per_call: float | None = None
+    bytes_per_element: float | None = None
+
+    def __post_init__(self) -> None:
+        for per_call, per_element in (FLOPS, BYTES):
+            given = {name: getattr(self, name) for name in (per_call, per_element)}
+            if any(value is not None for value in given.values()):
+                for name, value in given.items():
+                    object.__setattr__(self, name, quantity(name, 0.0 if value is None else value))
+
+    def flops(self, calls: float, elements: float) -> float | None:
+        """The FLOP of `calls` calls with `elements` elements together; None where they are unknown."""
+        return _line(self.flops_per_call, self.flops_per_element, calls, elements)
+
+    def bytes(self, calls: float, elements: float) -> float | None:
+        """The bytes of `calls` calls with `elements` elements together; None where they are unknown."""
+        return _line(self.bytes_per_call, self.bytes_per_element, calls, elements)
+
+
+FLOPS = ("flops_per_call", "flops_per_element")
+BYTES = ("bytes_per_call", "bytes_per_element")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelAttributes:
+    """How a kernel is launched: a GPU's own; a CPU's kernel has none of them. Each is None where it is not known."""
+
+    grid: Grid | None = None
+    block: Grid | None = None
+    shared_memory_bytes: int | None = None
+    ptx_hash: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(KernelAttributes):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if field.name in ("grid", "block"):
+                x, y, z = (operator.index(size) for size in value)
+                object.__setattr__(self, field.name, (x, y, z))
+            elif not 0 <= operator.index(value) < 1 << 64:
+                raise ValueError(f"{field.name} is {value}; a 64-bit number from zero on is wanted")
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAttributes:
+    """A copy of `size_bytes` bytes between two memories."""
+
+    source: str
+    destination: str
+    size_bytes: int
+    direction: TransferDirection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionAttributes:
+    """Where a function is written."""
+
+    file: str | None = None
+    line: int | None = None
+
+
+# What a node of another kind has.
+UNKNOWN_WORK = Work()
+NO_KERNEL = KernelAttributes()
+NO_FUNCTION = FunctionAttributes()
+
+
+def carried(kind: type, source: object) -> Mapping[str, Any]:
+    """The attributes of `kind` that `source` holds, to make another holder of them."""
+    return {field.name: getattr(source, field.name) for field in fields(kind)}
+
+
+def quantity(name: str, value: float) -> float:
+    """`value` as a float (NumPy's numbers come here too). Raises ValueError unless it is finite and not below 0."""
+    number = float(value)
+    if not 0 <= number < MAX_QUANTITY:
+        raise ValueError(f"{name} is {number}; a finite number from zero on is wanted")
+    return number
+
+
+def _line(per_call: float | None, per_element: float | None, calls: float, elements: float) -> float | None:
+    if per_call is None or per_element is None:
+        return None
+    return calls * per_call + elements * per_element
