@@ -12,6 +12,14 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 
 @dataclass(frozen=True, slots=True)
+class ClosedTime:
+    """The part of a time that lies in steps that have ended."""
+
+    total_ns: int
+    exclusive_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrickStats:
     """All calls of the bricks with one name.
 
@@ -25,8 +33,7 @@ class BrickStats:
     backend: str
     calls: Calls
     exclusive_ns: int
-    closed_ns: int  # the part of the total that lies in ended steps
-    closed_exclusive_ns: int
+    closed: ClosedTime
     flops: float | None
     bytes: float | None
     budget_us_per_token: float | None  # of all the places it runs in together
@@ -52,7 +59,7 @@ class CategoryStats:
     count: int
     total_ns: int
     exclusive_ns: int
-    closed_exclusive_ns: int
+    closed: ClosedTime
     elements: int
 
 
@@ -79,7 +86,10 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
                     count=sum(stats.calls.count for stats in members),
                     total_ns=sum(stats.calls.total_ns for stats in members),
                     exclusive_ns=sum(stats.exclusive_ns for stats in members),
-                    closed_exclusive_ns=sum(stats.closed_exclusive_ns for stats in members),
+                    closed=ClosedTime(
+                        total_ns=sum(stats.closed.total_ns for stats in members),
+                        exclusive_ns=sum(stats.closed.exclusive_ns for stats in members),
+                    ),
                     elements=sum(stats.calls.elements for stats in members),
                 )
             )
@@ -105,8 +115,10 @@ def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> B
         backend=nodes[0].backend,
         calls=calls,
         exclusive_ns=sum(totals.exclusive_ns(node, totals.total_ns) for node in nodes),
-        closed_ns=sum(totals.closed_ns[node.id] for node in nodes),
-        closed_exclusive_ns=sum(totals.exclusive_ns(node, totals.closed_ns) for node in nodes),
+        closed=ClosedTime(
+            total_ns=sum(totals.closed_ns[node.id] for node in nodes),
+            exclusive_ns=sum(totals.exclusive_ns(node, totals.closed_ns) for node in nodes),
+        ),
         flops=work(nodes, totals, "flops"),
         bytes=work(nodes, totals, "bytes"),
         budget_us_per_token=sum(b for b in budgets if b is not None) if None not in budgets else None,

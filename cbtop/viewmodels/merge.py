@@ -19,9 +19,9 @@ from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, Column, NodeStats
 from cbtop.protocol.messages import Dependency, Node, SourceState
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.model import (
-    BrickRow,
-    CategoryRow,
     MergedView,
     MergeMode,
     RankColumn,
@@ -210,7 +210,7 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
     for name, member in members.items():
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > most_us.get(brick.name, -1):
-                most_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name)
+                most_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name, roof=None)
     most_us.clear()
     for member in members.values():
         for category in member.categories:
@@ -224,6 +224,7 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
         categories=tuple(sorted(categories.values(), key=lambda row: row.category)),
         roofline=_no_roof(tuple(bricks.values())),
         graph=(),
+        critical_path=None,
         books=None,
         tokens_per_sec_history=slowest.tokens_per_sec_history,
     )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.categories import CategoryRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,62 +31,6 @@ class StepsView:
 
 
 @dataclass(frozen=True, slots=True)
-class BrickRow:
-    """One brick summed over the layers (and occurrences) of a phase."""
-
-    name: str
-    category: BrickCategory
-    count: int
-    failed: int
-    total_us: float
-    exclusive_us: float
-    avg_us: float
-    min_us: float | None
-    max_us: float | None
-    cv: float | None  # standard deviation / mean
-    p50_us: float | None
-    p95_us: float | None
-    p99_us: float | None
-    p999_us: float | None
-    us_per_token: float | None
-    elements: int
-    flops: float | None  # derived from shapes
-    bytes: float | None  # derived from shapes
-    gflops: float | None
-    gb_per_sec: float | None
-    percent: float | None  # exclusive time / step wall time
-    budget_us_per_token: float | None
-    checks_passed: int
-    checks_failed: int
-    backend: str
-    rank: str | None = None  # in a merge by maximum: whose figures these are
-
-    @property
-    def budget_used_percent(self) -> float | None:
-        """How much of its µs/token budget it uses; None where none was declared, or no token measured."""
-        if self.us_per_token is None or not self.budget_us_per_token:
-            return None
-        return 100.0 * self.us_per_token / self.budget_us_per_token
-
-    @property
-    def budget_met(self) -> bool | None:
-        used = self.budget_used_percent
-        return None if used is None else used <= 100
-
-
-@dataclass(frozen=True, slots=True)
-class CategoryRow:
-    name: str
-    category: BrickCategory
-    count: int
-    total_us: float
-    exclusive_us: float
-    avg_us: float
-    us_per_token: float | None
-    percent: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class CeilingRow:
     """A roof: `kind` is `bandwidth` (GB/s) or `compute` (GFLOP/s)."""
 
@@ -96,25 +42,9 @@ class CeilingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RooflinePoint:
-    """A brick on the roofline; `above_roof` is flagged, never hidden."""
-
-    brick: str
-    category: BrickCategory
-    intensity: float  # flops / byte, derived
-    gflops: float
-    gb_per_sec: float
-    attainable_gflops: float | None
-    percent_of_roof: float | None
-    bound: str  # "memory", "compute" or "n/a" where a ceiling is missing
-    above_roof: bool
-    percent: float | None  # share of the step's wall time, for sorting and emphasis
-
-
-@dataclass(frozen=True, slots=True)
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
-    points: tuple[RooflinePoint, ...]
+    points: tuple[BrickRow, ...]  # those that have an intensity
     without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes: they have no intensity
 
 
@@ -140,6 +70,18 @@ class GraphRow:
     grid: tuple[int, int, int] | None
     block: tuple[int, int, int] | None
     shared_memory_bytes: int | None
+    on_critical_path: bool | None = None  # None: it has no time of its own, or SourceView.critical_path is None
+    slack_us: float | None = None  # how much later it could have started without anything ending later
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPathView:
+    """The chain of work that decides how long a mean run of the graph takes; derived."""
+
+    total_us: float
+    nodes: int  # on it
+    timed_nodes: int  # with time of their own
+    unknown: str = ""  # why there is none: then the numbers are 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +283,7 @@ class SourceView:
     straggler: StragglerView | None = None  # of the ranks it is one of
     merged: MergedView | None = None  # None: one source; else `pid`, `host` and the like are its first member's
     ranks: RanksView | None = None  # with MergeMode.RANKS
+    critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
 
 
 @dataclass(frozen=True, slots=True)

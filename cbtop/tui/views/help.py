@@ -73,6 +73,10 @@ def help_lines(app_bindings: Iterable[Binding], width: int) -> list[Line]:
         lines += _keys(_declared(view))
         for title, doc in view.columns_doc:
             lines += _term(title, doc, width)
+        if view.details_doc:
+            lines += [BLANK, (("  in the details", "accent"),)]
+        for word, doc in view.details_doc:
+            lines += _term(word, doc, width)
     lines += [BLANK, rule((("words", "accent"),), width)]
     for term, meaning in WORDS:
         lines += _term(term, meaning, width)
