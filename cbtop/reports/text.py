@@ -111,6 +111,8 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     if statistic.key == "checks_failed" and isinstance(row, BrickRow):
         checked = row.checks_passed + row.checks_failed
         return f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED
+    if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.above_roof:
+        return f"!{statistic.bare(row)}"
     if statistic.unit == "count":
         return str(statistic.value(row))  # to the last digit: a log is read by programs too
     return statistic.bare(row)

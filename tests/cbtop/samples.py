@@ -12,6 +12,7 @@ from cbtop.viewmodels.model import (
     BooksView,
     CeilingRow,
     CheckRow,
+    CriticalPathView,
     Gap,
     GraphRow,
     LossView,
@@ -310,6 +311,20 @@ STRAGGLING = replace(
     ),
 )
 STALE = replace(LIVE, stale_s=12.0)
+
+# In the first layer the softmax runs beside the projections.
+OVERLAPPED = replace(
+    LIVE,
+    graph=tuple(
+        replace(
+            row, on_critical_path=row.name != "AttentionSoftmax", slack_us=71.4 * (row.name == "AttentionSoftmax")
+        )
+        if row.kind is NodeKind.BRICK
+        else row
+        for row in LIVE.graph
+    ),
+    critical_path=CriticalPathView(8_052.0, nodes=110, timed_nodes=120),
+)
 
 HOSTILE_NAMES = (
     "[red]x[/]",
