@@ -312,7 +312,7 @@ STRAGGLING = replace(
 )
 STALE = replace(LIVE, stale_s=12.0)
 
-# In the first layer the softmax runs beside the projections.
+# The softmax runs beside the projections.
 OVERLAPPED = replace(
     LIVE,
     graph=tuple(

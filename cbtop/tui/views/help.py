@@ -13,7 +13,7 @@ from textual.screen import Screen
 from cbtop.tui.views import VIEWS
 from cbtop.tui.widgets.footer import KeyFooter, key_name
 from cbtop.tui.widgets.lines import BLANK, Line, rule
-from cbtop.tui.widgets.pager import Pager
+from cbtop.tui.widgets.pager import Page, Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 
@@ -37,7 +37,7 @@ _TERM_WIDTH = 16
 class HelpScreen(Screen[None]):
     """Everything there is to know, on one page."""
 
-    AUTO_FOCUS = "HelpPager"
+    AUTO_FOCUS = "Pager"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,f1", "dismiss", "close help", key_display="esc"),
@@ -48,11 +48,12 @@ class HelpScreen(Screen[None]):
         self._app_bindings = tuple(app_bindings)
 
     def compose(self) -> ComposeResult:
-        yield HelpPager(self._app_bindings, id="help")
+        with Pager(id="help"):
+            yield HelpPage(self._app_bindings, id="help-page")
         yield KeyFooter(id="help-footer")
 
 
-class HelpPager(Pager):
+class HelpPage(Page):
     """The page itself."""
 
     def __init__(self, app_bindings: Sequence[Binding], *, id: str | None = None) -> None:
