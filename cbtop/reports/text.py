@@ -20,8 +20,8 @@ BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n
 
 def text_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
     """Each source with the chosen sections, in the order given."""
-    told = "\n\n\n".join(_source(source, sections) for source in sources)
-    return told if replay is None else f"{_replay(replay)}\n\n{told}"
+    text = "\n\n\n".join(_source(source, sections) for source in sources)
+    return text if replay is None else f"{_replay(replay)}\n\n{text}"
 
 
 def _replay(replay: ReplayView) -> str:

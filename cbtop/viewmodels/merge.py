@@ -206,16 +206,16 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
     slowest = max(members.values(), key=lambda member: (member.steps and member.steps.mean_us) or 0)
     bricks: dict[str, BrickRow] = {}
     categories: dict[str, CategoryRow] = {}
-    most_us: dict[str, float] = {}
+    max_us: dict[str, float] = {}
     for name, member in members.items():
         for brick in member.bricks:
-            if (us := _a_step(brick, member)) > most_us.get(brick.name, -1):
-                most_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name, roof=None)
-    most_us.clear()
+            if (us := _a_step(brick, member)) > max_us.get(brick.name, -1):
+                max_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name, roof=None)
+    max_us.clear()
     for member in members.values():
         for category in member.categories:
-            if (us := _a_step(category, member)) > most_us.get(category.name, -1):
-                most_us[category.name], categories[category.name] = us, category
+            if (us := _a_step(category, member)) > max_us.get(category.name, -1):
+                max_us[category.name], categories[category.name] = us, category
     return replace(
         view,
         steps=slowest.steps,

@@ -70,7 +70,7 @@ class GraphRow:
     grid: tuple[int, int, int] | None
     block: tuple[int, int, int] | None
     shared_memory_bytes: int | None
-    on_critical_path: bool | None = None  # None: it has no time of its own, or SourceView.critical_path is None
+    on_critical_path: bool | None = None  # None: it has no exclusive time, or no path is known
     slack_us: float | None = None  # how much later it could have started without anything ending later
 
 
@@ -80,7 +80,7 @@ class CriticalPathView:
 
     total_us: float
     nodes: int  # on it
-    timed_nodes: int  # with time of their own
+    timed_nodes: int  # with exclusive time
     unknown: str = ""  # why there is none: then the numbers are 0
 
 

@@ -42,7 +42,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
     steps = next((steps for steps in phases if steps.phase == shown), None)
     bricks = brick_stats(totals)
     if window and totals.step is not None:
-        # A brick that the window's edge cuts off from those inside it would have a time of its own below nothing.
+        # A brick that the window's edge cuts off from those inside it would have an exclusive time below 0.
         bricks = [replace(stats, exclusive_ns=stats.closed.exclusive_ns) for stats in bricks]
     passed: dict[str, list[bool]] = {}
     for check in checks:

@@ -26,8 +26,8 @@ class Bricks(View):
 
     title = "Bricks"
     doc = (
-        "Every brick of the phase shown, summed over the layers, by exclusive time: its own, without that of "
-        "bricks inside it. Rows change places only when one is clearly ahead, so they can be read while they "
+        "Every brick of the phase shown, summed over the layers, by exclusive time: without the time "
+        "of bricks inside it. Rows change places only when one is clearly ahead, so they can be read while they "
         "move. The line at the bottom closes the books: a step's wall time is its bricks, the named gaps "
         "between them, and what is left unattributed."
     )

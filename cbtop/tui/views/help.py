@@ -23,7 +23,7 @@ WORDS = (
     ("life", "the numbers are of the whole run; `r` shows the last seconds instead, and the header how many"),
     ("static", "declared or read from a file: true whether or not anything ran"),
     ("n/a", "nobody measured it; never a guess, never zero"),
-    ("exclusive", "a brick's own time, without bricks inside it: these add up; inclusive times do not"),
+    ("exclusive", "a brick's time without that of bricks inside it: these add up; inclusive times do not"),
     ("unattributed", "wall time of a step that is in no brick and in no layer: what we cannot explain; ? in the bar"),
     ("inside layers", "a gap: time in layers, but in none of their bricks"),
     ("between layers", "a gap: time in layers that hold layers, but in none of these"),
