@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-from cbtop.viewmodels.model import MergedView, MergeMode, StragglerView
+from cbtop.viewmodels.model import CriticalPathView, MergedView, MergeMode, StragglerView
 
 NOT_MEASURED = "n/a"
 
@@ -164,8 +164,16 @@ def _spans(names: Sequence[str]) -> list[str]:
 MERGED_MEANS = {
     MergeMode.SUM: "counts, times and tokens are added up; rates and percentages are of the time added up",
     MergeMode.MAX: "each brick is that of the rank it takes longest a step, its share one of that rank's own steps",
-    MergeMode.RANKS: "of each brick its own time in every rank; everything else is the sum of all",
+    MergeMode.RANKS: "of each brick its exclusive time in every rank; everything else is the sum of all",
 }
+
+
+def critical_path(found: CriticalPathView) -> str:
+    """`critical path 1.20 ms, 5 of 9 timed nodes (derived, of the mean run)`."""
+    if found.unknown:
+        return f"critical path {NOT_MEASURED}: {found.unknown}"
+    nodes = f"{count(found.nodes)} of {count(found.timed_nodes)} timed nodes"
+    return f"critical path {duration(found.total_us)}, {nodes} (derived, of the mean run)"
 
 
 def stale(seconds: float) -> str:

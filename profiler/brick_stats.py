@@ -13,6 +13,14 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 
 @dataclass(frozen=True, slots=True)
+class ClosedTime:
+    """The part of a time that lies in steps that have ended."""
+
+    total_ns: int
+    exclusive_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrickStats:
     """All calls of the bricks with one name.
 
@@ -26,16 +34,16 @@ class BrickStats:
     backend: str
     calls: Calls
     exclusive_ns: int
-    closed_ns: int  # the part of the total that lies in ended steps
-    closed_exclusive_ns: int
+    closed: ClosedTime
     flops: float | None
     bytes: float | None
     budget_us_per_token: float | None  # of all the places it runs in together
     budget_gb_per_sec: float | None  # the rate that this follows from, where each of them has the same
+    uncounted: int = 0  # calls that gave no count of elements
 
     @property
     def elements_per_sec(self) -> float | None:
-        return _rate(self.calls.elements, self.calls.total_ns, 1e9)
+        return None if self.uncounted else _rate(self.calls.elements, self.calls.total_ns, 1e9)
 
     @property
     def gflops(self) -> float | None:
@@ -54,7 +62,7 @@ class CategoryStats:
     count: int
     total_ns: int
     exclusive_ns: int
-    closed_exclusive_ns: int
+    closed: ClosedTime
     elements: int
 
 
@@ -81,7 +89,10 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
                     count=sum(stats.calls.count for stats in members),
                     total_ns=sum(stats.calls.total_ns for stats in members),
                     exclusive_ns=sum(stats.exclusive_ns for stats in members),
-                    closed_exclusive_ns=sum(stats.closed_exclusive_ns for stats in members),
+                    closed=ClosedTime(
+                        total_ns=sum(stats.closed.total_ns for stats in members),
+                        exclusive_ns=sum(stats.closed.exclusive_ns for stats in members),
+                    ),
                     elements=sum(stats.calls.elements for stats in members),
                 )
             )
@@ -134,12 +145,15 @@ def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> B
         backend=nodes[0].backend,
         calls=calls,
         exclusive_ns=sum(totals.exclusive_ns(node, totals.total_ns) for node in nodes),
-        closed_ns=sum(totals.closed_ns[node.id] for node in nodes),
-        closed_exclusive_ns=sum(totals.exclusive_ns(node, totals.closed_ns) for node in nodes),
+        closed=ClosedTime(
+            total_ns=sum(totals.closed_ns[node.id] for node in nodes),
+            exclusive_ns=sum(totals.exclusive_ns(node, totals.closed_ns) for node in nodes),
+        ),
         flops=_flops(nodes, totals),
         bytes=_bytes(nodes, totals),
         budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
         budget_us_per_token=_sum([_budget_us_per_token(node, totals) for node in nodes]),
+        uncounted=totals.stats.rare("uncounted", [node.id for node in nodes]),
     )
 
 

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from cbtop.formatting import NOT_MEASURED
 from cbtop.protocol.attributes import KernelAttributes
+from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import (
     BooksView,
-    BrickRow,
-    CategoryRow,
     ClockView,
+    CriticalPathView,
     GraphRow,
     ReplayView,
     RooflineView,
@@ -24,29 +27,24 @@ from cbtop.viewmodels.model import (
 )
 
 SCHEMA = "cbtop.snapshot/1"
-# What the numbers of a source are, where they do not say it themselves; all others are counted or measured.
-PROVENANCE = {
-    "derived from shapes": ["flops", "bytes", "intensity"],
-    "derived from measured": [
+_POINT_KEYS = ("intensity", "gflops", "gb_per_sec", "attainable_gflops", "percent_of_roof", "above_roof")
+# What the figures of a source are, beside the statistics; all others are counted or measured.
+OTHER_ORIGINS = {
+    Origin.SHAPES: [],
+    Origin.MEASUREMENTS: [
         "tokens_per_sec",
-        "us_per_token",
-        "exclusive_us",
-        "percent",
-        "cv",
-        "gflops",
-        "gb_per_sec",
-        "attainable_gflops",
-        "percent_of_roof",
-        "budget_used_percent",
-        "budget_met",
+        "tokens_per_wall_sec",
+        "union_us",
+        "at_once",
         "books",
         "clock_offset_us",
         "clock_monotonic_offset_us",
         "clock_uncertainty_us",
         "straggler",
         "ranks",
+        "critical_path",
     ],
-    "static": [
+    Origin.DECLARED: [
         "rank",
         "local_rank",
         "world_size",
@@ -55,25 +53,19 @@ PROVENANCE = {
         "quantization",
         "layers",
         "weights_bytes",
-        "budget_us_per_token",
-        "budget_gb_per_sec",
         *(attribute.name for attribute in fields(KernelAttributes)),
     ],
 }
 
 
-# In a window they are the outermost buckets of the histogram that counted, within one percent.
-DERIVED_IN_A_WINDOW = ["min_us", "max_us"]
-
-
 def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
     """All sources, whole: `sections` choose what a person reads, a program takes what it needs."""
-    provenance = {what: list(keys) for what, keys in PROVENANCE.items()}
+    provenance = {origin.value: [*keys_of(origin), *keys] for origin, keys in OTHER_ORIGINS.items()}
     if any(source.window for source in sources):
-        provenance["derived from measured"] += DERIVED_IN_A_WINDOW
+        provenance[Origin.MEASUREMENTS.value] += [row.key for row in STATISTICS if row.derived_in_window]
     if any(row.budget_gb_per_sec is not None for source in sources for row in source.bricks):
-        provenance["static"].remove("budget_us_per_token")
-        provenance["derived from measured"].append("budget_us_per_token")
+        provenance[Origin.DECLARED.value].remove("budget_us_per_token")
+        provenance[Origin.MEASUREMENTS.value].append("budget_us_per_token")
     document = {
         "schema": SCHEMA,
         "replay": None if replay is None else asdict(replay),
@@ -117,6 +109,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "roofline": _roofline(view.roofline),
         "graph": [_node(row) for row in view.graph],
         "tree": tree_text(view.graph),
+        "critical_path": _critical_path(view.critical_path),
         "books": _books(view.books),
         "loss": {
             "produced": view.loss.produced,
@@ -164,6 +157,10 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
         "count": steps.count,
         "tokens": steps.tokens,
         "tokens_per_sec": steps.tokens_per_sec,
+        "tokens_per_wall_sec": steps.tokens_per_wall_sec,
+        "union_us": steps.union_us,
+        "elapsed_us": steps.wall_us,
+        "at_once": steps.at_once,
         "wall_us": {
             "mean": steps.mean_us,
             "p50": steps.p50_us,
@@ -179,44 +176,16 @@ def _brick(row: BrickRow) -> dict[str, Any]:
         "of": row.rank,
         "category": row.category.display_name,
         "backend": row.backend or None,
-        "count": row.count,
-        "failed": row.failed,
-        "total_us": row.total_us,
-        "exclusive_us": row.exclusive_us,
-        "avg_us": row.avg_us,
-        "min_us": row.min_us,
-        "max_us": row.max_us,
-        "cv": row.cv,
-        "p50_us": row.p50_us,
-        "p95_us": row.p95_us,
-        "p99_us": row.p99_us,
-        "p999_us": row.p999_us,
-        "us_per_token": row.us_per_token,
-        "budget_us_per_token": row.budget_us_per_token,
-        "budget_gb_per_sec": row.budget_gb_per_sec,
-        "budget_used_percent": row.budget_used_percent,
-        "budget_met": row.budget_met,
-        "elements": row.elements,
-        "flops": row.flops,
-        "bytes": row.bytes,
-        "gflops": row.gflops,
-        "gb_per_sec": row.gb_per_sec,
-        "percent": row.percent,
-        "checks_passed": row.checks_passed,
-        "checks_failed": row.checks_failed,
+        **_statistics(row, Of.BRICK),
     }
 
 
 def _category(row: CategoryRow) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "count": row.count,
-        "total_us": row.total_us,
-        "exclusive_us": row.exclusive_us,
-        "avg_us": row.avg_us,
-        "us_per_token": row.us_per_token,
-        "percent": row.percent,
-    }
+    return {"name": row.name, **_statistics(row, Of.CATEGORY)}
+
+
+def _statistics(row: BrickRow | CategoryRow | GraphRow, of: Of) -> dict[str, Any]:
+    return {statistic.key: statistic.value(row) for statistic in statistics_of(of)}
 
 
 def _roofline(view: RooflineView) -> dict[str, Any]:
@@ -233,14 +202,9 @@ def _roofline(view: RooflineView) -> dict[str, Any]:
         ],
         "points": [
             {
-                "brick": point.brick,
-                "intensity": point.intensity,
-                "gflops": point.gflops,
-                "gb_per_sec": point.gb_per_sec,
-                "attainable_gflops": point.attainable_gflops,
-                "percent_of_roof": point.percent_of_roof,
-                "bound": point.bound,
-                "above_roof": point.above_roof,
+                "brick": point.name,
+                **{key: getattr(point, key) for key in _POINT_KEYS},
+                "bound": point.bound or NOT_MEASURED,
             }
             for point in view.points
         ],
@@ -257,14 +221,21 @@ def _node(row: GraphRow) -> dict[str, Any]:
         "label": row.node_label or None,
         "category": None if row.category is None else row.category.display_name,
         "backend": row.backend or None,
-        "count": row.count,
-        "total_us": row.total_us,
-        "avg_us": row.avg_us,
-        "p50_us": row.p50_us,
-        "p99_us": row.p99_us,
-        "elements": row.elements,
-        "percent": row.percent,
+        **_statistics(row, Of.NODE),
         **asdict(row.kernel),
+    }
+
+
+def _critical_path(path: CriticalPathView | None) -> dict[str, Any] | None:
+    """Null where the graph is one sequence; of a path that is not known, why."""
+    if path is None:
+        return None
+    known = not path.unknown
+    return {
+        "total_us": path.total_us if known else None,
+        "nodes": path.nodes if known else None,
+        "timed_nodes": path.timed_nodes if known else None,
+        "unknown": path.unknown or None,
     }
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
+from cbtop.statistics import CATEGORY_REPORT, POINT_REPORT, ROOF_REPORT, TIME_REPORT, WORK_REPORT, Statistic
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import RanksView, ReplayView, SourceView, TraceView, WindowView
+from cbtop.viewmodels.model import GraphRow, RanksView, ReplayView, SourceView, StepsView, TraceView, WindowView
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
@@ -17,8 +20,8 @@ BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n
 
 def text_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
     """Each source with the chosen sections, in the order given."""
-    told = "\n\n\n".join(_source(source, sections) for source in sources)
-    return told if replay is None else f"{_replay(replay)}\n\n{told}"
+    text = "\n\n\n".join(_source(source, sections) for source in sources)
+    return text if replay is None else f"{_replay(replay)}\n\n{text}"
 
 
 def _replay(replay: ReplayView) -> str:
@@ -66,9 +69,19 @@ def _head(view: SourceView) -> str:
             f"{fmt.number(steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
             f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}"
         )
+        lines.append(f"{'' if len(view.phases) == 1 else '  '}{_wall(steps)}")
     if len(view.phases) > 1:
         lines.append(f"* what follows is {view.phase}")
     return "\n".join(lines)
+
+
+def _wall(steps: StepsView) -> str:
+    """The rate by the wall's clock beside that of the steps, and how many of them ran at once."""
+    at_once = f"; {fmt.number(steps.at_once)} steps at once" if steps.overlap else ""
+    return (
+        f"  {fmt.number(steps.tokens_per_wall_sec)} tokens/s of wall time: steps ran "
+        f"{fmt.duration(steps.union_us)} of {fmt.duration(steps.wall_us)}{at_once}"
+    )
 
 
 def _window(window: WindowView) -> str:
@@ -78,42 +91,41 @@ def _window(window: WindowView) -> str:
 
 
 def _bricks(view: SourceView) -> str:
-    """Two tables, each for a terminal of 80 columns: where the time goes, and what it was for."""
+    """Tables for a terminal of 80 columns: where the time goes, what it was for, and how near that is to the roof."""
     if view.ranks is not None:
         return "\n".join((_ranks(view.ranks), _books(view)))
     of_ranks = any(row.rank is not None for row in view.bricks)
-    head = ("brick", "category", "total µs", "%", "avg µs", "p50 µs", "p95 µs", "p99 µs")
-    times: Table = [(*head, "of") if of_ranks else head]
-    works: Table = [("brick", "count", "µs/token", "budget", "used %", "met", "GB/s", "GFLOP/s", "checks")]
+    times = [("brick", "category", *_heads(TIME_REPORT), *(("of",) if of_ranks else ()))]
+    works = [("brick", *_heads(WORK_REPORT))]
+    roofs = [("brick", *_heads(ROOF_REPORT))]
     for row in view.bricks:
+        rank = (row.rank or "",) if of_ranks else ()
+        times.append((row.name, row.category.display_name, *_cells(TIME_REPORT, row), *rank))
+        works.append((row.name, *_cells(WORK_REPORT, row)))
+        roofs.append((row.name, *_cells(ROOF_REPORT, row)))
+    tables = [table(times, left=2), "", table(works, left=1)]
+    if view.roofline.points:
+        tables += ["", table(roofs, left=1)]
+    return "\n".join((*tables, PROVENANCE_LINE, BUDGET_LINE, _books(view)))
+
+
+def _heads(statistics: Sequence[Statistic]) -> tuple[str, ...]:
+    return tuple(statistic.report_title or statistic.title for statistic in statistics)
+
+
+def _cells(statistics: Sequence[Statistic], row: BrickRow | CategoryRow) -> tuple[str, ...]:
+    return tuple(_cell(statistic, row) for statistic in statistics)
+
+
+def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
+    if statistic.key == "checks_failed" and isinstance(row, BrickRow):
         checked = row.checks_passed + row.checks_failed
-        times.append(
-            (
-                row.name,
-                row.category.display_name,
-                fmt.number(row.exclusive_us),
-                fmt.percent_number(row.percent),
-                fmt.number(row.avg_us),
-                fmt.number(row.p50_us),
-                fmt.number(row.p95_us),
-                fmt.number(row.p99_us),
-                *((row.rank or "",) if of_ranks else ()),
-            )
-        )
-        works.append(
-            (
-                row.name,
-                str(row.count),
-                fmt.number(row.us_per_token),
-                fmt.number(row.budget_us_per_token),
-                fmt.percent_number(row.budget_used_percent),
-                {None: fmt.NOT_MEASURED, True: "yes", False: "NO"}[row.budget_met],
-                fmt.number(row.gb_per_sec),
-                fmt.number(row.gflops),
-                f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED,
-            )
-        )
-    return "\n".join((table(times, left=2), "", table(works, left=1), PROVENANCE_LINE, BUDGET_LINE, _books(view)))
+        return f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED
+    if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.above_roof:
+        return f"!{statistic.bare(row)}"
+    if statistic.unit == "count":
+        return str(statistic.value(row))  # to the last digit: a log is read by programs too
+    return statistic.bare(row)
 
 
 def _ranks(view: RanksView) -> str:
@@ -142,29 +154,17 @@ def _books(view: SourceView) -> str:
 
 
 def _categories(view: SourceView) -> str:
-    rows: Table = [("category", "count", "total µs", "%", "avg µs", "µs/token")]
-    for row in view.categories:
-        numbers = (row.exclusive_us, row.avg_us, row.us_per_token)
-        total, avg, per_token = (fmt.number(value) for value in numbers)
-        rows.append((row.name, str(row.count), total, fmt.percent_number(row.percent), avg, per_token))
+    rows = [("category", *_heads(CATEGORY_REPORT))]
+    rows += [(row.name, *_cells(CATEGORY_REPORT, row)) for row in view.categories]
     return table(rows, left=1)
 
 
 def _roofline(view: SourceView) -> str:
     ceilings = [f"{c.name} {fmt.number(c.value)} {c.unit} ({c.provenance.value})" for c in view.roofline.ceilings]
-    rows: Table = [("brick", "bound", "FLOP/byte", "GFLOP/s", "GB/s", "% of roof", "")]
+    rows: Table = [("brick", *_heads(POINT_REPORT), "")]
     for point in view.roofline.points:
-        rows.append(
-            (
-                point.brick,
-                point.bound,
-                fmt.number(point.intensity),
-                fmt.number(point.gflops),
-                fmt.number(point.gb_per_sec),
-                fmt.percent_number(point.percent_of_roof),
-                "above the roof: from a nearer cache, or the work declared is too much" if point.above_roof else "",
-            )
-        )
+        above = "above the roof: from a nearer cache, or the work declared is too much" if point.above_roof else ""
+        rows.append((point.name, *_cells(POINT_REPORT, point), above))
     lines = ["ceilings: " + (", ".join(ceilings) or "n/a (the process measured none)")]
     if view.roofline.points:
         lines += [table(rows, left=2), PROVENANCE_LINE]
@@ -176,7 +176,18 @@ def _roofline(view: SourceView) -> str:
 def _tree(view: SourceView) -> str:
     if view.merged is not None and not view.graph:
         return "tree: n/a (what is taken from several ranks is no graph)"
-    return tree_text(view.graph)
+    path = view.critical_path
+    if path is None:
+        return tree_text(view.graph)
+    is_beside = path.nodes < path.timed_nodes  # else every node would carry the same note
+    tree = tree_text(view.graph, _path_note) if is_beside else tree_text(view.graph)
+    return f"{tree}\n{fmt.critical_path(path)}"
+
+
+def _path_note(row: GraphRow) -> str:
+    if row.on_critical_path:
+        return "  [critical]"
+    return "" if row.slack_us is None else f"  [slack {fmt.duration(row.slack_us)}]"
 
 
 def _traces(view: SourceView) -> str:

@@ -159,7 +159,7 @@ def _brick(
     yield BRICK_FAILED, labels, stats.calls.failed
     yield BRICK_ELEMENTS, labels, stats.calls.elements
     if totals.step:
-        exclusive_ns = stats.closed_exclusive_ns
+        exclusive_ns = stats.closed.exclusive_ns
         is_known = exclusive_ns >= 0  # below zero, what ran inside it ran at the same time as more of the same
     else:
         exclusive_ns = stats.exclusive_ns

@@ -282,11 +282,11 @@ class CbtopApp(App[int]):
         try:
             saved = save()
         except (CbtopError, ProtocolError) as error:
-            told = partial(self.notify, clean(str(error)), severity="error", markup=False)
+            say = partial(self.notify, clean(str(error)), severity="error", markup=False)
         else:
             text = f"{clean(str(saved.path))}, {formatting.size_bytes(saved.size_bytes)}"
-            told = partial(self.notify, text, title="the last minutes are in", markup=False)
-        self.call_from_thread(told)
+            say = partial(self.notify, text, title="the last minutes are in", markup=False)
+        self.call_from_thread(say)
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS)))

@@ -29,6 +29,7 @@ def books(totals: PhaseTotals, open_in: PhaseTotals) -> BooksView | None:
         holds_layers = any(child.kind is NodeKind.LAYER for child in totals.table.children[layer.id])
         name = BETWEEN_LAYERS if holds_layers else INSIDE_LAYERS
         gaps_ns[name] = gaps_ns.get(name, 0) + totals.exclusive_ns(layer, closed)
+    cancelled_ns = open_in.stats.rare("cancelled_ns", [node.id for node in outer])
     unattributed_ns = wall_ns - bricks_ns - sum(gaps_ns.values())
     return BooksView(
         wall_us=wall_ns / 1e3,
@@ -37,7 +38,7 @@ def books(totals: PhaseTotals, open_in: PhaseTotals) -> BooksView | None:
         gaps_us=sum(gaps_ns.values()) / 1e3,
         unattributed_us=unattributed_ns / 1e3,
         residual_percent=100 * unattributed_ns / wall_ns if wall_ns else None,
-        open_us=sum(open_in.total_ns[node.id] - open_in.closed_ns[node.id] for node in outer) / 1e3,
+        open_us=(sum(open_in.total_ns[node.id] - open_in.closed_ns[node.id] for node in outer) - cancelled_ns) / 1e3,
     )
 
 

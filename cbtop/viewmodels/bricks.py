@@ -2,18 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cbtop.profiler.brick_stats import BrickStats
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.viewmodels.model import BrickRow, CheckRow
+from cbtop.profiler.roofline import Distance, intensity
+from cbtop.protocol.vocabulary import BrickCategory
+
+if TYPE_CHECKING:  # they load numpy, and whoever only writes numbers as text (cbtop.formatting) needs the row alone
+    from cbtop.profiler.brick_stats import BrickStats
+    from cbtop.profiler.phase_totals import PhaseTotals
 
 
-def brick_rows(bricks: Sequence[BrickStats], totals: PhaseTotals, checks: Sequence[CheckRow]) -> tuple[BrickRow, ...]:
-    """One row a brick that ran, in the order given."""
-    return tuple(
-        _row(stats, totals, [check.passed for check in checks if check.brick == stats.name]) for stats in bricks
-    )
+@dataclass(frozen=True, slots=True)
+class BrickRow:
+    """One brick summed over the layers (and occurrences) of a phase."""
+
+    name: str
+    category: BrickCategory
+    count: int
+    failed: int
+    total_us: float
+    exclusive_us: float
+    avg_us: float
+    min_us: float | None
+    max_us: float | None
+    cv: float | None  # standard deviation / mean
+    p50_us: float | None
+    p95_us: float | None
+    p99_us: float | None
+    p999_us: float | None
+    us_per_token: float | None
+    elements: int
+    flops: float | None  # derived from shapes
+    bytes: float | None  # derived from shapes
+    gflops: float | None
+    gb_per_sec: float | None
+    percent: float | None  # exclusive time / step wall time
+    budget_us_per_token: float | None
+    checks_passed: int
+    checks_failed: int
+    backend: str
+    roof: Distance | None = None  # None where its work or the roofs of its machine are unknown
+    rank: str | None = None  # in a merge by maximum: whose figures these are
+    budget_gb_per_sec: float | None = None  # the rate that the budget a token was derived from; None: it is static
+    uncounted: int = 0  # calls that gave no count of elements
+
+    @property
+    def budget_used_percent(self) -> float | None:
+        """How much of its µs/token budget it uses; None where none was declared, or no token measured."""
+        if self.us_per_token is None or not self.budget_us_per_token:
+            return None
+        return 100.0 * self.us_per_token / self.budget_us_per_token
+
+    @property
+    def budget_met(self) -> bool | None:
+        used = self.budget_used_percent
+        return None if used is None else used <= 100
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOP per byte; None where it declared no FLOP or no bytes."""
+        return intensity(self.flops, self.bytes)
+
+    @property
+    def attainable_gflops(self) -> float | None:
+        return self.roof.attainable_gflops if self.roof else None
+
+    @property
+    def percent_of_roof(self) -> float | None:
+        return self.roof.percent_of_roof if self.roof else None
+
+    @property
+    def bound(self) -> str | None:
+        """`memory` or `compute`: the ceiling above it."""
+        return self.roof.bound if self.roof else None
+
+    @property
+    def above_roof(self) -> bool:
+        """Flagged, never hidden."""
+        return self.roof is not None and self.roof.above_roof
+
+
+def brick_rows(
+    bricks: Iterable[BrickStats], totals: PhaseTotals, checks: Mapping[str, Sequence[bool]]
+) -> tuple[BrickRow, ...]:
+    """One row a brick that ran, in the order given; `checks` says by brick which of them passed."""
+    return tuple(_row(stats, totals, checks.get(stats.name, ())) for stats in bricks)
 
 
 def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> BrickRow:
@@ -33,13 +108,13 @@ def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> Bric
         p95_us=_us(calls.p95_ns),
         p99_us=_us(calls.p99_ns),
         p999_us=_us(calls.p999_ns),
-        us_per_token=totals.us_per_token(stats.closed_ns),
+        us_per_token=totals.us_per_token(stats.closed.total_ns),
         elements=calls.elements,
         flops=stats.flops,
         bytes=stats.bytes,
         gflops=stats.gflops,
         gb_per_sec=stats.gb_per_sec,
-        percent=totals.percent(stats.closed_exclusive_ns),
+        percent=totals.percent(stats.closed.exclusive_ns),
         budget_us_per_token=stats.budget_us_per_token,
         checks_passed=sum(checks),
         checks_failed=len(checks) - sum(checks),

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cbtop.profiler.brick_stats import BrickStats, category_stats
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.viewmodels.model import CategoryRow
+from cbtop.protocol.vocabulary import BrickCategory
+
+if TYPE_CHECKING:  # as in bricks.py
+    from cbtop.profiler.brick_stats import CategoryStats
+    from cbtop.profiler.phase_totals import PhaseTotals
 
 
-def category_rows(bricks: Sequence[BrickStats], totals: PhaseTotals) -> tuple[CategoryRow, ...]:
-    """One row a category that ran, in their own order."""
+@dataclass(frozen=True, slots=True)
+class CategoryRow:
+    """The bricks of one category together."""
+
+    name: str
+    category: BrickCategory
+    count: int
+    total_us: float
+    exclusive_us: float
+    avg_us: float
+    us_per_token: float | None
+    percent: float | None
+
+
+def category_rows(categories: Iterable[CategoryStats], totals: PhaseTotals) -> tuple[CategoryRow, ...]:
+    """One row a category that ran, in the order given."""
     return tuple(
         CategoryRow(
             name=stats.category.display_name,
@@ -19,8 +37,8 @@ def category_rows(bricks: Sequence[BrickStats], totals: PhaseTotals) -> tuple[Ca
             total_us=stats.total_ns / 1e3,
             exclusive_us=stats.exclusive_ns / 1e3,
             avg_us=stats.exclusive_ns / stats.count / 1e3,
-            us_per_token=totals.us_per_token(stats.closed_exclusive_ns),
-            percent=totals.percent(stats.closed_exclusive_ns),
+            us_per_token=totals.us_per_token(stats.closed.exclusive_ns),
+            percent=totals.percent(stats.closed.exclusive_ns),
         )
-        for stats in category_stats(bricks)
+        for stats in categories
     )

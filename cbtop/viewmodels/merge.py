@@ -19,9 +19,9 @@ from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, Column, NodeStats
 from cbtop.protocol.messages import Dependency, Node, SourceState
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.model import (
-    BrickRow,
-    CategoryRow,
     MergedView,
     MergeMode,
     RankColumn,
@@ -207,16 +207,16 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
     slowest = max(members.values(), key=lambda member: (member.steps and member.steps.mean_us) or 0)
     bricks: dict[str, BrickRow] = {}
     categories: dict[str, CategoryRow] = {}
-    most_us: dict[str, float] = {}
+    max_us: dict[str, float] = {}
     for name, member in members.items():
         for brick in member.bricks:
-            if (us := _a_step(brick, member)) > most_us.get(brick.name, -1):
-                most_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name)
-    most_us.clear()
+            if (us := _a_step(brick, member)) > max_us.get(brick.name, -1):
+                max_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name, roof=None)
+    max_us.clear()
     for member in members.values():
         for category in member.categories:
-            if (us := _a_step(category, member)) > most_us.get(category.name, -1):
-                most_us[category.name], categories[category.name] = us, category
+            if (us := _a_step(category, member)) > max_us.get(category.name, -1):
+                max_us[category.name], categories[category.name] = us, category
     return replace(
         view,
         steps=slowest.steps,
@@ -225,6 +225,7 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
         categories=tuple(sorted(categories.values(), key=lambda row: row.category)),
         roofline=_no_roof(tuple(bricks.values())),
         graph=(),
+        critical_path=None,
         books=None,
         tokens_per_sec_history=slowest.tokens_per_sec_history,
     )

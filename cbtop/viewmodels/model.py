@@ -10,6 +10,10 @@ from enum import StrEnum
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.categories import CategoryRow
+
+OVERLAP = 1.05  # steps at once, on average: below it they ran one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,62 +36,10 @@ class StepsView:
     wall_us: float | None = None  # from the first step's start to the last one's end; of a window, the window
     tokens_per_wall_sec: float | None = None  # tokens / wall_us
 
-
-@dataclass(frozen=True, slots=True)
-class BrickRow:
-    """One brick summed over the layers (and occurrences) of a phase."""
-
-    name: str
-    category: BrickCategory
-    count: int
-    failed: int
-    total_us: float
-    exclusive_us: float
-    avg_us: float
-    min_us: float | None
-    max_us: float | None
-    cv: float | None  # standard deviation / mean
-    p50_us: float | None
-    p95_us: float | None
-    p99_us: float | None
-    p999_us: float | None
-    us_per_token: float | None
-    elements: int
-    flops: float | None  # derived from shapes
-    bytes: float | None  # derived from shapes
-    gflops: float | None
-    gb_per_sec: float | None
-    percent: float | None  # exclusive time / step wall time
-    budget_us_per_token: float | None
-    checks_passed: int
-    checks_failed: int
-    backend: str
-    rank: str | None = None  # in a merge by maximum: whose figures these are
-    budget_gb_per_sec: float | None = None  # the rate that the budget a token was derived from; None: it is static
-
     @property
-    def budget_used_percent(self) -> float | None:
-        """How much of its µs/token budget it uses; None where none was declared, or no token measured."""
-        if self.us_per_token is None or not self.budget_us_per_token:
-            return None
-        return 100.0 * self.us_per_token / self.budget_us_per_token
-
-    @property
-    def budget_met(self) -> bool | None:
-        used = self.budget_used_percent
-        return None if used is None else used <= 100
-
-
-@dataclass(frozen=True, slots=True)
-class CategoryRow:
-    name: str
-    category: BrickCategory
-    count: int
-    total_us: float
-    exclusive_us: float
-    avg_us: float
-    us_per_token: float | None
-    percent: float | None
+    def overlap(self) -> bool:
+        """Whether steps ran at the same time, by more than a clock's reading."""
+        return self.at_once is not None and self.at_once >= OVERLAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +54,9 @@ class CeilingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RooflinePoint:
-    """A brick on the roofline; `above_roof` is flagged, never hidden."""
-
-    brick: str
-    category: BrickCategory
-    intensity: float  # flops / byte, derived
-    gflops: float
-    gb_per_sec: float
-    attainable_gflops: float | None
-    percent_of_roof: float | None
-    bound: str  # "memory", "compute" or "n/a" where a ceiling is missing
-    above_roof: bool
-    percent: float | None  # share of the step's wall time, for sorting and emphasis
-
-
-@dataclass(frozen=True, slots=True)
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
-    points: tuple[RooflinePoint, ...]
+    points: tuple[BrickRow, ...]  # those that have an intensity
     without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes: they have no intensity
 
 
@@ -145,6 +81,18 @@ class GraphRow:
     percent: float | None  # of the step's wall time
     node_label: str = ""  # the caller's own word for this place, a layer's stack
     kernel: KernelAttributes = NO_KERNEL
+    on_critical_path: bool | None = None  # None: it has no exclusive time, or no path is known
+    slack_us: float | None = None  # how much later it could have started without anything ending later
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPathView:
+    """The chain of work that decides how long a mean run of the graph takes; derived."""
+
+    total_us: float
+    nodes: int  # on it
+    timed_nodes: int  # with exclusive time
+    unknown: str = ""  # why there is none: then the numbers are 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +296,7 @@ class SourceView:
     straggler: StragglerView | None = None  # of the ranks it is one of
     merged: MergedView | None = None  # None: one source; else `pid`, `host` and the like are its first member's
     ranks: RanksView | None = None  # with MergeMode.RANKS
+    critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
 
 
 @dataclass(frozen=True, slots=True)

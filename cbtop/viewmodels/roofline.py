@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from cbtop.profiler.roofline import distance, intensity
+from cbtop.profiler.roofline import Distance, distance
 from cbtop.protocol.messages import Ceiling
-from cbtop.viewmodels.model import BrickRow, CeilingRow, RooflinePoint, RooflineView
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import CeilingRow, RooflineView
+
+
+def under_roofs(bricks: Iterable[BrickRow], ceilings: Iterable[Ceiling]) -> tuple[BrickRow, ...]:
+    """Every brick with its distance from the roof above it, where its work and both roofs are known."""
+    # The highest roof of a kind bounds what any brick can reach; lower ones (DRAM under cache) stand beside it.
+    peaks: dict[str, float] = {}
+    for ceiling in ceilings:
+        peaks[ceiling.kind] = max(ceiling.value, peaks.get(ceiling.kind, ceiling.value))
+    return tuple(replace(row, roof=_roof(row, peaks.get("compute"), peaks.get("bandwidth"))) for row in bricks)
 
 
 def roofline(ceilings: Iterable[Ceiling], bricks: Sequence[BrickRow]) -> RooflineView:
     """Every brick that declared flops and bytes as a point; the rest by name."""
-    rows = tuple(CeilingRow(c.name, c.kind, c.value, c.unit, c.provenance) for c in ceilings)
-    # The highest roof of a kind bounds what any brick can reach; lower ones (DRAM under cache) stand beside it.
-    peak_gflops = max((row.value for row in rows if row.kind == "compute"), default=None)
-    peak_gb_per_sec = max((row.value for row in rows if row.kind == "bandwidth"), default=None)
-    points = [_point(brick, peak_gflops, peak_gb_per_sec) for brick in bricks]
     return RooflineView(
-        ceilings=rows,
-        points=tuple(point for point in points if point),
-        without_work=tuple(brick.name for brick, point in zip(bricks, points, strict=True) if not point),
+        ceilings=tuple(CeilingRow(c.name, c.kind, c.value, c.unit, c.provenance) for c in ceilings),
+        points=tuple(brick for brick in bricks if _is_point(brick)),
+        without_work=tuple(brick.name for brick in bricks if not _is_point(brick)),
     )
 
 
-def _point(brick: BrickRow, peak_gflops: float | None, peak_gb_per_sec: float | None) -> RooflinePoint | None:
-    flop_per_byte = intensity(brick.flops, brick.bytes)
-    if flop_per_byte is None or brick.gflops is None or brick.gb_per_sec is None:
+def _is_point(brick: BrickRow) -> bool:
+    return brick.intensity is not None and brick.gflops is not None and brick.gb_per_sec is not None
+
+
+def _roof(brick: BrickRow, peak_gflops: float | None, peak_gb_per_sec: float | None) -> Distance | None:
+    if brick.intensity is None or brick.gflops is None:
         return None
-    roof = distance(flop_per_byte, brick.gflops, peak_gflops, peak_gb_per_sec)
-    return RooflinePoint(
-        brick=brick.name,
-        category=brick.category,
-        intensity=flop_per_byte,
-        gflops=brick.gflops,
-        gb_per_sec=brick.gb_per_sec,
-        attainable_gflops=roof.attainable_gflops if roof else None,
-        percent_of_roof=roof.percent_of_roof if roof else None,
-        bound=roof.bound if roof else "n/a",
-        above_roof=roof.above_roof if roof else False,
-        percent=brick.percent,
-    )
+    return distance(brick.intensity, brick.gflops, peak_gflops, peak_gb_per_sec)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cbtop.client.store import SourceRecord
-from cbtop.profiler.brick_stats import brick_stats
+from cbtop.profiler.brick_stats import brick_stats, category_stats
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
@@ -15,7 +15,7 @@ from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import execution_graph, graph_rows
 from cbtop.viewmodels.model import CheckRow, LossView, SourceSummary, SourceView, WindowView
-from cbtop.viewmodels.roofline import roofline
+from cbtop.viewmodels.roofline import roofline, under_roofs
 from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
 from cbtop.viewmodels.traces import trace_views
 
@@ -43,10 +43,13 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
     steps = next((steps for steps in phases if steps.phase == shown), None)
     bricks = brick_stats(totals)
     if window and totals.step is not None:
-        # A brick that the window's edge cuts off from those inside it would have a time of its own below nothing.
-        bricks = [replace(stats, exclusive_ns=stats.closed_exclusive_ns) for stats in bricks]
-    rows = brick_rows(bricks, totals, checks)
-    graph, ids = execution_graph(totals, record.dependencies)
+        # A brick that the window's edge cuts off from those inside it would have an exclusive time below 0.
+        bricks = [replace(stats, exclusive_ns=stats.closed.exclusive_ns) for stats in bricks]
+    passed: dict[str, list[bool]] = {}
+    for check in checks:
+        passed.setdefault(check.brick, []).append(check.passed)
+    rows = under_roofs(brick_rows(bricks, totals, passed), record.ceilings.values())
+    nodes, path = graph_rows(totals, *execution_graph(totals, record.dependencies))
     hello, manifest, state = record.hello, record.manifest, record.state
     return SourceView(
         key=record.key,
@@ -68,9 +71,9 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         phases=phases,
         steps=steps,
         bricks=rows,
-        categories=category_rows(bricks, totals),
+        categories=category_rows(category_stats(bricks), totals),
         roofline=roofline(record.ceilings.values(), rows),
-        graph=graph_rows(totals, graph, ids),
+        graph=nodes,
         books=books(totals, open_in=whole),
         loss=_loss(record),
         checks=checks,
@@ -80,6 +83,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
         window=WindowView(record.window.length_s, covers_s) if window else None,
+        critical_path=path,
     )
 
 

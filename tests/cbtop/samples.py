@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cbtop.profiler.roofline import distance
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.model import (
     BooksView,
-    BrickRow,
-    CategoryRow,
     CeilingRow,
     CheckRow,
+    CriticalPathView,
     Gap,
     GraphRow,
     LossView,
@@ -19,7 +21,6 @@ from cbtop.viewmodels.model import (
     RankColumn,
     RankRow,
     RanksView,
-    RooflinePoint,
     RooflineView,
     SourceView,
     StepsView,
@@ -59,6 +60,11 @@ def _brick(
     name: str, category: BrickCategory, us: float, calls: int, mflop: float | None, mb: float | None
 ) -> BrickRow:
     avg = us / calls
+    roof = (
+        None
+        if mflop is None or mb is None
+        else distance(mflop / mb, mflop * 1e3 / avg, _PEAK_GFLOPS, _BANDWIDTH_GB_S)
+    )
     return BrickRow(
         name=name,
         category=category,
@@ -85,6 +91,7 @@ def _brick(
         checks_passed={"QkvProjection": 2, "DownProjection": 1}.get(name, 0),
         checks_failed=0,
         backend="numba",
+        roof=roof,
     )
 
 
@@ -104,28 +111,6 @@ def _category(category: BrickCategory) -> CategoryRow:
         avg_us=total / calls,
         us_per_token=total / STEPS,
         percent=100 * total / STEPS / WALL_US,
-    )
-
-
-def _point(row: BrickRow) -> RooflinePoint:
-    flops, size_bytes, gflops, gb_per_sec = row.flops, row.bytes, row.gflops, row.gb_per_sec
-    assert flops is not None
-    assert size_bytes is not None
-    assert gflops is not None
-    assert gb_per_sec is not None
-    intensity = flops / size_bytes
-    roof = min(_PEAK_GFLOPS, _BANDWIDTH_GB_S * intensity)
-    return RooflinePoint(
-        brick=row.name,
-        category=row.category,
-        intensity=intensity,
-        gflops=gflops,
-        gb_per_sec=gb_per_sec,
-        attainable_gflops=roof,
-        percent_of_roof=100 * gflops / roof,
-        bound="memory" if roof < _PEAK_GFLOPS else "compute",
-        above_roof=gflops > roof,
-        percent=row.percent,
     )
 
 
@@ -186,6 +171,10 @@ def _steps(phase: str, count: int, tokens: int, wall_us: float) -> StepsView:
         p99_us=wall_us * 1.22,
         us_per_token_p50=per_token * 0.99,
         us_per_token_p99=per_token * 1.22,
+        union_us=wall_us * count,
+        at_once=1.0,
+        wall_us=wall_us * count * 1.25,
+        tokens_per_wall_sec=0.8e6 / per_token,
     )
 
 
@@ -221,7 +210,7 @@ LIVE = SourceView(
     categories=tuple(_category(category) for category in BrickCategory),
     roofline=RooflineView(
         ceilings=CEILINGS,
-        points=tuple(_point(row) for row in BRICKS if row.flops is not None),
+        points=tuple(row for row in BRICKS if row.flops is not None),
         without_work=("KvWrite", "Sampling", "Embedding"),
     ),
     graph=_graph(),
@@ -283,12 +272,10 @@ GONE = replace(
 
 NO_ROOF = replace(
     LIVE,
+    bricks=tuple(replace(row, roof=None) for row in BRICKS),
     roofline=RooflineView(
         ceilings=(),
-        points=tuple(
-            replace(point, attainable_gflops=None, percent_of_roof=None, bound="n/a", above_roof=False)
-            for point in LIVE.roofline.points
-        ),
+        points=tuple(replace(point, roof=None) for point in LIVE.roofline.points),
         without_work=("KvWrite",),
     ),
 )
@@ -326,6 +313,20 @@ STRAGGLING = replace(
 )
 STALE = replace(LIVE, stale_s=12.0)
 
+# The softmax runs beside the projections.
+OVERLAPPED = replace(
+    LIVE,
+    graph=tuple(
+        replace(
+            row, on_critical_path=row.name != "AttentionSoftmax", slack_us=71.4 * (row.name == "AttentionSoftmax")
+        )
+        if row.kind is NodeKind.BRICK
+        else row
+        for row in LIVE.graph
+    ),
+    critical_path=CriticalPathView(8_052.0, nodes=110, timed_nodes=120),
+)
+
 HOSTILE_NAMES = (
     "[red]x[/]",
     "[@click=app.quit]press me[/]",
@@ -345,7 +346,7 @@ HOSTILE = replace(
     roofline=replace(
         LIVE.roofline,
         points=tuple(
-            replace(point, brick=name) for point, name in zip(LIVE.roofline.points, HOSTILE_NAMES, strict=False)
+            replace(point, name=name) for point, name in zip(LIVE.roofline.points, HOSTILE_NAMES, strict=False)
         ),
         without_work=HOSTILE_NAMES,
         ceilings=tuple(replace(ceiling, name="[red]roof[/]") for ceiling in CEILINGS),

@@ -19,6 +19,7 @@ class View(Vertical):
     title: ClassVar[str]
     doc: ClassVar[str]  # for the help: one paragraph
     columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: what each column says
+    details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # and what opens with its details
 
     source: reactive[SourceView | None] = reactive(None, always_update=False)
 

@@ -1,15 +1,18 @@
-"""The columns of the bricks table."""
+"""The columns of the bricks table: those that say which brick, and the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from cbtop import formatting
+from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, statistic
+from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, clip
-from cbtop.viewmodels.model import BrickRow, RanksView
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 
@@ -27,27 +30,19 @@ def _rank(row: BrickRow, width: int) -> Line:
     return ((clean(row.rank or ""), "accent"),)
 
 
-def _checks(row: BrickRow, width: int) -> Line:
+def _checks(row: BrickRow) -> Line:
     if row.checks_failed:
         return ((f"✗{row.checks_failed}", "bad"),)
     return ((f"✓{row.checks_passed}", "good"),) if row.checks_passed else (("–", "faint"),)
 
 
-def _budget(row: BrickRow, width: int) -> Line:
+def _budget(row: BrickRow) -> Line:
     used = row.budget_used_percent
     if used is None:
         return (("–", "faint"),)
     role = "bad" if used > 100 else "warn" if used > NEAR_BUDGET_PERCENT else "good"
     mark = "!" if used > 100 else ""
     return ((f"{mark}{used:.0f} %", role),)
-
-
-def _figure(text: str, role: str = "") -> Line:
-    return ((text, "faint" if text == formatting.NOT_MEASURED else role),)
-
-
-def _or_less(value: float | None) -> float:
-    return -1.0 if value is None else value
 
 
 def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple[Column[BrickRow], ...]:
@@ -60,13 +55,17 @@ def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple
 
         def cell(row: BrickRow, width: int) -> Line:
             slowest = row.name in rows and rows[row.name].slowest == at
-            return _figure(formatting.number(us(row)), "strong warn" if slowest else "")
+            return figure(formatting.number(us(row)), "strong warn" if slowest else "")
 
-        doc = f"its own µs a {ranks.unit} in this rank; the slowest is marked"
+        def sort_value(row: BrickRow) -> float:
+            found = us(row)
+            return -1.0 if found is None else found
+
+        doc = f"its exclusive µs a {ranks.unit} in this rank; the slowest is marked"
         name = clip(clean(ranks.ranks[at].name), 11)
-        return Column(name, max(8, len(name)), 2 + at, cell, doc, sort_key=lambda row: _or_less(us(row)))
+        return Column(name, max(8, len(name)), 2 + at, cell, doc, sort_key=sort_value)
 
-    kept = [column for column in columns if column.title in ("brick", "wall %")]
+    kept = [column for column in columns if column.title in ("brick", statistic("percent").title)]
     return (*kept, *(of_rank(at) for at in range(len(ranks.ranks))))
 
 
@@ -90,8 +89,12 @@ def brick_columns(
             stretch=1,
             max_width=30,
             sort_key=lambda row: row.name,
-        ),
-        Column("category", 9, 8, _category, "the group a report rolls it up into", align="left"),
+        )
+    ]
+    if of_ranks:
+        columns.append(Column("of", 10, 1, _rank, "the rank whose figures these are: the slowest"))
+    columns.append(Column("category", 9, 8, _category, "the group a report rolls it up into", align="left"))
+    columns.append(
         Column(
             "share",
             8,
@@ -101,102 +104,11 @@ def brick_columns(
             align="left",
             stretch=2,
             max_width=48,
-        ),
-        Column(
-            "wall %",
-            7,
-            1,
-            lambda row, _: _figure(formatting.percent_number(row.percent), "strong"),
-            "exclusive time as a part of the step's wall time",
-            sort_key=lambda row: row.exclusive_us,
-        ),
-        Column(
-            "µs/tok",
-            8,
-            2,
-            lambda row, _: _figure(formatting.number(row.us_per_token)),
-            "µs for one token, all layers together, with the bricks that ran inside it",
-            sort_key=lambda row: _or_less(row.us_per_token),
-        ),
-        Column(
-            "avg µs",
-            8,
-            7,
-            lambda row, _: _figure(formatting.number(row.avg_us)),
-            "mean time of one call",
-            sort_key=lambda row: row.avg_us,
-        ),
-        Column(
-            "p50 µs",
-            8,
-            4,
-            lambda row, _: _figure(formatting.number(row.p50_us)),
-            "half of the calls took at most this",
-            sort_key=lambda row: _or_less(row.p50_us),
-        ),
-        Column(
-            "p95 µs",
-            8,
-            9,
-            lambda row, _: _figure(formatting.number(row.p95_us)),
-            "95 of 100 calls took at most this",
-            sort_key=lambda row: _or_less(row.p95_us),
-        ),
-        Column(
-            "p99 µs",
-            8,
-            5,
-            lambda row, _: _figure(formatting.number(row.p99_us)),
-            "99 of 100 calls took at most this",
-            sort_key=lambda row: _or_less(row.p99_us),
-        ),
-        Column(
-            "count",
-            9,
-            11,
-            lambda row, _: _figure(formatting.count(row.count)),
-            "calls recorded",
-            sort_key=lambda row: row.count,
-        ),
-        Column(
-            "GB/s",
-            6,
-            6,
-            lambda row, _: _figure(formatting.number(row.gb_per_sec)),
-            "bytes of its shapes over measured time (derived)",
-            sort_key=lambda row: _or_less(row.gb_per_sec),
-        ),
-        Column(
-            "GFLOP/s",
-            8,
-            10,
-            lambda row, _: _figure(formatting.number(row.gflops)),
-            "flops of its shapes over measured time (derived)",
-            sort_key=lambda row: _or_less(row.gflops),
-        ),
-    ]
-    if of_ranks:
-        columns.insert(1, Column("of", 10, 1, _rank, "the rank whose figures these are: the slowest"))
+        )
+    )
+    columns += figure_columns(BRICK_COLUMNS, roles={"percent": "strong"})
     if budgets:
-        columns.append(
-            Column(
-                "budget",
-                7,
-                6,
-                _budget,
-                "µs/token used of the budget set for it",
-                sort_key=lambda row: _or_less(row.budget_used_percent),
-            )
-        )
+        columns += figure_columns(BUDGET_COLUMNS, cells={"budget_used_percent": _budget})
     if checks:
-        columns.append(
-            Column(
-                "checks",
-                7,
-                6,
-                _checks,
-                "✓ checks against the reference passed, ✗ failed",
-                sort_key=lambda row: row.checks_failed,
-            )
-        )
+        columns += figure_columns(CHECK_COLUMNS, cells={"checks_failed": _checks})
     return tuple(columns)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
+from cbtop.statistics import BRICK_PANEL, Statistic
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
-from cbtop.viewmodels.model import BrickRow, CheckRow, RooflinePoint, SourceView
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import CheckRow, SourceView
 
 Fact = tuple[str, str]  # what, how much
 
@@ -40,63 +44,32 @@ def detail_lines(brick: BrickRow, source: SourceView, width: int, *, roomy: bool
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"))
     where = " · ".join(filter(None, (brick.category.display_name, clean(brick.backend))))
     lines = [rule(fit_line(title, min(width_of(title), width - 6)), width, ((where, look.role),))]
-    point = next((point for point in source.roofline.points if point.brick == brick.name), None)
-    for heading, provenance, facts in (
-        ("time", Provenance.MEASURED, _time(brick, derived="" if source.window is None else " derived")),
-        ("work", Provenance.DERIVED, _work(brick, point)),
-        ("budget", Provenance.STATIC, _budget(brick)),
-    ):
-        lines += _group(heading, provenance.value, facts, width)
+    for heading, rows in BRICK_PANEL.items():
+        facts = _facts(rows, brick, is_window=source.window is not None)
+        provenance = _provenance(rows)
+        if heading == "budget" and brick.budget_us_per_token is None:
+            facts, provenance = [("budget", "none set")], Provenance.STATIC.value
+        lines += _group(heading, provenance, facts, width)
         if roomy:
             lines.append(BLANK)
     checks = [check for check in source.checks if check.brick == brick.name]
     return lines + _checks(brick, checks, width)
 
 
-def _time(brick: BrickRow, derived: str) -> list[Fact]:
-    """In a window the extremes are derived."""
-    return [
-        ("exclusive", formatting.duration(brick.exclusive_us)),
-        ("inclusive", formatting.duration(brick.total_us)),
-        ("of the step", formatting.percent(brick.percent)),
-        ("per token", formatting.duration(brick.us_per_token)),
-        ("calls", formatting.count(brick.count)),
-        ("failed", formatting.count(brick.failed)),
-        ("avg", formatting.duration(brick.avg_us)),
-        ("p50", formatting.duration(brick.p50_us)),
-        (f"min{derived}", formatting.duration(brick.min_us)),
-        ("p95", formatting.duration(brick.p95_us)),
-        (f"max{derived}", formatting.duration(brick.max_us)),
-        ("p99", formatting.duration(brick.p99_us)),
-    ]
+def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:
+    """Of each statistic its word and its value; one that is derived only in a window says so there."""
+    facts = []
+    for statistic in rows:
+        derived = " derived" if is_window and statistic.derived_in_window else ""
+        mark = " ⚠ above" if statistic.key == "percent_of_roof" and brick.above_roof else ""
+        facts.append(((statistic.word or statistic.title) + derived, clean(statistic.in_full(brick)) + mark))
+    return facts
 
 
-def _work(brick: BrickRow, point: RooflinePoint | None) -> list[Fact]:
-    return [
-        ("flops", formatting.si(brick.flops, "FLOP")),
-        ("GFLOP/s", formatting.number(brick.gflops)),
-        ("bytes", formatting.size_bytes(brick.bytes)),
-        ("GB/s", formatting.number(brick.gb_per_sec)),
-        ("intensity", f"{formatting.number(point.intensity)} FLOP/B" if point else formatting.NOT_MEASURED),
-        ("of the roof", _roof(point)),
-        ("elements", formatting.count(brick.elements)),
-        ("bound by", clean(point.bound) if point else formatting.NOT_MEASURED),
-    ]
-
-
-def _roof(point: RooflinePoint | None) -> str:
-    if point is None:
-        return formatting.NOT_MEASURED
-    return formatting.percent(point.percent_of_roof) + (" ⚠ above" if point.above_roof else "")
-
-
-def _budget(brick: BrickRow) -> list[Fact]:
-    if brick.budget_us_per_token is None:
-        return [("budget", "none set")]
-    return [
-        ("µs/token", formatting.number(brick.budget_us_per_token)),
-        ("used", formatting.percent(brick.budget_used_percent)),
-    ]
+def _provenance(rows: Sequence[Statistic]) -> str:
+    """Where the figures of a group come from: `measured and derived`."""
+    found = {statistic.origin.provenance for statistic in rows}
+    return " and ".join(provenance.value for provenance in Provenance if provenance in found)
 
 
 def _group(heading: str, provenance: str, facts: list[Fact], width: int) -> list[Line]:

@@ -10,13 +10,15 @@ from textual.containers import Container
 from textual.widget import Widget
 from textual.widgets import Input
 
+from cbtop.statistics import BRICK_PANEL
 from cbtop.tui.views.base import View
 from cbtop.tui.views.books import Books
 from cbtop.tui.views.brick_columns import brick_columns, rank_columns
 from cbtop.tui.views.brick_detail import BrickDetail
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.model import BrickRow, SourceView
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import SourceView
 
 
 class Bricks(View):
@@ -24,12 +26,13 @@ class Bricks(View):
 
     title = "Bricks"
     doc = (
-        "Every brick of the phase shown, summed over the layers, by exclusive time: its own, without that of "
-        "bricks inside it. Rows change places only when one is clearly ahead, so they can be read while they "
+        "Every brick of the phase shown, summed over the layers, by exclusive time: without the time "
+        "of bricks inside it. Rows change places only when one is clearly ahead, so they can be read while they "
         "move. The line at the bottom closes the books: a step's wall time is its bricks, the named gaps "
         "between them, and what is left unattributed."
     )
     columns_doc = tuple((column.title, column.doc) for column in brick_columns(100.0, budgets=True, checks=True))
+    details_doc = tuple((row.word or row.title, row.help) for rows in BRICK_PANEL.values() for row in rows)
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "toggle_detail", "details"),

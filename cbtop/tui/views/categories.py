@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 
-from cbtop import formatting
+from cbtop import formatting, statistics
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.books import books_equation, books_parts
+from cbtop.tui.views.figures import figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar, stacked
 from cbtop.tui.widgets.columns import Column, head_line, place, row_line
 from cbtop.tui.widgets.lines import BLANK, Line, clean, join_fitting, rule
-from cbtop.viewmodels.model import CategoryRow, SourceView, StepsView
+from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.model import SourceView, StepsView
 
 CATEGORY_COLUMNS: tuple[Column[CategoryRow], ...] = (
     Column(
@@ -36,22 +38,7 @@ CATEGORY_COLUMNS: tuple[Column[CategoryRow], ...] = (
         align="left",
         stretch=1,
     ),
-    Column(
-        "wall %",
-        7,
-        1,
-        lambda row, _: ((formatting.percent_number(row.percent), "strong"),),
-        "exclusive time as a part of the step's wall time",
-    ),
-    Column(
-        "µs/tok",
-        8,
-        2,
-        lambda row, _: ((formatting.number(row.us_per_token), ""),),
-        "exclusive µs for one token",
-    ),
-    Column("avg µs", 8, 4, lambda row, _: ((formatting.number(row.avg_us), ""),), "mean time of one call"),
-    Column("count", 10, 5, lambda row, _: ((formatting.count(row.count), ""),), "calls recorded"),
+    *figure_columns(statistics.CATEGORY_COLUMNS, roles={"percent": "strong"}),
 )
 
 STEP_COLUMNS: tuple[Column[StepsView], ...] = (

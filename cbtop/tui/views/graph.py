@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,13 +12,17 @@ from textual.widget import Widget
 
 from cbtop import formatting
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.tui.views.base import View
+from cbtop.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
+from cbtop.tui.views.base import SourceDrawing, View
+from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column
-from cbtop.tui.widgets.lines import Line, clean
+from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.model import GraphRow, SourceView
+from cbtop.viewmodels.model import CriticalPathView, GraphRow, SourceView
+
+_SLACK = statistic("slack_us", Of.NODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,15 @@ def _node(row: TreeRow, width: int) -> Line:
     return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
 
 
-def _figure(text: str) -> Line:
-    return ((text, "faint" if text == formatting.NOT_MEASURED else ""),)
+def _slack(row: TreeRow) -> Line:
+    return (("critical", "warn"),) if row.node.on_critical_path else figure(_SLACK.bare(row.node))
 
 
-def graph_columns(largest_percent: float) -> tuple[Column[TreeRow], ...]:
-    """The columns of the tree; the bar of a node with `largest_percent` fills its column."""
+def graph_columns(largest_percent: float, *, slack: bool) -> tuple[Column[TreeRow], ...]:
+    """The columns of the tree; the bar of a node with `largest_percent` fills its column.
+
+    The slack is worth a column only where anything lies beside the critical path.
+    """
 
     def share(row: TreeRow, width: int) -> Line:
         category = row.node.category
@@ -77,17 +84,32 @@ def graph_columns(largest_percent: float) -> tuple[Column[TreeRow], ...]:
 
     return (
         Column("layer → brick → kernel", 34, 0, _node, "the node; ▸ folded, ▾ unfolded", align="left", stretch=5),
-        _figures("avg µs", 1, "mean time of one call", lambda node: formatting.number(node.avg_us)),
-        _figures("p50 µs", 4, "half of the calls took at most this", lambda node: formatting.number(node.p50_us)),
-        _figures("p99 µs", 3, "99 of 100 calls took at most this", lambda node: formatting.number(node.p99_us)),
-        _figures("count", 6, "calls recorded", lambda node: formatting.count(node.count)),
+        *figure_columns(NODE_COLUMNS, row_of=_graph_row),
+        *(figure_columns(PATH_COLUMNS, row_of=_graph_row, cells={"slack_us": _slack}) if slack else ()),
         Column("share", 8, 5, share, "wall %, drawn; the largest fills it", align="left", stretch=1, max_width=24),
-        _figures("wall %", 2, "of the step's wall time", lambda node: formatting.percent_number(node.percent)),
+        *figure_columns(NODE_SHARE_COLUMNS, row_of=_graph_row),
     )
 
 
-def _figures(title: str, priority: int, doc: str, text: Callable[[GraphRow], str]) -> Column[TreeRow]:
-    return Column(title, 8, priority, lambda row, _: _figure(text(row.node)), doc)
+def _graph_row(row: TreeRow) -> GraphRow:
+    return row.node
+
+
+def path_line(path: CriticalPathView) -> Line:
+    """`critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why there is none."""
+    return (("  ", ""), (clean(formatting.critical_path(path)), "warn" if path.unknown else "dim"))
+
+
+class PathLine(SourceDrawing):
+    """One line about the critical path; hidden where everything is one sequence."""
+
+    def show_source(self, source: SourceView) -> None:
+        self.display = source.critical_path is not None
+        super().show_source(source)
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        path = self._source.critical_path if self._source else None
+        return [fit_line(path_line(path), width)] if path else []
 
 
 class Graph(View):
@@ -97,9 +119,10 @@ class Graph(View):
     doc = (
         "Layers, the bricks in each, the kernels each brick launched. A kernel shows its launch "
         "(<<<grid,block>>>, shared memory) on a GPU and its backend on a CPU. A time is n/a where a "
-        "node is not timed on its own."
+        "node is not timed on its own. Where async tasks, dependencies or transfers are in the graph, the critical "
+        "path is marked and the other nodes show their slack, of the mean run."
     )
-    columns_doc = tuple((column.title, column.doc) for column in graph_columns(100.0))
+    columns_doc = tuple((column.title, column.doc) for column in graph_columns(100.0, slack=True))
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "toggle_fold", "fold/unfold"),
@@ -113,9 +136,11 @@ class Graph(View):
         self._fold_state_of = ""
         self._graph: tuple[GraphRow, ...] = ()
         self._table: Table[TreeRow] = Table(
-            graph_columns(100.0), lambda row: row.node.id, empty="(empty graph)", id="graph-table"
+            graph_columns(100.0, slack=False), lambda row: row.node.id, empty="(empty graph)", id="graph-table"
         )
+        self._path = PathLine(id="graph-path")
         yield self._table
+        yield self._path
 
     @property
     def focus_target(self) -> Widget:
@@ -123,7 +148,10 @@ class Graph(View):
 
     def show_source(self, source: SourceView) -> None:
         self._graph = source.graph
-        self._table.columns = graph_columns(max((node.percent or 0.0 for node in source.graph), default=100.0))
+        path = source.critical_path
+        largest_percent = max((node.percent or 0.0 for node in source.graph), default=100.0)
+        self._table.columns = graph_columns(largest_percent, slack=path is not None and path.nodes < path.timed_nodes)
+        self._path.show_source(source)
         if self._fold_state_of != source.key and source.graph:
             self._fold_state_of = source.key
             layers = (node.id for node in source.graph if node.kind is NodeKind.LAYER)

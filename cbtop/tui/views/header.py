@@ -111,6 +111,10 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         _Tile("tokens", ((formatting.count(steps.tokens if steps else 0), ""),)),
         _Tile("records", ((formatting.si(source.loss.received), ""),)),
     ]
+    if steps and steps.tokens_per_wall_sec is not None:
+        tiles.insert(3, _Tile("tok/s wall", ((formatting.number(steps.tokens_per_wall_sec), ""),)))
+    if steps and steps.overlap:
+        tiles.insert(3, _Tile("at once", ((formatting.number(steps.at_once), ""),)))
     # Losses come first: whatever else falls off a narrow screen, they do not.
     tiles.insert(0 if source.loss.dropped else 2, _Tile("drops", drops(source.loss)))
     return tiles

@@ -13,7 +13,7 @@ from textual.screen import Screen
 from cbtop.tui.views import VIEWS
 from cbtop.tui.widgets.footer import KeyFooter, key_name
 from cbtop.tui.widgets.lines import BLANK, Line, rule
-from cbtop.tui.widgets.pager import Pager
+from cbtop.tui.widgets.pager import Page, Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 
@@ -23,7 +23,7 @@ WORDS = (
     ("life", "the numbers are of the whole run; `r` shows the last seconds instead, and the header how many"),
     ("static", "declared or read from a file: true whether or not anything ran"),
     ("n/a", "nobody measured it; never a guess, never zero"),
-    ("exclusive", "a brick's own time, without bricks inside it: these add up; inclusive times do not"),
+    ("exclusive", "a brick's time without that of bricks inside it: these add up; inclusive times do not"),
     ("unattributed", "wall time of a step that is in no brick and in no layer: what we cannot explain; ? in the bar"),
     ("inside layers", "a gap: time in layers, but in none of their bricks"),
     ("between layers", "a gap: time in layers that hold layers, but in none of these"),
@@ -37,7 +37,7 @@ _TERM_WIDTH = 16
 class HelpScreen(Screen[None]):
     """Everything there is to know, on one page."""
 
-    AUTO_FOCUS = "HelpPager"
+    AUTO_FOCUS = "Pager"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,f1", "dismiss", "close help", key_display="esc"),
@@ -48,11 +48,12 @@ class HelpScreen(Screen[None]):
         self._app_bindings = tuple(app_bindings)
 
     def compose(self) -> ComposeResult:
-        yield HelpPager(self._app_bindings, id="help")
+        with Pager(id="help"):
+            yield HelpPage(self._app_bindings, id="help-page")
         yield KeyFooter(id="help-footer")
 
 
-class HelpPager(Pager):
+class HelpPage(Page):
     """The page itself."""
 
     def __init__(self, app_bindings: Sequence[Binding], *, id: str | None = None) -> None:
@@ -73,6 +74,10 @@ def help_lines(app_bindings: Iterable[Binding], width: int) -> list[Line]:
         lines += _keys(_declared(view))
         for title, doc in view.columns_doc:
             lines += _term(title, doc, width)
+        if view.details_doc:
+            lines += [BLANK, (("  in the details", "accent"),)]
+        for word, doc in view.details_doc:
+            lines += _term(word, doc, width)
     lines += [BLANK, rule((("words", "accent"),), width)]
     for term, meaning in WORDS:
         lines += _term(term, meaning, width)

@@ -11,9 +11,10 @@ from string import ascii_lowercase, ascii_uppercase
 from textual.app import ComposeResult
 from textual.widget import Widget
 
-from cbtop import formatting
+from cbtop import formatting, statistics
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.views.base import View
+from cbtop.tui.views.figures import figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.drawing import Drawing
@@ -21,7 +22,8 @@ from cbtop.tui.widgets.lines import Line, clean, clip, fit_line
 from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.model import CeilingRow, RooflinePoint, RooflineView, SourceView
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import CeilingRow, RooflineView, SourceView
 
 LETTERS = ascii_lowercase + ascii_uppercase
 # Where names of roofs are tried, best first: parts of the plot's width and height.
@@ -34,19 +36,24 @@ class LetteredPoint:
     """A point with the letter that marks it in the plot."""
 
     letter: str
-    point: RooflinePoint
+    point: BrickRow
 
+    @property
+    def flop_per_byte(self) -> float:
+        """0 has no place on a logarithmic axis."""
+        return self.point.intensity or 0.0
 
-def _or_less(value: float | None) -> float:
-    return -1.0 if value is None else value
+    @property
+    def gflops(self) -> float:
+        return self.point.gflops or 0.0
 
 
 def _brick(row: LetteredPoint, width: int) -> Line:
     look = CATEGORY_LOOKS[row.point.category]
-    return ((f"{row.letter} ", f"strong {look.role}"), (clip(clean(row.point.brick), width - 2), ""))
+    return ((f"{row.letter} ", f"strong {look.role}"), (clip(clean(row.point.name), width - 2), ""))
 
 
-def _of_roof(row: LetteredPoint, width: int) -> Line:
+def _of_roof(row: LetteredPoint) -> Line:
     text = formatting.percent_number(row.point.percent_of_roof)
     return ((f"⚠ {text}", "warn"),) if row.point.above_roof else ((text, "strong"),)
 
@@ -61,55 +68,13 @@ POINT_COLUMNS: tuple[Column[LetteredPoint], ...] = (
         align="left",
         stretch=1,
         max_width=26,
-        sort_key=lambda row: row.point.brick,
+        sort_key=lambda row: row.point.name,
     ),
-    Column(
-        "FLOP/B",
-        7,
-        3,
-        lambda row, _: ((formatting.number(row.point.intensity), ""),),
-        "arithmetic intensity: flops for each byte moved (derived from shapes)",
-        sort_key=lambda row: row.point.intensity,
-    ),
-    Column(
-        "GFLOP/s",
-        8,
-        4,
-        lambda row, _: ((formatting.number(row.point.gflops), ""),),
-        "reached",
-        sort_key=lambda row: row.point.gflops,
-    ),
-    Column(
-        "GB/s",
-        6,
-        2,
-        lambda row, _: ((formatting.number(row.point.gb_per_sec), ""),),
-        "reached",
-        sort_key=lambda row: row.point.gb_per_sec,
-    ),
-    Column(
-        "% roof",
-        8,
-        1,
-        _of_roof,
-        "of what the roof allows at this intensity; ⚠ above it: look at the flops, the bytes or the caches",
-        sort_key=lambda row: _or_less(row.point.percent_of_roof),
-    ),
-    Column(
-        "bound",
-        7,
-        5,
-        lambda row, _: ((clean(row.point.bound), "dim"),),
-        "which ceiling limits it",
-        align="left",
-    ),
-    Column(
-        "wall %",
-        7,
-        6,
-        lambda row, _: ((formatting.percent_number(row.point.percent), "dim"),),
-        "its share of the step",
-        sort_key=lambda row: _or_less(row.point.percent),
+    *figure_columns(
+        statistics.POINT_COLUMNS,
+        row_of=lambda row: row.point,
+        cells={"percent_of_roof": _of_roof},
+        roles={"bound": "dim", "percent": "dim"},
     ),
 )
 
@@ -131,7 +96,7 @@ class Roofline(View):
         self._plot = RooflinePlot(id="roofline-plot")
         self._table: SortedTable[LetteredPoint] = SortedTable(
             POINT_COLUMNS,
-            lambda row: row.point.brick,
+            lambda row: row.point.name,
             sort_by="wall %",
             empty="n/a: no brick with declared flops and bytes has run yet",
             id="roofline-table",
@@ -150,8 +115,8 @@ class Roofline(View):
             self._letters, self._letters_of = {}, source.key
         points = source.roofline.points
         for point in points:
-            self._letters.setdefault(point.brick, LETTERS[min(len(self._letters), len(LETTERS) - 1)])
-        rows = [LetteredPoint(self._letters[point.brick], point) for point in points]
+            self._letters.setdefault(point.name, LETTERS[min(len(self._letters), len(LETTERS) - 1)])
+        rows = [LetteredPoint(self._letters[point.name], point) for point in points]
         self._table.show_rows(rows)
         self._plot.show_points(source.roofline, rows, self._table.current)
         self._notes.show_roofline(source.roofline)
@@ -193,10 +158,10 @@ def roofline_lines(
     """
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth" and ceiling.value > 0]
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute" and ceiling.value > 0]
-    drawable = [row for row in points if row.point.intensity > 0 and row.point.gflops > 0]
+    drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     ridges = [peak.value / bandwidth.value for peak in peaks for bandwidth in bandwidths]
-    x = span_around([*(row.point.intensity for row in drawable), *ridges], margin=2.0)
-    y = span_around([*(row.point.gflops for row in drawable), *(peak.value for peak in peaks)], margin=2.5)
+    x = span_around([*(row.flop_per_byte for row in drawable), *ridges], margin=2.0)
+    y = span_around([*(row.gflops for row in drawable), *(peak.value for peak in peaks)], margin=2.5)
     plot = LogLogPlot(width, height, x, y, "GFLOP/s")
     plot.grid()
     roof = max((peak.value for peak in peaks), default=None)
@@ -211,7 +176,7 @@ def roofline_lines(
     for row in sorted(drawable, key=lambda row: row.letter == selected, reverse=True):
         role = CATEGORY_LOOKS[row.point.category].role
         chosen = row.letter == selected
-        plot.mark(row.point.intensity, row.point.gflops, row.letter, "strong lit" if chosen else f"strong {role}")
+        plot.mark(row.flop_per_byte, row.gflops, row.letter, "strong lit" if chosen else f"strong {role}")
     unnamed = 0
     for peak in peaks:
         spots = [Spot(x.value(along), peak.value, up, right=True) for up in (1, 2) for along in _ALONG_PEAK]
@@ -264,7 +229,7 @@ def roofline_note(roofline: RooflineView) -> Line:
     spans: Line = ()
     if missing:
         spans += ((f" {' and '.join(missing)} ceiling n/a: not measured by this source ", "warn"),)
-    above = [clean(point.brick) for point in roofline.points if point.above_roof]
+    above = [clean(point.name) for point in roofline.points if point.above_roof]
     if above:
         spans += ((f" ⚠ above the roof: {', '.join(above)} ", "warn"),)
     if roofline.without_work:

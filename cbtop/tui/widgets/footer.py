@@ -1,5 +1,9 @@
 """The keys that do something here and now, taken from the bindings themselves."""
 
+# Ours, not Textual's Footer: that one makes a widget of each key, anew whenever the focus moves; ours is one line and
+# takes 0.16x of its CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`). On a
+# narrow terminal it gives up the keys of this place before those that work everywhere; Textual's are scrolled away.
+
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -99,7 +99,7 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
 
 def restyle(line: Line, role: str) -> Line:
     """`line` with `role` under every span: what the spans say themselves still wins."""
-    return tuple((text, f"{role} {own}") for text, own in line)
+    return tuple((text, f"{role} {roles}") for text, roles in line)
 
 
 def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:

@@ -1,6 +1,9 @@
 """A table with a cursor that stays on its row, whatever the numbers do."""
 
 # The cursor belongs to a row's key, not to its index: rows may move, come and go under it.
+# Ours, not Textual's DataTable: 60 x 6 cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores,
+# Textual 8.2.8; `python -m benchmarks widgets`). Its scrolling goes with it: what is in sight follows the cursor's
+# key, and only those rows are drawn. A text that stands still is scrolled by Textual (pager.py).
 
 from __future__ import annotations
 

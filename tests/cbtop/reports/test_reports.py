@@ -76,7 +76,7 @@ def test_what_was_not_measured_is_null_never_zero(view: SourceView) -> None:
 
 def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
-    columns = {"count": "count", "total µs": "exclusive_us", "%": "percent", "avg µs": "avg_us", "p50 µs": "p50_us",
+    columns = {"count": "count", "excl µs": "exclusive_us", "%": "percent", "avg µs": "avg_us", "p50 µs": "p50_us",
                "p95 µs": "p95_us", "p99 µs": "p99_us", "µs/token": "us_per_token", "GB/s": "gb_per_sec",
                "GFLOP/s": "gflops", "budget": "budget_us_per_token", "used %": "budget_used_percent"}  # fmt: skip
     table = _table(REPORTS["text"]([view], ["bricks"]))

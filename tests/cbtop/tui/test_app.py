@@ -23,7 +23,7 @@ from cbtop.tui.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.graph import Graph
-from cbtop.tui.views.help import HelpPager, HelpScreen
+from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.roofline import Roofline
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
@@ -228,12 +228,12 @@ async def folds_or_unfolds_everything(pilot: AppPilot, key: str) -> None:
 
 async def scrolls_the_help(pilot: AppPilot, key: str) -> None:
     await press(pilot, "question_mark", key)
-    assert pilot.app.screen.query_one(HelpPager).top > 0
+    assert pilot.app.screen.query_one(Pager).scroll_target_y > 0
 
 
 async def scrolls_the_help_back(pilot: AppPilot, key: str) -> None:
     await press(pilot, "question_mark", "j", key)
-    assert pilot.app.screen.query_one(HelpPager).top == 0
+    assert pilot.app.screen.query_one(Pager).scroll_target_y == 0
 
 
 async def closes_the_help(pilot: AppPilot, key: str) -> None:
@@ -275,12 +275,12 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Graph, "fold"): folds_the_node_or_goes_to_its_parent,
     (Graph, "unfold"): unfolds_the_node_or_goes_to_its_first_child,
     (Graph, "toggle_all"): folds_or_unfolds_everything,
-    (Pager, "scroll(1)"): scrolls_the_help,
-    (Pager, "scroll(-1)"): scrolls_the_help_back,
-    (Pager, "page(1)"): scrolls_the_help,
-    (Pager, "page(-1)"): scrolls_the_help_back,
-    (Pager, "to_top"): scrolls_the_help_back,
-    (Pager, "to_end"): scrolls_the_help,
+    (Pager, "scroll_down"): scrolls_the_help,
+    (Pager, "scroll_up"): scrolls_the_help_back,
+    (Pager, "page_down"): scrolls_the_help,
+    (Pager, "page_up"): scrolls_the_help_back,
+    (Pager, "scroll_home"): scrolls_the_help_back,
+    (Pager, "scroll_end"): scrolls_the_help,
     (HelpScreen, "dismiss"): closes_the_help,
 }
 OWNERS = (CbtopApp, Table, SortedTable, *VIEWS, Pager, HelpScreen)

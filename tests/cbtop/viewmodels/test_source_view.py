@@ -80,8 +80,9 @@ def test_the_graph_is_the_tree_the_text_draws(view: SourceView) -> None:
 
 def test_bricks_without_work_are_named_not_placed(view: SourceView) -> None:
     assert view.roofline.without_work == ("DownProjection",)
-    qkv = next(point for point in view.roofline.points if point.brick == "QkvProjection")
+    qkv = next(point for point in view.roofline.points if point.name == "QkvProjection")
     assert qkv.bound == "memory"
+    assert qkv.intensity is not None
     assert qkv.attainable_gflops == pytest.approx(qkv.intensity * 20)
 
 

@@ -47,6 +47,7 @@ async def test_a_view_looks_like_its_golden(number: int, size: tuple[int, int], 
         ("slowest-of-ranks", samples.SLOWEST, ()),
         ("straggler", samples.STRAGGLING, ()),
         ("stale", samples.STALE, ()),
+        ("critical-path", samples.OVERLAPPED, ("4",)),
         ("help", samples.LIVE, ("question_mark",)),
     ],
 )

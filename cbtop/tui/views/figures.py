@@ -1,0 +1,53 @@
+"""Columns of figures, made from the table of statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cbtop import formatting
+from cbtop.statistics import Place
+from cbtop.tui.widgets.columns import Column, RowT
+from cbtop.tui.widgets.lines import Line, clean
+
+
+def figure(text: str, role: str = "") -> Line:
+    """A figure in its role; one that nobody measured is faint."""
+    return ((text, "faint" if text == formatting.NOT_MEASURED else role),)
+
+
+def figure_columns(
+    places: Sequence[Place],
+    *,
+    row_of: Callable[[RowT], object] = lambda row: row,
+    cells: Mapping[str, Callable[[RowT], Line]] | None = None,
+    roles: Mapping[str, str] | None = None,
+) -> tuple[Column[RowT], ...]:
+    """A column for each of `places`.
+
+    `row_of` gives what the statistic is of. By key, `cells` draws those that are more than a figure and `roles` says
+    what the others look like.
+    """
+
+    def column(place: Place) -> Column[RowT]:
+        statistic = place.statistic
+        role = (roles or {}).get(statistic.key, "")
+
+        def cell(row: RowT) -> Line:
+            return figure(clean(statistic.bare(row_of(row))), role)
+
+        def sort_value(row: RowT) -> float:
+            return statistic.sort_value(row_of(row))
+
+        draw = (cells or {}).get(statistic.key, cell)
+        is_word = statistic.unit == "word"
+        return Column(
+            statistic.title,
+            place.width,
+            place.priority,
+            lambda row, _: draw(row),
+            statistic.help,
+            align="left" if is_word else "right",
+            sort_key=None if is_word else sort_value,
+        )
+
+    return tuple(column(place) for place in places)

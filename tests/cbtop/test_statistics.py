@@ -1,0 +1,73 @@
+"""The table of statistics says of every number what it is, and everything that shows numbers takes them from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from cbtop.formatting import NOT_MEASURED
+from cbtop.profiler.roofline import Distance
+from cbtop.reports import REPORTS
+from cbtop.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of
+from cbtop.tui.views.help import help_lines
+from cbtop.tui.widgets.lines import plain
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.model import GraphRow
+from tests.cbtop import samples
+
+ROWS = {Of.BRICK: samples.BRICKS[0], Of.CATEGORY: samples.LIVE.categories[0], Of.NODE: samples.LIVE.graph[0]}
+WHO_IT_IS = {"name", "category", "backend", "rank", "roof", "id", "parent", "depth", "kind", "label", "node_label",
+             "kernel"}  # fmt: skip
+
+
+@pytest.mark.parametrize("of", Of)
+@pytest.mark.parametrize("row", STATISTICS, ids=lambda row: row.key)
+def test_a_statistic_can_be_read_and_written_bare_and_in_full(row: Statistic, of: Of) -> None:
+    if of in row.of:
+        value = row.value(ROWS[of])
+        for text in (row.bare(ROWS[of]), row.in_full(ROWS[of])):
+            assert (text == NOT_MEASURED) == (value is None)
+        assert FORMATS[row.unit].bare(None) == FORMATS[row.unit].in_full(None) == NOT_MEASURED
+
+
+@pytest.mark.parametrize(("of", "kind"), [(Of.BRICK, BrickRow), (Of.CATEGORY, CategoryRow), (Of.NODE, GraphRow)])
+def test_every_number_of_a_row_is_in_the_table(
+    of: Of, kind: type[BrickRow] | type[CategoryRow] | type[GraphRow]
+) -> None:
+    assert {field.name for field in fields(kind)} - WHO_IT_IS <= {row.key for row in statistics_of(of)}
+
+
+def test_a_key_has_one_origin_whatever_it_is_of() -> None:
+    assert all(one.origin is other.origin for one in STATISTICS for other in STATISTICS if one.key == other.key)
+
+
+def test_the_json_holds_every_statistic_and_says_which_are_not_measured() -> None:
+    found = json.loads(REPORTS["json"]([samples.LIVE], [], None))
+    (source,) = found["sources"]
+    for of, rows in ((Of.BRICK, "bricks"), (Of.CATEGORY, "categories"), (Of.NODE, "graph")):
+        for row in statistics_of(of):
+            assert source[rows][0][row.key] == row.value(ROWS[of])
+            for origin, keys in found["provenance"].items():
+                assert (row.key in keys) == (origin == row.origin.value)
+
+
+def test_the_help_explains_every_column_and_says_what_is_derived() -> None:
+    text = "\n".join(plain(line) for line in help_lines((), 200))
+    for place in BRICK_COLUMNS:
+        assert any(place.statistic.help in line for line in text.splitlines())
+    assert statistic("gb_per_sec").help.endswith("(derived)")
+    assert statistic("count").help == "calls recorded"
+
+
+def test_what_nobody_measured_is_sorted_last() -> None:
+    row = replace(samples.BRICKS[0], p99_us=None)
+    assert statistic("p99_us").sort_value(row) < statistic("p99_us").sort_value(replace(row, p99_us=0.0))
+
+
+def test_a_brick_above_its_roof_is_flagged_in_the_text() -> None:
+    row = replace(samples.BRICKS[0], roof=Distance(10.0, 104.2, "memory"))
+    text = REPORTS["text"]([replace(samples.LIVE, bricks=(row,))], ["bricks"], None)
+    assert "!104.2" in text
