@@ -9,6 +9,7 @@ integer in groups of seven bits, the lowest first; type 2 is a length and so man
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import BinaryIO
 
@@ -72,20 +73,30 @@ def _slices(trace: Trace, process: int, uuids: Iterator[int], first_name: int) -
 
 
 def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> bytes:
-    event = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
-    event += _integer(NAME_ID, first_name + record.node) + _integer(CATEGORY, kind + 1)
-    event += _message(ANNOTATION, _integer(ANNOTATION_NAME, ELEMENTS) + _integer(UINT, record.elements))
+    event = _begins(uuid, first_name + record.node, kind)
+    event += _message(ANNOTATION, ELEMENTS_NAMED + _integer(UINT, record.elements))
     if record.failed:
         event += _message(ANNOTATION, _integer(ANNOTATION_NAME, FAILED) + _integer(BOOL, 1))
     return _event(record.start_ns, event)
 
 
+@lru_cache(maxsize=1 << 12)  # a trace says few things often: this halves its time
+def _begins(uuid: int, name_id: int, kind: NodeKind) -> bytes:
+    event = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
+    return event + _integer(NAME_ID, name_id) + _integer(CATEGORY, kind + 1)
+
+
 def _end(record: TimedRecord, uuid: int) -> bytes:
-    return _event(record.end_ns, _integer(EVENT_TYPE, SLICE_END) + _integer(TRACK, uuid))
+    return _event(record.end_ns, _ends(uuid))
+
+
+@lru_cache(maxsize=1 << 12)
+def _ends(uuid: int) -> bytes:
+    return _integer(EVENT_TYPE, SLICE_END) + _integer(TRACK, uuid)
 
 
 def _event(at_ns: int, event: bytes) -> bytes:
-    return _integer(TIMESTAMP, at_ns) + _integer(SEQUENCE_FLAGS, NEEDS_STATE) + _message(TRACK_EVENT, event)
+    return _integer(TIMESTAMP, at_ns) + STATE_NEEDED + _message(TRACK_EVENT, event)
 
 
 def _names(named: Sequence[tuple[Trace, int]]) -> bytes:
@@ -101,11 +112,11 @@ def _named(field: int, name_id: int, name: str) -> bytes:
 
 
 def _write(out: BinaryIO, packet: bytes) -> None:
-    out.write(_message(PACKET, _integer(SEQUENCE_ID, SEQUENCE) + packet))
+    out.write(_message(PACKET, SEQUENCE_NAMED + packet))
 
 
 def _integer(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value & MASK)
+    return _tag(field << 3) + _varint(value & MASK)
 
 
 def _text(field: int, value: str) -> bytes:
@@ -113,13 +124,21 @@ def _text(field: int, value: str) -> bytes:
 
 
 def _message(field: int, payload: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(payload)) + payload
+    return _tag(field << 3 | 2) + _varint(len(payload)) + payload
 
 
 def _varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return bytes((value,))
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
         value >>= 7
     found.append(value)
     return bytes(found)
+
+
+_tag = lru_cache(_varint)
+SEQUENCE_NAMED = _integer(SEQUENCE_ID, SEQUENCE)
+STATE_NEEDED = _integer(SEQUENCE_FLAGS, NEEDS_STATE)
+ELEMENTS_NAMED = _integer(ANNOTATION_NAME, ELEMENTS)

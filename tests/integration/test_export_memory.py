@@ -12,7 +12,7 @@ import pytest
 
 from cbtop.exporters import EXPORTERS
 from cbtop.protocol import codec
-from cbtop.protocol.messages import HostHello, Node, RecordBatch, SourceCatalog
+from cbtop.protocol.messages import HostHello, Node, RecordBatch, SourceCatalog, StatsUpdate
 from cbtop.protocol.record_batch import MAX_BATCH_RECORDS, pack
 from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
 from cbtop.protocol.ring import Batch
@@ -31,7 +31,10 @@ SAID = (
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Steps of bricks on one thread, and beside each second step a thread of its own that overlaps with it."""
+    """Steps of bricks, in each second one a brick that overlaps with another, as what runs in another thread does.
+
+    Two fifths of the bytes are records, the rest is what viewers are told: as measured of `cbtop record`.
+    """
     chance = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("export") / "run.cbtop"
     writer = RecordingWriter(path, Origin("host", 0, 0), 2 * SIZE_BYTES)
@@ -41,7 +44,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     while writer.size_bytes < SIZE_BYTES:
         ends = begin_ns + chance.integers(1_000, 1_000_000, (steps, BRICKS), np.int64).cumsum().reshape(steps, BRICKS)
         starts = np.concatenate(([begin_ns], ends.ravel()[:-1])).reshape(steps, BRICKS)
-        starts[::2, 3] -= 500  # it overlaps with the one before it, as what runs in another thread does
+        starts[::2, 3] -= 500
         node = np.tile(np.r_[2 : BRICKS + 2, 1], steps)
         start_ns = np.c_[starts, starts[:, 0]].ravel()
         end_ns = np.c_[ends, ends[:, -1]].ravel()
@@ -49,7 +52,11 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         count, begin_ns = len(node), int(end_ns[-1])
         packed = pack(Batch(node, node * 0, start_ns, end_ns, elements, overwritten=0))
         batch = RecordBatch("a", produced, produced + count, count, packed)
-        writer.append(encode_frame(FrameKind.RECORDS, begin_ns, [codec.encode(batch)]))
+        frame = encode_frame(FrameKind.RECORDS, begin_ns, [codec.encode(batch)])
+        writer.append(frame)
+        columns = (chance.bytes(len(frame) * 6 // 4 // 88 * 8) for _ in range(11))
+        update = StatsUpdate("a", produced, begin_ns, produced, *columns)
+        writer.append(encode_frame(FrameKind.LIVE, begin_ns, [codec.encode(update)]))
         produced += count
     writer.close()
     print(f"\n{path.stat().st_size / (1 << 20):,.0f} MiB, {produced:,} records")
