@@ -22,8 +22,9 @@ from cbtop.protocol.recording import RecordingReader
 HELP = "write what was recorded for other tools"
 DESCRIPTION = (
     "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "
-    "format other tools read. Formats that can hold several processes hold them all, unless --source chooses. However "
-    "long the recording, at most 300 MiB of memory are used; speedscope files of several threads also take room in TMPDIR."
+    "format other tools read. Formats that can hold several processes hold them all, unless --source chooses. "
+    "However long the recording, an export takes at most 300 MiB of memory; of what ran at the same time, speedscope "
+    "files also take room in the temporary directory."
 )
 EPILOG = """\
 examples:
@@ -49,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
     if options.output is None and EXPORTERS[options.format].is_binary and sys.stdout.isatty():
         raise UsageError(f"{options.format} is binary: choose a file with -o")
     with ExitStack() as opened:
-        traces = _chosen(_of_ring(options.pid) if options.file is None else _of_recording(options.file, opened), options)
+        found = _of_ring(options.pid) if options.file is None else _of_recording(options.file, opened)
+        traces = _chosen(found, options)
         out = opened.enter_context(_opened(options))
         EXPORTERS[options.format].write(traces, out)
     if options.output or any(_lost(trace) for trace in traces):

@@ -17,9 +17,10 @@ from cbtop.protocol.vocabulary import NodeKind
 class Trace:
     """The records of one process, in the order they ended; every one names a node of `nodes` and runs forward.
 
-    `records` can be walked more than once; a recording's reader has to stay open for it. The counts are of those that were written and are not among them: lost
-    in the ring before they were read (`overwritten`), naming no node or running backwards (`rejected`), not in the
-    recording, because it began later or they were lost on the way (`missed`).
+    `records` can be walked more than once, for as long as the reader of a recording is open. The counts are of those
+    that were written and are not among them: lost in the ring before they were read (`overwritten`), naming no node
+    or running backwards (`rejected`), not in the recording, because it began later or they were lost on the way
+    (`missed`).
     """
 
     process: str

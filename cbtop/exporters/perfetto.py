@@ -55,7 +55,7 @@ def write_perfetto(traces: Sequence[Trace], out: BinaryIO) -> None:
 
 
 def _slices(trace: Trace, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
-    """The tracks of a process as they are first used, and what happens on them. Each is in order, and all are mixed."""
+    """Each track of a process when it is first used, and what happens on all of them: in order on each."""
     tracks: list[tuple[int, list[TimedRecord]]] = []  # its uuid, and what is open on it
     for track, record in laid_out(trace):
         if track == len(tracks):

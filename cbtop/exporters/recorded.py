@@ -115,7 +115,9 @@ class _Said:
 class _Chunk:
     """A run of batches of one process in a recording: where it begins, how many they are, and what they overlap."""
 
-    def __init__(self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int) -> None:
+    def __init__(
+        self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int
+    ) -> None:
         self.errors = errors  # there were so many frames with errors before
         self.records = 0
         self._reader = reader
@@ -164,9 +166,7 @@ class _Recorded:
         self._frame_offset = -1  # the frame that held the last batch, and how many it held
         self._in_frame = 0
 
-    def take(
-        self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame, errors: int
-    ) -> None:
+    def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame, errors: int) -> None:
         """Take in a message of this process, which lies in `frame`. Raises DecodeError when a node does not fit.
 
         `errors` is how many frames could not be read to their end so far.

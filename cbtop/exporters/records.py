@@ -68,7 +68,9 @@ class Records:
     def __iter__(self) -> Iterator[TimedRecord]:
         for span in self._spans:
             for batch in span.read():
-                yield from _listed(batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags & FLAG_FAILED)
+                yield from _listed(
+                    batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags & FLAG_FAILED
+                )
 
     @property
     def begin_ns(self) -> int:
@@ -92,7 +94,7 @@ class Records:
 
 
 def _first(spans: Sequence[_Span], after: Rows | None) -> tuple[Rows, bool]:
-    """The first of the records in `spans` that come after the key `after`, sorted; and whether that is all of them."""
+    """The first records in `spans` that come after the key `after`, sorted; and whether that is all of them."""
     import numpy as np  # a command line that exports nothing should not pay for it
 
     held = np.zeros((_KEYS + 2, 0), np.int64)

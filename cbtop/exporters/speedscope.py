@@ -11,7 +11,7 @@ import json
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TextIO
+from typing import IO, TextIO
 
 from cbtop.exporters.base import Trace, display_name
 from cbtop.exporters.records import TimedRecord
@@ -33,7 +33,8 @@ def write_speedscope(traces: Sequence[Trace], out: TextIO) -> None:
     separator = "\n"
     for trace in traces:
         frame_of = [frames[display_name(node)] for node in trace.nodes.nodes]
-        with _Beside() as beside:
+        with tempfile.SpooledTemporaryFile(max_size=1) as file:  # on the disk as soon as anything is written
+            beside = _Beside(file)
             out.write(separator)
             _write_profile(f"{trace.process}, track 1", _first_track(trace, beside), frame_of, out)
             for number, track in enumerate(beside.tracks(), start=2):
@@ -67,19 +68,13 @@ def _first_track(trace: Trace, beside: _Beside) -> Iterator[TimedRecord]:
 
 
 class _Beside:
-    """The records of other tracks, in a file without a name. The file is there only when a track is."""
+    """The records of the tracks beside the first, in `file` until their turn comes."""
 
-    def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_size=1)
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self._waiting: list[array[int]] = []  # of each track: node, start, end, node, …
         self._blocks: list[list[tuple[int, int]]] = []  # of each track: where in the file, and how many bytes
         self._count = 0
-
-    def __enter__(self) -> _Beside:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
     def add(self, track: int, record: TimedRecord) -> None:
         """Keep `record`; a track has the next number when it is new."""
@@ -101,8 +96,8 @@ class _Beside:
         for offset, size in blocks:
             self._file.seek(offset)
             block = array("q", self._file.read(size))
-            for at in range(0, len(block), 3):
-                yield TimedRecord(*block[at : at + 3], elements=0, failed=False)
+            for node, start_ns, end_ns in zip(block[::3], block[1::3], block[2::3], strict=True):
+                yield TimedRecord(node, start_ns, end_ns, elements=0, failed=False)  # which are not written
 
     def _write(self) -> None:
         for waiting, blocks in zip(self._waiting, self._blocks, strict=True):

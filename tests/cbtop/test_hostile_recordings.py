@@ -9,6 +9,7 @@ import struct
 import zlib
 from pathlib import Path
 from typing import get_args
+from unittest import mock
 
 import msgpack
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbtop.client.replay import ReplayFeed
-from cbtop.exporters import EXPORTERS
+from cbtop.exporters import EXPORTERS, recorded
 from cbtop.exporters.recorded import traces_of_recording
 from cbtop.protocol import codec, recording
 from cbtop.protocol.errors import RecordingError, VersionError
@@ -94,8 +95,11 @@ def shown_and_exported(path: Path) -> tuple[int, int, int]:
         for chosen in [traces] if exporter.holds_many else [[trace] for trace in traces]:
             exporter.write(chosen, io.BytesIO())
     records = sum(1 for trace in traces for _ in trace.records)
-    reader.close()
     assert records == sum(len(trace.records) for trace in traces)
+    with mock.patch.object(recorded, "CHUNK_RECORDS", 1):
+        apart = traces_of_recording(reader).values()
+    assert [(t.rejected, list(t.records)) for t in apart] == [(t.rejected, list(t.records)) for t in traces]
+    reader.close()
     return shown, damage, records
 
 

@@ -1,7 +1,12 @@
-"""A recording of 1 GiB is exported in at most 300 MiB of memory, whatever the format. Slow: run with `-m slow -s`."""
+"""A recording of 1 GiB is exported in at most 300 MiB of memory, whatever the format.
+
+`make soak` runs it with the rest; alone: `.venv/bin/python -m pytest -m slow -n 0 -o log_cli=true
+-o log_cli_level=INFO tests/integration/test_export_memory.py`, which takes half an hour.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import time
@@ -18,6 +23,8 @@ from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind
 from tests.integration.hosts import CBTOP
+
+log = logging.getLogger(__name__)
 
 SIZE_BYTES = int(os.environ.get("CBTOP_EXPORTED_BYTES", 1 << 30))
 BOUND_KIB = 300 << 10
@@ -59,7 +66,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer.append(encode_frame(FrameKind.LIVE, begin_ns, [codec.encode(update)]))
         produced += count
     writer.close()
-    print(f"\n{path.stat().st_size / (1 << 20):,.0f} MiB, {produced:,} records")
+    log.info("%.0f MiB, %d records", path.stat().st_size / (1 << 20), produced)
     return path
 
 
@@ -72,6 +79,6 @@ def test_a_gibibyte_is_exported_in_300_mib(recording: Path, name: str) -> None:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    print(f"{name}: {usage.ru_maxrss / 1024:,.0f} MiB at most, {time.monotonic() - begun_s:,.0f} s")
+    log.info("%s: %.0f MiB at most, %.0f s", name, usage.ru_maxrss / 1024, time.monotonic() - begun_s)
     assert process.returncode == 0
     assert usage.ru_maxrss <= BOUND_KIB
