@@ -13,7 +13,7 @@ Layout (little-endian, all words i64; version 2)
     tag        bits 0-23 node id, bits 24-31 flags, bits 32-62 (n + 1) mod 2^31
 
 Rules
-- Everything that moves the ring's cursor is in this file.
+- The ring's cursor is moved in this file, and by the compiled hot path, which tests hold to the same layout.
 - Threads of one process share the ring: a slot is reserved by one atomic counter step, its tag is stored last.
   The tag carries the record's number, so a reader knows a record that is complete from one that is not yet, and
   from one that was overwritten under its eyes. No lock, no lost record.
