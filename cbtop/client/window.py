@@ -35,7 +35,7 @@ class Window:
         self._now_ns = 0
 
     def tick(self, monotonic_ns: int, stats: NodeStats) -> None:
-        """Copy `stats` if that is due at `monotonic_ns` of the daemon's clock, and drop the copies that are too old."""
+        """Copy `stats` if that is due at `monotonic_ns` of the daemon's clock, and drop copies that are too old."""
         self._now_ns = monotonic_ns
         if self._taken and monotonic_ns - self._taken[-1].monotonic_ns < self._spacing_ns:
             return
