@@ -1,7 +1,7 @@
 """A recording of 1 GiB is exported in at most 300 MiB of memory, whatever the format.
 
 `make soak` runs it with the rest; alone: `.venv/bin/python -m pytest -m slow -n 0 -o log_cli=true
--o log_cli_level=INFO tests/integration/test_export_memory.py`, which takes half an hour.
+-o log_cli_level=INFO tests/integration/test_export_memory.py`, which takes an hour.
 """
 
 from __future__ import annotations
