@@ -23,7 +23,7 @@ demo: $(READY)  ## decode a model with instrumented bricks and watch it live
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
 
-soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat
+soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat, 1 GiB exported
 	$(BIN)/python -m pytest -m slow -n 0 -o log_cli=true -o log_cli_level=INFO
 
 lint: $(READY)  ## ruff, mypy --strict, import-linter

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+import platformdirs
 
 
 def cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/cbtop`, or `~/.cache/cbtop`. It may not exist yet."""
-    # The XDG base directory specification: a relative or empty value is to be ignored.
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "cbtop"
+    """`$XDG_CACHE_HOME/cbtop`, else `~/.cache/cbtop`; on other systems what is usual there. It may not exist yet."""
+    return platformdirs.user_cache_path("cbtop", appauthor=False)

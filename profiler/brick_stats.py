@@ -113,7 +113,7 @@ def _work(node: Node, totals: PhaseTotals, unit: str, per_element: float | None)
     """The `flops` or `bytes` of all calls of `node`, told by its calls or by a straight line in their elements."""
     told = totals.stats.rare("amounts", (node.id,))
     if told:  # it is known where all of them told it
-        return None if told < totals.count[node.id] else totals.stats.rare(unit, (node.id,))
+        return None if told != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
     if per_element and totals.stats.rare("uncounted", (node.id,)):
         return None
     line: Callable[[float, float], float | None] = getattr(node.work, unit)

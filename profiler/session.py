@@ -15,7 +15,7 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Dependency, Node
-from cbtop.protocol.ring import Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # What is in the graph without a time of its own, when what it lies in ran.
@@ -114,7 +114,8 @@ class Session:
             begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns)
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
-            recent = batch.only(batch.start_ns >= since_ns)
+            kept, told = batch.start_ns >= since_ns, (batch.flags & FLAG_AMOUNTS) != 0
+            recent = batch.only(np.where(told, np.append(False, kept[:-1]), kept))  # what a call told follows it
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
         return self._report(totals, 0, rejected, (now_ns - since_ns) / 1e9)

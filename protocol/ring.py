@@ -14,7 +14,7 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31
 
 Rules
-- Everything that moves the ring's cursor is in this file.
+- The ring's cursor is moved in this file, and by the compiled hot path, which tests hold to the same layout.
 - The threads of a process share the ring. Each reserves a slot by one atomic step of a counter, and writes the
   slot's tag last. There is no lock.
 - The tag carries the record's number. So a reader can tell three things apart: a record that is complete, one that
@@ -303,6 +303,11 @@ class Batch:
     end_ns: NDArray[np.int64]
     elements: NDArray[np.int64]
     overwritten: int
+
+    def calls(self) -> Batch:
+        """Without what calls told of their FLOP and bytes, which has no times."""
+        told = (self.flags & FLAG_AMOUNTS) != 0
+        return self.only(~told) if told.any() else self
 
     def only(self, chosen: NDArray[np.bool_]) -> Batch:
         """The chosen records."""

@@ -1,7 +1,9 @@
-"""How far the clocks of a daemon's host are from ours, from exchanged clock readings.
+"""How far the clocks of a daemon's host are from ours.
 
-Cristian's algorithm (Distributed Computing 3, 1989): the daemon read its clocks between our question and its answer,
-so at half of the round trip, give or take that half. The best of several exchanges counts, and an old one for less.
+We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). It read
+them some time between our question and its answer. We take the middle of that time, and are wrong by half of it at
+most: that is the uncertainty. The answer with the smallest uncertainty counts. The uncertainty of an answer grows as
+it gets older, because two clocks drift apart.
 """
 
 from __future__ import annotations
@@ -11,16 +13,16 @@ from dataclasses import dataclass
 
 from cbtop.protocol.messages import ClockReading
 
-EXCHANGES = 8  # remembered
-FIRST_EXCHANGES = 4  # one after the other; then one every REFRESH_S
-REFRESH_S = 5.0  # and so long an answer is awaited
-DRIFT = 100e-6  # twice what a quartz may be off: two hosts may drift apart by so much
+EXCHANGES = 8  # that are remembered
+FIRST_EXCHANGES = 4  # that follow each other at once; after them there is one every REFRESH_S
+REFRESH_S = 5.0  # a question without an answer is given up after that time, too
+DRIFT = 100e-6  # seconds a second: a quartz may be off by 50e-6, and two of them in opposite directions
 _DRIFT_NS_PER_S = DRIFT * 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """Their clocks less ours, each right to within `uncertainty_ns`."""
+    """What their two clocks show, less what ours show. Both are right to within `uncertainty_ns`."""
 
     monotonic_ns: int
     realtime_ns: int
@@ -37,35 +39,35 @@ class _Exchange:
 
 
 class ClockExchange:
-    """Says when to ask, and what the answers come to. Times are our monotonic clock's, in ns."""
+    """Says when to ask, and estimates the offset from the answers. `now_ns` is always our monotonic clock."""
 
     def __init__(self) -> None:
         self._found: deque[_Exchange] = deque(maxlen=EXCHANGES)
         self._count = 0
         self._number = 0
-        self._asked_ns: int | None = None  # None: nothing is asked
+        self._asked_ns: int | None = None  # when the open question was asked; None when none is open
         self._due_ns = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether an answer is awaited."""
+        """Whether a question has no answer yet."""
         return self._asked_ns is not None
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether it is time to ask (again)."""
+        """Whether it is time to ask the next question."""
         return now_ns >= self._due_ns
 
     def ask(self, now_ns: int) -> int:
-        """Begin an exchange; gives its number."""
+        """Note that a question is asked now; gives its number, which the answer will carry."""
         self._number += 1
         self._asked_ns = now_ns
         self._due_ns = now_ns + round(REFRESH_S * 1e9)
         return self._number
 
     def answer(self, reading: ClockReading, now_ns: int, realtime_ns: int) -> None:
-        """Take the answer in, which came at `now_ns` (and on our other clock at `realtime_ns`)."""
+        """Take in an answer that came when our clocks showed `now_ns` and `realtime_ns`."""
         if reading.asked != self._number or self._asked_ns is None:
-            return  # late: the question is given up
+            return  # the answer to a question that was given up
         half_ns = (now_ns - self._asked_ns) // 2 + 1
         offset = ClockOffset(
             monotonic_ns=reading.monotonic_ns - (now_ns - half_ns),
@@ -79,7 +81,7 @@ class ClockExchange:
             self._due_ns = now_ns
 
     def estimate(self, now_ns: int) -> ClockOffset | None:
-        """The offset known best by now; None before the first answer."""
+        """The offset with the smallest uncertainty at `now_ns`; None before the first answer."""
         aged = [
             ClockOffset(
                 found.offset.monotonic_ns,

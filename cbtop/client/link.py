@@ -1,49 +1,13 @@
-"""A viewer's link to one daemon: what came over it, how long it has been silent, and a daemon inside if need be."""
+"""A viewer's link to one daemon: what came over it, and how long it has been silent."""
 
 from __future__ import annotations
 
-import time
-
 from cbtop.client.clock_offset import ClockOffset
 from cbtop.client.collector import Collector
+from cbtop.client.own_daemon import DaemonIfNone
 from cbtop.client.store import Store
 from cbtop.client.window import DEFAULT_WINDOW_S
-from cbtop.daemon.daemon import DaemonInside
-from cbtop.protocol.endpoint import default_endpoint
-from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.keys import ViewerKeys
-
-RETRY_INSIDE_S = 1.0
-
-
-class DaemonIfNone:
-    """The daemon at `endpoint`; with None this user's, and one started inside where none runs or it falls silent."""
-
-    def __init__(self, endpoint: str | None) -> None:
-        self.endpoint = default_endpoint() if endpoint is None else endpoint
-        self.inside: DaemonInside | None = None
-        self._own = endpoint is None
-        self._tried_s = time.monotonic()
-        if self._own:
-            self._start()
-
-    def check(self, *, is_silent: bool) -> None:
-        """Start one where the other is silent. The rings are still there, so nothing is lost with it."""
-        alone = self._own and self.inside is None and is_silent
-        if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
-            self._tried_s = time.monotonic()
-            self._start()
-
-    def close(self) -> None:
-        """Stop the one inside."""
-        if self.inside:
-            self.inside.close()
-
-    def _start(self) -> None:
-        try:
-            self.inside = DaemonInside(self.endpoint)
-        except EndpointError:
-            self.inside = None  # one runs already, or is about to: that is the one to listen to
 
 
 class Link:

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cbtop.client.collector import SILENT_AFTER_S
-from cbtop.client.link import DaemonIfNone
+from cbtop.client.own_daemon import DaemonIfNone
 from cbtop.client.store import Store
 from cbtop.daemon.history import MAX_HISTORY_BYTES
 from cbtop.errors import CbtopError

@@ -1,4 +1,8 @@
-"""What happened lately: a few snapshots of a source's statistics, to tell its last seconds from its whole life."""
+"""The last seconds of a source, beside its whole life.
+
+Statistics are sums since the source began. A few copies of them are kept, taken about a second apart: what happened
+in the last seconds is the sums now, less those in the copy from that long ago.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from dataclasses import dataclass
 from cbtop.profiler.stats import NodeStats, Snapshot
 
 DEFAULT_WINDOW_S = 10.0
+# A copy is taken every SPACING_S, or ten times in a window that is longer than ten seconds. The window shown begins
+# at a copy, so it may be longer than asked for by the time between two copies.
 SPACING_S = 1.0
-SNAPSHOTS = 10  # in a window, or one every SPACING_S where that is fewer: a window is at most so much too long
-MAX_CELLS = 1 << 22  # of all snapshots of a source, 12 bytes each; beyond it the window covers less than was asked
+SNAPSHOTS = 10
+MAX_CELLS = 1 << 22  # of 12 bytes, in all copies of a source; beyond it, the window is shorter than was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,7 @@ class _Taken:
 
 
 class Window:
-    """Snapshots enough to show the last `length_s` of one source."""
+    """The last `length_s` seconds of one source."""
 
     def __init__(self, length_s: float) -> None:
         self.length_s = length_s
@@ -29,19 +35,19 @@ class Window:
         self._now_ns = 0
 
     def tick(self, monotonic_ns: int, stats: NodeStats) -> None:
-        """It is `monotonic_ns` on the daemon's clock: take a snapshot if one is due, let go of those too old."""
+        """Copy `stats` if that is due at `monotonic_ns` of the daemon's clock, and drop copies that are too old."""
         self._now_ns = monotonic_ns
         if self._taken and monotonic_ns - self._taken[-1].monotonic_ns < self._spacing_ns:
             return
         self._taken.append(_Taken(monotonic_ns, stats.snapshot()))
-        # The newest of those older than the window is where it begins.
+        # One copy that is older than the window is kept: the window begins there.
         while len(self._taken) > 1 and monotonic_ns - self._taken[1].monotonic_ns >= self.length_s * 1e9:
             self._taken.popleft()
         while sum(len(taken.snapshot.cell) for taken in self._taken) > MAX_CELLS:
             self._taken.popleft()
 
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, float]:
-        """What `stats` has counted in the window, and how many seconds that really covers."""
+        """The statistics of the window, where `stats` are those of now, and how many seconds the window covers."""
         if not self._taken:
             return NodeStats(), 0.0
         old_enough = [taken for taken in self._taken if self._now_ns - taken.monotonic_ns >= self.length_s * 1e9]

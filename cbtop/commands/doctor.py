@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import platform
@@ -23,6 +22,7 @@ from pathlib import Path
 from cbtop import formatting as fmt
 from cbtop.client.collector import Collector
 from cbtop.client.store import Store
+from cbtop.commands.shared.compiled import why_in_python
 from cbtop.profiler.hot_path import chosen
 from cbtop.protocol.endpoint import default_endpoint, runtime_dir
 from cbtop.protocol.errors import EndpointError
@@ -88,16 +88,8 @@ def _platform() -> Iterator[Fact]:
 
 def _recorder() -> Iterator[Fact]:
     recorder = chosen().implementation
-    if os.environ.get("CBTOP_PURE_PYTHON"):
-        yield Fact("recorder", f"{recorder}: CBTOP_PURE_PYTHON is set", "missing", "unset it for the compiled one")
-        return
-    try:
-        importlib.import_module("cbtop.profiler._hot_path")
-    except ImportError as error:
-        way_out = "install a C compiler and Python's headers, then install cbtop again"
-        yield Fact("recorder", f"{recorder}: {error}", "missing", way_out)
-    else:
-        yield Fact("recorder", recorder)
+    found = why_in_python()
+    yield Fact("recorder", f"{recorder}: {found[0]}", "missing", found[1]) if found else Fact("recorder", recorder)
 
 
 def _clock() -> Iterator[Fact]:
@@ -165,20 +157,8 @@ def _sources(directory: Path) -> Fact:
 
 
 def _gpu() -> Iterator[Fact]:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        driver, devices = pynvml.nvmlSystemGetDriverVersion(), range(pynvml.nvmlDeviceGetCount())
-        names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in devices]
-        pynvml.nvmlShutdown()
-    except ImportError:
-        yield Fact("GPU", "not known: nvidia-ml-py is not installed", "missing", "pip install nvidia-ml-py")
-    except pynvml.NVMLError as error:
-        yield Fact("GPU", f"NVML: {error}", "missing", "nothing to do without an NVIDIA GPU, else install its driver")
-    else:
-        yield Fact("GPU", f"{', '.join(names) or 'none'}, driver {driver}")
-    yield _installed("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "pip install 'cbtop[cuda12]' (or cuda13)")
+    way_out = "a BrickProfiler times what runs on one where it is given a device_clock"
+    yield Fact("GPU", "not used yet: our kernels run on the CPU, and no device is sampled", "missing", way_out)
 
 
 def _numba() -> Iterator[Fact]:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,7 +22,9 @@ from cbtop.protocol.recording import RecordingReader
 HELP = "write what was recorded for other tools"
 DESCRIPTION = (
     "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "
-    "format other tools read. Formats that can hold several processes hold them all, unless --source chooses."
+    "format other tools read. Formats that can hold several processes hold them all, unless --source chooses. "
+    "However long the recording, an export takes at most 300 MiB of memory; of what ran at the same time, speedscope "
+    "files also take room in the temporary directory."
 )
 EPILOG = """\
 examples:
@@ -47,23 +49,23 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("a recording or --pid is wanted, and not both")
     if options.output is None and EXPORTERS[options.format].is_binary and sys.stdout.isatty():
         raise UsageError(f"{options.format} is binary: choose a file with -o")
-    traces = _chosen(_of_ring(options.pid) if options.file is None else _of_recording(options.file), options)
-    with _opened(options) as out:
+    with ExitStack() as opened:
+        found = _of_ring(options.pid) if options.file is None else _of_recording(options.file, opened)
+        traces = _chosen(found, options)
+        out = opened.enter_context(_opened(options))
         EXPORTERS[options.format].write(traces, out)
     if options.output or any(_lost(trace) for trace in traces):
         sys.stderr.write("".join(f"cbtop: {_told(trace)}\n" for trace in traces))
     return 0
 
 
-def _of_recording(path: Path) -> dict[str, Trace]:
+def _of_recording(path: Path, opened: ExitStack) -> dict[str, Trace]:
     try:
         reader = RecordingReader(path)
     except (RecordingError, VersionError) as error:
         raise UsageError(str(error)) from error
-    try:
-        traces = traces_of_recording(reader)
-    finally:
-        reader.close()
+    opened.callback(reader.close)
+    traces = traces_of_recording(reader)
     if not traces:
         raise NoDataError(f"{path} holds no process")
     return traces
@@ -124,6 +126,6 @@ def _told(trace: Trace) -> str:
         )
         if number
     )
-    return f"{trace.process}, pid {trace.pid}: {fmt.count(sum(1 for _ in trace.records))} records" + (
+    return f"{trace.process}, pid {trace.pid}: {fmt.count(len(trace.records))} records" + (
         f"; {lost}" if lost else ""
     )

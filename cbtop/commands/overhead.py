@@ -15,6 +15,7 @@ from itertools import repeat
 from pathlib import Path
 
 from cbtop import formatting as fmt
+from cbtop.commands.shared.compiled import why_in_python
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.profiler.clocks import HostClock
 from cbtop.profiler.profiler import BrickProfiler
@@ -68,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(document) + "\n")
     else:
         sys.stdout.write(_text(costs, recorder))
+        if found := why_in_python():
+            sys.stdout.write(f"measured of the recorder in Python ({found[0]}) → {found[1]}\n")
     return 0
 
 

@@ -77,7 +77,7 @@ def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
     source = Source(ring_path)
     source.poll()
     nodes, state, hello = _table(source), source.state_message(), source.hello
-    batch = joined([unpack(message) for message in source.records()])
+    batch = joined([unpack(message) for message in source.records()]).calls()
     source.close()
 
     def ended(at: Sequence[int]) -> tuple[EndedRecord, ...]:

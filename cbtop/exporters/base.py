@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, TextIO
 
+from cbtop.exporters.records import Records
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.protocol.messages import Dependency, Node
-
-
-@dataclass(frozen=True, slots=True)
-class TimedRecord:
-    """One run of a node, on the monotonic clock. Which thread ran it is not recorded."""
-
-    node: int
-    start_ns: int
-    end_ns: int
-    elements: int
-    failed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """The records of one process, in the order they ended; every one names a node of `nodes` and runs forward.
 
-    `records` can be walked more than once. The counts are of those that were written and are not among them: lost
-    in the ring before they were read (`overwritten`), naming no node or running backwards (`rejected`), not in the
-    recording, because it began later or they were lost on the way (`missed`).
+    `records` can be walked more than once, for as long as the reader of a recording is open. The counts are of those
+    that were written and are not among them: lost in the ring before they were read (`overwritten`), naming no node
+    or running backwards (`rejected`), not in the recording, because it began later or they were lost on the way
+    (`missed`).
     """
 
     process: str
     pid: int
     nodes: NodeTable
-    records: Iterable[TimedRecord]
+    records: Records
     overwritten: int = 0
     rejected: int = 0
     missed: int = 0
@@ -43,7 +34,10 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """A format: the function that writes a file of it, whether one can hold several processes, and what it is."""
+    """A format: the function that writes a file of it, whether one can hold several processes, and what it is.
+
+    `write` holds a bounded number of records at a time: it walks them, as often as it likes, and keeps none.
+    """
 
     write: Callable[[Sequence[Trace], BinaryIO], None]
     holds_many: bool

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TextIO
 
-from cbtop.exporters.base import TimedRecord, Trace, kind_name
-from cbtop.exporters.tracks import tracks_of
+from cbtop.exporters.base import Trace, kind_name
+from cbtop.exporters.records import TimedRecord
+from cbtop.exporters.tracks import laid_out
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.protocol.messages import Node
 
@@ -31,14 +32,15 @@ def write_chrome_trace(traces: Sequence[Trace], out: TextIO) -> None:
 
 
 def _events(traces: Sequence[Trace]) -> Iterator[Event]:
-    threads = count(1)  # never one twice: two processes may have had the same pid, one after the other
+    numbers = count(1)  # never one twice: two processes may have had the same pid, one after the other
     for trace in traces:
         yield _name("process_name", trace.process, trace.pid, 0)
-        for number, track in enumerate(tracks_of(trace), start=1):
-            thread = next(threads)
-            yield _name("thread_name", f"track {number}", trace.pid, thread)
-            for record in track:
-                yield _complete(record, trace.nodes[record.node], trace.pid, thread)
+        threads: list[int] = []
+        for track, record in laid_out(trace):
+            if track == len(threads):
+                threads.append(next(numbers))
+                yield _name("thread_name", f"track {track + 1}", trace.pid, threads[track])
+            yield _complete(record, trace.nodes[record.node], trace.pid, threads[track])
 
 
 def _name(what: str, name: str, pid: int, thread: int) -> Event:

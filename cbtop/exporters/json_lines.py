@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TextIO
 
 from cbtop.exporters.base import Trace, kind_name
@@ -15,4 +14,4 @@ def write_json_lines(trace: Trace, out: TextIO) -> None:
     for record in trace.records:
         node = trace.nodes[record.node]
         named = {"parent": node.parent, "kind": kind_name(node), "name": display_name(node)}
-        out.write(json.dumps(asdict(record) | named) + "\n")
+        out.write(json.dumps(record._asdict() | named) + "\n")

@@ -9,11 +9,13 @@ integer in groups of seven bits, the lowest first; type 2 is a length and so man
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import BinaryIO
 
-from cbtop.exporters.base import TimedRecord, Trace
-from cbtop.exporters.tracks import events_of, tracks_of
+from cbtop.exporters.base import Trace
+from cbtop.exporters.records import TimedRecord
+from cbtop.exporters.tracks import ended_before, laid_out
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.protocol.vocabulary import NodeKind
 
@@ -39,7 +41,7 @@ MASK = (1 << 64) - 1
 def write_perfetto(traces: Sequence[Trace], out: BinaryIO) -> None:
     """Each process with its tracks; a slice a record, with its elements. Names are said once."""
     uuids, first_names = count(1), count(1, 1 << 32)
-    begin_ns = min((record.start_ns for trace in traces for record in trace.records), default=0)
+    begin_ns = min((trace.records.begin_ns for trace in traces if len(trace.records)), default=0)
     clock = _message(CLOCK, _integer(1, MONOTONIC) + _integer(2, begin_ns))
     _write(out, _message(CLOCKS, clock + _integer(PRIMARY_CLOCK, MONOTONIC)))
     named = [(trace, next(first_names)) for trace in traces]
@@ -49,28 +51,53 @@ def write_perfetto(traces: Sequence[Trace], out: BinaryIO) -> None:
         process = next(uuids)
         who = _integer(PID, trace.pid) + _text(PROCESS_NAME, trace.process)
         _write(out, _message(DESCRIPTOR, _integer(UUID, process) + _message(PROCESS, who)))
-        for number, track in enumerate(tracks_of(trace), start=1):
-            uuid = next(uuids)
-            about = _integer(UUID, uuid) + _integer(PARENT, process) + _text(NAME, f"track {number}")
-            _write(out, _message(DESCRIPTOR, about))
-            for event in _events(trace, track, uuid, first_name):
-                _write(out, event)
+        for packet in _slices(trace, process, uuids, first_name):
+            _write(out, packet)
 
 
-def _events(trace: Trace, track: list[TimedRecord], uuid: int, first_name: int) -> Iterator[bytes]:
-    needs = _integer(SEQUENCE_FLAGS, NEEDS_STATE)
-    begins = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
-    ends = _message(TRACK_EVENT, _integer(EVENT_TYPE, SLICE_END) + _integer(TRACK, uuid))
-    for opens, record, at_ns in events_of(track):
-        event = ends
-        if opens:
-            kind = trace.nodes[record.node].kind
-            event = begins + _integer(NAME_ID, first_name + record.node) + _integer(CATEGORY, kind + 1)
-            event += _message(ANNOTATION, _integer(ANNOTATION_NAME, ELEMENTS) + _integer(UINT, record.elements))
-            if record.failed:
-                event += _message(ANNOTATION, _integer(ANNOTATION_NAME, FAILED) + _integer(BOOL, 1))
-            event = _message(TRACK_EVENT, event)
-        yield _integer(TIMESTAMP, at_ns) + needs + event
+def _slices(trace: Trace, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
+    """Each track of a process when it is first used, and what happens on all of them: in order on each."""
+    tracks: list[tuple[int, list[TimedRecord]]] = []  # its uuid, and what is open on it
+    for track, record in laid_out(trace):
+        if track == len(tracks):
+            tracks.append((next(uuids), []))
+            about = _integer(UUID, tracks[track][0]) + _integer(PARENT, process) + _text(NAME, f"track {track + 1}")
+            yield _message(DESCRIPTOR, about)
+        uuid, around = tracks[track]
+        for ended in ended_before(record, around):
+            yield _end(ended, uuid)
+        around.append(record)
+        yield _begin(record, uuid, trace.nodes[record.node].kind, first_name)
+    for uuid, around in tracks:
+        for ended in reversed(around):
+            yield _end(ended, uuid)
+
+
+def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> bytes:
+    event = _begins(uuid, first_name + record.node, kind)
+    event += _message(ANNOTATION, ELEMENTS_NAMED + _integer(UINT, record.elements))
+    if record.failed:
+        event += _message(ANNOTATION, _integer(ANNOTATION_NAME, FAILED) + _integer(BOOL, 1))
+    return _event(record.start_ns, event)
+
+
+@lru_cache(maxsize=1 << 12)  # a trace says few things often: this halves its time
+def _begins(uuid: int, name_id: int, kind: NodeKind) -> bytes:
+    event = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
+    return event + _integer(NAME_ID, name_id) + _integer(CATEGORY, kind + 1)
+
+
+def _end(record: TimedRecord, uuid: int) -> bytes:
+    return _event(record.end_ns, _ends(uuid))
+
+
+@lru_cache(maxsize=1 << 12)
+def _ends(uuid: int) -> bytes:
+    return _integer(EVENT_TYPE, SLICE_END) + _integer(TRACK, uuid)
+
+
+def _event(at_ns: int, event: bytes) -> bytes:
+    return _integer(TIMESTAMP, at_ns) + STATE_NEEDED + _message(TRACK_EVENT, event)
 
 
 def _names(named: Sequence[tuple[Trace, int]]) -> bytes:
@@ -86,11 +113,11 @@ def _named(field: int, name_id: int, name: str) -> bytes:
 
 
 def _write(out: BinaryIO, packet: bytes) -> None:
-    out.write(_message(PACKET, _integer(SEQUENCE_ID, SEQUENCE) + packet))
+    out.write(_message(PACKET, SEQUENCE_NAMED + packet))
 
 
 def _integer(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value & MASK)
+    return _tag(field << 3) + _varint(value & MASK)
 
 
 def _text(field: int, value: str) -> bytes:
@@ -98,13 +125,21 @@ def _text(field: int, value: str) -> bytes:
 
 
 def _message(field: int, payload: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(payload)) + payload
+    return _tag(field << 3 | 2) + _varint(len(payload)) + payload
 
 
 def _varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return bytes((value,))
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
         value >>= 7
     found.append(value)
     return bytes(found)
+
+
+_tag = lru_cache(_varint)
+SEQUENCE_NAMED = _integer(SEQUENCE_ID, SEQUENCE)
+STATE_NEEDED = _integer(SEQUENCE_FLAGS, NEEDS_STATE)
+ELEMENTS_NAMED = _integer(ANNOTATION_NAME, ELEMENTS)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cbtop.exporters.base import TimedRecord, Trace
+from cbtop.exporters.base import Trace
+from cbtop.exporters.records import Records
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.errors import DecodeError
@@ -22,13 +23,13 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.process import process_start
 from cbtop.protocol.record_batch import MAX_TALLIES, RecordTally, tally, unpack
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
-from cbtop.protocol.ring import FLAG_FAILED, Batch, RingReader
+from cbtop.protocol.ring import FLAG_AMOUNTS, Batch, RingReader
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-CHUNK_RECORDS = 4096
+CHUNK_RECORDS = 1 << 16  # a chunk is full then: of a process that never rests, a few seconds
 
 
 def trace_of_files(ring: Path, catalog: Path) -> Trace:
@@ -48,13 +49,18 @@ def trace_of_files(ring: Path, catalog: Path) -> Trace:
     said.take(messages)
     fit = _fit(batch, said.nodes)
     rejected = len(fit) - int(fit.sum())
-    return said.trace(BatchRecords(batch.only(fit)), batch.overwritten, rejected)
+    kept = batch.only(fit)
+    return said.trace(Records([lambda: [kept]]), batch.overwritten, rejected)
 
 
 def traces_of_recording(reader: RecordingReader) -> dict[str, Trace]:
-    """Every process of a recording by its key. What cannot be understood counts as lost on the way."""
+    """Every process of a recording by its key. What cannot be understood counts as lost on the way.
+
+    Their records stay in the recording: `reader` has to be open for as long as they are walked.
+    """
     sources: dict[str, _Recorded] = {}
     tallies: dict[str, RecordTally] = {}
+    errors = 0
     for frame in reader.frames():
         try:
             for message in frame.messages() if frame.kind != FrameKind.INDEX else ():
@@ -62,13 +68,13 @@ def traces_of_recording(reader: RecordingReader) -> dict[str, Trace]:
                 match message:
                     case SourceCatalog() | SourceState() | RecordBatch():
                         if message.source not in sources and len(sources) < MAX_TALLIES:
-                            sources[message.source] = _Recorded(message.source)
+                            sources[message.source] = _Recorded(reader, message.source)
                         if source := sources.get(message.source):
-                            source.take(message, known, frame)
+                            source.take(message, known, frame, errors)
                     case _:
                         pass
         except DecodeError:
-            continue
+            errors += 1
     return {
         key: source.trace(tallies.get(key, RecordTally())) for key, source in sources.items() if source.said.hello
     }
@@ -100,23 +106,71 @@ class _Said:
                 case _:
                     pass
 
-    def trace(self, records: Iterable[TimedRecord], overwritten: int, rejected: int, missed: int = 0) -> Trace:
+    def trace(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> Trace:
         program = self.hello.program if self.hello else f"pid {self.pid}"
         known = [d for d in self.dependencies if max(d.first, d.then) <= len(self.nodes)]
         return Trace(program, self.pid, self.nodes, records, overwritten, rejected, missed, known)
 
 
+class _Chunk:
+    """A run of batches of one process in a recording: where it begins, how many they are, and what they overlap."""
+
+    def __init__(
+        self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int
+    ) -> None:
+        self.errors = errors  # there were so many frames with errors before
+        self.records = 0
+        self._reader = reader
+        self._key = key
+        self._nodes = nodes
+        self._offset = frame.offset
+        self._skip = skip  # so many batches of its first frame come before it
+        self._kinds: set[int] = set()  # of the frames that hold its batches
+        self._batches = 0
+        self._known: dict[int, int] = {}  # how many of a batch's first records were here before, where any were
+
+    def add(self, batch: RecordBatch, known: int, frame: Frame) -> None:
+        self._kinds.add(frame.kind)
+        if known:
+            self._known[self._batches] = known
+        self._batches += 1
+        self.records += batch.count
+
+    def __call__(self) -> Iterator[Batch]:
+        at = -self._skip
+        for frame in self._reader.frames(self._offset, self._kinds):
+            try:
+                for message in frame.messages():
+                    if isinstance(message, RecordBatch) and message.source == self._key:
+                        if at >= 0:
+                            batch = unpack(message)
+                            fit = _fit(batch, self._nodes)
+                            fit[: self._known.get(at, 0)] = False
+                            yield batch.only(fit)
+                        at += 1
+                        if at == self._batches:
+                            return
+            except DecodeError:
+                continue
+
+
 class _Recorded:
     """One process of a recording."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self, reader: RecordingReader, key: str) -> None:
         self.said = _Said("its catalog")
         self.rejected: tuple[int, int] | None = None  # the least and the most that was told
-        self.frames: list[tuple[Frame, list[int]]] = []  # of each batch in it, how many were here before
+        self._reader = reader
+        self._key = key
+        self._chunks: list[_Chunk] = []
+        self._frame_offset = -1  # the frame that held the last batch, and how many it held
+        self._in_frame = 0
 
-    def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame) -> None:
-        """Take in a message of this process, which lies in `frame`. Raises DecodeError when a node does not fit."""
+    def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame, errors: int) -> None:
+        """Take in a message of this process, which lies in `frame`. Raises DecodeError when a node does not fit.
+
+        `errors` is how many frames could not be read to their end so far.
+        """
         match message:
             case SourceCatalog():
                 self.said.take(message.messages)
@@ -124,63 +178,32 @@ class _Recorded:
                 least, most = self.rejected or (message.rejected, message.rejected)
                 self.rejected = min(least, message.rejected), max(most, message.rejected)
             case RecordBatch():
-                if not self.frames or self.frames[-1][0] is not frame:
-                    self.frames.append((frame, []))
-                self.frames[-1][1].append(known)
+                if frame.offset != self._frame_offset:
+                    self._frame_offset, self._in_frame = frame.offset, 0
+                # A chunk ends at an error, so that nothing behind it is counted among its batches.
+                last = self._chunks[-1] if self._chunks else None
+                if last is None or last.records >= CHUNK_RECORDS or last.errors != errors:
+                    nodes = self.said.nodes
+                    last = _Chunk(self._reader, self._key, nodes, frame, self._in_frame, errors)
+                    self._chunks.append(last)
+                last.add(message, known, frame)
+                self._in_frame += 1
 
     def trace(self, books: RecordTally) -> Trace:
-        records = PackedRecords(self.key, self.frames, self.said.nodes)
+        records = Records(self._chunks)
         # A new daemon counts anew what it rejects; the sum of both kinds of loss is known from the batches.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
         return self.said.trace(
             records,
             overwritten=books.dropped - rejected,
-            rejected=rejected + books.taken - records.count,
+            rejected=rejected + books.taken - len(records),
             missed=books.missed + (books.before or 0),
         )
 
 
 def _fit(batch: Batch, nodes: NodeTable) -> NDArray[np.bool_]:
     """Which records name a node and run forward."""
-    fit: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= len(nodes)) & (batch.end_ns >= batch.start_ns)
+    runs_forward = (batch.end_ns >= batch.start_ns) | ((batch.flags & FLAG_AMOUNTS) != 0)
+    fit: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= len(nodes)) & runs_forward
     return fit
-
-
-class PackedRecords:
-    """A process's records in many frames; they stay deflated, and are unpacked batch by batch as they are walked."""
-
-    def __init__(self, key: str, frames: Sequence[tuple[Frame, Sequence[int]]], nodes: NodeTable) -> None:
-        self._key = key
-        self._frames = frames
-        self._nodes = nodes
-        self.count = sum(len(batch.node) for batch in self._unpacked())
-
-    def __iter__(self) -> Iterator[TimedRecord]:
-        for batch in self._unpacked():
-            yield from BatchRecords(batch)
-
-    def _unpacked(self) -> Iterator[Batch]:
-        for frame, known_of in self._frames:
-            said = (m for m in frame.messages() if isinstance(m, RecordBatch) and m.source == self._key)
-            # By those that were taken: what follows in the frame may be damaged.
-            for known, message in zip(known_of, said, strict=False):
-                batch = unpack(message)
-                fit = _fit(batch, self._nodes)
-                fit[:known] = False  # they were here before
-                yield batch.only(fit)
-
-
-class BatchRecords:
-    """The records of a batch one at a time, made as they are walked: the batch stays in its columns."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-
-    def __iter__(self) -> Iterator[TimedRecord]:
-        batch = self._batch
-        columns = (batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags & FLAG_FAILED)
-        for first in range(0, len(batch.node), CHUNK_RECORDS):
-            chunk = (column[first : first + CHUNK_RECORDS].tolist() for column in columns)
-            for node, start_ns, end_ns, elements, failed in zip(*chunk, strict=True):
-                yield TimedRecord(node, start_ns, end_ns, elements, bool(failed))

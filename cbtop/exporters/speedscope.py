@@ -1,20 +1,25 @@
 """Speedscope's own file format: one evented profile a track.
 
 https://www.speedscope.app/file-format-schema.json: `O` opens a frame and `C` closes it, `at` never goes back, and
-only what was opened last is closed.
+only what was opened last is closed. A profile's events lie in one piece, so the tracks beside the first wait in a
+file of their own until it is written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TextIO
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, TextIO
 
 from cbtop.exporters.base import Trace
-from cbtop.exporters.tracks import events_of, tracks_of
+from cbtop.exporters.records import TimedRecord
+from cbtop.exporters.tracks import events_of, laid_out
 from cbtop.profiler.graph.nodes import display_name
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+MAX_WAITING = 1 << 16  # records in memory, of all tracks beside the first
 
 
 def write_speedscope(traces: Sequence[Trace], out: TextIO) -> None:
@@ -26,21 +31,79 @@ def write_speedscope(traces: Sequence[Trace], out: TextIO) -> None:
     title = ", ".join(trace.process for trace in traces)
     out.write(f'{{"$schema": "{SCHEMA}", "exporter": "cbtop", "name": {json.dumps(title)},\n')
     out.write(f'"shared": {json.dumps(shared)},\n"profiles": [')
-    profiles = ((trace, number, track) for trace in traces for number, track in enumerate(tracks_of(trace), start=1))
-    for at, (trace, number, track) in enumerate(profiles):
+    separator = "\n"
+    for trace in traces:
         frame_of = [frames[display_name(node)] for node in trace.nodes.nodes]
-        head = {
-            "type": "evented",
-            "name": f"{trace.process}, track {number}",
-            "unit": "nanoseconds",
-            "startValue": track[0].start_ns if track else 0,
-            "endValue": max((record.end_ns for record in track), default=0),
-        }
-        out.write(f'{"," if at else ""}\n{json.dumps(head)[:-1]}, "events": [')
-        separator = "\n"
-        for opens, record, moment in events_of(track):
-            frame = frame_of[record.node - 1]
-            out.write(f'{separator}{{"type": "{"O" if opens else "C"}", "frame": {frame}, "at": {moment}}}')
-            separator = ",\n"
-        out.write("]}")
+        with tempfile.SpooledTemporaryFile(max_size=1) as file:  # on the disk as soon as anything is written
+            beside = _Beside(file)
+            out.write(separator)
+            _write_profile(f"{trace.process}, track 1", _first_track(trace, beside), frame_of, out)
+            for number, track in enumerate(beside.tracks(), start=2):
+                out.write(",\n")
+                _write_profile(f"{trace.process}, track {number}", track, frame_of, out)
+        separator = ",\n"
     out.write("\n]}\n")
+
+
+def _write_profile(name: str, track: Iterable[TimedRecord], frame_of: Sequence[int], out: TextIO) -> None:
+    head = {"type": "evented", "name": name, "unit": "nanoseconds"}
+    out.write(f'{json.dumps(head)[:-1]}, "events": [')
+    begin_ns: int | None = None
+    end_ns = 0
+    separator = "\n"
+    for opens, record, at_ns in events_of(track):
+        frame = frame_of[record.node - 1]
+        out.write(f'{separator}{{"type": "{"O" if opens else "C"}", "frame": {frame}, "at": {at_ns}}}')
+        separator = ",\n"
+        begin_ns = at_ns if begin_ns is None else begin_ns
+        end_ns = at_ns
+    out.write(f'], "startValue": {begin_ns or 0}, "endValue": {end_ns}}}')
+
+
+def _first_track(trace: Trace, beside: _Beside) -> Iterator[TimedRecord]:
+    for track, record in laid_out(trace):
+        if track:
+            beside.add(track - 1, record)
+        else:
+            yield record
+
+
+class _Beside:
+    """The records of the tracks beside the first, in `file` until their turn comes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._waiting: list[array[int]] = []  # of each track: node, start, end, node, …
+        self._blocks: list[list[tuple[int, int]]] = []  # of each track: where in the file, and how many bytes
+        self._count = 0
+
+    def add(self, track: int, record: TimedRecord) -> None:
+        """Keep `record`; a track has the next number when it is new."""
+        if track == len(self._waiting):
+            self._waiting.append(array("q"))
+            self._blocks.append([])
+        self._waiting[track].extend((record.node, record.start_ns, record.end_ns))
+        self._count += 1
+        if self._count >= MAX_WAITING:
+            self._write()
+
+    def tracks(self) -> Iterator[Iterator[TimedRecord]]:
+        """The records of one track after the other, in the order they were added."""
+        self._write()
+        for blocks in self._blocks:
+            yield self._track(blocks)
+
+    def _track(self, blocks: Sequence[tuple[int, int]]) -> Iterator[TimedRecord]:
+        for offset, size in blocks:
+            self._file.seek(offset)
+            block = array("q", self._file.read(size))
+            for node, start_ns, end_ns in zip(block[::3], block[1::3], block[2::3], strict=True):
+                yield TimedRecord(node, start_ns, end_ns, elements=0, failed=False)  # which are not written
+
+    def _write(self) -> None:
+        for waiting, blocks in zip(self._waiting, self._blocks, strict=True):
+            if waiting:
+                blocks.append((self._file.tell(), len(waiting) * waiting.itemsize))
+                self._file.write(waiting.tobytes())
+                del waiting[:]
+        self._count = 0

@@ -7,36 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cbtop.exporters.base import TimedRecord, Trace
+from cbtop.exporters.base import Trace
+from cbtop.exporters.records import TimedRecord
 from cbtop.profiler.graph.node_table import NodeTable
 
 
-def tracks_of(trace: Trace) -> list[list[TimedRecord]]:
-    """At least one track; on each the records by start, what contains before what it contains."""
-    tracks: list[list[TimedRecord]] = [[]]
-    open_on: list[list[TimedRecord]] = [[]]  # a track's last record and what it lies inside, the outermost first
-    # A parent has a smaller id than what is inside it: it comes first where both have the same times.
-    for record in sorted(trace.records, key=lambda r: (r.start_ns, -r.end_ns, r.node)):
+def laid_out(trace: Trace) -> Iterator[tuple[int, TimedRecord]]:
+    """Every record with the number of its track (0, 1, …), by start; what contains comes before what it contains."""
+    open_on: list[list[TimedRecord]] = []  # a track's last record and what it lies inside, the outermost first
+    for record in trace.records.by_start():
         room = (track for track, around in enumerate(open_on) if _make_room(trace.nodes, record, around))
-        chosen = next(room, len(tracks))
-        if chosen == len(tracks):
-            tracks.append([])
+        chosen = next(room, len(open_on))
+        if chosen == len(open_on):
             open_on.append([])
-        tracks[chosen].append(record)
         open_on[chosen].append(record)
-    return tracks
+        yield chosen, record
 
 
 def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord, int]]:
     """What happens on a track, in order: whether a record opens or closes, the record, and when."""
     around: list[TimedRecord] = []
     for record in track:
-        while around and around[-1].end_ns <= record.start_ns:
-            yield False, around[-1], around.pop().end_ns
+        for ended in ended_before(record, around):
+            yield False, ended, ended.end_ns
         around.append(record)
         yield True, record, record.start_ns
-    while around:
-        yield False, around[-1], around.pop().end_ns
+    for ended in reversed(around):
+        yield False, ended, ended.end_ns
+
+
+def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[TimedRecord]:
+    """Take away from what is open on a track, `around`, what ends before `record` begins."""
+    while around and around[-1].end_ns <= record.start_ns:
+        yield around.pop()
 
 
 def _make_room(nodes: NodeTable, record: TimedRecord, around: list[TimedRecord]) -> bool:

@@ -62,11 +62,11 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
 
     None where there is no such step, one of at most MAX_STEP_RECORDS.
     """
-    known = batch.only((batch.node >= 1) & (batch.node <= len(nodes)))
+    known = batch.only((batch.node >= 1) & (batch.node <= len(nodes))).calls()
     if not len(known.node):
         return None
     step_of = np.array(nodes.step_of, np.int64)[known.node]
-    for at in np.flatnonzero((step_of == known.node) & (known.start_ns > batch.end_ns[0])).tolist():
+    for at in np.flatnonzero((step_of == known.node) & (known.start_ns > known.end_ns[0])).tolist():
         inside = (
             (step_of == known.node[at]) & (known.start_ns >= known.start_ns[at]) & (known.end_ns <= known.end_ns[at])
         )

@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from cbtop.compute.cache import cache_dir
+from cbtop.compute.jit.kernel_cache import use_directory
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -31,13 +32,7 @@ def _usable_numba_cache() -> Path | None:
     for source in sorted(package.rglob("*.py")):
         digest.update(source.read_bytes())
     root = Path(settings.CACHE_DIR) if settings.CACHE_DIR else cache_dir()
-    directory = root / f"numba-{digest.hexdigest()[:16]}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        # A read-only home costs a compilation at each start; it should not cost the run.
-        return None
-    return directory
+    return use_directory(root, digest.hexdigest()[:16])
 
 
 NUMBA_CACHE = _usable_numba_cache()

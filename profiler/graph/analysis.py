@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.nodes import ORDERING_KINDS, AsyncTask, EdgeKind, name_of, printable, work_ns
@@ -125,34 +127,14 @@ def _events(graph: ExecutionGraph) -> list[list[int]]:
 
 
 def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
-    """The events, each after all it waits for (Kahn)."""
-    waits_for = [0] * len(after)
-    for laters in after:
+    """The events, each after all it waits for."""
+    sorter = TopologicalSorter[int]()
+    for event, laters in enumerate(after):
+        sorter.add(event)
         for later in laters:
-            waits_for[later] += 1
-    order = [event for event, count in enumerate(waits_for) if not count]
-    for event in order:  # grows while it is walked
-        for later in after[event]:
-            waits_for[later] -= 1
-            if not waits_for[later]:
-                order.append(later)
-    if len(order) < len(after):
-        raise CycleError(graph, _cycle(after, {event for event, count in enumerate(waits_for) if count}))
-    return order
-
-
-def _cycle(after: list[list[int]], stuck: set[int]) -> list[int]:
-    """The nodes of one cycle among the events that never came free."""
-    waited_for: dict[int, int] = {}
-    for event in sorted(stuck):  # a node's own begin comes first: a cycle does not wander through what is inside
-        for later in after[event]:
-            if later in stuck:
-                waited_for.setdefault(later, event)
-    seen: dict[int, int] = {}
-    here = min(stuck)
-    while here not in seen:  # backwards: whatever is stuck waits for something that is stuck
-        seen[here] = len(seen)
-        here = waited_for[here]
-    around = list(seen)[seen[here] :]
-    around.reverse()
-    return list(dict.fromkeys(event // 2 for event in around))
+            sorter.add(later, event)
+    try:
+        return list(sorter.static_order())
+    except graphlib.CycleError as error:
+        around = error.args[1][:-1]  # the first is said again at the end
+        raise CycleError(graph, list(dict.fromkeys(event // 2 for event in around))) from error

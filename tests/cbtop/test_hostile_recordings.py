@@ -9,6 +9,7 @@ import struct
 import zlib
 from pathlib import Path
 from typing import get_args
+from unittest import mock
 
 import msgpack
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbtop.client.replay import ReplayFeed
-from cbtop.exporters import EXPORTERS
+from cbtop.exporters import EXPORTERS, recorded
 from cbtop.exporters.recorded import traces_of_recording
 from cbtop.protocol import codec, recording
 from cbtop.protocol.errors import RecordingError, VersionError
@@ -90,11 +91,16 @@ def shown_and_exported(path: Path) -> tuple[int, int, int]:
         shown, damage = feed.touched - len(feed._refused), feed.damage
     reader = RecordingReader(path)
     traces = list(traces_of_recording(reader).values())
-    reader.close()
     for exporter in EXPORTERS.values():
         for chosen in [traces] if exporter.holds_many else [[trace] for trace in traces]:
             exporter.write(chosen, io.BytesIO())
-    return shown, damage, sum(1 for trace in traces for _ in trace.records)
+    records = sum(1 for trace in traces for _ in trace.records)
+    assert records == sum(len(trace.records) for trace in traces)
+    with mock.patch.object(recorded, "CHUNK_RECORDS", 1):
+        apart = traces_of_recording(reader).values()
+    assert [(t.rejected, list(t.records)) for t in apart] == [(t.rejected, list(t.records)) for t in traces]
+    reader.close()
+    return shown, damage, records
 
 
 def read_or_refused(path: Path) -> tuple[int, int, int] | None:
@@ -183,8 +189,8 @@ def test_a_recording_cut_anywhere_shows_and_exports_what_lies_before(path: Path)
             assert (feed.touched, feed.damage) == (there[0] + there[2], 0)
         reader = RecordingReader(path)
         traces = traces_of_recording(reader)
-        reader.close()
         assert sum(1 for trace in traces.values() for _ in trace.records) == there[1] + there[3]
+        reader.close()
 
 
 # --- each of these was met, or made by hand -----------------------------------------------------------------

@@ -1,5 +1,9 @@
 """One line on a terminal that says what takes long, and how far it is."""
 
+# By hand, not by rich.progress, which was tried: it hides the cursor until it is stopped, so that a command that is
+# killed, or sent to the background by ^Z, leaves the terminal without one; and its first line takes 57 ms to load and
+# draw, where this takes none. It came to as many lines.
+
 from __future__ import annotations
 
 import time

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from hypothesis import strategies as st
 
-from cbtop.exporters.base import TimedRecord, Trace
+from cbtop.exporters.base import Trace
 from cbtop.exporters.recorded import trace_of_files
+from cbtop.exporters.records import Records, TimedRecord
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_FAILED, Batch
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 
 hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\,;\n\r\0\x1b\ud800=<&')), max_size=8)
@@ -47,6 +51,17 @@ def recorded_trace(directory: Path) -> Trace:
     return trace_of_files(*record_run(directory))
 
 
+def batch_of(records: Sequence[TimedRecord]) -> Batch:
+    columns = [np.array(column, np.int64) for column in zip(*records, strict=True)] or [np.zeros(0, np.int64)] * 5
+    node, start_ns, end_ns, elements, failed = columns
+    return Batch(node, failed * FLAG_FAILED, start_ns, end_ns, elements, overwritten=0)
+
+
+def records_of(records: Sequence[TimedRecord]) -> Records:
+    """`records` in one chunk."""
+    return Records([lambda: [batch_of(records)]])
+
+
 @st.composite
 def any_trace(draw: st.DrawFn) -> Trace:
     """Any nodes, and records that overlap as they like: many threads, or a clock that hardly moves."""
@@ -59,4 +74,4 @@ def any_trace(draw: st.DrawFn) -> Trace:
         start_ns = draw(st.integers(0, 20))
         end_ns = start_ns + draw(st.integers(0, 10))
         records.append(TimedRecord(node, start_ns, end_ns, draw(st.integers(0, 9)), draw(st.booleans())))
-    return Trace(draw(hostile_text), 42, table, tuple(records), draw(st.integers(0, 9)), draw(st.integers(0, 9)))
+    return Trace(draw(hostile_text), 42, table, records_of(records), draw(st.integers(0, 9)), draw(st.integers(0, 9)))

@@ -19,6 +19,7 @@ from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import Trace
 from cbtop.exporters.csv_rows import COLUMNS
+from cbtop.exporters.records import Records
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from tests.cbtop.exporters.made_traces import any_trace, recorded_trace
@@ -49,7 +50,7 @@ def test_every_format_can_be_written_to_a_file_and_again(name: str, trace: Trace
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_process_that_recorded_nothing_gives_a_whole_file(name: str) -> None:
-    text = exported(name, Trace("idle", 1, NodeTable(), ()))
+    text = exported(name, Trace("idle", 1, NodeTable(), Records(())))
     if name.endswith("jsonl"):
         assert text == ""
     elif name == "csv":

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.exporters.base import TimedRecord, Trace
-from cbtop.exporters.recorded import CHUNK_RECORDS, trace_of_files
-from cbtop.exporters.tracks import tracks_of
+from cbtop.exporters.base import Trace
+from cbtop.exporters.recorded import trace_of_files
+from cbtop.exporters.records import LISTED_RECORDS, TimedRecord
+from cbtop.exporters.tracks import laid_out
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_FAILED, RECORD_BYTES, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
-from tests.cbtop.exporters.made_traces import record_run, recorded_trace
+from tests.cbtop.exporters.made_traces import record_run, recorded_trace, records_of
 
 
 def brick(number: int, parent: int | None = None) -> Node:
@@ -53,16 +54,15 @@ def test_a_run_comes_back_whole(runtime: Path) -> None:
 
 def test_what_one_thread_recorded_lies_on_one_track(runtime: Path) -> None:
     trace = recorded_trace(runtime)
-    (track,) = tracks_of(trace)
-    assert sorted(track, key=repr) == sorted(trace.records, key=repr)
+    assert sorted(laid_out(trace)) == sorted((0, record) for record in trace.records)
 
 
 def test_more_than_a_chunk_is_walked_in_order(runtime: Path) -> None:
     writer, ring, catalog = files(runtime, brick(1))
-    for number in range(2 * CHUNK_RECORDS + 1):
+    for number in range(2 * LISTED_RECORDS + 1):
         writer.record(1 | FLAG_FAILED, number, number + 1, number)
     records = list(trace_of_files(ring, catalog).records)
-    assert records == [TimedRecord(1, n, n + 1, n, True) for n in range(2 * CHUNK_RECORDS + 1)]
+    assert records == [TimedRecord(1, n, n + 1, n, True) for n in range(2 * LISTED_RECORDS + 1)]
 
 
 def test_what_is_not_in_the_trace_is_counted(runtime: Path) -> None:
@@ -118,7 +118,7 @@ def spans(*records: tuple[int, int, int]) -> tuple[TimedRecord, ...]:
     ],
 )
 def test_what_overlaps_without_nesting_takes_another_track(records: list[tuple[int, int, int]], tracks: int) -> None:
-    trace = Trace("made", 1, table_of(brick(1), brick(2, 1), brick(3)), spans(*records))
-    found = tracks_of(trace)
-    assert len(found) == tracks
-    assert sorted(repr(record) for track in found for record in track) == sorted(map(repr, trace.records))
+    trace = Trace("made", 1, table_of(brick(1), brick(2, 1), brick(3)), records_of(spans(*records)))
+    found = list(laid_out(trace))
+    assert {track for track, _ in found} == set(range(tracks))
+    assert sorted(record for _, record in found) == sorted(trace.records)

@@ -1,0 +1,69 @@
+"""The directory of our compiled kernels, one for each state of our sources, and the end of those nobody uses."""
+
+# Rules
+# - Whoever uses a directory touches it and holds a shared lock on it (flock(2)) for as long as the process lives.
+# - Others go when nobody has used them for UNUSED_S and nobody holds the lock. What has not our form of name, or is
+#   no directory, is not ours and stays.
+# - That is looked after only when a directory is made: kernels are compiled then, which takes a minute anyway. To use
+#   one that is there costs 30 µs.
+# - No error of the file system goes on to the caller. Without a directory kernels are compiled at each start.
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+UNUSED_S = 30 * 24 * 3600
+_NAME = re.compile(r"numba-[0-9a-f]{16}")
+_IN_USE: list[int] = []  # descriptors, which hold the locks: the process's end closes them
+
+
+def use_directory(root: Path, digest: str) -> Path | None:
+    """The directory for `digest` (16 hexadecimal digits) in `root`, made where it is not there; None without one."""
+    directory = root / f"numba-{digest}"
+    try:
+        is_new = not directory.is_dir()
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), directory.stat()):
+            raise FileNotFoundError(directory)  # another process has just removed it
+        os.utime(descriptor)
+    except OSError:
+        os.close(descriptor)
+        return None
+    _IN_USE.append(descriptor)
+    if is_new:
+        remove_unused(root, time.time())
+    return directory
+
+
+def remove_unused(root: Path, now_s: float) -> None:
+    """Remove what nobody has used for UNUSED_S at `now_s` (seconds since the epoch)."""
+    try:
+        found = [entry for entry in root.iterdir() if _NAME.fullmatch(entry.name) and not entry.is_symlink()]
+    except OSError:
+        return
+    for directory in found:
+        try:
+            if now_s - directory.stat().st_mtime > UNUSED_S:
+                _remove(directory)
+        except OSError:
+            continue  # in use, another's, or gone already
+
+
+def _remove(directory: Path) -> None:
+    """Raises OSError where somebody uses it, or it is no directory of ours to remove."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(directory)
+    finally:
+        os.close(descriptor)

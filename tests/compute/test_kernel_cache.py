@@ -1,0 +1,75 @@
+"""Compiled kernels of sources that are no more are removed; what is in use, or not ours, never."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cbtop.compute.jit.kernel_cache import UNUSED_S, remove_unused, use_directory
+
+NOW_S = time.time()
+OURS, OTHER, THIRD = "0123456789abcdef", "fedcba9876543210", "00112233aabbccdd"
+HOLDER = (
+    "import sys; from pathlib import Path; from cbtop.compute.jit.kernel_cache import use_directory\n"
+    "print(use_directory(Path(sys.argv[1]), sys.argv[2]), flush=True); sys.stdin.read()"
+)
+
+
+def old(path: Path) -> Path:
+    path.mkdir()
+    (path / "kernel.nbc").write_bytes(b"code")
+    os.utime(path, (0, NOW_S - UNUSED_S - 1))
+    return path
+
+
+def test_a_new_directory_ends_those_that_nobody_has_used_lately(tmp_path: Path) -> None:
+    unused = old(tmp_path / f"numba-{OTHER}")
+    recent = tmp_path / f"numba-{THIRD}"
+    recent.mkdir()
+    assert use_directory(tmp_path, OURS) == tmp_path / f"numba-{OURS}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"numba-{OURS}", recent.name])
+    assert not unused.exists()
+
+
+def test_a_directory_that_is_there_is_touched_and_nothing_else_is_looked_at(tmp_path: Path) -> None:
+    ours = old(tmp_path / f"numba-{OURS}")
+    unused = old(tmp_path / f"numba-{OTHER}")
+    assert use_directory(tmp_path, OURS) == ours
+    assert ours.stat().st_mtime > NOW_S - UNUSED_S
+    assert unused.exists()
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    elsewhere = old(tmp_path / "elsewhere")
+    for name in ("numba", "numba-", f"numba-{OTHER}.bak", f"numba-{OTHER.upper()}", "demo-model"):
+        old(tmp_path / name)
+    (tmp_path / f"numba-{OTHER}").symlink_to(elsewhere)
+    file = tmp_path / f"numba-{THIRD}"
+    file.write_text("mine")
+    os.utime(file, (0, 0))
+    before = sorted(tmp_path.rglob("*"))
+    remove_unused(tmp_path, NOW_S)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_another_process_uses_stays_however_old_until_it_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), OTHER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        used = Path(process.stdout.readline().strip())
+        remove_unused(tmp_path, NOW_S + 2 * UNUSED_S)
+        assert used.is_dir()
+        process.communicate()
+    remove_unused(tmp_path, NOW_S + 2 * UNUSED_S)
+    assert not used.exists()
+
+
+@pytest.mark.parametrize("path", ["/proc/none", "/dev/null/none"])
+def test_where_nothing_can_be_written_there_is_none_and_no_error(path: str) -> None:
+    assert use_directory(Path(path), OURS) is None
+    remove_unused(Path(path), NOW_S)
