@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
@@ -40,7 +40,6 @@ def names(trace: Trace) -> list[str]:
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
-@settings(deadline=None)
 @given(trace=any_trace())
 def test_every_format_can_be_written_to_a_file_and_again(name: str, trace: Trace) -> None:
     assert exported_bytes(name, trace) == exported_bytes(name, trace)
@@ -74,7 +73,6 @@ def complete_events(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in document["traceEvents"] if event["ph"] == "X"]
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_chrome_trace_holds_every_record_and_what_was_lost(trace: Trace) -> None:
     document = json.loads(exported("chrome-trace", trace))
@@ -90,7 +88,6 @@ def test_chrome_trace_holds_every_record_and_what_was_lost(trace: Trace) -> None
     assert document["otherData"] == lost
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_chrome_trace_events_of_one_thread_nest(trace: Trace) -> None:
     open_until: dict[int, list[float]] = {}
@@ -157,7 +154,6 @@ def slices(packets: perfetto_trace_pb2.Trace) -> Counter[tuple[str, str, int, in
     return found
 
 
-@settings(deadline=None)
 @given(any_trace(), any_trace())
 def test_perfettos_own_protos_read_every_record_of_every_process(first: Trace, second: Trace) -> None:
     packets = perfetto_trace_pb2.Trace.FromString(exported_bytes("perfetto", first, second))
@@ -172,7 +168,6 @@ def test_perfettos_own_protos_read_every_record_of_every_process(first: Trace, s
     )
 
 
-@settings(deadline=None)
 @given(any_trace(), any_trace())
 def test_several_processes_in_one_file_are_all_there(first: Trace, second: Trace) -> None:
     both = json.loads(exported("chrome-trace", first, second))
@@ -188,7 +183,6 @@ def test_dot_shows_the_graph_with_mean_times(runtime: Path) -> None:
     assert "10.0µs" in text
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_speedscope_opens_and_closes_frames_in_order(trace: Trace) -> None:
     document = json.loads(exported("speedscope", trace))
@@ -220,7 +214,6 @@ def test_speedscope_gives_one_name_one_frame(runtime: Path) -> None:
     assert len(document["profiles"]) == 1
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_csv_has_one_line_a_record(trace: Trace) -> None:
     text = exported("csv", trace)
@@ -233,7 +226,6 @@ def test_csv_has_one_line_a_record(trace: Trace) -> None:
         assert row["parent"] == ("" if node.parent is None else str(node.parent))
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_json_lines_hold_one_record_each(trace: Trace) -> None:
     found = [json.loads(line) for line in exported("jsonl", trace).splitlines()]
