@@ -101,7 +101,17 @@ def test_a_workload_does_not_outlive_who_watches_it(models: dict[str, Path]) -> 
 
 
 def test_ctrl_c_prints_what_was_measured_so_far_and_leaves_no_process(models: dict[str, Path]) -> None:
-    command = [sys.executable, "-c", SEEING, "demo", "--headless", "--model", str(models["qwen2"]), "--view", "bricks"]
+    command = [
+        sys.executable,
+        "-c",
+        SEEING,
+        "demo",
+        "--headless",
+        "--model",
+        str(models["qwen2"]),
+        "--view",
+        "bricks",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watcher:
         wait_until_seen(watcher)
         watcher.send_signal(signal.SIGINT)
