@@ -49,7 +49,7 @@ from cbtop.client.feed import Feed
 poll = Feed.poll
 def poll_and_say(feed, timeout_ms=0):
     poll(feed, timeout_ms)
-    if (view := feed.view()) and view.steps and view.bricks:
+    if not feed.unanswered and (view := feed.view()) and view.steps and view.bricks:
         print("seen", file=sys.stderr, flush=True)
 Feed.poll = poll_and_say
 sys.exit(main())
