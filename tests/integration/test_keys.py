@@ -35,7 +35,8 @@ class Machine:
     def cbtop(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [*self.prefix, *CBTOP, *arguments],
-            env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE_S, check=False,
+            env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+            timeout=DEADLINE_S, check=False,
         )  # fmt: skip
         self.said += [done.stdout, done.stderr]
         return done
