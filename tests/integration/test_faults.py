@@ -49,7 +49,7 @@ def step():
     with profiler.step("decode", tokens=1):
         for layer in range(2):
             with profiler.layer(layer), profiler.brick(BrickId.DOWN_PROJECTION, 64):
-                until = time.perf_counter_ns() + 1_000_000
+                until = time.perf_counter_ns() + 2_000_000
                 while time.perf_counter_ns() < until: pass
 
 step()
@@ -69,9 +69,9 @@ while True:
     feed.poll(50)
     time.sleep(float(sys.argv[1]))
 """
-STEPS_MEANWHILE = 300  # while the fault lasts: on a machine at rest several reads, publications and heartbeats
+STEPS_MEANWHILE = 150  # while the fault lasts: on a machine at rest several reads, publications and heartbeats
 RECORDS_A_STEP = 5
-MAX_WAITS = 30  # a tenth of the steps: what waits at a step waits at each
+MAX_WAITS = 15  # a tenth of the steps: what waits at a step waits at each
 DEAD_PID = 4_194_304  # one more than the highest pid there can be
 
 
@@ -98,7 +98,7 @@ class Scene:
 
     def let_steps_pass(self) -> None:
         """Wait until the host has gone on for as long as a fault needs to reach what it can reach."""
-        (ring,) = (path for path in self.directory.glob(f"{self.host.pid}-*-0.ring") if "-1-" not in path.name)
+        (ring,) = (path for path in self.directory.glob(f"{self.host.pid}-*-0.ring") if "-1-0" not in path.name)
         reader = RingReader(ring)
         wanted = reader.produced + STEPS_MEANWHILE * RECORDS_A_STEP
         eventually(lambda: reader.produced >= wanted)
