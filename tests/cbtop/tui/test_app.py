@@ -405,8 +405,7 @@ def test_a_lost_terminal_ends_the_app_even_when_the_hang_up_signal_is_ignored() 
         import signal, sys
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         from cbtop.tui.app import CbtopApp
-        from tests.integration.hosts import DEADLINE_S
-from tests.cbtop.conftest import ScriptedFeed
+        from tests.cbtop.conftest import ScriptedFeed
         sys.exit(CbtopApp(ScriptedFeed()).run())
     """
     ours, theirs = pty.openpty()
