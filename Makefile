@@ -1,14 +1,15 @@
 # `make demo` and `make test` need python3 (>= 3.11, with venv), git and make; nothing else, and no root.
 PYTHON ?= python3
+TIMES ?= 10
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint bench screenshots clean
+.PHONY: help demo test test-busy soak lint bench screenshots clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 $(READY): pyproject.toml setup.py profiler/_hot_path.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -22,6 +23,14 @@ demo: $(READY)  ## decode a model with instrumented bricks and watch it live
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
+
+test-busy: $(READY)  ## run the tests TIMES=10 times beside two processes that spin, until one fails
+	@$(BIN)/python -c 'while True: pass' & first=$$!; \
+	$(BIN)/python -c 'while True: pass' & second=$$!; \
+	trap 'kill $$first $$second' EXIT; trap 'exit 130' INT TERM HUP; \
+	for number in $$(seq $(TIMES)); do \
+	  echo "run $$number of $(TIMES)"; $(BIN)/python -m pytest --durations=10 || exit 1; \
+	done
 
 soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat, 1 GiB exported
 	$(BIN)/python -m pytest -m slow -n 0 -o log_cli=true -o log_cli_level=INFO

@@ -1,17 +1,42 @@
-"""What every test gets: a runtime directory of its own, so that no test meets another or the user's own rings."""
+"""What every test gets: places of its own, so that no test meets another, the user's own rings, keys or settings."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# What a shell may have set and a test, or a process that it starts, would believe.
+FOREIGN = (
+    "CBTOP_KEYS_DIR", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "COLORTERM",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy",
+    "ALL_PROXY", "LANGUAGE", "LC_MESSAGES", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "TZ",
+)  # fmt: skip
+FOREIGN_PREFIXES = ("OTEL_", "TEXTUAL", "XDG_")
+
+# An example may take as long as the machine pleases, and what one run found does not change the next.
+settings.register_profile("cbtop", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("cbtop")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything is imported that looks at the environment."""
+    for name in list(os.environ):
+        if name in FOREIGN or (name.startswith(FOREIGN_PREFIXES) and name != "TEXTUAL_SNAPSHOT_TEMPDIR"):
+            del os.environ[name]
+    os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+    # Compiling the kernels takes half a minute: what one run compiled serves the next, and no user's is touched.
+    os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "home")
 
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh runtime directory; short, because a socket's path may have only 107 bytes."""
-    with TemporaryDirectory(prefix="cbtop-test-") as directory:
+    with TemporaryDirectory(prefix="cbtop-test-") as directory, TemporaryDirectory(prefix="cbtop-home-") as home:
         monkeypatch.setenv("CBTOP_RUNTIME_DIR", directory)
+        monkeypatch.setenv("HOME", home)
         yield Path(directory)

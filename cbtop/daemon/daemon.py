@@ -105,6 +105,9 @@ class Daemon:
                     job()
                 for topic in self._publisher.joined(due.wait_ms()):
                     self._answer(topic)
+            # However late we were: how the host beside which we ran has ended is told before we go.
+            self._read()
+            self._beat()
             self._publisher.send(LIVE, [DaemonGoodbye()])
             time.sleep(LAST_WORD_S)
         finally:

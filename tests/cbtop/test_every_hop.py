@@ -31,7 +31,7 @@ hops = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(story=st.lists(hops, max_size=30), ends=st.sampled_from(["goodbye", "none"]))
 def test_produced_is_received_plus_dropped_at_every_moment_and_for_every_viewer(
     story: list[tuple[str, int | None]], ends: str

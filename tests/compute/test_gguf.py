@@ -139,7 +139,7 @@ def test_every_truncation_is_refused(model_files: dict[str, Path], tmp_path: Pat
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_damaged_header_ends_in_a_model_or_a_model_error(
     model_files: dict[str, Path], tmp_path: Path, data: st.DataObject
 ) -> None:

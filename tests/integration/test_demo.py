@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
 
 from cbtop.client.feed import Feed
 from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
-from tests.integration.hosts import CBTOP, cbtop, eventually
+from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, cbtop_apart, eventually, wait_until_seen
 
 DECODED_BRICKS = {
     "Embedding", "RmsNorm", "QkvProjection", "RopeEmbedding", "AttentionScore", "AttentionSoftmax", "AttentionOutput",
@@ -68,7 +68,7 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(tmp_path: Path, content: 
     if content is not None:
         path.write_bytes(content)
     before = sorted(tmp_path.iterdir())
-    done = cbtop("demo", "--model", str(path), "--headless", "--steps", "1")
+    done = cbtop_apart("demo", "--model", str(path), "--headless", "--steps", "1")
     assert (done.returncode, done.stdout) == (2, "")
     said = [line for line in done.stderr.splitlines() if not line.endswith("…")]
     assert len(said) == 1
@@ -80,12 +80,12 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(tmp_path: Path, content: 
 def test_serve_only_runs_the_workload_alone_and_stops_when_told(models: dict[str, Path]) -> None:
     command = [*CBTOP, "demo", "--serve-only", "--model", str(models["qwen2"])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process, Feed() as feed:
-        eventually(lambda: (feed.poll(20), (v := feed.view()) and v.steps and v.steps.count > 20)[1], 40)
+        eventually(lambda: (feed.poll(20), (v := feed.view()) and v.steps and v.steps.count > 20)[1])
         view = feed.view()
         assert view is not None
         assert (view.pid, view.state, view.activity) == (process.pid, "live", "")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 143
+        assert process.wait(DEADLINE_S) == 143
         eventually(lambda: (feed.poll(20), (v := feed.view()) and v.state == "ended")[1])
         assert process.stdout
         assert process.stdout.read() == b""
@@ -94,19 +94,27 @@ def test_serve_only_runs_the_workload_alone_and_stops_when_told(models: dict[str
 def test_a_workload_does_not_outlive_who_watches_it(models: dict[str, Path]) -> None:
     command = [*CBTOP, "demo", "--headless", "--model", str(models["qwen2"])]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as watcher, Feed() as feed:
-        eventually(lambda: (feed.poll(20), (v := feed.view()) and v.steps and v.steps.count > 20)[1], 40)
+        eventually(lambda: (feed.poll(20), (v := feed.view()) and v.steps and v.steps.count > 20)[1])
         watcher.kill()
         watcher.wait()
         eventually(lambda: (feed.poll(20), (v := feed.view()) and v.state == "ended")[1])
 
 
 def test_ctrl_c_prints_what_was_measured_so_far_and_leaves_no_process(models: dict[str, Path]) -> None:
-    command = [*CBTOP, "demo", "--headless", "--model", str(models["qwen2"]), "--view", "bricks"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as watcher:
-        with Feed() as feed:
-            eventually(lambda: (feed.poll(20), (v := feed.view()) and v.steps and v.steps.count > 20)[1], 40)
-        time.sleep(0.2)
+    command = [
+        sys.executable,
+        "-c",
+        SEEING,
+        "demo",
+        "--headless",
+        "--model",
+        str(models["qwen2"]),
+        "--view",
+        "bricks",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watcher:
+        wait_until_seen(watcher)
         watcher.send_signal(signal.SIGINT)
-        out, _ = watcher.communicate(timeout=15)
+        out, _ = watcher.communicate(timeout=DEADLINE_S)
     assert watcher.returncode == 130
     assert b"DownProjection" in out

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.client.stream_recorder import Recorder
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.recorded import traces_of_recording
 from cbtop.protocol.recording import RecordingReader
@@ -80,13 +81,13 @@ def test_what_does_not_fit_together_is_said(recording: Path, tmp_path: Path) -> 
 
 def test_two_processes_go_together_where_the_format_can_hold_them(tmp_path: Path) -> None:
     path = tmp_path / "run.cbtop"
-    with subprocess.Popen(
-        [*CBTOP, "record", "-o", str(path), "--duration", "3"], stderr=subprocess.DEVNULL
-    ) as record:
-        eventually(lambda: path.exists() and path.stat().st_size > 150)  # more than a header: it has begun
-        hosts = [subprocess.Popen([sys.executable, "-c", HOST, "200"]) for _ in range(2)]
-        for process in (*hosts, record):
-            process.wait()
+    recorder = Recorder(path, None, 1 << 30)
+    eventually(lambda: recorder.poll(20) or recorder.has_begun)
+    hosts = [subprocess.Popen([sys.executable, "-c", HOST, "200"]) for _ in range(2)]
+    eventually(lambda: recorder.poll(20) or [t.taken for t in recorder.tallies.values()] == [200 * 7] * 2)
+    for process in hosts:
+        process.wait()
+    recorder.close()
     done = cbtop("export", str(path), "--format", "chrome-trace")
     events = json.loads(done.stdout)["traceEvents"]
     assert {event["pid"] for event in events} == {process.pid for process in hosts}

@@ -28,12 +28,13 @@ from cbtop.client.feed import Feed
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.messages import HostHello, Node
 from cbtop.protocol.process import process_start
-from cbtop.protocol.ring import CURSOR_WORD, DEFAULT_RING_BYTES, RECORD_BYTES, RingWriter
+from cbtop.protocol.ring import CURSOR_WORD, DEFAULT_RING_BYTES, RECORD_BYTES, RingReader, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import SourceView
-from tests.integration.hosts import CBTOP, cbtop, eventually
+from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop_apart, eventually
 
-# Steps of a fifth of a millisecond that never sleep, until SIGUSR1; then it says what it did and how often it waited.
+# Steps that never sleep, until SIGUSR1; then it says what it did and how often it waited. They are so long that the
+# ring holds minutes of them: however late the daemon is, it loses none.
 BUSY_HOST = """
 import json, resource, signal, time
 from cbtop import BrickId, BrickProfiler
@@ -48,7 +49,7 @@ def step():
     with profiler.step("decode", tokens=1):
         for layer in range(2):
             with profiler.layer(layer), profiler.brick(BrickId.DOWN_PROJECTION, 64):
-                until = time.perf_counter_ns() + 100_000
+                until = time.perf_counter_ns() + 2_000_000
                 while time.perf_counter_ns() < until: pass
 
 step()
@@ -68,10 +69,9 @@ while True:
     feed.poll(50)
     time.sleep(float(sys.argv[1]))
 """
-LONG_ENOUGH_S = 0.7  # for a fault to reach whatever it can reach: several reads, publications and heartbeats
-EXIT_S = 2.0  # generous: `python -m benchmarks faults` has the time it takes
+STEPS_MEANWHILE = 150  # while the fault lasts: on a machine at rest several reads, publications and heartbeats
 RECORDS_A_STEP = 5
-MAX_WAITS = 5
+MAX_WAITS = 15  # a tenth of the steps: what waits at a step waits at each
 DEAD_PID = 4_194_304  # one more than the highest pid there can be
 
 
@@ -96,6 +96,14 @@ class Scene:
         assert self.daemon.stderr
         assert b"serving" in self.daemon.stderr.readline()
 
+    def let_steps_pass(self) -> None:
+        """Wait until the host has gone on for as long as a fault needs to reach what it can reach."""
+        (ring,) = (path for path in self.directory.glob(f"{self.host.pid}-*-0.ring") if "-1-0" not in path.name)
+        reader = RingReader(ring)
+        wanted = reader.produced + STEPS_MEANWHILE * RECORDS_A_STEP
+        eventually(lambda: reader.produced >= wanted)
+        reader.close()
+
 
 def nothing(scene: Scene) -> None:
     """The undisturbed run."""
@@ -110,13 +118,13 @@ def viewer_is_killed(scene: Scene) -> None:
 
 
 def viewer_is_slow(scene: Scene) -> None:
-    scene.start(sys.executable, "-c", VIEWER, "60")
+    scene.start(sys.executable, "-c", VIEWER, "3600")
 
 
 def daemon_stops_for_a_while(scene: Scene) -> None:
     scene.daemon.send_signal(signal.SIGSTOP)
     scene.running.callback(scene.daemon.send_signal, signal.SIGCONT)
-    time.sleep(LONG_ENOUGH_S)
+    scene.let_steps_pass()
     scene.daemon.send_signal(signal.SIGCONT)
 
 
@@ -125,12 +133,12 @@ def daemon_is_killed_and_started_again(scene: Scene) -> None:
     scene.viewer.wait()
     scene.daemon.kill()
     scene.daemon.wait()
-    time.sleep(LONG_ENOUGH_S)
+    scene.let_steps_pass()
     scene.start_daemon()
 
 
 def a_second_daemon_on_the_same_address(scene: Scene) -> None:
-    assert cbtop("daemon").returncode == 1
+    assert cbtop_apart("daemon").returncode == 1
 
 
 def a_second_daemon_on_another_address(scene: Scene) -> None:
@@ -190,7 +198,7 @@ def a_node_table_of_a_million(scene: Scene) -> None:
             said = msgpack.packb({"k": "Node", "id": number, "parent": None, "kind": "layer", "name": ""})
             catalog.write(struct.pack("<II", len(said), zlib.crc32(said)) + said)
     with Feed() as feed:
-        eventually(lambda: state_of(feed, ring.stem) == "faulty", 60)
+        eventually(lambda: state_of(feed, ring.stem) == "faulty")
 
 
 FAULTS = [
@@ -223,13 +231,11 @@ def test_the_host_notices_nothing_and_its_books_hold(runtime: Path, fault: Calla
         assert host.stdout
         assert host.stdout.readline() == "up\n"
         fault(scene)
-        time.sleep(LONG_ENOUGH_S)
+        scene.let_steps_pass()
 
         host.send_signal(signal.SIGUSR1)
         said = json.loads(host.stdout.readline())
-        ended_s = time.monotonic()
-        assert host.wait(30) == 0
-        assert time.monotonic() - ended_s < EXIT_S
+        assert host.wait(DEADLINE_S) == 0  # whoever is stopped or slow: `python -m benchmarks faults` has the time
         assert scene.daemon.poll() is None
         assert said["waits"] <= MAX_WAITS
 
@@ -260,7 +266,7 @@ def steps(count, name="a"):
 def run(script: str, *arguments: str, **popen: Any) -> subprocess.CompletedProcess[str]:
     """Run `script` in a process of its own to its end."""
     command = [sys.executable, "-c", COUNTING + script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **popen)
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, **popen)
 
 
 def seen() -> list[tuple[str, int]]:
@@ -403,7 +409,7 @@ steps(5)
         assert process.stdout.readline() == "still up\n"
         (small_disk / "filling").unlink()
         process.stdin.write("\n")
-        assert process.wait(10) == 0
+        assert process.wait(DEADLINE_S) == 0
     assert seen() == [("ended", 2010)]
 
 
@@ -427,8 +433,7 @@ def test_a_daemon_without_descriptors_serves_on_what_it_has(runtime: Path) -> No
             eventually(lambda: state_of(feed, pid=host.pid) == "live")
             for number in range(40):
                 forge(runtime, f"{os.getpid()}-{process_start(os.getpid())}-{number}")
-            time.sleep(1)
-            host.communicate("\n", timeout=10)
+            host.communicate("\n", timeout=DEADLINE_S)
             eventually(lambda: state_of(feed, pid=host.pid) == "ended")
             view = view_of(feed, pid=host.pid)
         assert serving.poll() is None
@@ -445,7 +450,7 @@ def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str
     log = tmp_path / "calls"
     script = "steps(1); os.stat('/'); steps(300_000); os.stat('/')"  # twice round the ring
     command = [strace, "-f", "-o", str(log), sys.executable, "-c", COUNTING + script]
-    subprocess.run(command, check=True, env=os.environ | {"CBTOP_PURE_PYTHON": pure}, timeout=60)
+    subprocess.run(command, check=True, env=os.environ | {"CBTOP_PURE_PYTHON": pure}, timeout=DEADLINE_S)
     lines = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
     first, last = [at for at, line in enumerate(lines) if re.match(r'(newfstatat\(AT_FDCWD, |stat\()"/", ', line)][
         -2:
@@ -471,7 +476,7 @@ def test_a_clock_that_is_set_takes_nothing_from_what_runs(runtime: Path, monkeyp
         with Feed() as feed:
             eventually(lambda: steps_of(feed, host.pid) == 5)
             offset_ns = 86_400_000_000_000
-            host.communicate("\n", timeout=10)
+            host.communicate("\n", timeout=DEADLINE_S)
             eventually(lambda: state_of(feed, pid=host.pid) == "ended")
             assert steps_of(feed, host.pid) == 10
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.integration.hosts import cbtop, daemon, eventually, host
+from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, host, once_answered
 from tests.integration.test_many_daemons import elsewhere
 from tests.integration.test_stragglers import SLOW_RANK, ranks
 
 
+def ls(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return cbtop("ls", *PATIENTLY, *arguments)
+
+
 def test_it_lists_what_runs_and_text_and_json_agree() -> None:
     with daemon(), host() as first, host() as second:
-        eventually(lambda: cbtop("ls").stdout.count("LIVE") == 2, timeout_s=30)
-        listed = cbtop("ls")
-        printed = cbtop("ls", "--format", "json")
+        eventually(lambda: ls().stdout.count("LIVE") == 2)
+        listed = ls()
+        printed = ls("--format", "json")
     assert (listed.returncode, printed.returncode) == (0, 0)
     document = json.loads(printed.stdout)
     assert document["schema"] == "cbtop.sources/1"
@@ -34,29 +39,32 @@ def test_it_lists_what_runs_and_text_and_json_agree() -> None:
 def test_it_names_the_straggler_of_several_ranks(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
     with daemon(), ranks(count=SLOW_RANK + 1):
-        text = cbtop("ls").stdout
+        text = ""
         while f"{SLOW_RANK}/{SLOW_RANK + 1}" not in text or "straggler" not in text:
-            text = cbtop("ls").stdout
-        found = json.loads(cbtop("ls", "--format", "json").stdout)
+            text = ls().stdout
+        found = {"stragglers": []}
+        while not found["stragglers"]:  # a look may be too short
+            found = json.loads(ls("--format", "json").stdout)
     assert [straggler["rank"] for straggler in found["stragglers"]] == [SLOW_RANK]
     assert [source["rank"] for source in found["sources"]] == list(range(SLOW_RANK + 1))
 
 
-def test_a_source_can_be_selected_by_pid_rank_or_key() -> None:
+def test_a_source_can_be_selected_by_pid_rank_or_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]
-        everything = json.loads(cbtop("ls", "--format", "json", *links).stdout)["sources"]
+        everything = json.loads(ls("--format", "json", *links).stdout)["sources"]
         key = next(source["key"] for source in everything if source["pid"] == one.pid)
         for which, pid in ((str(two.pid), two.pid), ("rank=1", two.pid), (key, one.pid)):
-            (source,) = json.loads(cbtop("ls", "--format", "json", "--source", which, *links).stdout)["sources"]
+            (source,) = json.loads(ls("--format", "json", "--source", which, *links).stdout)["sources"]
             assert source["pid"] == pid
-        done = cbtop("--headless", "--once", "--timeout", "1", "--source", "rank=7", *links)
+        once_answered(monkeypatch)
+        done = cbtop("--headless", "--once", "--timeout", "0.5", "--source", "rank=7", *links)
     assert done.returncode == 3
     assert "nothing that runs is --source rank=7" in done.stderr
 
 
 def test_with_nothing_running_it_exits_3_as_a_report_does() -> None:
-    done = cbtop("ls", "--timeout", "1")
+    done = ls()
     assert (done.returncode, done.stdout) == (3, "")
     assert "nothing is running" in done.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from cbtop.client.feed import Feed
 from cbtop.viewmodels.model import SourceView
-from tests.integration.hosts import CBTOP, HOST, cbtop, eventually
+from tests.integration.hosts import CBTOP, HOST, cbtop, eventually, nobody, once_answered, snapshot
 
 
 @contextmanager
@@ -78,16 +79,18 @@ def test_two_daemons_of_one_boot_have_one_clock() -> None:
 
 def test_once_shows_what_runs_at_all_of_them_with_its_rank() -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
-        done = cbtop("--headless", "--once", "--format", "json", "--connect", first, "--connect", second)
-    assert done.returncode == 0, done.stderr
-    found = {source["pid"]: (source["rank"], source["world_size"]) for source in json.loads(done.stdout)["sources"]}
+        links = ["--connect", first, "--connect", second]
+        found: dict[int, tuple[int, int]] = {}
+        while len(found) < 2:  # one may have begun before the other
+            found = {source["pid"]: (source["rank"], source["world_size"]) for source in snapshot(*links)}
     assert found == {one.pid: (0, 2), two.pid: (1, 2)}
 
 
-def test_a_daemon_that_does_not_answer_is_named_and_the_others_are_shown() -> None:
-    nobody = "tcp://127.0.0.1:45923"
-    with elsewhere() as (first, _, process):
-        done = cbtop("--headless", "--once", "--timeout", "1.5", "--connect", first, "--connect", nobody)
+def test_a_daemon_that_does_not_answer_is_named_and_the_others_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    with elsewhere() as (first, _, process), nobody() as silent:
+        snapshot("--connect", first)  # there is something to show
+        once_answered(monkeypatch, unanswered=1)
+        done = cbtop("--headless", "--once", "--timeout", "0.5", "--connect", first, "--connect", silent)
     assert done.returncode == 0
     assert f"pid {process.pid}" in done.stdout
-    assert f"no daemon answers at {nobody}" in done.stderr
+    assert f"no daemon answers at {silent}" in done.stderr

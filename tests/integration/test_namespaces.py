@@ -7,9 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -48,12 +48,17 @@ def ring_in(directory: Path) -> Path:
     return ring
 
 
-def state_after(source: Source, seconds: float) -> str:
-    deadline_s = time.monotonic() + seconds
-    while time.monotonic() < deadline_s:
-        source.poll()
-        time.sleep(0.02)
-    return source.state
+class Watched:
+    """A source whose clock goes from one check of its process to the next whenever it is looked at."""
+
+    def __init__(self, ring: Path) -> None:
+        ticks = count(0, 1.5 * ALIVE_CHECK_S)
+        self.source = Source(ring, clock_s=lambda: next(ticks))
+
+    def state_after(self, checks: int) -> str:
+        for _ in range(checks):
+            self.source.poll()
+        return self.source.state
 
 
 def is_gone(source: Source) -> bool:
@@ -64,12 +69,13 @@ def is_gone(source: Source) -> bool:
 @needs_namespaces
 def test_a_process_of_another_pid_namespace_is_live_until_it_is_killed(runtime: Path) -> None:
     with running(*UNSHARE, sys.executable, "-c", HOST, "-1") as outside:
-        source = Source(ring_in(runtime))
-        assert state_after(source, 3 * ALIVE_CHECK_S) == "live"
+        watched = Watched(ring_in(runtime))
+        source = watched.source
+        assert watched.state_after(checks=5) == "live"
+        eventually(lambda: source.poll() or source.state_message().received > 0)
         assert source.hello is not None
         assert source.hello.pid == 1
         assert source.hello.pid_namespace != pid_namespace()
-        assert source.state_message().received > 0
         outside.kill()  # and unshare(1) takes its child with it
         eventually(lambda: is_gone(source))
 
@@ -78,33 +84,36 @@ def test_a_process_of_another_pid_namespace_is_live_until_it_is_killed(runtime: 
 def test_two_processes_with_one_pid_each_keep_files_of_their_own(runtime: Path) -> None:
     with running(*UNSHARE, sys.executable, "-c", HOST, "-1"), running(*UNSHARE, sys.executable, "-c", HOST, "-1"):
         eventually(lambda: len(list(runtime.glob("1-*.ring"))) == 2)
-        sources = [Source(path) for path in runtime.glob("*.ring")]
-        assert [state_after(source, 2 * ALIVE_CHECK_S) for source in sources] == ["live", "live"]
-        assert len({source.key for source in sources}) == 2
+        found = [Watched(path) for path in runtime.glob("*.ring")]
+        assert [watched.state_after(checks=5) for watched in found] == ["live", "live"]
+        assert len({watched.source.key for watched in found}) == 2
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('sleep', ['sleep', '60'])"])
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('sleep', ['sleep', '3600'])"])
 @pytest.mark.parametrize(
     "child",
-    ["subprocess.Popen(['sleep', '60'])", "os.fork() or time.sleep(60)"],
+    ["subprocess.Popen(['sleep', '3600'])", "os.fork() or time.sleep(3600)"],
     ids=["a child that became another program", "a forked child"],
 )
 def test_what_a_process_leaves_behind_does_not_pass_for_it(runtime: Path, child: str, end: str) -> None:
     script = f"""
-import os, subprocess, time
+import os, subprocess, sys, time
 from cbtop import BrickProfiler
 profiler = BrickProfiler()
 with profiler.brick("a"): pass
 pid = os.getpid()
 {child}
-time.sleep(0.5)
-if os.getpid() == pid: {end}
+sys.stdin.readline()
+{end}
 """
-    process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stdin=subprocess.PIPE)
     try:
         source = Source(ring_in(runtime))
         source.poll()
         assert source.state == "live"
+        assert process.stdin
+        process.stdin.write(b"\n")
+        process.stdin.close()
         eventually(lambda: is_gone(source))
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -8,17 +8,20 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cbtop.client import stream_recorder
 from cbtop.client.feed import Feed
 from cbtop.client.stream_recorder import Recorder, save_history
+from cbtop.commands import record
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.errors import CbtopError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, tally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
-from tests.integration.hosts import CBTOP, cbtop, daemon, eventually, host
+from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, daemon, eventually, host
 
 
 def read(path: Path) -> tuple[RecordingReader, dict[str, RecordTally], list[RecordBatch]]:
@@ -59,11 +62,12 @@ def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Pa
     command = [*CBTOP, "demo", "--serve-only", "--threads", "1", "--model", str(tmp_path / "tiny.gguf")]
     recorder = Recorder(tmp_path / "run.cbtop", None, 1 << 30)
     with subprocess.Popen([*command, "--steps", "200"], stderr=subprocess.DEVNULL) as process:
-        eventually(lambda: recorder.poll(20) or process.poll() is not None, timeout_s=60)
+        eventually(lambda: recorder.poll(20) or process.poll() is not None)
     eventually(lambda: recorder.poll(20) or all(s.state.state == "ended" for s in recorder.store.sources.values()))
     recorder.close()
     _, tallies, batches = read(tmp_path / "run.cbtop")
-    large = [batch for batch in batches if batch.count >= 256]
+    # A daemon that was kept waiting for seconds has times in one batch that take eight bytes.
+    large = [batch for batch in batches if batch.count >= 256 and np.ptp(unpack(batch).start_ns) < 1 << 32]
     assert large
     assert max(len(batch.columns) / batch.count for batch in large) <= 24
     assert all(balanced(found) for found in tallies.values())
@@ -77,7 +81,7 @@ def test_a_recorder_that_outlives_the_daemon_goes_on_and_counts_no_record_twice(
         (found,) = recorder.tallies.values()
         before = found.taken
         with daemon():
-            eventually(lambda: recorder.poll(20) or found.taken > before + 200, timeout_s=20)
+            eventually(lambda: recorder.poll(20) or found.taken > before + 200)
             assert balanced(found)
         process.kill()
         recorder.close()
@@ -92,7 +96,7 @@ def test_a_recorder_that_outlives_the_daemon_goes_on_and_counts_no_record_twice(
     assert len(ends) == found.taken
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_with_9_at_any_moment_it_leaves_a_file_that_opens_and_lacks_at_most_the_last_frame(
     tmp_path: Path, kills: int
 ) -> None:
@@ -116,7 +120,10 @@ def test_killed_with_9_at_any_moment_it_leaves_a_file_that_opens_and_lacks_at_mo
             assert "was not closed" in done.stdout
 
 
-def test_the_daemons_history_becomes_a_recording_of_what_happened_before_it_was_asked_for(tmp_path: Path) -> None:
+def test_the_daemons_history_becomes_a_recording_of_what_happened_before_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", DEADLINE_S)
     with daemon(), Feed() as feed, host(steps=400) as process:
         process.wait()
         eventually(lambda: feed.poll(20) or [s.state for s in feed.sources()] == ["ended"])
@@ -132,7 +139,8 @@ def test_the_daemons_history_becomes_a_recording_of_what_happened_before_it_was_
     assert '"count": 400' in done.stdout
 
 
-def test_a_daemon_that_keeps_no_history_says_so(tmp_path: Path) -> None:
+def test_a_daemon_that_keeps_no_history_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", DEADLINE_S)
     with daemon("--history", "0"), Feed() as feed, host(steps=10) as process:
         process.wait()
         eventually(lambda: feed.poll(20) or [s.state for s in feed.sources()] == ["ended"])
@@ -142,7 +150,7 @@ def test_a_daemon_that_keeps_no_history_says_so(tmp_path: Path) -> None:
 
 
 def test_without_a_daemon_the_history_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cbtop.client.stream_recorder.ANSWER_WITHIN_S", 0.2)
+    monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", 0.2)
     with pytest.raises(Exception, match="did not answer"):
         save_history(default_endpoint(), None, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -154,19 +162,23 @@ def refused(code: int, words: str, *arguments: str) -> None:
     assert words in done.stderr
 
 
-def test_it_refuses_what_it_should_and_says_why(tmp_path: Path) -> None:
+def test_it_refuses_what_it_should_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = tmp_path / "taken.cbtop"
     taken.write_bytes(b"mine")
     refused(2, "exists; pass --force", "-o", str(taken), "--duration", "1")
     assert taken.read_bytes() == b"mine"
     refused(2, "No such file", "-o", str(tmp_path / "none" / "x.cbtop"), "--duration", "1")
     refused(2, "is no size", "-o", str(taken), "--max-size", "lots")
+    monkeypatch.setattr(record, "ANSWER_WITHIN_S", 0.2)
     refused(3, "no daemon answers", "-o", str(tmp_path / "x"), "--connect", f"ipc://{tmp_path}/none.sock")
 
 
-def test_it_stops_at_its_size_and_at_ctrl_c_and_says_what_it_holds(tmp_path: Path) -> None:
+def test_it_stops_at_its_size_and_at_ctrl_c_and_says_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with host():
-        done = cbtop("record", "-o", str(tmp_path / "small.cbtop"), "--max-size", "20K", "--duration", "30")
+        monkeypatch.setattr(record, "ANSWER_WITHIN_S", DEADLINE_S)
+        done = cbtop("record", "-o", str(tmp_path / "small.cbtop"), "--max-size", "20K")
         assert done.returncode == 0
         assert "has reached --max-size" in done.stderr
         assert (tmp_path / "small.cbtop").stat().st_size <= (20 << 10) + 1000

@@ -16,15 +16,23 @@ import pytest
 
 from cbtop.client.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
-from tests.integration.hosts import HOST, eventually
+from tests.integration.hosts import DEADLINE_S, HOST, eventually
 
 SERVING = HOST.replace("profiler = BrickProfiler()\n", "profiler = BrickProfiler()\nprofiler.serve(sys.argv[2])\n")
 
+# Serves, and waits to be told that it may go.
+WAITING = """
+import sys
+from cbtop import BrickProfiler
+profiler = BrickProfiler(); profiler.serve(sys.argv[1])
+sys.stdin.readline(); print('went on')
+"""
 
-def free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{found.getsockname()[1]}"
+
+@pytest.fixture
+def address(runtime: Path) -> str:
+    """One that no other test can take meanwhile, as a port could be."""
+    return f"ipc://{runtime / 'sidecar.sock'}"
 
 
 def children_of(pid: int) -> list[int]:
@@ -49,28 +57,27 @@ def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_viewers_watch_through_it_and_it_ends_with_its_host(end: signal.Signals) -> None:
-    address = free_address()
+def test_viewers_watch_through_it_and_it_ends_with_its_host(address: str, end: signal.Signals) -> None:
     with started(SERVING, "-1", address, stderr=subprocess.PIPE) as host, Feed([address]) as feed:
         eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.steps))
         (sidecar,) = children_of(host.pid)
         host.send_signal(end)
-        assert host.wait(5) == -end
+        assert host.wait(DEADLINE_S) == -end
         eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.state is not SourceStatus.LIVE))
         eventually(lambda: not is_running(sidecar))
 
 
-def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar() -> None:
-    script = (
-        "import sys, time, os; from cbtop import BrickProfiler\n"
-        "profiler = BrickProfiler(); profiler.serve(sys.argv[1])\n"
-        "time.sleep(3)\n"
-        "print(open(f'/proc/self/task/{os.getpid()}/children').read())\n"
-    )
-    with started(script, free_address(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as host:
-        said, _ = host.communicate(timeout=30)
-        (sidecar,) = (int(child) for child in said.split())
-        assert is_running(sidecar)  # its output ended before it did
+def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar(address: str) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with started(WAITING, address, **pipes, text=True) as host, Feed([address]) as feed:
+        eventually(lambda: feed.poll(50) or not feed.unanswered)
+        (sidecar,) = children_of(host.pid)
+        os.kill(sidecar, signal.SIGSTOP)  # so that it cannot end first
+        try:
+            assert host.communicate("\n", timeout=DEADLINE_S)[0] == "went on\n"
+            assert is_running(sidecar)
+        finally:
+            os.kill(sidecar, signal.SIGCONT)
         eventually(lambda: not is_running(sidecar))
 
 
@@ -79,15 +86,11 @@ def test_an_address_that_is_taken_is_said_and_the_host_goes_on() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        script = (
-            "import sys, time; from cbtop import BrickProfiler\n"
-            "profiler = BrickProfiler(); profiler.serve(sys.argv[1])\n"
-            "time.sleep(3); print('went on')\n"
-        )
-        done = subprocess.run([sys.executable, "-c", script, address], capture_output=True, text=True, check=True)
-    assert done.stdout == "went on\n"
-    assert address in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with started(WAITING, address, **pipes, text=True) as host:
+            assert host.stderr
+            assert address in host.stderr.readline()
+            assert host.communicate("\n", timeout=DEADLINE_S) == ("went on\n", "")
 
 
 def test_a_host_that_cannot_start_processes_is_told_and_goes_on(

@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -30,7 +31,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.integration.hosts import CBTOP, cbtop, eventually, host, snapshot
+from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, eventually, host, snapshot
 
 Series = dict[tuple[str, ...], float]  # a sample's value by its phase and brick
 
@@ -84,13 +85,20 @@ def exporting_daemon(*arguments: str, **environment: str) -> Iterator[tuple[subp
 
 def get(url: str) -> str:
     request = urllib.request.Request(url, headers={"Accept": "application/openmetrics-text; version=1.0.0"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
         text: str = answer.read().decode()
         return text
 
 
 def scrape(line: str) -> dict[str, Family]:
-    text = get(line.removeprefix("cbtop daemon: metrics at "))
+    text = ""
+    while not text:
+        try:
+            text = get(line.removeprefix("cbtop daemon: metrics at "))
+        except HTTPError as error:  # it has not heard of the daemon yet, or not for long
+            error.close()
+            if error.code != 503:
+                raise
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
@@ -243,7 +251,7 @@ def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) ->
         exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="100"),
         host() as running,
     ):
-        eventually(lambda: len(collector.traces) > 2, timeout_s=30)
+        eventually(lambda: len(collector.traces) > 2)
     for request in collector.traces:
         ((spans,),) = ([scope.spans for scope in resource.scope_spans] for resource in request.resource_spans)
         assert len({span.trace_id for span in spans}) == 1
@@ -254,18 +262,23 @@ def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) ->
             *[("decode", "Layer 1"), ("Layer 1", "RmsNorm"), ("Layer 1", "DownProjection")],
         ]
         assert all(f":{running.pid}:" in span.attributes[0].value.string_value for span in spans)
-        assert abs(spans[0].start_time_unix_nano - time.time_ns()) < 60e9
+        assert abs(spans[0].start_time_unix_nano - time.time_ns()) < 1e9 * DEADLINE_S
         (down,) = (s for s in spans if s.name == "DownProjection" and names[s.parent_span_id] == "Layer 1")
         assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # it sleeps for as long
 
 
 def test_at_its_end_the_daemon_sends_what_it_knows_once_more(collector: CollectorStub) -> None:
-    with exporting_daemon("--otlp", collector.address) as (process, _), resting_host():
-        snapshot()
-        time.sleep(0.5)  # until the daemon has read it all
+    with (
+        exporting_daemon("--metrics", "0", "--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="3600000") as (
+            process,
+            line,
+        ),
+        resting_host(),
+    ):
+        eventually(lambda: [s.value for s in scrape(line)["cbtop_tokens"].samples] == [100])  # it knows it all
         assert collector.requests == []
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 128 + signal.SIGTERM
+        assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
     assert collector.value_of("cbtop.brick.duration", "RmsNorm") == 100
 
 
@@ -302,14 +315,10 @@ def test_a_dead_endpoint_and_a_slow_scraper_hold_up_neither_the_daemon_nor_its_e
             slow.sendall(b"GET /metrics HTTP/1.0\r\n")  # and no more
             eventually(lambda: any(s.value > 20 for s in scrape(line)["cbtop_tokens"].samples))
             (before,) = snapshot()
-            time.sleep(0.5)
-            (after,) = snapshot()
-            assert after["pid"] == running.pid
-            assert after["steps"]["count"] > before["steps"]["count"]
-            begun_s = time.monotonic()
+            assert before["pid"] == running.pid
+            eventually(lambda: snapshot()[0]["steps"]["count"] > before["steps"]["count"])
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 128 + signal.SIGTERM
-            assert time.monotonic() - begun_s < 5
+            assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -346,7 +355,7 @@ def test_prometheus_scrapes_it_and_answers_every_question_of_the_dashboard(tmp_p
             found: list[dict[str, Any]] = answer["data"]["result"]
             return found
 
-        eventually(lambda: len(ask("rate(cbtop_tokens_total[30s]) > 0")) >= 1, timeout_s=30)
+        eventually(lambda: len(ask("rate(cbtop_tokens_total[30s]) > 0")) >= 1)
         board = json.loads((files("cbtop") / "data" / "grafana-dashboard.json").read_text(encoding="utf-8"))
         variables = {"$__rate_interval": "30s", '"$source"': '".*"', '"$phase"': '".*"'}
         for panel in board["panels"]:
@@ -355,12 +364,12 @@ def test_prometheus_scrapes_it_and_answers_every_question_of_the_dashboard(tmp_p
                 for variable, value in variables.items():
                     query = query.replace(variable, value)
                 assert "$" not in query
-                assert ask(query), f"{panel['title']}: {query} finds nothing"
+                eventually(lambda query=query: ask(query))
         (p95,) = ask(
             'histogram_quantile(0.95, rate(cbtop_brick_duration_seconds_bucket{brick="DownProjection"}[30s])) > 0'
         )
-        assert 0.0005 < float(p95["value"][1]) < 0.1  # the host sleeps half a millisecond in it
-        assert [row["value"][1] for row in ask("up")] == ["1"]
+        assert float(p95["value"][1]) > 0.0005  # the host sleeps half a millisecond in it
+        eventually(lambda: [row["value"][1] for row in ask("up")] == ["1"])
 
 
 @contextmanager
@@ -390,7 +399,7 @@ def prometheus(directory: Path, line: str) -> Iterator[str]:
 
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
-            eventually(is_ready, timeout_s=30)
+            eventually(is_ready)
             yield api
         finally:
             process.terminate()

@@ -19,7 +19,7 @@ import pyte
 import pytest
 
 from cbtop.compute.demo_model import TINY, write_model
-from tests.integration.hosts import CBTOP, host
+from tests.integration.hosts import CBTOP, DEADLINE_S, eventually, host
 
 COLUMNS, ROWS = 120, 34
 
@@ -57,8 +57,8 @@ class Terminal:
             self._stream.feed(data)
         return "\n".join(self._screen.display)
 
-    def wait_for(self, *words: str, timeout_s: float = 40) -> str:
-        deadline_s = time.monotonic() + timeout_s
+    def wait_for(self, *words: str) -> str:
+        deadline_s = time.monotonic() + DEADLINE_S
         while not all(word in (shown := self.read()) for word in words):
             assert time.monotonic() < deadline_s, f"no {words} on:\n{shown}"
             assert self.process.poll() is None, f"ended with {self.process.returncode} on:\n{shown}"
@@ -67,8 +67,8 @@ class Terminal:
     def send(self, keys: str) -> None:
         os.write(self.master, keys.encode())
 
-    def exit_code(self, timeout_s: float = 10) -> int:
-        deadline_s = time.monotonic() + timeout_s
+    def exit_code(self) -> int:
+        deadline_s = time.monotonic() + DEADLINE_S
         while self.process.poll() is None and time.monotonic() < deadline_s:
             self.read()
         self.read()
@@ -121,7 +121,7 @@ def test_quitting_the_demo_leaves_a_clean_terminal_and_no_process(model: str, ke
         screen.send(keys)
         assert screen.exit_code() == 0
         assert screen.is_clean
-        assert not any(process.is_running() for process in workload)
+        eventually(lambda: not any(process.is_running() for process in workload))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -132,7 +132,7 @@ def test_a_signal_leaves_a_clean_terminal_and_its_own_exit_code(model: str, numb
         screen.process.send_signal(number)
         assert screen.exit_code() == 128 + number
         assert screen.is_clean
-        assert not any(process.is_running() for process in workload)
+        eventually(lambda: not any(process.is_running() for process in workload))
 
 
 def test_every_view_opens_by_its_key_and_shows_what_runs(model: str) -> None:
@@ -150,12 +150,12 @@ def test_a_lost_terminal_ends_it() -> None:
         screen = Terminal(CBTOP)
         screen.wait_for("DownProjection")
         screen.close()
-        assert screen.process.wait(10) != 0
+        assert screen.process.wait(DEADLINE_S) != 0
 
 
 def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp_path: Path) -> None:
     with terminal("demo", "--model", str(tmp_path / "none.gguf")) as screen:
-        assert screen.exit_code(20) == 2
+        assert screen.exit_code() == 2
         assert screen.is_clean
         assert "none.gguf does not exist" in screen.read()
 
@@ -175,7 +175,7 @@ def test_suspended_and_continued_it_draws_everything_anew(model: str) -> None:
         screen.wait_for("DownProjection", "1 Bricks")
         screen.send("\x1a")
         watched = psutil.Process(screen.process.pid)
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + DEADLINE_S
         while watched.status() != psutil.STATUS_STOPPED:
             screen.read()
             assert time.monotonic() < deadline_s, "it did not stop"

@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,21 @@ from cbtop.client import collector
 from cbtop.client.feed import Feed
 from cbtop.protocol.ring import RingWriter
 from cbtop.viewmodels.model import SourceView
-from tests.integration.hosts import CBTOP, cbtop, daemon, eventually, host, snapshot
+from tests.integration.hosts import (
+    DEADLINE_S,
+    PATIENTLY,
+    SEEING,
+    cbtop,
+    daemon,
+    eventually,
+    host,
+    nobody,
+    once_answered,
+    snapshot,
+    wait_until_seen,
+)
+
+ONCE = f"{sys.executable} -m cbtop --headless --once {' '.join(PATIENTLY)}"
 
 
 def see(feed: Feed, pid: int) -> SourceView | None:
@@ -50,7 +63,8 @@ def test_once_prints_what_runs_and_the_books_and_the_losses_add_up() -> None:
     )
 
 
-def test_with_nothing_running_it_exits_3_and_says_how_to_start_something() -> None:
+def test_with_nothing_running_it_exits_3_and_says_how_to_start_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    once_answered(monkeypatch)
     done = cbtop("--headless", "--once", "--timeout", "0.5")
     assert (done.returncode, done.stdout) == (3, "")
     assert "nothing is running" in done.stderr
@@ -59,13 +73,14 @@ def test_with_nothing_running_it_exits_3_and_says_how_to_start_something() -> No
 
 def test_without_a_terminal_it_prints_and_never_opens_the_screen() -> None:
     with host():
-        done = cbtop()
+        done = cbtop(*PATIENTLY)
     assert done.returncode == 0
     assert done.stdout.startswith("-c, pid ")
     assert "\x1b" not in done.stdout
 
 
-def test_a_process_left_behind_is_shown_as_ended_but_nothing_runs() -> None:
+def test_a_process_left_behind_is_shown_as_ended_but_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    once_answered(monkeypatch)
     with host(steps=20) as process:
         process.wait()
     done = cbtop("--headless", "--once", "--timeout", "0.5")
@@ -81,9 +96,7 @@ def test_many_viewers_share_a_daemon_and_one_that_joins_late_sees_everything() -
         process.wait()
         eventually(lambda: state_of(early, process.pid) == "ended")
         with Feed() as late:
-            begun_s = time.monotonic()
             eventually(lambda: steps_of(late, process.pid) == 300)
-            assert time.monotonic() - begun_s < 2
             ours, theirs = see(early, process.pid), see(late, process.pid)
     assert ours is not None
     assert theirs is not None
@@ -92,7 +105,8 @@ def test_many_viewers_share_a_daemon_and_one_that_joins_late_sees_everything() -
     assert ours.loss.dropped == 0
 
 
-def test_a_host_killed_with_9_keeps_its_last_data_and_is_marked() -> None:
+def test_a_host_killed_with_9_keeps_its_last_data_and_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    once_answered(monkeypatch)
     with daemon(), Feed() as feed, host() as process:
         eventually(lambda: steps_of(feed, process.pid) > 20)
         process.send_signal(signal.SIGKILL)
@@ -169,10 +183,8 @@ def test_a_second_daemon_is_refused_in_one_line() -> None:
 def test_a_daemon_stops_at_once_when_told_to() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with daemon() as process:
-            begun_s = time.monotonic()
             process.send_signal(number)
-            assert process.wait(5) == 128 + number
-            assert time.monotonic() - begun_s < 2
+            assert process.wait(DEADLINE_S) == 128 + number
 
 
 def test_a_stopped_viewer_holds_nobody_up() -> None:
@@ -190,7 +202,7 @@ def test_a_stopped_viewer_holds_nobody_up() -> None:
         viewer.stdout.readline()
         viewer.send_signal(signal.SIGSTOP)
         before = steps_of(feed, process.pid)
-        eventually(lambda: steps_of(feed, process.pid) > before + 1000)
+        eventually(lambda: steps_of(feed, process.pid) > before + 300)
         viewer.send_signal(signal.SIGCONT)
         viewer.kill()
 
@@ -198,7 +210,7 @@ def test_a_stopped_viewer_holds_nobody_up() -> None:
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
     with host():
         done = subprocess.run(
-            f"{sys.executable} -m cbtop --headless --once | head -1", shell=True, capture_output=True, text=True,
+            f"{ONCE} | head -1", shell=True, capture_output=True, text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"}, check=False,
         )  # fmt: skip
     assert done.stderr == ""
@@ -206,12 +218,12 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
 
 
 def test_ctrl_c_while_watching_prints_what_was_seen() -> None:
-    with host(), subprocess.Popen(
-        [*CBTOP, "--headless", "--view", "bricks"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
-    ) as viewer:  # fmt: skip
-        time.sleep(2.5)
+    command = [sys.executable, "-c", SEEING, "--headless", *PATIENTLY, "--view", "bricks"]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with host(), subprocess.Popen(command, **pipes) as viewer:
+        wait_until_seen(viewer)
         viewer.send_signal(signal.SIGINT)
-        out, _ = viewer.communicate(timeout=10)
+        out, _ = viewer.communicate(timeout=DEADLINE_S)
     assert b"DownProjection" in out
 
 
@@ -225,25 +237,33 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(bad: list[str]) 
     assert "Traceback" not in done.stderr
 
 
-def test_a_phase_that_has_not_run_is_waited_for_and_then_named() -> None:
+def test_a_phase_that_has_not_run_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with host() as process:
+        snapshot()  # it is there
+        once_answered(monkeypatch)
         done = cbtop("--headless", "--once", "--phase", "prefill", "--timeout", "1")
     assert (done.returncode, done.stdout) == (3, "")
     assert f"pid {process.pid} is there but has recorded no prefill step yet" in done.stderr
 
 
-def test_a_source_that_cannot_be_trusted_is_named_with_the_reason_and_exit_code_5() -> None:
+def test_a_source_that_cannot_be_trusted_is_named_with_the_reason_and_exit_code_5(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    once_answered(monkeypatch)
     script = (
         "import time; from cbtop import BrickProfiler; from cbtop.protocol.messages import Node\n"
         "from cbtop.protocol.vocabulary import NodeKind\n"
         "p = BrickProfiler()\n"
         "with p.brick('a'): pass\n"
         "p.announce(Node(77, 3, NodeKind.BRICK, 'adrift'))\n"
-        "time.sleep(60)\n"
+        "print('said', flush=True)\n"
+        "time.sleep(3600)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script]) as process:
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         try:
-            done = cbtop("--headless", "--once", "--timeout", "2")
+            assert process.stdout
+            process.stdout.readline()
+            done = cbtop("--headless", "--once", "--timeout", "0.5")
         finally:
             process.kill()
     assert done.returncode == 5
@@ -251,15 +271,16 @@ def test_a_source_that_cannot_be_trusted_is_named_with_the_reason_and_exit_code_
 
 
 def test_an_address_where_nobody_answers_is_named() -> None:
-    done = cbtop("--headless", "--once", "--timeout", "0.5", "--connect", "tcp://127.0.0.1:45919")
+    with nobody() as address:
+        done = cbtop("--headless", "--once", "--timeout", "0.5", "--connect", address)
     assert done.returncode == 3
-    assert "no daemon answers at tcp://127.0.0.1:45919" in done.stderr
+    assert f"no daemon answers at {address}" in done.stderr
 
 
 @pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
 def test_output_that_cannot_be_written_is_one_line(where: str) -> None:
     with host():
-        command = f"{sys.executable} -m cbtop --headless --once {where}"
+        command = f"{ONCE} {where}"
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1

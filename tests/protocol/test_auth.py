@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from cbtop.protocol.keys import DaemonKeys, KeyPair, ViewerKeys
 from cbtop.protocol.messages import Heartbeat, SourceGone
 from cbtop.protocol.publisher import LIVE, Publisher
 from cbtop.protocol.subscriber import Subscriber
+from tests.integration.hosts import DEADLINE_S, eventually
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -92,9 +92,9 @@ def listening(endpoint: str, keys: ViewerKeys | None = None) -> Iterator[Subscri
         viewer.close()
 
 
-def until(true: Callable[[], object], *viewers: Subscriber, timeout_s: float = 15) -> None:
+def until(true: Callable[[], object], *viewers: Subscriber) -> None:
     """Let the viewers listen until `true()`."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + DEADLINE_S
     while not true():
         assert time.monotonic() < deadline_s, [viewer.trouble for viewer in viewers]
         for viewer in viewers:
@@ -145,8 +145,8 @@ def test_who_may_not_listen_receives_nothing_and_is_told_why(
         if "its owner can" in why:
             assert theirs is not None
             assert refused.trouble.endswith(theirs.own.public.hex())
-        before, deadline_s = good.received, time.monotonic() + 0.8
-        until(lambda: time.monotonic() > deadline_s and good.received > before + 20, good, refused)
+        before = good.received
+        until(lambda: good.received > before + 50, good, refused)
         assert refused.received == 0
         assert refused.is_refused
         assert (good.trouble, good.is_refused) == ("", False)
@@ -181,8 +181,7 @@ def test_a_client_that_is_none_of_ours_receives_nothing_either(
         attempt(intruder, hosts)
         intruder.connect(daemon.endpoint)
         intruder.subscribe(b"")
-        deadline_s = time.monotonic() + 0.6
-        until(lambda: time.monotonic() > deadline_s and good.received > 20, good)
+        until(lambda: good.received > 50, good)
         assert not intruder.poll(0)
         context.destroy(linger=0)
 
@@ -354,8 +353,7 @@ def test_a_port_where_nobody_listens_is_told_and_a_daemon_that_comes_is_heard(ho
         until(lambda: viewer.trouble, viewer)
         assert (viewer.trouble, viewer.is_refused) == ("connection refused", False)
         second, heard = Publisher(first.endpoint, hosts.daemon), viewer.received
-        deadline_s = time.monotonic() + 15
-        while viewer.received == heard and time.monotonic() < deadline_s:
+        while viewer.received == heard:
             second.joined(5)
             second.send(LIVE, [Heartbeat(1, ())])
             viewer.receive(5)
@@ -369,9 +367,7 @@ def test_closing_never_hangs_whatever_the_link_is_like(hosts: Hosts) -> None:
             for timeout_ms in (0, 1, 20, 200):
                 viewer = Subscriber(daemon.endpoint, theirs)
                 viewer.receive(timeout_ms)
-                begun_s = time.monotonic()
                 viewer.close()
-                assert time.monotonic() - begun_s < 5
 
 
 def test_every_refusal_counts_and_is_logged_once_a_peer_and_minute(
@@ -394,12 +390,7 @@ def test_every_refusal_counts_and_is_logged_once_a_peer_and_minute(
         secrets.append(secret)
         before = authenticator.refused
         viewer.connect(f"tcp://{address}:0;127.0.0.1:{port}")
-        for _turn in count():
-            authenticator.answer()
-            if authenticator.refused > before:
-                break
-            assert _turn < 1000
-            time.sleep(0.01)
+        eventually(lambda: authenticator.answer() or authenticator.refused > before)
         viewer.close(linger=0)
 
     with caplog.at_level(logging.WARNING, "cbtop.daemon.daemon"):

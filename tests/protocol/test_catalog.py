@@ -8,7 +8,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.protocol import catalog, codec
@@ -144,7 +144,6 @@ def test_a_long_catalog_is_read_in_pieces(path: Path) -> None:
     assert found == said == CatalogReader(path).read()
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_never_crash_the_reader(data: bytes) -> None:
     path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "fuzz.catalog"

@@ -71,7 +71,7 @@ def test_a_record_comes_back_whole(path: Path) -> None:
 
 
 @either_writer
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bursts=st.lists(st.integers(0, 40), max_size=12))
 def test_what_was_written_is_read_once_in_order_or_counted_as_overwritten(bursts: list[int]) -> None:
     path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / f"1-{time.time_ns()}-0.ring"

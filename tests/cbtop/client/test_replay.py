@@ -48,7 +48,7 @@ def steps(feed: ReplayFeed) -> int:
     return view.steps.count if view and view.steps and view.phase == "decode" else 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(moves=st.lists(st.floats(-10, SECONDS + 10), max_size=5))
 def test_wherever_it_comes_from_it_shows_what_was_true_then(
     moves: list[float], tmp_path_factory: pytest.TempPathFactory

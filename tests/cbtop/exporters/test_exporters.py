@@ -6,13 +6,12 @@ import csv
 import io
 import json
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
@@ -23,8 +22,10 @@ from cbtop.exporters.records import Records
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from tests.cbtop.exporters.made_traces import any_trace, recorded_trace
+from tests.integration.hosts import DEADLINE_S
 
 TEXTS = [name for name, exporter in EXPORTERS.items() if not exporter.is_binary]
+SHELL = shutil.which("trace_processor_shell")
 
 
 def exported_bytes(name: str, *traces: Trace) -> bytes:
@@ -42,7 +43,6 @@ def names(trace: Trace) -> list[str]:
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
-@settings(deadline=None)
 @given(trace=any_trace())
 def test_every_format_can_be_written_to_a_file_and_again(name: str, trace: Trace) -> None:
     assert exported_bytes(name, trace) == exported_bytes(name, trace)
@@ -76,7 +76,6 @@ def complete_events(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in document["traceEvents"] if event["ph"] == "X"]
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_chrome_trace_holds_every_record_and_what_was_lost(trace: Trace) -> None:
     document = json.loads(exported("chrome-trace", trace))
@@ -92,7 +91,6 @@ def test_chrome_trace_holds_every_record_and_what_was_lost(trace: Trace) -> None
     assert document["otherData"] == lost
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_chrome_trace_events_of_one_thread_nest(trace: Trace) -> None:
     open_until: dict[int, list[float]] = {}
@@ -109,16 +107,14 @@ def test_a_recorded_chrome_trace_keeps_the_nanoseconds(runtime: Path) -> None:
     assert '"ts": 4000000000.123, "dur": 130.0' in text
 
 
+# Without a path the perfetto package would download it.
+@pytest.mark.skipif(SHELL is None, reason="there is no trace_processor_shell in the PATH")
 @pytest.mark.parametrize("name", ["chrome-trace", "perfetto"])
 def test_perfetto_opens_it(runtime: Path, name: str) -> None:
     trace = recorded_trace(runtime)
-    shell = shutil.which("trace_processor_shell")
     data = io.BytesIO(exported_bytes(name, trace))
-    try:
-        processor = TraceProcessor(trace=data, config=TraceProcessorConfig(bin_path=shell))
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"the perfetto package downloads its trace_processor_shell, which it could not: {error}")
-    with processor:
+    config = TraceProcessorConfig(bin_path=SHELL, load_timeout=round(DEADLINE_S))
+    with TraceProcessor(trace=data, config=config) as processor:
         rows = processor.query("select name, ts, dur, depth from slice order by ts, depth")
         found = [(row.name, row.ts, row.dur, row.depth) for row in rows]
         (process,) = [row.name for row in processor.query("select name from process where pid != 0")]
@@ -159,7 +155,6 @@ def slices(packets: perfetto_trace_pb2.Trace) -> Counter[tuple[str, str, int, in
     return found
 
 
-@settings(deadline=None)
 @given(any_trace(), any_trace())
 def test_perfettos_own_protos_read_every_record_of_every_process(first: Trace, second: Trace) -> None:
     packets = perfetto_trace_pb2.Trace.FromString(exported_bytes("perfetto", first, second))
@@ -174,7 +169,6 @@ def test_perfettos_own_protos_read_every_record_of_every_process(first: Trace, s
     )
 
 
-@settings(deadline=None)
 @given(any_trace(), any_trace())
 def test_several_processes_in_one_file_are_all_there(first: Trace, second: Trace) -> None:
     both = json.loads(exported("chrome-trace", first, second))
@@ -190,7 +184,6 @@ def test_dot_shows_the_graph_with_mean_times(runtime: Path) -> None:
     assert "10.0µs" in text
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_speedscope_opens_and_closes_frames_in_order(trace: Trace) -> None:
     document = json.loads(exported("speedscope", trace))
@@ -222,7 +215,6 @@ def test_speedscope_gives_one_name_one_frame(runtime: Path) -> None:
     assert len(document["profiles"]) == 1
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_csv_has_one_line_a_record(trace: Trace) -> None:
     text = exported("csv", trace)
@@ -235,7 +227,6 @@ def test_csv_has_one_line_a_record(trace: Trace) -> None:
         assert row["parent"] == ("" if node.parent is None else str(node.parent))
 
 
-@settings(deadline=None)
 @given(any_trace())
 def test_json_lines_hold_one_record_each(trace: Trace) -> None:
     found = [json.loads(line) for line in exported("jsonl", trace).splitlines()]

@@ -23,11 +23,13 @@ from cbtop.daemon.daemon import DaemonInside
 from cbtop.errors import CbtopError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.telemetry import exporting, metrics, openmetrics
+from cbtop.telemetry import link as link_module
 from cbtop.telemetry.link import Link
 from cbtop.telemetry.metrics import METRICS, Durations, Point, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
 from tests.cbtop.recorded import decode_run
 from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of
+from tests.integration.hosts import DEADLINE_S
 
 README = Path(__file__).parents[3] / "README.md"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -114,15 +116,18 @@ def test_another_host_has_to_be_named_in_full(text: str) -> None:
 
 
 @pytest.fixture
-def address(runtime: Path) -> Iterator[str]:
+def address(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where a daemon with no sources serves its metrics."""
+    monkeypatch.setattr(link_module, "ANSWER_S", DEADLINE_S)
     endpoint = default_endpoint()
     with DaemonInside(endpoint), exporting(endpoint, None, {"metrics": "127.0.0.1:0", "otlp": None}) as (line,):
         yield line.removeprefix("metrics at ")
 
 
 def scrape(address: str, accept: str = OPENMETRICS) -> tuple[str, str]:
-    with urllib.request.urlopen(urllib.request.Request(address, headers={"Accept": accept}), timeout=10) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(address, headers={"Accept": accept}), timeout=DEADLINE_S
+    ) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
 
 
@@ -154,14 +159,17 @@ def test_more_connections_than_there_is_room_for_are_closed_at_once(address: str
     host, port = address.removeprefix("http://").removesuffix("/metrics").split(":")
     connections = [socket.create_connection((host, int(port))) for _ in range(openmetrics.MAX_CONNECTIONS + 1)]
     try:
-        connections[-1].settimeout(3)
+        connections[-1].settimeout(DEADLINE_S)
         assert connections[-1].recv(1) == b""
     finally:
         for connection in connections:
             connection.close()
 
 
-def test_without_a_daemon_a_scrape_fails_instead_of_serving_nothing(runtime: Path) -> None:
+def test_without_a_daemon_a_scrape_fails_instead_of_serving_nothing(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "ANSWER_S", 0.1)
     with exporting(default_endpoint(), None, {"metrics": "127.0.0.1:0"}) as (line,):
         with pytest.raises(HTTPError) as caught:
             scrape(line.removeprefix("metrics at "))

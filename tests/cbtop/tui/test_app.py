@@ -30,6 +30,7 @@ from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.integration.hosts import DEADLINE_S
 
 AppPilot = Pilot[int]
 SIZE = (120, 34)
@@ -422,7 +423,7 @@ def test_a_lost_terminal_ends_the_app_even_when_the_hang_up_signal_is_ignored() 
         while b"WAITING" not in drawn:
             drawn += os.read(ours, 4096)
         os.close(ours)
-        assert process.wait(timeout=20) == HANG_UP_EXIT
+        assert process.wait(timeout=DEADLINE_S) == HANG_UP_EXIT
     finally:
         process.kill()
         process.wait()

@@ -63,7 +63,7 @@ def assert_books_close(view: SourceView) -> None:
 runs = st.lists(st.lists(st.integers(1, 500), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(runs=runs)
 def test_the_sum_is_what_one_process_with_all_calls_would_show(
     tmp_path_factory: pytest.TempPathFactory, runs: list[list[int]]

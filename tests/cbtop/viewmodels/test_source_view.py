@@ -137,7 +137,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(run=steps, cut=st.booleans())
 def test_wall_is_bricks_plus_gaps_plus_unattributed_whatever_ran(
     run: list[list[tuple[list[tuple[int, int]], int]]], cut: bool

@@ -136,7 +136,7 @@ def test_a_cycle_is_an_error_that_names_it(edges: list[tuple[int, int]], named: 
         assert f"(node {node})" in str(caught.value)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(dependency_dag())
 def test_networkx_finds_the_same_path_length_and_slack(graph: ExecutionGraph) -> None:
     found = critical_path(graph)
@@ -180,7 +180,6 @@ def event_order(graph: ExecutionGraph) -> networkx.DiGraph[tuple[int, str]]:
     return order
 
 
-@settings(deadline=None)
 @given(any_graph())
 def test_any_graph_has_either_a_path_or_a_cycle(graph: ExecutionGraph) -> None:
     if not networkx.is_directed_acyclic_graph(event_order(graph)):

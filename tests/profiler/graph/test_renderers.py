@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from rich.console import Console
 
 from cbtop.profiler.graph import execution_graph
@@ -69,7 +69,6 @@ def test_every_renderer_says_what_was_dropped(
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-@settings(deadline=None)
 @given(graph=any_graph())
 def test_every_renderer_gives_text_that_can_be_written(name: str, graph: ExecutionGraph) -> None:
     text = RENDERERS[name](graph)
@@ -77,7 +76,6 @@ def test_every_renderer_gives_text_that_can_be_written(name: str, graph: Executi
     assert text.replace("\n", "").isprintable()
 
 
-@settings(deadline=None)
 @given(any_graph())
 def test_dot_holds_every_node_and_edge_and_nothing_else(graph: ExecutionGraph) -> None:
     head, direction, shape, *lines, end, nothing = to_dot(graph).split("\n")
@@ -111,7 +109,6 @@ def test_graphviz_draws_what_the_labels_say() -> None:
     assert texts == {f"n{number}": label(node) for number, node in enumerate(graph.nodes)}
 
 
-@settings(deadline=None)
 @given(any_graph())
 def test_json_holds_every_node_with_its_fields_and_every_edge(graph: ExecutionGraph) -> None:
     document = json.loads(to_json(graph))
@@ -132,7 +129,6 @@ def test_json_refuses_a_time_that_is_no_number() -> None:
         to_json(graph)
 
 
-@settings(deadline=None)
 @given(any_graph())
 def test_the_rows_of_the_arrays_are_the_outgoing_edges(graph: ExecutionGraph) -> None:
     csr = to_csr(graph)

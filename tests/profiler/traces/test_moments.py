@@ -20,7 +20,7 @@ ANY_FLOAT = {
 
 @pytest.mark.parametrize("kind", ANY_FLOAT)
 def test_any_tensor_has_the_moments_that_wider_arithmetic_gives_it(kind: type[np.floating]) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(npst.arrays(kind, st.integers(0, 40), elements=ANY_FLOAT[kind]))
     def agree(tensor: np.ndarray) -> None:
         stats = tensor_stats(tensor)
