@@ -33,8 +33,9 @@ Loop = Callable[[int], None]
 def run() -> list[Figure]:
     profiler, disabled = BrickProfiler(), BrickProfiler(enabled=False)
     sampled_out = BrickProfiler(sample_every=1 << 40)
-    for _ in range(2):  # the first step is recorded, the second is not
-        sampled_out.step("decode", tokens=1)
+    with sampled_out.step("decode", tokens=1):  # the first step is recorded, the second is not, and never ends
+        pass
+    sampled_out.step("decode", tokens=1).__enter__()
     recorded = _forms("recorded", profiler)
     loops = recorded | _forms("disabled", disabled) | _forms("sampled out", sampled_out)
     figures = _against(CLOCK, _clock_reads, loops, TURNS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.base import Figure, interleaved_ns
 from cbtop.client.replay import ReplayFeed
-from cbtop.client.stream_recorder import Recorder
+from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.protocol import codec
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import pack, unpack
@@ -37,7 +37,7 @@ def _record(path: Path) -> None:
     """A real decode, from its steady state on."""
     with subprocess.Popen(DEMO, stderr=subprocess.DEVNULL) as process:
         try:
-            recorder, deadline_s = Recorder(path, None, 1 << 30), time.monotonic() + PATIENCE_S
+            recorder, deadline_s = StreamRecorder(path, None, 1 << 30), time.monotonic() + PATIENCE_S
             while sum(tally.taken for tally in recorder.tallies.values()) < 10_000:
                 recorder.poll(100)
                 if time.monotonic() > deadline_s:

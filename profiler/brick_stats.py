@@ -110,10 +110,10 @@ def _bytes(nodes: Iterable[Node], totals: PhaseTotals) -> float | None:
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str, per_element: float | None) -> float | None:
-    """The `flops` or `bytes` of all calls of `node`, told by its calls or by a straight line in their elements."""
-    told = totals.stats.rare("amounts", (node.id,))
-    if told:  # it is known where all of them told it
-        return None if told != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
+    """The `flops` or `bytes` of all calls of `node`: as each call gave them, or a straight line in their elements."""
+    given = totals.stats.rare("amounts", (node.id,))
+    if given:  # they are known where each of them gave them
+        return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
     if per_element and totals.stats.rare("uncounted", (node.id,)):
         return None
     line: Callable[[float, float], float | None] = getattr(node.work, unit)

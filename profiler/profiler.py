@@ -235,8 +235,7 @@ class BrickProfiler:
     def reset(self) -> None:
         """Begin anew: statistics, the graph, what waits for `finalize`, the epoch, the count of steps.
 
-        Settings stay, and so does where each thread is. What the daemon was told stays told: its totals are those
-        of the process.
+        Settings stay, and so does where each thread is. The daemon's totals stay too: they are those of the process.
         """
         self._pending.discard()
         self._epoch_ns = None

@@ -114,8 +114,8 @@ class Session:
             begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns)
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
-            kept, told = batch.start_ns >= since_ns, (batch.flags & FLAG_AMOUNTS) != 0
-            recent = batch.only(np.where(told, np.append(False, kept[:-1]), kept))  # what a call told follows it
+            kept, amounts = batch.start_ns >= since_ns, (batch.flags & FLAG_AMOUNTS) != 0
+            recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))  # a call's amounts follow it
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
         return self._report(totals, 0, rejected, (now_ns - since_ns) / 1e9)

@@ -26,8 +26,8 @@ BUCKETS = (42 - SUB_BUCKET_BITS) * SUB_BUCKETS + SUB_BUCKETS
 MAX_HISTOGRAM_NODES = 8_192
 
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
-# What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: calls that told their `flops` and
-# `bytes` themselves. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps: `union_ns`, the
+# What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: calls for which `flops` and `bytes`
+# were given. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps: `union_ns`, the
 # time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last ended.
 RARE = ("uncounted", "amounts", "flops", "bytes", "cancelled", "cancelled_ns", "union_ns", "first_ns", "last_ns")
 _MOMENTS = ("first_ns", "last_ns")  # not totals
@@ -131,8 +131,8 @@ class NodeStats:
     @property
     def received(self) -> int:
         """How many records are counted here, whatever they tell of."""
-        told = sum(self._rare["amounts"].values()) + sum(self._rare["cancelled"].values())
-        return int(self.column("count").sum()) + told
+        others = sum(self._rare["amounts"].values()) + sum(self._rare["cancelled"].values())
+        return int(self.column("count").sum()) + others
 
     def histogram(self, nodes: Iterable[int]) -> Column:
         """The histograms of `nodes`, summed. Nodes beyond MAX_HISTOGRAM_NODES have none."""
@@ -347,10 +347,10 @@ class NodeStats:
         return np.flatnonzero(self._histogram[: self._size].reshape(-1) != 0)
 
     def _take_amounts(self, batch: Batch) -> Batch:
-        """Add up the FLOP and bytes that calls told themselves, and the calls without a count; gives what is left."""
-        told = (batch.flags & FLAG_AMOUNTS) != 0
-        if told.any():
-            part, batch = batch.only(told), batch.only(~told)
+        """Add up the FLOP and bytes given for single calls, and the calls without a count; gives what is left."""
+        amounts = (batch.flags & FLAG_AMOUNTS) != 0
+        if amounts.any():
+            part, batch = batch.only(amounts), batch.only(~amounts)
             self._add_rare("amounts", part.node, np.ones(len(part.node), np.int64))
             self._add_rare("flops", part.node, part.start_ns)
             self._add_rare("bytes", part.node, part.end_ns)

@@ -2,8 +2,7 @@
 
 Rules
 - A step decides for the thread, task or greenlet that it runs in, and for nobody else, whether it is sampled.
-- The records of steps that run at the same time are told apart by their lane, so that the time in each step is known
-  apart from the others'.
+- Steps that run at the same time have a lane each, which their records carry: so the time in each is known apart.
 - What runs in a step without a name is held until the step has one: its nodes lie under that name.
 """
 
@@ -213,8 +212,8 @@ class Step:
         def place(scope: Scope, key: object) -> Scope:
             found = places.get(id(scope))
             if found is None:
-                above = place(scope.parent, scope.parent.key)  # type: ignore[arg-type, union-attr]
-                found = places[id(scope)] = above.children.get(key) or scopes.define(above, key)
+                outer = place(scope.parent, scope.parent.key)  # type: ignore[arg-type, union-attr]
+                found = places[id(scope)] = outer.children.get(key) or scopes.define(outer, key)
             return found
 
         named = place(unnamed, self._key)

@@ -305,9 +305,9 @@ class Batch:
     overwritten: int
 
     def calls(self) -> Batch:
-        """Without what calls told of their FLOP and bytes, which has no times."""
-        told = (self.flags & FLAG_AMOUNTS) != 0
-        return self.only(~told) if told.any() else self
+        """Without the records that give the FLOP and bytes of a call: they have no times."""
+        amounts = (self.flags & FLAG_AMOUNTS) != 0
+        return self.only(~amounts) if amounts.any() else self
 
     def only(self, chosen: NDArray[np.bool_]) -> Batch:
         """The chosen records."""

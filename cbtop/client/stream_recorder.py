@@ -27,7 +27,7 @@ ANSWER_WITHIN_S = 5.0
 KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 
 
-class Recorder:
+class StreamRecorder:
     """Records what the daemon at `endpoint` says; None is this user's, started inside where none runs.
 
     Raises RecordingError when the file cannot be made, EndpointError for an address that cannot be one,

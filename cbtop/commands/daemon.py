@@ -17,7 +17,7 @@ from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import KeysError
 from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
-from cbtop.telemetry import EXPORTERS, exporting
+from cbtop.telemetry import SERVICES, serving
 
 HELP = "serve what runs to any number of viewers"
 DESCRIPTION = (
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"keep so much for the key w of a viewer, in at most {MAX_HISTORY_BYTES >> 20} MiB; 0 keeps nothing "
         f"(default: {MAX_HISTORY_S / 60:g})",
     )  # fmt: skip
-    for name, exporter in EXPORTERS.items():
-        parser.add_argument(f"--{name}", type=exporter.address, metavar=exporter.METAVAR, help=exporter.HELP)
+    for name, service in SERVICES.items():
+        parser.add_argument(f"--{name}", type=service.address, metavar=service.METAVAR, help=service.HELP)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # serve until this process is no longer ours
 
 
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    with exporting(daemon.endpoint, keys, {name: getattr(options, name) for name in EXPORTERS}) as lines:
+    with serving(daemon.endpoint, keys, {name: getattr(options, name) for name in SERVICES}) as lines:
         if options.parent is None:
             for line in (f"serving {daemon.endpoint}; Ctrl-C stops it", *_who_may_listen(address, keys), *lines):
                 sys.stderr.write(f"cbtop daemon: {line}\n")

@@ -13,8 +13,8 @@ from typing import BinaryIO
 from cbtop import formatting as fmt
 from cbtop.errors import NoDataError, UsageError
 from cbtop.exporters import EXPORTERS
-from cbtop.exporters.base import Trace
-from cbtop.exporters.recorded import trace_of_files, traces_of_recording
+from cbtop.exporters.base import RecordedProcess
+from cbtop.exporters.recorded import process_of_files, processes_of_recording
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.recording import RecordingReader
@@ -51,40 +51,40 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.format} is binary: choose a file with -o")
     with ExitStack() as opened:
         found = _of_ring(options.pid) if options.file is None else _of_recording(options.file, opened)
-        traces = _chosen(found, options)
+        processes = _chosen(found, options)
         out = opened.enter_context(_opened(options))
-        EXPORTERS[options.format].write(traces, out)
-    if options.output or any(_lost(trace) for trace in traces):
-        sys.stderr.write("".join(f"cbtop: {_told(trace)}\n" for trace in traces))
+        EXPORTERS[options.format].write(processes, out)
+    if options.output or any(_lost(recorded) for recorded in processes):
+        sys.stderr.write("".join(f"cbtop: {_told(recorded)}\n" for recorded in processes))
     return 0
 
 
-def _of_recording(path: Path, opened: ExitStack) -> dict[str, Trace]:
+def _of_recording(path: Path, opened: ExitStack) -> dict[str, RecordedProcess]:
     try:
         reader = RecordingReader(path)
     except (RecordingError, VersionError) as error:
         raise UsageError(str(error)) from error
     opened.callback(reader.close)
-    traces = traces_of_recording(reader)
-    if not traces:
+    processes = processes_of_recording(reader)
+    if not processes:
         raise NoDataError(f"{path} holds no process")
-    return traces
+    return processes
 
 
-def _of_ring(pid: int) -> dict[str, Trace]:
+def _of_ring(pid: int) -> dict[str, RecordedProcess]:
     rings = sorted(runtime_dir().glob(f"{pid}-*.ring"))
     if not rings:
         raise NoDataError(f"no process {pid} has recorded anything in {runtime_dir()}")
-    return {ring.stem: trace_of_files(ring, ring.with_suffix(".catalog")) for ring in rings}
+    return {ring.stem: process_of_files(ring, ring.with_suffix(".catalog")) for ring in rings}
 
 
-def _chosen(traces: dict[str, Trace], options: argparse.Namespace) -> Sequence[Trace]:
+def _chosen(processes: dict[str, RecordedProcess], options: argparse.Namespace) -> Sequence[RecordedProcess]:
     if options.source is not None:
-        chosen = {key: trace for key, trace in traces.items() if options.source in (key, str(trace.pid))}
+        chosen = {key: recorded for key, recorded in processes.items() if options.source in (key, str(recorded.pid))}
     else:
-        chosen = traces
+        chosen = processes
     if not chosen or (len(chosen) > 1 and not EXPORTERS[options.format].holds_many):
-        known = "; ".join(f"{key} ({trace.process}, pid {trace.pid})" for key, trace in traces.items())
+        known = "; ".join(f"{key} ({recorded.process}, pid {recorded.pid})" for key, recorded in processes.items())
         wrong = f"{len(chosen)} processes in one {options.format} file" if chosen else f"--source {options.source}"
         raise UsageError(f"{wrong}: choose one with --source of {known}")
     return list(chosen.values())
@@ -112,20 +112,20 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
         unfinished.unlink(missing_ok=True)
 
 
-def _lost(trace: Trace) -> int:
-    return trace.overwritten + trace.rejected + trace.missed
+def _lost(recorded: RecordedProcess) -> int:
+    return recorded.overwritten + recorded.rejected + recorded.missed
 
 
-def _told(trace: Trace) -> str:
+def _told(recorded: RecordedProcess) -> str:
     lost = ", ".join(
         f"{fmt.count(number)} {what}"
         for number, what in (
-            (trace.missed, "not in the recording (before it began, or lost on the way)"),
-            (trace.overwritten, "overwritten before they were read"),
-            (trace.rejected, "rejected"),
+            (recorded.missed, "not in the recording (before it began, or lost on the way)"),
+            (recorded.overwritten, "overwritten before they were read"),
+            (recorded.rejected, "rejected"),
         )
         if number
     )
-    return f"{trace.process}, pid {trace.pid}: {fmt.count(len(trace.records))} records" + (
+    return f"{recorded.process}, pid {recorded.pid}: {fmt.count(len(recorded.records))} records" + (
         f"; {lost}" if lost else ""
     )

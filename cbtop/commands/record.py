@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cbtop import formatting as fmt
 from cbtop.client.collector import SILENT_AFTER_S
-from cbtop.client.stream_recorder import Recorder
+from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         keys = viewer_keys(options)
-        recorder = Recorder(options.output, options.connect, options.max_size, keys=keys, overwrite=options.force)
+        recorder = StreamRecorder(
+            options.output, options.connect, options.max_size, keys=keys, overwrite=options.force
+        )
     except (KeysError, RecordingError) as error:
         raise UsageError(str(error)) from error
     begun_s = time.monotonic()
@@ -78,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(recorder: Recorder, options: argparse.Namespace, lasted_s: float) -> str:
+def _summary(recorder: StreamRecorder, options: argparse.Namespace, lasted_s: float) -> str:
     tallies = recorder.tallies.values()
     taken, missed, dropped = (sum(getattr(t, name) for t in tallies) for name in ("taken", "missed", "dropped"))
     lost = f", {fmt.count(missed)} missed" if missed else ""

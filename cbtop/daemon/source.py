@@ -239,8 +239,8 @@ class Source:
             return
         duration = batch.end_ns - batch.start_ns
         good = (batch.node >= 1) & (batch.node <= len(self._nodes))
-        told = (batch.flags & FLAG_AMOUNTS) != 0  # of these, start and end are FLOP and bytes
-        good &= np.where(told, (batch.start_ns >= 0) & (batch.end_ns >= 0), (duration >= 0) & (duration < SANE))
+        amounts = (batch.flags & FLAG_AMOUNTS) != 0  # of these, start and end are FLOP and bytes
+        good &= np.where(amounts, (batch.start_ns >= 0) & (batch.end_ns >= 0), (duration >= 0) & (duration < SANE))
         good &= (batch.elements >= 0) & (batch.elements < SANE)
         self._rejected += int(len(good) - good.sum())
         if not good.all():

@@ -1,4 +1,4 @@
-"""Recorded traces in the formats other tools read, one file a format."""
+"""Recorded processes in the formats other tools read, one file a format."""
 
 from __future__ import annotations
 

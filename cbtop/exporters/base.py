@@ -13,7 +13,7 @@ from cbtop.protocol.messages import Dependency, Node
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RecordedProcess:
     """The records of one process, in the order they ended; every one names a node of `nodes` and runs forward.
 
     `records` can be walked more than once, for as long as the reader of a recording is open. The counts are of those
@@ -39,28 +39,28 @@ class Exporter:
     `write` holds a bounded number of records at a time: it walks them, as often as it likes, and keeps none.
     """
 
-    write: Callable[[Sequence[Trace], BinaryIO], None]
+    write: Callable[[Sequence[RecordedProcess], BinaryIO], None]
     holds_many: bool
     is_binary: bool = False
 
 
-def text_of_many(write: Callable[[Sequence[Trace], TextIO], None]) -> Exporter:
+def text_of_many(write: Callable[[Sequence[RecordedProcess], TextIO], None]) -> Exporter:
     """A text format whose files can hold several processes."""
 
-    def write_bytes(traces: Sequence[Trace], out: BinaryIO) -> None:
+    def write_bytes(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
         text = io.TextIOWrapper(out, encoding="utf-8", newline="")
-        write(traces, text)
+        write(processes, text)
         text.detach()  # which flushes, and leaves `out` open
 
     return Exporter(write_bytes, holds_many=True)
 
 
-def text_of_one(write: Callable[[Trace, TextIO], None]) -> Exporter:
+def text_of_one(write: Callable[[RecordedProcess, TextIO], None]) -> Exporter:
     """A text format whose files hold one process."""
 
-    def write_first(traces: Sequence[Trace], out: TextIO) -> None:
-        (trace,) = traces
-        write(trace, out)
+    def write_first(processes: Sequence[RecordedProcess], out: TextIO) -> None:
+        (recorded,) = processes
+        write(recorded, out)
 
     return Exporter(text_of_many(write_first).write, holds_many=False)
 

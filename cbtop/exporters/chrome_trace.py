@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TextIO
 
-from cbtop.exporters.base import Trace, kind_name
+from cbtop.exporters.base import RecordedProcess, kind_name
 from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import laid_out
 from cbtop.profiler.graph.nodes import display_name
@@ -20,27 +20,29 @@ from cbtop.protocol.messages import Node
 Event = dict[str, object]
 
 
-def write_chrome_trace(traces: Sequence[Trace], out: TextIO) -> None:
+def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> None:
     """One complete event a record, on the host's monotonic clock; what was lost stands under `otherData`."""
     out.write('{"displayTimeUnit": "ns", "traceEvents": [')
     separator = "\n"
-    for event in _events(traces):
+    for event in _events(processes):
         out.write(separator + json.dumps(event))
         separator = ",\n"
-    lost = {what: sum(getattr(trace, what) for trace in traces) for what in ("overwritten", "rejected", "missed")}
+    lost = {
+        what: sum(getattr(recorded, what) for recorded in processes) for what in ("overwritten", "rejected", "missed")
+    }
     out.write(f'\n], "otherData": {json.dumps(lost)}}}\n')
 
 
-def _events(traces: Sequence[Trace]) -> Iterator[Event]:
+def _events(processes: Sequence[RecordedProcess]) -> Iterator[Event]:
     numbers = count(1)  # never one twice: two processes may have had the same pid, one after the other
-    for trace in traces:
-        yield _name("process_name", trace.process, trace.pid, 0)
+    for recorded in processes:
+        yield _name("process_name", recorded.process, recorded.pid, 0)
         threads: list[int] = []
-        for track, record in laid_out(trace):
+        for track, record in laid_out(recorded):
             if track == len(threads):
                 threads.append(next(numbers))
-                yield _name("thread_name", f"track {track + 1}", trace.pid, threads[track])
-            yield _complete(record, trace.nodes[record.node], trace.pid, threads[track])
+                yield _name("thread_name", f"track {track + 1}", recorded.pid, threads[track])
+            yield _complete(record, recorded.nodes[record.node], recorded.pid, threads[track])
 
 
 def _name(what: str, name: str, pid: int, thread: int) -> Event:

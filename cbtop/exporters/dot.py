@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TextIO
 
-from cbtop.exporters.base import Trace
+from cbtop.exporters.base import RecordedProcess
 from cbtop.profiler.graph.dot import to_dot
 from cbtop.profiler.graph.from_nodes import graph_of_nodes
 
 
-def write_dot(trace: Trace, out: TextIO) -> None:
+def write_dot(recorded: RecordedProcess, out: TextIO) -> None:
     """Each node once, with the mean of its records."""
     count, total_ns, elements = Counter[int](), Counter[int](), Counter[int]()
-    for record in trace.records:
+    for record in recorded.records:
         count[record.node] += 1
         total_ns[record.node] += record.end_ns - record.start_ns
         elements[record.node] += record.elements
-    graph, _ = graph_of_nodes(trace.nodes.nodes, count, total_ns, elements, trace.dependencies)
+    graph, _ = graph_of_nodes(recorded.nodes.nodes, count, total_ns, elements, recorded.dependencies)
     out.write(to_dot(graph))

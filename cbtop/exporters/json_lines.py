@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TextIO
 
-from cbtop.exporters.base import Trace, kind_name
+from cbtop.exporters.base import RecordedProcess, kind_name
 from cbtop.profiler.graph.nodes import display_name
 
 
-def write_json_lines(trace: Trace, out: TextIO) -> None:
+def write_json_lines(recorded: RecordedProcess, out: TextIO) -> None:
     """The fields of the record, and its node's parent, kind and name."""
-    for record in trace.records:
-        node = trace.nodes[record.node]
+    for record in recorded.records:
+        node = recorded.nodes[record.node]
         named = {"parent": node.parent, "kind": kind_name(node), "name": display_name(node)}
         out.write(json.dumps(record._asdict() | named) + "\n")

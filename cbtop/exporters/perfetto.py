@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import count
 from typing import BinaryIO
 
-from cbtop.exporters.base import Trace
+from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import ended_before, laid_out
 from cbtop.profiler.graph.nodes import display_name
@@ -38,27 +38,27 @@ ELEMENTS, FAILED = 1, 2  # our annotations
 MASK = (1 << 64) - 1
 
 
-def write_perfetto(traces: Sequence[Trace], out: BinaryIO) -> None:
+def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
     """Each process with its tracks; a slice a record, with its elements. Names are said once."""
     uuids, first_names = count(1), count(1, 1 << 32)
-    begin_ns = min((trace.records.begin_ns for trace in traces if len(trace.records)), default=0)
+    begin_ns = min((recorded.records.begin_ns for recorded in processes if len(recorded.records)), default=0)
     clock = _message(CLOCK, _integer(1, MONOTONIC) + _integer(2, begin_ns))
     _write(out, _message(CLOCKS, clock + _integer(PRIMARY_CLOCK, MONOTONIC)))
-    named = [(trace, next(first_names)) for trace in traces]
+    named = [(recorded, next(first_names)) for recorded in processes]
     defaults = _message(DEFAULTS, _integer(CLOCK_ID, MONOTONIC))
     _write(out, _integer(SEQUENCE_FLAGS, STATE_CLEARED) + defaults + _message(INTERNED, _names(named)))
-    for trace, first_name in named:
+    for recorded, first_name in named:
         process = next(uuids)
-        who = _integer(PID, trace.pid) + _text(PROCESS_NAME, trace.process)
+        who = _integer(PID, recorded.pid) + _text(PROCESS_NAME, recorded.process)
         _write(out, _message(DESCRIPTOR, _integer(UUID, process) + _message(PROCESS, who)))
-        for packet in _slices(trace, process, uuids, first_name):
+        for packet in _slices(recorded, process, uuids, first_name):
             _write(out, packet)
 
 
-def _slices(trace: Trace, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
+def _slices(recorded: RecordedProcess, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
     """Each track of a process when it is first used, and what happens on all of them: in order on each."""
     tracks: list[tuple[int, list[TimedRecord]]] = []  # its uuid, and what is open on it
-    for track, record in laid_out(trace):
+    for track, record in laid_out(recorded):
         if track == len(tracks):
             tracks.append((next(uuids), []))
             about = _integer(UUID, tracks[track][0]) + _integer(PARENT, process) + _text(NAME, f"track {track + 1}")
@@ -67,7 +67,7 @@ def _slices(trace: Trace, process: int, uuids: Iterator[int], first_name: int) -
         for ended in ended_before(record, around):
             yield _end(ended, uuid)
         around.append(record)
-        yield _begin(record, uuid, trace.nodes[record.node].kind, first_name)
+        yield _begin(record, uuid, recorded.nodes[record.node].kind, first_name)
     for uuid, around in tracks:
         for ended in reversed(around):
             yield _end(ended, uuid)
@@ -100,11 +100,11 @@ def _event(at_ns: int, event: bytes) -> bytes:
     return _integer(TIMESTAMP, at_ns) + STATE_NEEDED + _message(TRACK_EVENT, event)
 
 
-def _names(named: Sequence[tuple[Trace, int]]) -> bytes:
+def _names(named: Sequence[tuple[RecordedProcess, int]]) -> bytes:
     """Every name by the id that events have for it."""
     said = b"".join(_named(CATEGORIES, kind + 1, kind.name.lower()) for kind in NodeKind)
     said += _named(ANNOTATION_NAMES, ELEMENTS, "elements") + _named(ANNOTATION_NAMES, FAILED, "failed")
-    nodes = ((first + node.id, display_name(node)) for trace, first in named for node in trace.nodes.nodes)
+    nodes = ((first + node.id, display_name(node)) for recorded, first in named for node in recorded.nodes.nodes)
     return said + b"".join(_named(EVENT_NAMES, name_id, name) for name_id, name in nodes)
 
 

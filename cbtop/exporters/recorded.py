@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cbtop.exporters.base import Trace
+from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import Records
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.protocol.catalog import CatalogReader
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CHUNK_RECORDS = 1 << 16  # a chunk is full then: of a process that never rests, a few seconds
 
 
-def trace_of_files(ring: Path, catalog: Path) -> Trace:
+def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
     """What `ring` still holds, and the nodes that `catalog` defines.
 
     Raises RingError or DecodeError when a file is missing, or not one of ours.
@@ -50,10 +50,10 @@ def trace_of_files(ring: Path, catalog: Path) -> Trace:
     fit = _fit(batch, said.nodes)
     rejected = len(fit) - int(fit.sum())
     kept = batch.only(fit)
-    return said.trace(Records([lambda: [kept]]), batch.overwritten, rejected)
+    return said.recorded(Records([lambda: [kept]]), batch.overwritten, rejected)
 
 
-def traces_of_recording(reader: RecordingReader) -> dict[str, Trace]:
+def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
     """Every process of a recording by its key. What cannot be understood counts as lost on the way.
 
     Their records stay in the recording: `reader` has to be open for as long as they are walked.
@@ -76,7 +76,7 @@ def traces_of_recording(reader: RecordingReader) -> dict[str, Trace]:
         except DecodeError:
             errors += 1
     return {
-        key: source.trace(tallies.get(key, RecordTally())) for key, source in sources.items() if source.said.hello
+        key: source.recorded(tallies.get(key, RecordTally())) for key, source in sources.items() if source.said.hello
     }
 
 
@@ -106,10 +106,10 @@ class _Said:
                 case _:
                     pass
 
-    def trace(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> Trace:
+    def recorded(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> RecordedProcess:
         program = self.hello.program if self.hello else f"pid {self.pid}"
         known = [d for d in self.dependencies if max(d.first, d.then) <= len(self.nodes)]
-        return Trace(program, self.pid, self.nodes, records, overwritten, rejected, missed, known)
+        return RecordedProcess(program, self.pid, self.nodes, records, overwritten, rejected, missed, known)
 
 
 class _Chunk:
@@ -189,12 +189,12 @@ class _Recorded:
                 last.add(message, known, frame)
                 self._in_frame += 1
 
-    def trace(self, books: RecordTally) -> Trace:
+    def recorded(self, books: RecordTally) -> RecordedProcess:
         records = Records(self._chunks)
         # A new daemon counts anew what it rejects; the sum of both kinds of loss is known from the batches.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
-        return self.said.trace(
+        return self.said.recorded(
             records,
             overwritten=books.dropped - rejected,
             rejected=rejected + books.taken - len(records),

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, TextIO
 
-from cbtop.exporters.base import Trace
+from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import events_of, laid_out
 from cbtop.profiler.graph.nodes import display_name
@@ -22,25 +22,25 @@ SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 MAX_WAITING = 1 << 16  # records in memory, of all tracks beside the first
 
 
-def write_speedscope(traces: Sequence[Trace], out: TextIO) -> None:
+def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
     """Every record as a frame of its name: the RmsNorm of every layer is one frame, in many places."""
     frames: dict[str, int] = {}
-    for node in (node for trace in traces for node in trace.nodes.nodes):
+    for node in (node for recorded in processes for node in recorded.nodes.nodes):
         frames.setdefault(display_name(node), len(frames))
     shared = {"frames": [{"name": name} for name in frames]}
-    title = ", ".join(trace.process for trace in traces)
+    title = ", ".join(recorded.process for recorded in processes)
     out.write(f'{{"$schema": "{SCHEMA}", "exporter": "cbtop", "name": {json.dumps(title)},\n')
     out.write(f'"shared": {json.dumps(shared)},\n"profiles": [')
     separator = "\n"
-    for trace in traces:
-        frame_of = [frames[display_name(node)] for node in trace.nodes.nodes]
+    for recorded in processes:
+        frame_of = [frames[display_name(node)] for node in recorded.nodes.nodes]
         with tempfile.SpooledTemporaryFile(max_size=1) as file:  # on the disk as soon as anything is written
             beside = _Beside(file)
             out.write(separator)
-            _write_profile(f"{trace.process}, track 1", _first_track(trace, beside), frame_of, out)
+            _write_profile(f"{recorded.process}, track 1", _first_track(recorded, beside), frame_of, out)
             for number, track in enumerate(beside.tracks(), start=2):
                 out.write(",\n")
-                _write_profile(f"{trace.process}, track {number}", track, frame_of, out)
+                _write_profile(f"{recorded.process}, track {number}", track, frame_of, out)
         separator = ",\n"
     out.write("\n]}\n")
 
@@ -60,8 +60,8 @@ def _write_profile(name: str, track: Iterable[TimedRecord], frame_of: Sequence[i
     out.write(f'], "startValue": {begin_ns or 0}, "endValue": {end_ns}}}')
 
 
-def _first_track(trace: Trace, beside: _Beside) -> Iterator[TimedRecord]:
-    for track, record in laid_out(trace):
+def _first_track(recorded: RecordedProcess, beside: _Beside) -> Iterator[TimedRecord]:
+    for track, record in laid_out(recorded):
         if track:
             beside.add(track - 1, record)
         else:

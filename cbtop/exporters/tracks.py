@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cbtop.exporters.base import Trace
+from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import TimedRecord
 from cbtop.profiler.graph.node_table import NodeTable
 
 
-def laid_out(trace: Trace) -> Iterator[tuple[int, TimedRecord]]:
+def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
     """Every record with the number of its track (0, 1, …), by start; what contains comes before what it contains."""
     open_on: list[list[TimedRecord]] = []  # a track's last record and what it lies inside, the outermost first
-    for record in trace.records.by_start():
-        room = (track for track, around in enumerate(open_on) if _make_room(trace.nodes, record, around))
+    for record in recorded.records.by_start():
+        room = (track for track, around in enumerate(open_on) if _make_room(recorded.nodes, record, around))
         chosen = next(room, len(open_on))
         if chosen == len(open_on):
             open_on.append([])

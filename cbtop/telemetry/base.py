@@ -1,23 +1,23 @@
-"""What an exporter is to `cbtop daemon`."""
+"""What a telemetry service is to `cbtop daemon`."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from cbtop.telemetry.link import Link
+from cbtop.telemetry.subscription import Subscription
 
 
-class Exporter(Protocol):
+class Service(Protocol):
     """A module with an option of the daemon's (`--metrics`) and what runs when it is given."""
 
     METAVAR: str
     HELP: str
 
     def address(self, text: str) -> str:
-        """`text` as an address of this exporter; raises argparse.ArgumentTypeError where it is none."""
+        """`text` as an address of this service; raises argparse.ArgumentTypeError where it is none."""
 
-    def exporting(self, address: str, link: Link) -> AbstractContextManager[str]:
+    def serving(self, address: str, subscription: Subscription) -> AbstractContextManager[str]:
         """Export while the context is open; gives lines that say where. Raises CbtopError where it can't.
 
         Runs on threads of its own, and never holds up the daemon: neither its loop nor its end.

@@ -1,4 +1,4 @@
-"""What is exported: the table of metrics, and what a point of one is. Every exporter draws from here.
+"""What is exported: the table of metrics, and what a point of one is. Every service draws from here.
 
 Names and labels are stable. They are written without what a format adds to them: OpenMetrics appends the unit and
 `_total`, `_info`, `_bucket`, `_sum`, `_count`; OTLP writes dots for underscores and carries the unit beside the name.

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from cbtop.errors import CbtopError, NoDataError, UsageError
-from cbtop.telemetry.link import Link
 from cbtop.telemetry.metrics import Durations, Kind, Metric, Snapshot
+from cbtop.telemetry.subscription import Subscription
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -45,14 +45,14 @@ def address(text: str) -> str:
 
 
 @contextmanager
-def exporting(address: str, link: Link) -> Iterator[str]:
+def serving(address: str, subscription: Subscription) -> Iterator[str]:
     """Serve every GET on `address`, each in a thread, from snapshots that `link` makes."""
     try:
         import prometheus_client  # noqa: F401 - an extra
     except ImportError as error:
         raise UsageError("--metrics needs prometheus-client: pip install 'cbtop[metrics]'") from error
     try:
-        server = _Server(address, link)
+        server = _Server(address, subscription)
     except OSError as error:
         raise CbtopError(f"--metrics {address}: {error.strerror or error}") from error
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="cbtop-metrics", daemon=True)
@@ -125,14 +125,14 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True  # the daemon's end waits for no scraper
 
-    def __init__(self, address: str, link: Link) -> None:
+    def __init__(self, address: str, subscription: Subscription) -> None:
         host, _, port = address.rpartition(":")
         (self.address_family, _, _, _, where), *_ = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__((str(where[0]), int(where[1])), _Handler)
-        self.set_app(_app(link))
+        self.set_app(_app(subscription))
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -157,12 +157,12 @@ class _Handler(WSGIRequestHandler):
         _log.debug(format, *args)
 
 
-def _app(link: Link) -> Callable[..., Iterable[bytes]]:
+def _app(subscription: Subscription) -> Callable[..., Iterable[bytes]]:
     from prometheus_client import make_wsgi_app
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
-            snapshot = link.snapshot()
+            snapshot = subscription.snapshot()
         except NoDataError as error:  # a scrape that fails is seen; old numbers that pass for new ones are not
             start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{error}\n".encode()]

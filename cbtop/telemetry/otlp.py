@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cbtop.errors import NoDataError, UsageError
-from cbtop.telemetry.link import Link
 from cbtop.telemetry.metrics import Durations, Kind, Metric, Point, Snapshot
 from cbtop.telemetry.otlp_traces import spans
 from cbtop.telemetry.steps import sample_steps
+from cbtop.telemetry.subscription import Subscription
 from cbtop.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def address(text: str) -> str:
 
 
 @contextmanager
-def exporting(address: str, link: Link) -> Iterator[str]:
+def serving(address: str, subscription: Subscription) -> Iterator[str]:
     """Send to `address` at every interval, metrics in one thread and traces in another; at the end, metrics again."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -71,7 +71,7 @@ def exporting(address: str, link: Link) -> Iterator[str]:
 
     def send_metrics() -> bool | None:
         try:
-            data = metrics_data(link.snapshot(), time.time_ns())
+            data = metrics_data(subscription.snapshot(), time.time_ns())
         except NoDataError as error:
             _log.debug("nothing to send: %s", error)
             return None
@@ -80,7 +80,7 @@ def exporting(address: str, link: Link) -> Iterator[str]:
     def send_traces() -> bool | None:
         found = [
             span
-            for record, step in sample_steps(link.endpoint, link.keys, stop)
+            for record, step in sample_steps(subscription.endpoint, subscription.keys, stop)
             for span in spans(record, step, _resource())
         ]
         return span_exporter.export(found) is SpanExportResult.SUCCESS if found else None

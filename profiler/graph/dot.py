@@ -9,7 +9,7 @@ from cbtop.profiler.graph.nodes import (
     EdgeKind,
     Function,
     GraphNode,
-    Kernel,
+    KernelLaunch,
     Layer,
     Step,
     Transfer,
@@ -20,7 +20,7 @@ FILL_COLORS: dict[type[GraphNode], str] = {
     Step: "white",  # the predecessor had no steps
     Layer: "lightblue",
     Brick: "lightgreen",
-    Kernel: "lightyellow",
+    KernelLaunch: "lightyellow",
     Function: "lightgray",
     Transfer: "lightsalmon",
     AsyncTask: "lightcyan",

@@ -14,7 +14,7 @@ from cbtop.profiler.graph.nodes import (
     Edge,
     EdgeKind,
     GraphNode,
-    Kernel,
+    KernelLaunch,
     Transfer,
     name_of,
 )
@@ -132,10 +132,10 @@ class ExecutionGraph:
     ) -> int:
         """Add a kernel launch to the brick recorded last in this scope, or to the scope itself.
 
-        With attributes of a launch that have no argument here, `add_node(Kernel(…))` does the same.
+        With attributes of a launch that have no argument here, `add_node(KernelLaunch(…))` does the same.
         """
         parent = self.current_scope if self._last_brick is None else self._last_brick
-        kernel = Kernel(
+        kernel = KernelLaunch(
             name,
             duration_ns=duration_ns,
             flops=flops,
@@ -175,11 +175,11 @@ class ExecutionGraph:
         """Every node called `name`, in the order they were added."""
         return [found for found, node in enumerate(self.nodes) if name_of(node) == name]
 
-    def kernel_nodes(self) -> list[tuple[int, Kernel]]:
+    def kernel_nodes(self) -> list[tuple[int, KernelLaunch]]:
         """Every kernel with its id."""
-        return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, Kernel)]
+        return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
-    def slowest_kernel(self) -> tuple[int, Kernel] | None:
+    def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
         """The kernel with the longest call, the first of several; None when none was timed."""
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
@@ -210,7 +210,7 @@ class ExecutionGraph:
         before: dict[int | None, int] = {}
         for node, parent in enumerate(self.parents):
             if parent is not None:
-                launched = isinstance(self.nodes[node], Kernel)
+                launched = isinstance(self.nodes[node], KernelLaunch)
                 yield Edge(parent, node, EdgeKind.LAUNCHES if launched else EdgeKind.CONTAINS)
             if parent in before:
                 yield Edge(before[parent], node, EdgeKind.SEQUENCE)

@@ -11,7 +11,7 @@ from cbtop.profiler.graph.nodes import (
     Brick,
     Function,
     GraphNode,
-    Kernel,
+    KernelLaunch,
     Layer,
     Step,
     Transfer,
@@ -68,7 +68,7 @@ def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, 
             return Brick(node.name, mean_ns, whole, flops, moved_bytes, calls, node.label)
         case NodeKind.KERNEL:
             launch = carried(KernelAttributes, node.kernel)
-            return Kernel(node.name, node.backend, mean_ns, flops, moved_bytes, calls, **launch)
+            return KernelLaunch(node.name, node.backend, mean_ns, flops, moved_bytes, calls, **launch)
         case NodeKind.FUNCTION:
             return Function(node.name, **carried(FunctionAttributes, node.function))
         case NodeKind.TRANSFER:

@@ -45,7 +45,7 @@ class Brick:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel(KernelAttributes):
+class KernelLaunch(KernelAttributes):
     """A kernel: a GPU launch has a grid and a block, a CPU kernel only its backend. Amounts are as in Brick."""
 
     name: str
@@ -84,7 +84,7 @@ class AsyncTask:
     total_poll_ns: float
 
 
-GraphNode = Layer | Step | Brick | Kernel | Transfer | Function | AsyncTask
+GraphNode = Layer | Step | Brick | KernelLaunch | Transfer | Function | AsyncTask
 
 
 class EdgeKind(StrEnum):
@@ -130,7 +130,7 @@ def name_of(node: GraphNode) -> str:
             return _labelled(NodeKind.BRICK, node.name, node.label)
         case Transfer():
             return f"{node.direction}: {node.source} → {node.destination}"
-        case Kernel() | Function() | AsyncTask():
+        case KernelLaunch() | Function() | AsyncTask():
             return node.name
         case _:
             assert_never(node)
@@ -149,7 +149,7 @@ def _labelled(kind: NodeKind, name: str, label: str) -> str:
 def work_ns(node: GraphNode) -> float | None:
     """The time a node took in one run of its root, what is inside it included; None where it is not timed."""
     match node:
-        case Brick() | Kernel() | Transfer():
+        case Brick() | KernelLaunch() | Transfer():
             return None if node.duration_ns is None else node.duration_ns * node.calls
         case AsyncTask():
             return node.total_poll_ns

@@ -16,7 +16,7 @@ from cbtop.profiler.graph.nodes import (
     Brick,
     Function,
     GraphNode,
-    Kernel,
+    KernelLaunch,
     Layer,
     Step,
     Transfer,
@@ -89,7 +89,7 @@ def _values(node: GraphNode) -> str:
             return ""
         case Brick():
             return _time(node.duration_ns, "  ") + _elements(node.elements)
-        case Kernel():
+        case KernelLaunch():
             return f"  {_launch(node)}"
         case Transfer():
             duration = _time(node.duration_ns, " ") if node.duration_ns is not None else ""
@@ -112,7 +112,7 @@ def _elements(elements: int | None) -> str:
     return "" if elements is None else f" ({elements} elem)"
 
 
-def _launch(kernel: Kernel) -> str:
+def _launch(kernel: KernelLaunch) -> str:
     if kernel.grid is None or kernel.block is None:
         return kernel.backend
     # The third number is block.y, as the predecessor printed it; it is not CUDA's own launch syntax.

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cbtop.client.replay import ReplayFeed
 from cbtop.exporters import EXPORTERS, recorded
-from cbtop.exporters.recorded import traces_of_recording
+from cbtop.exporters.recorded import processes_of_recording
 from cbtop.protocol import codec, recording
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.messages import (
@@ -90,15 +90,15 @@ def shown_and_exported(path: Path) -> tuple[int, int, int]:
         assert feed.damage == 0 or "damaged" in feed.status()
         shown, damage = feed.touched - len(feed._refused), feed.damage
     reader = RecordingReader(path)
-    traces = list(traces_of_recording(reader).values())
+    processes = list(processes_of_recording(reader).values())
     for exporter in EXPORTERS.values():
-        for chosen in [traces] if exporter.holds_many else [[trace] for trace in traces]:
+        for chosen in [processes] if exporter.holds_many else [[process] for process in processes]:
             exporter.write(chosen, io.BytesIO())
-    records = sum(1 for trace in traces for _ in trace.records)
-    assert records == sum(len(trace.records) for trace in traces)
+    records = sum(1 for process in processes for _ in process.records)
+    assert records == sum(len(recorded.records) for recorded in processes)
     with mock.patch.object(recorded, "CHUNK_RECORDS", 1):
-        apart = traces_of_recording(reader).values()
-    assert [(t.rejected, list(t.records)) for t in apart] == [(t.rejected, list(t.records)) for t in traces]
+        apart = processes_of_recording(reader).values()
+    assert [(t.rejected, list(t.records)) for t in apart] == [(t.rejected, list(t.records)) for t in processes]
     reader.close()
     return shown, damage, records
 
@@ -188,8 +188,8 @@ def test_a_recording_cut_anywhere_shows_and_exports_what_lies_before(path: Path)
             feed.seek(feed.duration_s)
             assert (feed.touched, feed.damage) == (there[0] + there[2], 0)
         reader = RecordingReader(path)
-        traces = traces_of_recording(reader)
-        assert sum(1 for trace in traces.values() for _ in trace.records) == there[1] + there[3]
+        processes = processes_of_recording(reader)
+        assert sum(1 for process in processes.values() for _ in process.records) == there[1] + there[3]
         reader.close()
 
 
@@ -295,7 +295,7 @@ def test_a_frame_that_is_a_bomb_takes_no_more_memory_than_it_holds(path: Path, b
             feed.seek(1)
             assert (feed.touched, feed.damage) == (2, 1)
         reader = RecordingReader(path)
-        assert not traces_of_recording(reader)
+        assert not processes_of_recording(reader)
         reader.close()
     assert peak() < 4 * len(bomb) + 2 * MIB
 
@@ -312,9 +312,9 @@ def test_frames_that_inflate_a_thousandfold_stay_deflated_for_an_export(path: Pa
     assert path.stat().st_size < 64 * 2000
     reader = RecordingReader(path)
     with peak_of() as peak:
-        trace = traces_of_recording(reader)["a"]
+        recorded = processes_of_recording(reader)["a"]
     reader.close()
-    assert (trace.missed, trace.rejected) == (0, 0)
+    assert (recorded.missed, recorded.rejected) == (0, 0)
     assert peak() < 64 * len(columns) < 24 * MIB
 
 
@@ -345,7 +345,7 @@ def test_an_index_of_more_keyframes_than_there_may_be_is_not_read(
 def test_sources_without_end_are_not_all_kept(path: Path) -> None:
     made = [SourceCatalog(str(number), True, (HELLO,)) for number in range(2 * MAX_TALLIES)]
     reader = RecordingReader(written(path, *(live(at, *made[at : at + 1024]) for at in range(0, len(made), 1024))))
-    assert len(traces_of_recording(reader)) == MAX_TALLIES
+    assert len(processes_of_recording(reader)) == MAX_TALLIES
     reader.close()
 
 

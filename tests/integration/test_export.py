@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.stream_recorder import Recorder
+from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.exporters import EXPORTERS
-from cbtop.exporters.recorded import traces_of_recording
+from cbtop.exporters.recorded import processes_of_recording
 from cbtop.protocol.recording import RecordingReader
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import CBTOP, HOST, cbtop, eventually
@@ -28,10 +28,10 @@ def recording(runtime: Path, tmp_path: Path) -> Path:
 
 def test_every_record_of_a_recording_is_in_the_trace_and_what_is_not_is_counted(recording: Path) -> None:
     reader = RecordingReader(recording)
-    (trace,) = traces_of_recording(reader).values()
-    records = list(trace.records)
-    assert (len(records), trace.overwritten, trace.rejected, trace.missed) == (41, 0, 0, 0)
-    assert [trace.nodes[r.node].name for r in records[:3]] == ["prefill", "a", "decode"]
+    (recorded,) = processes_of_recording(reader).values()
+    records = list(recorded.records)
+    assert (len(records), recorded.overwritten, recorded.rejected, recorded.missed) == (41, 0, 0, 0)
+    assert [recorded.nodes[r.node].name for r in records[:3]] == ["prefill", "a", "decode"]
     assert {r.end_ns - r.start_ns for r in records[1:]} == {100_000}
     reader.close()
 
@@ -81,7 +81,7 @@ def test_what_does_not_fit_together_is_said(recording: Path, tmp_path: Path) -> 
 
 def test_two_processes_go_together_where_the_format_can_hold_them(tmp_path: Path) -> None:
     path = tmp_path / "run.cbtop"
-    recorder = Recorder(path, None, 1 << 30)
+    recorder = StreamRecorder(path, None, 1 << 30)
     eventually(lambda: recorder.poll(20) or recorder.has_begun)
     hosts = [subprocess.Popen([sys.executable, "-c", HOST, "200"]) for _ in range(2)]
     eventually(lambda: recorder.poll(20) or [t.taken for t in recorder.tallies.values()] == [200 * 7] * 2)

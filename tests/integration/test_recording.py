@@ -13,7 +13,7 @@ import pytest
 
 from cbtop.client import stream_recorder
 from cbtop.client.feed import Feed
-from cbtop.client.stream_recorder import Recorder, save_history
+from cbtop.client.stream_recorder import StreamRecorder, save_history
 from cbtop.commands import record
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.errors import CbtopError
@@ -44,7 +44,7 @@ def balanced(found: RecordTally) -> bool:
 def test_a_recording_holds_every_record_of_a_process_from_its_first_to_its_last(tmp_path: Path) -> None:
     path = tmp_path / "run.cbtop"
     with daemon():
-        recorder = Recorder(path, None, 1 << 30)
+        recorder = StreamRecorder(path, None, 1 << 30)
         eventually(lambda: recorder.poll(20) or recorder.has_begun)
         with host(steps=300) as process:
             process.wait()
@@ -60,7 +60,7 @@ def test_a_recording_holds_every_record_of_a_process_from_its_first_to_its_last(
 def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny.gguf", TINY, lambda *_: None)
     command = [*CBTOP, "demo", "--serve-only", "--threads", "1", "--model", str(tmp_path / "tiny.gguf")]
-    recorder = Recorder(tmp_path / "run.cbtop", None, 1 << 30)
+    recorder = StreamRecorder(tmp_path / "run.cbtop", None, 1 << 30)
     with subprocess.Popen([*command, "--steps", "200"], stderr=subprocess.DEVNULL) as process:
         eventually(lambda: recorder.poll(20) or process.poll() is not None)
     eventually(lambda: recorder.poll(20) or all(s.state.state == "ended" for s in recorder.store.sources.values()))
@@ -76,7 +76,7 @@ def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Pa
 def test_a_recorder_that_outlives_the_daemon_goes_on_and_counts_no_record_twice(tmp_path: Path) -> None:
     with host() as process:
         with daemon():
-            recorder = Recorder(tmp_path / "run.cbtop", None, 1 << 30)
+            recorder = StreamRecorder(tmp_path / "run.cbtop", None, 1 << 30)
             eventually(lambda: recorder.poll(20) or any(t.taken > 200 for t in recorder.tallies.values()))
         (found,) = recorder.tallies.values()
         before = found.taken

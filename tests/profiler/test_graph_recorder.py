@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler import graph_recorder
-from cbtop.profiler.graph.nodes import AsyncTask, Brick, Edge, EdgeKind, Function, Kernel, Layer, Transfer
+from cbtop.profiler.graph.nodes import AsyncTask, Brick, Edge, EdgeKind, Function, KernelLaunch, Layer, Transfer
 from cbtop.profiler.graph.tree import to_ascii_tree
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.catalog import CatalogReader
@@ -108,10 +108,10 @@ def test_the_graph_of_a_forward_pass_is_recorded_by_scopes() -> None:
     assert graph.nodes == [
         Layer(0),
         Brick("QkvProjection", 200_000, 4096),
-        Kernel("batched_gemv", grid=(32, 1, 1), block=(256, 1, 1), shared_memory_bytes=4096, ptx_hash=7),
-        Kernel("reduce", grid=(1, 1, 1), block=(32, 1, 1), shared_memory_bytes=0, duration_ns=9_000),
+        KernelLaunch("batched_gemv", grid=(32, 1, 1), block=(256, 1, 1), shared_memory_bytes=4096, ptx_hash=7),
+        KernelLaunch("reduce", grid=(1, 1, 1), block=(32, 1, 1), shared_memory_bytes=0, duration_ns=9_000),
         Function("cache", file="kv.py", line=12),
-        Kernel("copy", duration_ns=2_000),
+        KernelLaunch("copy", duration_ns=2_000),
         Transfer("gpu0", "host", 8192, TransferDirection.D2H, 3_000),
         Transfer("host", "gpu0", 8192, TransferDirection.H2D),
         AsyncTask("prefetch", polls=3, yields=2, total_poll_ns=1500),

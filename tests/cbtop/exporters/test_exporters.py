@@ -16,41 +16,41 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 from cbtop.exporters import EXPORTERS
-from cbtop.exporters.base import Trace
+from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.csv_rows import COLUMNS
 from cbtop.exporters.records import Records
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
-from tests.cbtop.exporters.made_traces import any_trace, recorded_trace
+from tests.cbtop.exporters.made_processes import any_process, recorded_process
 from tests.integration.hosts import DEADLINE_S
 
 TEXTS = [name for name, exporter in EXPORTERS.items() if not exporter.is_binary]
 SHELL = shutil.which("trace_processor_shell")
 
 
-def exported_bytes(name: str, *traces: Trace) -> bytes:
+def exported_bytes(name: str, *processes: RecordedProcess) -> bytes:
     out = io.BytesIO()
-    EXPORTERS[name].write(traces, out)
+    EXPORTERS[name].write(processes, out)
     return out.getvalue()
 
 
-def exported(name: str, *traces: Trace) -> str:
-    return exported_bytes(name, *traces).decode()
+def exported(name: str, *processes: RecordedProcess) -> str:
+    return exported_bytes(name, *processes).decode()
 
 
-def names(trace: Trace) -> list[str]:
-    return [display_name(trace.nodes[record.node]) for record in trace.records]
+def names(recorded: RecordedProcess) -> list[str]:
+    return [display_name(recorded.nodes[record.node]) for record in recorded.records]
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
-@given(trace=any_trace())
-def test_every_format_can_be_written_to_a_file_and_again(name: str, trace: Trace) -> None:
-    assert exported_bytes(name, trace) == exported_bytes(name, trace)
+@given(recorded=any_process())
+def test_every_format_can_be_written_to_a_file_and_again(name: str, recorded: RecordedProcess) -> None:
+    assert exported_bytes(name, recorded) == exported_bytes(name, recorded)
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_process_that_recorded_nothing_gives_a_whole_file(name: str) -> None:
-    text = exported(name, Trace("idle", 1, NodeTable(), Records(())))
+    text = exported(name, RecordedProcess("idle", 1, NodeTable(), Records(())))
     if name.endswith("jsonl"):
         assert text == ""
     elif name == "csv":
@@ -76,25 +76,25 @@ def complete_events(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in document["traceEvents"] if event["ph"] == "X"]
 
 
-@given(any_trace())
-def test_chrome_trace_holds_every_record_and_what_was_lost(trace: Trace) -> None:
-    document = json.loads(exported("chrome-trace", trace))
+@given(any_process())
+def test_chrome_trace_holds_every_record_and_what_was_lost(recorded: RecordedProcess) -> None:
+    document = json.loads(exported("chrome-trace", recorded))
     found = Counter(
         (e["name"], e["args"]["node"], round(e["ts"] * 1e3), round(e["dur"] * 1e3), e["args"]["failed"])
         for e in complete_events(document)
     )
     assert found == Counter(
         (name, r.node, r.start_ns, r.end_ns - r.start_ns, r.failed)
-        for name, r in zip(names(trace), trace.records, strict=True)
+        for name, r in zip(names(recorded), recorded.records, strict=True)
     )
-    lost = {"overwritten": trace.overwritten, "rejected": trace.rejected, "missed": trace.missed}
+    lost = {"overwritten": recorded.overwritten, "rejected": recorded.rejected, "missed": recorded.missed}
     assert document["otherData"] == lost
 
 
-@given(any_trace())
-def test_chrome_trace_events_of_one_thread_nest(trace: Trace) -> None:
+@given(any_process())
+def test_chrome_trace_events_of_one_thread_nest(recorded: RecordedProcess) -> None:
     open_until: dict[int, list[float]] = {}
-    for event in complete_events(json.loads(exported("chrome-trace", trace))):
+    for event in complete_events(json.loads(exported("chrome-trace", recorded))):
         around, end = open_until.setdefault(event["tid"], []), round((event["ts"] + event["dur"]) * 1e3)
         while around and around[-1] <= round(event["ts"] * 1e3):
             around.pop()
@@ -103,7 +103,7 @@ def test_chrome_trace_events_of_one_thread_nest(trace: Trace) -> None:
 
 
 def test_a_recorded_chrome_trace_keeps_the_nanoseconds(runtime: Path) -> None:
-    text = exported("chrome-trace", recorded_trace(runtime))
+    text = exported("chrome-trace", recorded_process(runtime))
     assert '"ts": 4000000000.123, "dur": 130.0' in text
 
 
@@ -111,18 +111,20 @@ def test_a_recorded_chrome_trace_keeps_the_nanoseconds(runtime: Path) -> None:
 @pytest.mark.skipif(SHELL is None, reason="there is no trace_processor_shell in the PATH")
 @pytest.mark.parametrize("name", ["chrome-trace", "perfetto"])
 def test_perfetto_opens_it(runtime: Path, name: str) -> None:
-    trace = recorded_trace(runtime)
-    data = io.BytesIO(exported_bytes(name, trace))
+    recorded = recorded_process(runtime)
+    data = io.BytesIO(exported_bytes(name, recorded))
     config = TraceProcessorConfig(bin_path=SHELL, load_timeout=round(DEADLINE_S))
     with TraceProcessor(trace=data, config=config) as processor:
         rows = processor.query("select name, ts, dur, depth from slice order by ts, depth")
         found = [(row.name, row.ts, row.dur, row.depth) for row in rows]
         (process,) = [row.name for row in processor.query("select name from process where pid != 0")]
-    records = sorted(zip(names(trace), trace.records, strict=True), key=lambda pair: (pair[1].start_ns, pair[1].node))
+    records = sorted(
+        zip(names(recorded), recorded.records, strict=True), key=lambda pair: (pair[1].start_ns, pair[1].node)
+    )
     depths = {"decode": 0, "Layer 0": 1, "Layer 1": 1}
     expected = [(name, r.start_ns, r.end_ns - r.start_ns, depths.get(name, 2)) for name, r in records]
     assert found == expected
-    assert process == trace.process
+    assert process == recorded.process
 
 
 def slices(packets: perfetto_trace_pb2.Trace) -> Counter[tuple[str, str, int, int, int, bool]]:
@@ -155,22 +157,24 @@ def slices(packets: perfetto_trace_pb2.Trace) -> Counter[tuple[str, str, int, in
     return found
 
 
-@given(any_trace(), any_trace())
-def test_perfettos_own_protos_read_every_record_of_every_process(first: Trace, second: Trace) -> None:
+@given(any_process(), any_process())
+def test_perfettos_own_protos_read_every_record_of_every_process(
+    first: RecordedProcess, second: RecordedProcess
+) -> None:
     packets = perfetto_trace_pb2.Trace.FromString(exported_bytes("perfetto", first, second))
 
     def utf8(text: str) -> str:
         return text.encode("utf-8", "replace").decode()
 
     assert slices(packets) == Counter(
-        (utf8(trace.process), utf8(name), r.start_ns, r.end_ns, r.elements, r.failed)
-        for trace in (first, second)
-        for name, r in zip(names(trace), trace.records, strict=True)
+        (utf8(recorded.process), utf8(name), r.start_ns, r.end_ns, r.elements, r.failed)
+        for recorded in (first, second)
+        for name, r in zip(names(recorded), recorded.records, strict=True)
     )
 
 
-@given(any_trace(), any_trace())
-def test_several_processes_in_one_file_are_all_there(first: Trace, second: Trace) -> None:
+@given(any_process(), any_process())
+def test_several_processes_in_one_file_are_all_there(first: RecordedProcess, second: RecordedProcess) -> None:
     both = json.loads(exported("chrome-trace", first, second))
     records = len(list(first.records)) + len(list(second.records))
     assert len(complete_events(both)) == records
@@ -179,14 +183,14 @@ def test_several_processes_in_one_file_are_all_there(first: Trace, second: Trace
 
 
 def test_dot_shows_the_graph_with_mean_times(runtime: Path) -> None:
-    text = exported("dot", recorded_trace(runtime))
+    text = exported("dot", recorded_process(runtime))
     assert "RmsNorm" in text
     assert "10.0µs" in text
 
 
-@given(any_trace())
-def test_speedscope_opens_and_closes_frames_in_order(trace: Trace) -> None:
-    document = json.loads(exported("speedscope", trace))
+@given(any_process())
+def test_speedscope_opens_and_closes_frames_in_order(recorded: RecordedProcess) -> None:
+    document = json.loads(exported("speedscope", recorded))
     assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     frames = document["shared"]["frames"]
     spans: Counter[tuple[str, int, int]] = Counter()
@@ -205,33 +209,33 @@ def test_speedscope_opens_and_closes_frames_in_order(trace: Trace) -> None:
                 spans[frames[event["frame"]]["name"], opened["at"], event["at"]] += 1
         assert not around
         assert now <= profile["endValue"]
-    assert spans == Counter((n, r.start_ns, r.end_ns) for n, r in zip(names(trace), trace.records, strict=True))
+    assert spans == Counter((n, r.start_ns, r.end_ns) for n, r in zip(names(recorded), recorded.records, strict=True))
 
 
 def test_speedscope_gives_one_name_one_frame(runtime: Path) -> None:
-    document = json.loads(exported("speedscope", recorded_trace(runtime)))
+    document = json.loads(exported("speedscope", recorded_process(runtime)))
     frames = [frame["name"] for frame in document["shared"]["frames"]]
     assert frames == ["decode", "Layer 0", "RmsNorm", 'q"k\\v, projection', "Layer 1"]
     assert len(document["profiles"]) == 1
 
 
-@given(any_trace())
-def test_csv_has_one_line_a_record(trace: Trace) -> None:
-    text = exported("csv", trace)
+@given(any_process())
+def test_csv_has_one_line_a_record(recorded: RecordedProcess) -> None:
+    text = exported("csv", recorded)
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    assert len(rows) == len(list(trace.records)) == text.count("\r\n") - 1
-    for row, record in zip(rows, trace.records, strict=True):
-        node = trace.nodes[record.node]
+    assert len(rows) == len(list(recorded.records)) == text.count("\r\n") - 1
+    for row, record in zip(rows, recorded.records, strict=True):
+        node = recorded.nodes[record.node]
         numbers = [int(row[column]) for column in ("node", "start_ns", "end_ns", "elements", "failed")]
         assert numbers == [record.node, record.start_ns, record.end_ns, record.elements, record.failed]
         assert row["parent"] == ("" if node.parent is None else str(node.parent))
 
 
-@given(any_trace())
-def test_json_lines_hold_one_record_each(trace: Trace) -> None:
-    found = [json.loads(line) for line in exported("jsonl", trace).splitlines()]
-    for line, name, record in zip(found, names(trace), trace.records, strict=True):
-        node = trace.nodes[record.node]
+@given(any_process())
+def test_json_lines_hold_one_record_each(recorded: RecordedProcess) -> None:
+    found = [json.loads(line) for line in exported("jsonl", recorded).splitlines()]
+    for line, name, record in zip(found, names(recorded), recorded.records, strict=True):
+        node = recorded.nodes[record.node]
         assert line == {
             "node": record.node,
             "parent": node.parent,

@@ -1,4 +1,4 @@
-"""A recorded process becomes a trace: every record that is still there, and a count of the rest."""
+"""A recorded process becomes a recorded: every record that is still there, and a count of the rest."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.exporters.base import Trace
-from cbtop.exporters.recorded import trace_of_files
+from cbtop.exporters.base import RecordedProcess
+from cbtop.exporters.recorded import process_of_files
 from cbtop.exporters.records import LISTED_RECORDS, TimedRecord
 from cbtop.exporters.tracks import laid_out
 from cbtop.profiler.graph.node_table import NodeTable
@@ -19,7 +19,7 @@ from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_FAILED, RECORD_BYTES, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
-from tests.cbtop.exporters.made_traces import record_run, recorded_trace, records_of
+from tests.cbtop.exporters.made_processes import record_run, recorded_process, records_of
 
 
 def brick(number: int, parent: int | None = None) -> Node:
@@ -42,26 +42,31 @@ def files(directory: Path, *nodes: Node, size_bytes: int = 1 << 20) -> tuple[Rin
 
 
 def test_a_run_comes_back_whole(runtime: Path) -> None:
-    trace = recorded_trace(runtime)
-    assert trace.pid == os.getpid()
-    assert trace.process
-    assert (len(trace.nodes), len(list(trace.records)), trace.overwritten, trace.rejected) == (7, 14, 0, 0)
-    first = next(iter(trace.records))
-    assert trace.nodes[first.node].name == "RmsNorm"
+    recorded = recorded_process(runtime)
+    assert recorded.pid == os.getpid()
+    assert recorded.process
+    assert (len(recorded.nodes), len(list(recorded.records)), recorded.overwritten, recorded.rejected) == (
+        7,
+        14,
+        0,
+        0,
+    )
+    first = next(iter(recorded.records))
+    assert recorded.nodes[first.node].name == "RmsNorm"
     assert (first.end_ns - first.start_ns, first.elements, first.failed) == (10_000, 16, False)
-    assert sum(record.failed for record in trace.records) == 2
+    assert sum(record.failed for record in recorded.records) == 2
 
 
 def test_what_one_thread_recorded_lies_on_one_track(runtime: Path) -> None:
-    trace = recorded_trace(runtime)
-    assert sorted(laid_out(trace)) == sorted((0, record) for record in trace.records)
+    recorded = recorded_process(runtime)
+    assert sorted(laid_out(recorded)) == sorted((0, record) for record in recorded.records)
 
 
 def test_more_than_a_chunk_is_walked_in_order(runtime: Path) -> None:
     writer, ring, catalog = files(runtime, brick(1))
     for number in range(2 * LISTED_RECORDS + 1):
         writer.record(1 | FLAG_FAILED, number, number + 1, number)
-    records = list(trace_of_files(ring, catalog).records)
+    records = list(process_of_files(ring, catalog).records)
     assert records == [TimedRecord(1, n, n + 1, n, True) for n in range(2 * LISTED_RECORDS + 1)]
 
 
@@ -69,10 +74,10 @@ def test_what_is_not_in_the_trace_is_counted(runtime: Path) -> None:
     writer, ring, catalog = files(runtime, brick(1), size_bytes=8 * RECORD_BYTES)
     for node, start_ns, end_ns in [(1, 0, 1)] * 5 + [(0, 1, 2), (2, 1, 2), (1, 3, 2)] + [(1, 0, 1)] * 2:
         writer.record(node, start_ns, end_ns, 1)
-    trace = trace_of_files(ring, catalog)
-    records = list(trace.records)
-    assert trace.rejected == 3
-    assert writer.produced == len(records) + trace.rejected + trace.overwritten
+    recorded = process_of_files(ring, catalog)
+    records = list(recorded.records)
+    assert recorded.rejected == 3
+    assert writer.produced == len(records) + recorded.rejected + recorded.overwritten
     assert records == [TimedRecord(1, 0, 1, 1, False)] * len(records)
 
 
@@ -85,22 +90,22 @@ def test_a_killed_process_can_be_exported(runtime: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=False, env=os.environ | {"CBTOP_RUNTIME_DIR": str(runtime)})
     (ring,), (catalog,) = runtime.glob("*.ring"), runtime.glob("*.catalog")
-    trace = trace_of_files(ring, catalog)
-    assert [trace.nodes[record.node].name for record in trace.records] == ["done"]
+    recorded = process_of_files(ring, catalog)
+    assert [recorded.nodes[record.node].name for record in recorded.records] == ["done"]
 
 
 def test_a_ring_that_is_not_there_is_an_error_of_ours(runtime: Path) -> None:
     ring, catalog = record_run(runtime)
     with pytest.raises(RingError):
-        trace_of_files(runtime / "none.ring", catalog)
+        process_of_files(runtime / "none.ring", catalog)
     with pytest.raises(DecodeError):
-        trace_of_files(ring, runtime / "none.catalog")
+        process_of_files(ring, runtime / "none.catalog")
 
 
 def test_a_catalog_with_a_gap_is_an_error_of_ours(runtime: Path) -> None:
     _, ring, catalog = files(runtime, brick(2))
     with pytest.raises(DecodeError, match="1 was due"):
-        trace_of_files(ring, catalog)
+        process_of_files(ring, catalog)
 
 
 def spans(*records: tuple[int, int, int]) -> tuple[TimedRecord, ...]:
@@ -118,7 +123,7 @@ def spans(*records: tuple[int, int, int]) -> tuple[TimedRecord, ...]:
     ],
 )
 def test_what_overlaps_without_nesting_takes_another_track(records: list[tuple[int, int, int]], tracks: int) -> None:
-    trace = Trace("made", 1, table_of(brick(1), brick(2, 1), brick(3)), records_of(spans(*records)))
-    found = list(laid_out(trace))
+    recorded = RecordedProcess("made", 1, table_of(brick(1), brick(2, 1), brick(3)), records_of(spans(*records)))
+    found = list(laid_out(recorded))
     assert {track for track, _ in found} == set(range(tracks))
-    assert sorted(record for _, record in found) == sorted(trace.records)
+    assert sorted(record for _, record in found) == sorted(recorded.records)

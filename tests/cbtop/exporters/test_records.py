@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbtop.exporters import EXPORTERS, records
-from cbtop.exporters.base import Trace
+from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import Records, TimedRecord
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind
-from tests.cbtop.exporters.made_traces import batch_of
+from tests.cbtop.exporters.made_processes import batch_of
 
 SMALL = 64  # instead of the quarter of a million records that are sorted at a time
 CHUNK = 32
@@ -109,7 +109,7 @@ def test_every_format_holds_a_bounded_number_of_records(name: str) -> None:
     source = Source(out)
     chunks = Records([lambda number=number: source.chunk(number) for number in range(CHUNKS)])  # type: ignore[misc]
     source.is_walked = True
-    EXPORTERS[name].write([Trace("made", 1, table, chunks)], out)  # type: ignore[arg-type]
+    EXPORTERS[name].write([RecordedProcess("made", 1, table, chunks)], out)  # type: ignore[arg-type]
     assert source.most_held <= 3
     if name != "dot":  # it writes nothing of the records themselves
         assert out.bytes >= LEAST_BYTES * CHUNK * CHUNKS

@@ -22,11 +22,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from cbtop.daemon.daemon import DaemonInside
 from cbtop.errors import CbtopError
 from cbtop.protocol.endpoint import default_endpoint
-from cbtop.telemetry import exporting, metrics, openmetrics
-from cbtop.telemetry import link as link_module
-from cbtop.telemetry.link import Link
+from cbtop.telemetry import metrics, openmetrics, serving
+from cbtop.telemetry import subscription as subscription_module
 from cbtop.telemetry.metrics import METRICS, Durations, Point, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
+from cbtop.telemetry.subscription import Subscription
 from tests.cbtop.recorded import decode_run
 from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of
 from tests.integration.hosts import DEADLINE_S
@@ -118,9 +118,9 @@ def test_another_host_has_to_be_named_in_full(text: str) -> None:
 @pytest.fixture
 def address(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where a daemon with no sources serves its metrics."""
-    monkeypatch.setattr(link_module, "ANSWER_S", DEADLINE_S)
+    monkeypatch.setattr(subscription_module, "ANSWER_S", DEADLINE_S)
     endpoint = default_endpoint()
-    with DaemonInside(endpoint), exporting(endpoint, None, {"metrics": "127.0.0.1:0", "otlp": None}) as (line,):
+    with DaemonInside(endpoint), serving(endpoint, None, {"metrics": "127.0.0.1:0", "otlp": None}) as (line,):
         yield line.removeprefix("metrics at ")
 
 
@@ -169,8 +169,8 @@ def test_more_connections_than_there_is_room_for_are_closed_at_once(address: str
 def test_without_a_daemon_a_scrape_fails_instead_of_serving_nothing(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "ANSWER_S", 0.1)
-    with exporting(default_endpoint(), None, {"metrics": "127.0.0.1:0"}) as (line,):
+    monkeypatch.setattr(subscription_module, "ANSWER_S", 0.1)
+    with serving(default_endpoint(), None, {"metrics": "127.0.0.1:0"}) as (line,):
         with pytest.raises(HTTPError) as caught:
             scrape(line.removeprefix("metrics at "))
         with caught.value as answer:
@@ -179,13 +179,13 @@ def test_without_a_daemon_a_scrape_fails_instead_of_serving_nothing(
 
 def test_other_hosts_are_served_with_a_warning_and_a_taken_port_is_named(runtime: Path) -> None:
     with (
-        Link(default_endpoint()) as link,
-        openmetrics.exporting("0.0.0.0:0", link) as line,
+        Subscription(default_endpoint()) as subscription,
+        openmetrics.serving("0.0.0.0:0", subscription) as line,
     ):
         assert "no password" in line
         port = re.findall(r":(\d+)/", line)[0]
         with (
             pytest.raises(CbtopError, match=f"--metrics 127.0.0.1:{port}: Address already in use"),
-            openmetrics.exporting(f"127.0.0.1:{port}", link),
+            openmetrics.serving(f"127.0.0.1:{port}", subscription),
         ):
             pass

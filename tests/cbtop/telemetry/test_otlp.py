@@ -14,9 +14,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.telemetry import metrics, otlp
-from cbtop.telemetry.link import Link
 from cbtop.telemetry.metrics import METRICS, Durations, Kind, Point, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
+from cbtop.telemetry.subscription import Subscription
 from tests.cbtop.recorded import decode_run
 from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of
 
@@ -82,8 +82,8 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_an_interval_that_is_none_is_named(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "soon")
     with (
-        Link(default_endpoint()) as link,
+        Subscription(default_endpoint()) as subscription,
         pytest.raises(UsageError, match="OTEL_METRIC_EXPORT_INTERVAL is 'soon'; milliseconds"),
-        otlp.exporting("http://127.0.0.1:1", link),
+        otlp.serving("http://127.0.0.1:1", subscription),
     ):
         pass

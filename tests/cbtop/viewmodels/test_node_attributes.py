@@ -10,7 +10,7 @@ import pytest
 
 from cbtop.client.store import SourceRecord
 from cbtop.exporters import EXPORTERS
-from cbtop.exporters.recorded import trace_of_files
+from cbtop.exporters.recorded import process_of_files
 from cbtop.profiler.budget import ByteBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
@@ -67,7 +67,7 @@ def test_every_export_carries_the_labels(name: str, runtime: Path) -> None:
     labelled_run(runtime, ("q_proj", "k_proj"))
     (ring,), (catalog,) = runtime.glob("*.ring"), runtime.glob("*.catalog")
     out = io.BytesIO()
-    EXPORTERS[name].write([trace_of_files(ring, catalog)], out)
+    EXPORTERS[name].write([process_of_files(ring, catalog)], out)
     for shown in (b"QkvProjection q_proj", b"QkvProjection k_proj", b"Layer 0 (encoder)"):
         assert shown in out.getvalue()
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import AsyncTask, Brick, EdgeKind, Function, GraphNode, Kernel, Layer, Step, Transfer
+from cbtop.profiler.graph.nodes import (
+    AsyncTask,
+    Brick,
+    EdgeKind,
+    Function,
+    GraphNode,
+    KernelLaunch,
+    Layer,
+    Step,
+    Transfer,
+)
 
 # Everything a hostile name may hold: quotes, braces, backslashes, escapes, markup, newlines, lone surrogates.
 hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\{}[]<>&;N\n\r\0\x1b\u202e\ud800')), max_size=12)
@@ -15,7 +25,7 @@ any_node: st.SearchStrategy[GraphNode] = st.one_of(
     st.builds(Layer, st.integers(0, 99), hostile_text),
     st.builds(Step, hostile_text, hostile_text),
     st.builds(Brick, hostile_text, durations_ns, st.integers(0, 10**6), label=hostile_text),
-    st.builds(Kernel, hostile_text, hostile_text, durations_ns),
+    st.builds(KernelLaunch, hostile_text, hostile_text, durations_ns),
     st.builds(Transfer, hostile_text, hostile_text, st.integers(0, 99), st.sampled_from(["H2D", "D2H", "D2D"])),
     st.builds(Function, hostile_text, file=st.one_of(st.none(), hostile_text), line=st.integers(1, 99)),
     st.builds(AsyncTask, hostile_text, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**9)),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from cbtop.profiler.graph import execution_graph
 from cbtop.profiler.graph.analysis import CycleError, critical_path, critical_path_summary
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import ORDERING_KINDS, AsyncTask, Brick, Function, Kernel, Layer, Step
+from cbtop.profiler.graph.nodes import ORDERING_KINDS, AsyncTask, Brick, Function, KernelLaunch, Layer, Step
 from cbtop.protocol.vocabulary import BrickId
 from tests.profiler.graph.random_graphs import any_graph, dependency_dag
 
@@ -76,7 +76,7 @@ def test_a_brick_and_its_kernels_are_not_both_counted() -> None:
         graph.record_kernel("reduce", 2, (1, 1, 1), (32, 1, 1), 0, duration_ns=50_000)
     found = critical_path(graph)
     assert found.total_ns == 400_000
-    assert {type(graph.nodes[node]) for node in found.nodes} == {Kernel}
+    assert {type(graph.nodes[node]) for node in found.nodes} == {KernelLaunch}
 
 
 def test_what_a_brick_took_beside_its_kernels_stays_its_own() -> None:
@@ -92,7 +92,7 @@ def test_time_below_something_untimed_is_still_inside_the_brick_above() -> None:
     graph = ExecutionGraph()
     brick = graph.add_node(Brick("outer", 100))
     function = graph.add_node(Function("forward"), brick)
-    graph.add_node(Kernel("inner", duration_ns=70), function)
+    graph.add_node(KernelLaunch("inner", duration_ns=70), function)
     assert critical_path(graph).exclusive_ns == (30, 0, 70)
 
 

@@ -16,7 +16,7 @@ from cbtop.profiler.graph.nodes import (
     Edge,
     EdgeKind,
     Function,
-    Kernel,
+    KernelLaunch,
     Layer,
     Transfer,
     printable,
@@ -113,7 +113,7 @@ def test_kernels_are_found_and_the_slowest_named() -> None:
     graph = two_bricks()
     assert [(node, kernel.name) for node, kernel in graph.kernel_nodes()] == [(3, "gemv"), (4, "reduce")]
     assert graph.slowest_kernel() == (4, graph.node(4))
-    assert graph.node(3) == Kernel(
+    assert graph.node(3) == KernelLaunch(
         "gemv", duration_ns=150_000, grid=(32, 1, 1), block=(256, 1, 1), shared_memory_bytes=4096, ptx_hash=7
     )
 

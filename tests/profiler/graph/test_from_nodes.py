@@ -9,7 +9,7 @@ from cbtop.profiler.graph.analysis import critical_path
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.from_nodes import graph_of_nodes
 from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import Brick, Kernel, Layer, Step
+from cbtop.profiler.graph.nodes import Brick, KernelLaunch, Layer, Step
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.attributes import Work
@@ -97,4 +97,4 @@ def test_without_steps_a_root_is_one_run() -> None:
 def test_what_never_ran_has_no_time() -> None:
     nodes = [brick(1, None, "idle"), Node(2, 1, NodeKind.KERNEL, "k", backend="numba")]
     graph, _ = graph_of_nodes(nodes, {1: 0, 2: 0}, {1: 0, 2: 0}, {1: 0, 2: 0})
-    assert graph.nodes == [Brick("idle"), Kernel("k", backend="numba")]
+    assert graph.nodes == [Brick("idle"), KernelLaunch("k", backend="numba")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import AsyncTask, Brick, Function, Kernel, Layer, Step, Transfer
+from cbtop.profiler.graph.nodes import AsyncTask, Brick, Function, KernelLaunch, Layer, Step, Transfer
 from cbtop.profiler.graph.tree import label, to_ascii_tree, to_tree_node
 from cbtop.protocol.vocabulary import BrickId
 
@@ -85,7 +85,7 @@ def test_the_other_nodes_print_as_the_predecessor_did() -> None:
 
 
 def test_a_cpu_kernel_prints_its_name_and_backend() -> None:
-    assert label(Kernel("q4_k_matvec", backend="numba-omp×2")) == "q4_k_matvec  numba-omp×2"
+    assert label(KernelLaunch("q4_k_matvec", backend="numba-omp×2")) == "q4_k_matvec  numba-omp×2"
 
 
 def test_a_label_stands_beside_the_name_and_changes_nothing_where_there_is_none() -> None:

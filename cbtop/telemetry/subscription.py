@@ -1,4 +1,4 @@
-"""The exporters' link to the daemon: a viewer like any other, in a thread that owns its socket and its store."""
+"""A viewer like any other for the telemetry services, in a thread that owns its socket and its store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_MS = 50
 ANSWER_S = 2.0
 
 
-class Link:
+class Subscription:
     """Follows the daemon at `endpoint`, and makes a snapshot when asked, from any thread.
 
     Data flows one way: the daemon sees one more subscriber, which it never waits for.

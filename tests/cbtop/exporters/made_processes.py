@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from cbtop.exporters.base import Trace
-from cbtop.exporters.recorded import trace_of_files
+from cbtop.exporters.base import RecordedProcess
+from cbtop.exporters.recorded import process_of_files
 from cbtop.exporters.records import Records, TimedRecord
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.profiler import BrickProfiler
@@ -47,8 +47,8 @@ def record_run(directory: Path) -> tuple[Path, Path]:
     return ring, catalog
 
 
-def recorded_trace(directory: Path) -> Trace:
-    return trace_of_files(*record_run(directory))
+def recorded_process(directory: Path) -> RecordedProcess:
+    return process_of_files(*record_run(directory))
 
 
 def batch_of(records: Sequence[TimedRecord]) -> Batch:
@@ -63,7 +63,7 @@ def records_of(records: Sequence[TimedRecord]) -> Records:
 
 
 @st.composite
-def any_trace(draw: st.DrawFn) -> Trace:
+def any_process(draw: st.DrawFn) -> RecordedProcess:
     """Any nodes, and records that overlap as they like: many threads, or a clock that hardly moves."""
     table = NodeTable()
     for number in range(1, draw(st.integers(1, 6)) + 1):
@@ -74,4 +74,6 @@ def any_trace(draw: st.DrawFn) -> Trace:
         start_ns = draw(st.integers(0, 20))
         end_ns = start_ns + draw(st.integers(0, 10))
         records.append(TimedRecord(node, start_ns, end_ns, draw(st.integers(0, 9)), draw(st.booleans())))
-    return Trace(draw(hostile_text), 42, table, records_of(records), draw(st.integers(0, 9)), draw(st.integers(0, 9)))
+    return RecordedProcess(
+        draw(hostile_text), 42, table, records_of(records), draw(st.integers(0, 9)), draw(st.integers(0, 9))
+    )

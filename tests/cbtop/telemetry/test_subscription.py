@@ -1,4 +1,4 @@
-"""The link answers from any thread, keeps listening while it is asked, and says when there is nothing to hear."""
+"""The subscription answers from any thread, keeps listening while it is asked, and says when there is nothing to hear."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cbtop.client.collector import Collector
 from cbtop.daemon.daemon import DaemonInside
 from cbtop.errors import NoDataError
 from cbtop.protocol.endpoint import default_endpoint
-from cbtop.telemetry import link as link_module
-from cbtop.telemetry.link import Link
+from cbtop.telemetry import subscription as subscription_module
 from cbtop.telemetry.metrics import DAEMON, Snapshot
 from cbtop.telemetry.snapshot import snapshot
+from cbtop.telemetry.subscription import Subscription
 from tests.integration.hosts import DEADLINE_S
 
 
@@ -24,7 +24,7 @@ from tests.integration.hosts import DEADLINE_S
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer may take as long as the machine pleases, and a daemon may be silent as long."""
     for name in ("ANSWER_S", "SILENT_AFTER_S"):
-        monkeypatch.setattr(link_module, name, DEADLINE_S)
+        monkeypatch.setattr(subscription_module, name, DEADLINE_S)
 
 
 def test_however_many_ask_it_keeps_listening(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,34 +39,38 @@ def test_however_many_ask_it_keeps_listening(runtime: Path, monkeypatch: pytest.
         did.append("answers")
         return snapshot(*given)
 
-    monkeypatch.setattr(link_module, "Collector", Listening)
-    monkeypatch.setattr(link_module, "snapshot", answer)
+    monkeypatch.setattr(subscription_module, "Collector", Listening)
+    monkeypatch.setattr(subscription_module, "snapshot", answer)
 
     def ask(times: int) -> int:
-        return sum(len(link.snapshot()[DAEMON]) for _ in range(times))
+        return sum(len(subscription.snapshot()[DAEMON]) for _ in range(times))
 
-    with DaemonInside(default_endpoint()), Link(default_endpoint()) as link, ThreadPoolExecutor(8) as pool:
+    with (
+        DaemonInside(default_endpoint()),
+        Subscription(default_endpoint()) as subscription,
+        ThreadPoolExecutor(8) as pool,
+    ):
         assert list(pool.map(ask, [25] * 8)) == [25] * 8
     assert "answers" in did
     assert ("answers", "answers") not in pairwise(did)
 
 
 def test_a_daemon_that_has_died_is_not_answered_for(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Link(default_endpoint()) as link:
+    with Subscription(default_endpoint()) as subscription:
         with DaemonInside(default_endpoint()):
-            link.snapshot()
-        monkeypatch.setattr(link_module, "SILENT_AFTER_S", 0.0)
+            subscription.snapshot()
+        monkeypatch.setattr(subscription_module, "SILENT_AFTER_S", 0.0)
         with pytest.raises(NoDataError, match=r"nothing heard from the daemon for \d+ s"):
-            link.snapshot()
+            subscription.snapshot()
 
 
 def test_the_cause_of_a_failure_reaches_who_asked(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("found")
 
-    with DaemonInside(default_endpoint()), Link(default_endpoint()) as link:
-        monkeypatch.setattr(link_module, "snapshot", broken)
+    with DaemonInside(default_endpoint()), Subscription(default_endpoint()) as subscription:
+        monkeypatch.setattr(subscription_module, "snapshot", broken)
         with pytest.raises(ZeroDivisionError, match="found"):
-            link.snapshot()
-        monkeypatch.setattr(link_module, "snapshot", snapshot)
-        assert link.snapshot()[DAEMON]
+            subscription.snapshot()
+        monkeypatch.setattr(subscription_module, "snapshot", snapshot)
+        assert subscription.snapshot()[DAEMON]
