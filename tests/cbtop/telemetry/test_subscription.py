@@ -1,4 +1,4 @@
-"""The subscription answers from any thread, keeps listening while it is asked, and says when there is nothing to hear."""
+"""The subscription answers from any thread, keeps listening while it is asked, and says when it hears nothing."""
 
 from __future__ import annotations
 
