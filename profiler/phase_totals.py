@@ -51,9 +51,14 @@ class PhaseTotals:
         )
 
     @property
+    def known_elements(self) -> dict[int, int]:
+        """The elements of the nodes whose calls all gave a count."""
+        return {node: n for node, n in self.elements.items() if not self.stats.rare("uncounted", (node,))}
+
+    @property
     def tokens(self) -> int | None:
-        """Tokens of the phase: the elements of its steps. None without steps."""
-        return self.elements[self.step.id] if self.step else None
+        """Tokens of the phase: the elements of its steps. None without steps, or where a step gave no count."""
+        return self.known_elements.get(self.step.id) if self.step else None
 
     @property
     def wall_ns(self) -> int | None:

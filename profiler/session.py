@@ -141,7 +141,7 @@ class Session:
         nodes = [
             node for node in totals.nodes if node.id in kept or (node.kind in UNTIMED and (node.parent or 0) in kept)
         ]
-        return graph_of_nodes(nodes, totals.count, totals.total_ns, totals.elements, dependencies)[0]
+        return graph_of_nodes(nodes, totals.count, totals.total_ns, totals.known_elements, dependencies)[0]
 
     def reset(self) -> None:
         """Forget what was counted; the nodes stay."""

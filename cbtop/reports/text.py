@@ -229,6 +229,9 @@ def _foot(view: SourceView) -> str:
         line += f" ({', '.join(parts)})"
     if loss.left_out:
         line += f"; {loss.left_out} announcements left out"
+    uncounted = sum(row.uncounted for row in view.bricks)
+    if uncounted:
+        line += f"\n{uncounted} calls gave no count of elements: what is made of their elements is n/a"
     failed = [check for check in view.checks if not check.passed]
     checks = [
         f"check FAILED: {check.brick} {check.assertion}, error {fmt.scientific(check.max_error)}, "

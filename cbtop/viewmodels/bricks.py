@@ -119,6 +119,7 @@ def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> Bric
         checks_passed=sum(checks),
         checks_failed=len(checks) - sum(checks),
         backend=stats.backend,
+        uncounted=stats.uncounted,
         budget_gb_per_sec=stats.budget_gb_per_sec,
     )
 

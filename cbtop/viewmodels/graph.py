@@ -23,7 +23,7 @@ _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=
 
 def execution_graph(totals: PhaseTotals, dependencies: Iterable[Dependency]) -> tuple[ExecutionGraph, dict[int, int]]:
     """The phase's nodes with their mean times, and each node's id in the graph by its id in the table."""
-    return graph_of_nodes(totals.nodes, totals.count, totals.total_ns, totals.elements, dependencies)
+    return graph_of_nodes(totals.nodes, totals.count, totals.total_ns, totals.known_elements, dependencies)
 
 
 def graph_rows(
@@ -91,6 +91,7 @@ def _row(
     on_critical_path: bool | None,
     slack_ns: float | None,
 ) -> GraphRow:
+    uncounted = totals.stats.rare("uncounted", (node.id,))
     return GraphRow(
         id=node.id,
         parent=node.parent if depth else None,
@@ -105,7 +106,7 @@ def _row(
         avg_us=calls.mean_ns / 1e3 if calls else None,
         p50_us=calls.p50_ns / 1e3 if calls and calls.p50_ns is not None else None,
         p99_us=calls.p99_ns / 1e3 if calls and calls.p99_ns is not None else None,
-        elements=round(calls.elements / calls.count) if calls else None,
+        elements=round(calls.elements / calls.count) if calls and not uncounted else None,
         percent=totals.percent(totals.closed_ns[node.id]) if calls else None,
         node_label=node.label,
         kernel=node.kernel,

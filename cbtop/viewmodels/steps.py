@@ -41,13 +41,14 @@ def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: fl
     first_ns, last_ns = stats.rare("first_ns", (step.id,)), stats.rare("last_ns", (step.id,))
     wall_ns = last_ns - first_ns if covers_s is None else round(covers_s * 1e9)
     p50, p95, p99 = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns))
-    tokens_a_step = tokens / count
+    is_counted = not stats.rare("uncounted", (step.id,))  # else the tokens are those of some steps only
+    tokens_a_step = tokens / count if is_counted else 0
     return StepsView(
         phase=phase,
         count=count,
         tokens=tokens,
-        tokens_per_sec=_rate(tokens, union_ns),
-        recent_tokens_per_sec=recent,
+        tokens_per_sec=_rate(tokens, union_ns) if is_counted else None,
+        recent_tokens_per_sec=recent if is_counted else None,
         mean_us=total_ns / count / 1e3,
         p50_us=p50,
         p95_us=p95,
@@ -57,7 +58,7 @@ def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: fl
         union_us=union_ns / 1e3,
         at_once=total_ns / union_ns if union_ns else None,
         wall_us=wall_ns / 1e3 if wall_ns else None,
-        tokens_per_wall_sec=_rate(tokens, wall_ns),
+        tokens_per_wall_sec=_rate(tokens, wall_ns) if is_counted else None,
     )
 
 

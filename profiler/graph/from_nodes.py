@@ -31,8 +31,8 @@ def graph_of_nodes(
 ) -> tuple[ExecutionGraph, dict[int, int]]:
     """The graph of `nodes` (a parent before its children), and each node's id in the graph by its id in the table.
 
-    `count`, `total_ns` and `elements` are totals by node id over any number of runs; times, elements and work in
-    the graph are those of the mean call. A node whose parent is not among `nodes` is a root; where that parent
+    `count`, `total_ns` and `elements` (of the nodes where they are known) are totals by node id over any number of
+    runs; times, elements and work in the graph are those of the mean call. A node whose parent is not among `nodes` is a root; where that parent
     was counted (the step of a phase), it tells how many runs there were.
     """
     graph = ExecutionGraph()
@@ -45,7 +45,7 @@ def graph_of_nodes(
             runs[node.id] = 1  # a poll is no run of it
         calls, called = count.get(node.id, 0), runs[node.id]
         mean_ns = total_ns[node.id] / calls if calls else None
-        mean_elements = elements[node.id] / calls if calls else None
+        mean_elements = elements[node.id] / calls if calls and node.id in elements else None
         made = _graph_node(node, mean_ns, mean_elements, calls / called if calls else 1.0)
         ids[node.id] = graph.add_node(made, ids.get(above))
     for dependency in dependencies:

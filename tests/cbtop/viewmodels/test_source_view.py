@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.protocol.attributes import Work
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from cbtop.reports import REPORTS
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
@@ -209,3 +212,19 @@ def test_a_process_without_layers_has_no_gap_by_their_name(runtime: Path) -> Non
     books = source_view(record_of(source_of(runtime))).books
     assert books is not None
     assert (books.gaps, books.gaps_us, books.unattributed_us) == ((), 0, 1)
+
+
+def test_calls_and_steps_without_a_count_are_told_and_nothing_is_made_of_their_elements(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    work = BrickDefinition("Sized", BrickCategory.FFN, work=Work(flops_per_element=2.0, bytes_per_call=8.0))
+    for elements in (7, -1):
+        with profiler.step("decode", tokens=elements), profiler.brick(work, elements):
+            pass
+    view = source_view(record_of(source_of(runtime)))
+    (row,) = view.bricks
+    assert (row.count, row.uncounted, row.flops, row.bytes) == (2, 1, None, 16.0)
+    assert [node.elements for node in view.graph] == [None]
+    assert view.steps is not None
+    assert (view.steps.count, view.steps.tokens_per_sec, row.us_per_token) == (2, None, None)
+    assert (view.loss.produced, view.loss.dropped) == (4, 0)
+    assert "1 calls gave no count of elements" in REPORTS["text"]([view], ["bricks"], None)
