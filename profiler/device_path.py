@@ -65,7 +65,9 @@ class DevicePath:
         scope = position.scope
         inside = scope.children.get(brick) or self._define(scope, brick)
         try:
-            start = self.start_mark()
+            if self.mode is SyncMode.IMMEDIATE:
+                self._clock.synchronize()  # as in start_mark
+            start = self._mark()
         except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
             self._callbacks.give_up(error)
             return None
@@ -79,10 +81,17 @@ class DevicePath:
         scope, position, start = timer
         try:
             end = self._mark()
-            position.leave(scope)
+            if position.scope is scope:
+                position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
+            else:
+                position.leave(scope)
             if not self._recording:
                 return
-            self.emit(scope, position, start, end, elements, position.lane | (FLAG_FAILED if failed else 0))
+            flags = position.lane | FLAG_FAILED if failed else position.lane
+            if scope.node >= 0 and scope.work is None:
+                self._defer((scope.node | flags, start, end, elements))
+            else:
+                self.emit(scope, position, start, end, elements, flags)
             # Layers have tuples for keys; of bricks only the mode and the bound decide.
             if type(scope.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
                 self._end(scope.key)

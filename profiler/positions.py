@@ -51,10 +51,20 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
     of_thread = _thread._local()  # not threading.local, which gevent replaces
     of_unit: MutableMapping[object, Position] = WeakKeyDictionary()
     modules = sys.modules
+    # Python's hot path asks at every brick. Whoever loaded nothing new since the last time, and has no running loop,
+    # runs threads alone: 190 ns instead of 450, where a clock read takes 95.
+    modules_seen = 0
+    has_others = False
+    running_loop: Callable[[], object] = _no_unit
 
     def find() -> Position:
-        # Whoever loaded none of these runs threads alone, and need not be asked.
-        if "asyncio" in modules or "greenlet" in modules or "trio" in modules:
+        nonlocal modules_seen, has_others, running_loop
+        if len(modules) != modules_seen:
+            modules_seen = len(modules)
+            has_others = "greenlet" in modules or "trio" in modules
+            # It is not there while asyncio is being imported.
+            running_loop = getattr(modules.get("asyncio"), "_get_running_loop", _no_unit)
+        if has_others or running_loop() is not None:
             unit = running_unit()
             if unit is not None:
                 position = of_unit.get(unit)

@@ -32,8 +32,8 @@ def graph_of_nodes(
     """The graph of `nodes` (a parent before its children), and each node's id in the graph by its id in the table.
 
     `count`, `total_ns` and `elements` (of the nodes where they are known) are totals by node id over any number of
-    runs; times, elements and work in the graph are those of the mean call. A node whose parent is not among `nodes` is a root; where that parent
-    was counted (the step of a phase), it tells how many runs there were.
+    runs; times, elements and work in the graph are those of the mean call. A node whose parent is not among `nodes`
+    is a root; where that parent was counted (the step of a phase), it tells how many runs there were.
     """
     graph = ExecutionGraph()
     ids: dict[int, int] = {}
