@@ -13,7 +13,7 @@ from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.from_nodes import graph_of_nodes
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.stats import ANY_STEP, NodeStats
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -159,7 +159,7 @@ class Session:
             steps=counted.count if counted else 0,
             tokens=counted.elements if counted else 0,
             wall_ns=counted.total_ns if counted else 0,
-            union_ns=totals.stats.rare("union_ns", steps),
+            union_ns=totals.stats.rare("union_ns", (ANY_STEP,)),
             overwritten=overwritten,
             rejected=rejected,
             window_s=window_s,

@@ -30,6 +30,7 @@ COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "close
 # were given. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps: `union_ns`, the
 # time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last ended.
 RARE = ("uncounted", "amounts", "flops", "bytes", "cancelled", "cancelled_ns", "union_ns", "first_ns", "last_ns")
+ANY_STEP = 0  # stands for all step nodes together in `union_ns`: two phases may run at the same time. Not on the wire
 _MOMENTS = ("first_ns", "last_ns")  # not totals
 MAX_KEPT_INTERVALS = 1024  # of a step node; what a step covers of the time before these is not looked at again
 MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
@@ -124,7 +125,7 @@ class NodeStats:
 
     def nodes_with_records(self) -> Column:
         """The nodes of which anything is counted, ascending."""
-        rare = {node for values in self._rare.values() for node in values}
+        rare = {node for values in self._rare.values() for node in values if node != ANY_STEP}
         known = np.flatnonzero(self.column("count"))
         return distinct(np.concatenate((known, np.array(sorted(rare), np.int64)))) if rare else known
 
@@ -380,6 +381,8 @@ class NodeStats:
                 known = self._rare[name].get(step, moment)
                 self._rare[name][step] = min(known, moment) if name == "first_ns" else max(known, moment)
             self._cover_step(step, start, end)
+        if outermost.any():
+            self._cover_step(ANY_STEP, batch.start_ns[outermost], batch.end_ns[outermost])
 
     def _cover_step(self, step: int, start: Column, end: Column) -> None:
         none = np.zeros(0, np.int64)

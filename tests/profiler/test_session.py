@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.ring import RingReader
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 
@@ -184,3 +188,28 @@ def test_after_close_the_report_is_still_there(profiler: BrickProfiler) -> None:
         pass
     profiler.close()
     assert profiler.report().bricks[0].calls.count == 1
+
+
+def test_the_rate_of_a_process_is_over_the_time_in_which_a_step_of_any_name_ran(runtime: Path) -> None:
+    now_ns = count(0, 10)
+    profiler = BrickProfiler(clock_ns=now_ns.__next__, recorder=RingRecorder(runtime))
+    draft, target = profiler.step("decode", 4, model="draft"), profiler.step("decode", 1, model="target")
+    ready, go_on = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with draft:
+            ready.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    with target:
+        pass
+    go_on.set()
+    thread.join()
+    report = profiler.report()
+    batch = RingReader(next(runtime.glob("*.ring"))).read()
+    both_ns = int(batch.end_ns.max() - batch.start_ns.min())
+    assert (report.steps, report.tokens, report.union_ns) == (2, 5, both_ns)
+    assert report.wall_ns > both_ns
