@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
     # Compiling the kernels takes half a minute: what one run compiled serves the next, and no user's is touched.
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "home")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no test's garbage collection looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

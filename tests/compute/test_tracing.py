@@ -238,6 +238,7 @@ def with_down(model: Model, layer: int) -> Model:
     down = model.layers[layer].down
     data = down.weight.data.copy()
     data[100, 5] ^= 0x3F
+    data.flags.writeable = False  # as a model's own: for another type the kernels were compiled again
     layers = list(model.layers)
     layers[layer] = replace(layers[layer], down=replace(down, weight=replace(down.weight, data=data)))
     return replace(model, layers=tuple(layers))

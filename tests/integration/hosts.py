@@ -139,9 +139,10 @@ def nobody() -> Iterator[str]:
         yield f"tcp://127.0.0.1:{held.getsockname()[1]}"
 
 
-def eventually(true: Callable[[], object]) -> None:
-    """Wait until `true()`; fail when it does not come to pass."""
+def eventually(true: Callable[[], Any]) -> Any:
+    """What `true()` gives as soon as that is true; fail when it does not come to pass."""
     deadline_s = time.monotonic() + DEADLINE_S
-    while not true():
+    while not (found := true()):
         assert time.monotonic() < deadline_s, "it did not come to pass"
         time.sleep(0.02)
+    return found

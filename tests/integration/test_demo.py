@@ -12,7 +12,7 @@ import pytest
 
 from cbtop.client.feed import Feed
 from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
-from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, cbtop_apart, eventually, wait_until_seen
+from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, eventually, wait_until_seen
 
 DECODED_BRICKS = {
     "Embedding", "RmsNorm", "QkvProjection", "RopeEmbedding", "AttentionScore", "AttentionSoftmax", "AttentionOutput",
@@ -63,14 +63,19 @@ def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> 
     ("content", "complaint"),
     [(None, "does not exist"), (b"", "empty"), (b"PK\x03\x04 not a model", "not a GGUF"), (b"GGUF\x03\0\0\0", "")],
 )
-def test_a_bad_model_is_one_clear_line_and_exit_code_2(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+def test_a_bad_model_is_one_clear_line_and_exit_code_2(
+    tmp_path: Path, content: bytes | None, complaint: str, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # for the workload
     path = tmp_path / "bad.gguf"
     if content is not None:
         path.write_bytes(content)
     before = sorted(tmp_path.iterdir())
-    done = cbtop_apart("demo", "--model", str(path), "--headless", "--steps", "1")
-    assert (done.returncode, done.stdout) == (2, "")
-    said = [line for line in done.stderr.splitlines() if not line.endswith("…")]
+    done = cbtop("demo", "--model", str(path), "--headless", "--steps", "1")
+    workload = capfd.readouterr()  # a process, which shares our output
+    assert (done.returncode, done.stdout + workload.out) == (2, "")
+    said = [line for line in (done.stderr + workload.err).splitlines() if not line.endswith("…")]
     assert len(said) == 1
     assert said[0].startswith("cbtop: ")
     assert complaint in said[0].lower().replace("gguf", "GGUF")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.protocol.keys import make_pair
-from tests.integration.hosts import CBTOP, DEADLINE_S, PATIENTLY, SEEING, eventually, host, wait_until_seen
+from tests.integration.hosts import CBTOP, DEADLINE_S, PATIENTLY, SEEING, cbtop, eventually, host, wait_until_seen
 from tests.integration.test_terminal import terminal
 
 ONCE = ("--headless", "--once", *PATIENTLY, "--format", "json")
@@ -32,7 +32,16 @@ class Machine:
     def environment(self) -> dict[str, str]:
         return os.environ | {"CBTOP_KEYS_DIR": str(self.directory), "PYTHONWARNINGS": "error"}
 
+    def keys(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`cbtop keys` with this machine's keys, in this process."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CBTOP_KEYS_DIR", str(self.directory))
+            done = cbtop("keys", *arguments)
+        self.said += [done.stdout, done.stderr]
+        return done
+
     def cbtop(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command line as a process of that machine."""
         done = subprocess.run(
             [*self.prefix, *CBTOP, *arguments],
             env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
@@ -80,17 +89,16 @@ def test_four_commands_let_a_viewer_in_and_nobody_else_hears_anything_or_a_secre
     theirs: Machine, ours: Machine
 ) -> None:
     for machine, name in ((theirs, "daemon"), (ours, "viewer")):
-        assert machine.cbtop("keys", "new", name).returncode == 0
+        assert machine.keys("new", name).returncode == 0
     server, viewer = (
-        json.loads(machine.cbtop("keys", "list", "--json").stdout)["pairs"][0]["public_key"]
-        for machine in (theirs, ours)
+        json.loads(machine.keys("list", "--json").stdout)["pairs"][0]["public_key"] for machine in (theirs, ours)
     )
     ours.new("other")
     wrong = ours.new("wrong-daemon")
     revoked = ours.new("revoked")
     for name, key in (("laptop", viewer), ("revoked", revoked)):
-        assert theirs.cbtop("keys", "allow", name, key).returncode == 0
-    assert theirs.cbtop("keys", "revoke", "revoked").returncode == 0
+        assert theirs.keys("allow", name, key).returncode == 0
+    assert theirs.keys("revoke", "revoked").returncode == 0
     with host() as process, theirs.daemon("--bind", "tcp://127.0.0.1:0", "--debug") as endpoint:
         let_in = ours.cbtop(*ONCE, "--connect", endpoint, "--server-key", server)
         assert let_in.returncode == 0, let_in.stderr
@@ -124,7 +132,7 @@ def test_other_hosts_are_not_served_until_the_commands_that_are_named_were_run(t
     second = theirs.cbtop(*bind)
     assert (second.returncode, second.stderr.count("\n")) == (2, 1)
     assert "cbtop keys allow NAME PUBLIC_KEY" in second.stderr
-    theirs.cbtop("keys", "allow", "laptop", key)
+    theirs.keys("allow", "laptop", key)
     with theirs.daemon(*bind[1:]) as endpoint:
         assert endpoint.startswith("tcp://0.0.0.0:")
 
@@ -138,7 +146,7 @@ def test_without_keys_loopback_is_served_and_it_is_said_who_can_listen(theirs: M
 
 def test_who_is_revoked_while_watching_is_told_on_the_spot(theirs: Machine, ours: Machine) -> None:
     server, viewer = theirs.new("daemon"), ours.new("viewer")
-    theirs.cbtop("keys", "allow", "laptop", viewer)
+    theirs.keys("allow", "laptop", viewer)
     with host(), theirs.daemon("--bind", "tcp://127.0.0.1:0") as endpoint:
         ours.cbtop(*ONCE, "--connect", endpoint, "--server-key", server)
         with subprocess.Popen(
@@ -146,7 +154,7 @@ def test_who_is_revoked_while_watching_is_told_on_the_spot(theirs: Machine, ours
             env=ours.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as watching:  # fmt: skip
             wait_until_seen(watching)
-            theirs.cbtop("keys", "revoke", "laptop")
+            theirs.keys("revoke", "laptop")
             out, err = watching.communicate(timeout=DEADLINE_S)
         assert (watching.returncode, out) == (1, "")
         assert "does not allow this viewer's key, or no longer does" in err
@@ -156,15 +164,15 @@ def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
     theirs: Machine, ours: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, viewer = theirs.new("daemon"), ours.new("viewer")
-    theirs.cbtop("keys", "allow", "somebody-else", server)
+    theirs.keys("allow", "somebody-else", server)
     monkeypatch.setenv("CBTOP_KEYS_DIR", str(ours.directory))
     with host(), theirs.daemon("--bind", "tcp://127.0.0.1:0") as endpoint:
         with terminal("--connect", endpoint, "--server-key", server) as screen:
             screen.wait_for("✗ refused: ", "does not allow this viewer's key", viewer)
-            theirs.cbtop("keys", "allow", "laptop", viewer)
+            theirs.keys("allow", "laptop", viewer)
             screen.wait_for("LIVE", "DownProjection")
             eventually(lambda: "refused" not in screen.read())
-            theirs.cbtop("keys", "revoke", "laptop")
+            theirs.keys("revoke", "laptop")
             screen.wait_for("✗ refused: ")
             screen.send("q")
             assert screen.exit_code() == 0
@@ -228,7 +236,7 @@ def test_between_two_hosts_only_who_is_allowed_hears_anything(tmp_path: Path) ->
         theirs, ours = Machine(tmp_path / "theirs", near), Machine(tmp_path / "ours", far)
         server, viewer = theirs.new("daemon"), ours.new("viewer")
         ours.new("other")
-        theirs.cbtop("keys", "allow", "laptop", viewer)
+        theirs.keys("allow", "laptop", viewer)
         with host() as process, theirs.daemon("--bind", "tcp://10.99.0.1:0") as endpoint:
             assert endpoint.startswith("tcp://10.99.0.1:")
             let_in = ours.cbtop(*ONCE, "--connect", endpoint, "--server-key", server)

@@ -39,12 +39,9 @@ def test_it_lists_what_runs_and_text_and_json_agree() -> None:
 def test_it_names_the_straggler_of_several_ranks(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
     with daemon(), ranks(count=SLOW_RANK + 1):
-        text = ""
-        while f"{SLOW_RANK}/{SLOW_RANK + 1}" not in text or "straggler" not in text:
-            text = ls().stdout
-        found = {"stragglers": []}
-        while not found["stragglers"]:  # a look may be too short
-            found = json.loads(ls("--format", "json").stdout)
+        eventually(lambda: f"{SLOW_RANK}/{SLOW_RANK + 1}" in (text := ls().stdout) and "straggler" in text)
+        # A look may be too short.
+        found = eventually(lambda: (seen := json.loads(ls("--format", "json").stdout))["stragglers"] and seen)
     assert [straggler["rank"] for straggler in found["stragglers"]] == [SLOW_RANK]
     assert [source["rank"] for source in found["sources"]] == list(range(SLOW_RANK + 1))
 

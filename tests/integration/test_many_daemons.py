@@ -80,9 +80,8 @@ def test_two_daemons_of_one_boot_have_one_clock() -> None:
 def test_once_shows_what_runs_at_all_of_them_with_its_rank() -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]
-        found: dict[int, tuple[int, int]] = {}
-        while len(found) < 2:  # one may have begun before the other
-            found = {source["pid"]: (source["rank"], source["world_size"]) for source in snapshot(*links)}
+        seen = eventually(lambda: len(seen := snapshot(*links)) == 2 and seen)  # one may have begun before the other
+        found = {source["pid"]: (source["rank"], source["world_size"]) for source in seen}
     assert found == {one.pid: (0, 2), two.pid: (1, 2)}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.hosts import HOST, PATIENTLY, cbtop, daemon, host
+from tests.integration.hosts import HOST, PATIENTLY, cbtop, daemon, eventually, host
 from tests.integration.test_stragglers import ranks
 
 COUNT = 3
@@ -18,11 +18,13 @@ COUNT = 3
 @pytest.fixture
 def three_ranks() -> Iterator[None]:
     with daemon(), ranks(HOST.replace("sys.argv[1]", "-1"), COUNT):
-        waiting = True
-        while waiting:
-            sources = json.loads(cbtop("ls", *PATIENTLY, "--format", "json").stdout or '{"sources": []}')["sources"]
-            waiting = len(sources) < COUNT or any(not source["steps"] for source in sources)
+        eventually(all_have_steps)
         yield
+
+
+def all_have_steps() -> bool:
+    sources = json.loads(cbtop("ls", *PATIENTLY, "--format", "json").stdout or '{"sources": []}')["sources"]
+    return len(sources) >= COUNT and all(source["steps"] for source in sources)
 
 
 def merged(mode: str, *arguments: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -78,9 +77,8 @@ def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
         for _ in range(50):
             assert named(feed) is None
         (runtime / f"slow-{SLOW_RANK}").touch()
-        found = None
-        while found is None or found.percent != pytest.approx(15, abs=2):  # it rises as its quick steps are forgotten
-            found = named(feed)
+        # It rises as its quick steps are forgotten.
+        found = eventually(lambda: (seen := named(feed)) and seen.percent == pytest.approx(15, abs=2) and seen)
     assert (found.rank, found.pid, found.ranks) == (SLOW_RANK, processes[SLOW_RANK].pid, RANKS)
     assert found.brick == "DownProjection"
     assert found.brick_excess_us == pytest.approx(600, rel=0.1)
@@ -91,12 +89,10 @@ def test_once_names_the_straggler_in_text_and_json(runtime: Path) -> None:
     with daemon(), ranks() as processes, Feed() as feed:
         eventually(lambda: are_comparable(feed))
         eventually(lambda: named(feed))
-        sources: list[dict[str, Any]] = []
-        while not sources or None in (source["straggler"] for source in sources):  # a look may be too short
-            sources = snapshot()
-        text = ""
-        while "straggler:" not in text:
-            text = cbtop("--headless", "--once", *PATIENTLY, "--view", "bricks").stdout
+        # A look may be too short.
+        sources = eventually(lambda: (seen := snapshot()) and all(one["straggler"] for one in seen) and seen)
+        once = ("--headless", "--once", *PATIENTLY, "--view", "bricks")
+        text = eventually(lambda: "straggler:" in (seen := cbtop(*once).stdout) and seen)
     assert {source["straggler"]["rank"] for source in sources} == {SLOW_RANK}
     (line,) = [line for line in text.splitlines() if line.startswith("straggler:")]
     assert f"rank {SLOW_RANK} is" in line

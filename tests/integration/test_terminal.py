@@ -112,16 +112,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("keys", ["q", "\x03", "\x11"])
-def test_quitting_the_demo_leaves_a_clean_terminal_and_no_process(model: str, keys: str) -> None:
-    with terminal("demo", "--model", model) as screen:
-        screen.wait_for("DownProjection", "LIVE", "qwen2")
-        workload = family(screen.process)[1:]
-        assert workload
-        screen.send(keys)
-        assert screen.exit_code() == 0
-        assert screen.is_clean
-        eventually(lambda: not any(process.is_running() for process in workload))
+def quit_leaves_a_clean_terminal_and_no_process(screen: Terminal, key: str) -> None:
+    started = family(screen.process)[1:]
+    screen.send(key)
+    assert screen.exit_code() == 0
+    assert screen.is_clean
+    eventually(lambda: not any(process.is_running() for process in started))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -135,14 +131,14 @@ def test_a_signal_leaves_a_clean_terminal_and_its_own_exit_code(model: str, numb
         eventually(lambda: not any(process.is_running() for process in workload))
 
 
-def test_every_view_opens_by_its_key_and_shows_what_runs(model: str) -> None:
+def test_every_view_opens_by_its_key_and_shows_what_runs_until_q(model: str) -> None:
     with terminal("demo", "--model", model) as screen:
-        screen.wait_for("DownProjection")
+        screen.wait_for("DownProjection", "LIVE", "qwen2")
         for key, words in (("2", "Attention"), ("3", "GFLOP/s"), ("4", "Layer 0"), ("1", "DownProjection")):
             screen.send(key)
             screen.wait_for(words)
-        screen.send("q")
-        assert screen.exit_code() == 0
+        assert family(screen.process)[1:]
+        quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
 def test_a_lost_terminal_ends_it() -> None:
@@ -160,17 +156,16 @@ def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp
         assert "none.gguf does not exist" in screen.read()
 
 
-def test_with_nothing_running_the_screen_says_how_to_start_something() -> None:
+def test_with_nothing_running_the_screen_says_how_to_start_something_until_ctrl_q() -> None:
     with terminal() as screen:
         screen.wait_for("cbtop demo")
         with host() as process:
             screen.wait_for("DownProjection", f"{process.pid}@")
         screen.wait_for("GONE")
-        screen.send("q")
-        assert screen.exit_code() == 0
+        quit_leaves_a_clean_terminal_and_no_process(screen, "\x11")
 
 
-def test_suspended_and_continued_it_draws_everything_anew(model: str) -> None:
+def test_suspended_and_continued_it_draws_everything_anew_and_ctrl_c_ends_it(model: str) -> None:
     with terminal("demo", "--model", model) as screen:
         screen.wait_for("DownProjection", "1 Bricks")
         screen.send("\x1a")
@@ -184,5 +179,5 @@ def test_suspended_and_continued_it_draws_everything_anew(model: str) -> None:
         while b"1 Bricks" not in screen.raw[shown_before:]:  # which does not change by itself
             screen.read()
             assert time.monotonic() < deadline_s, "the tabs are not drawn again"
-        screen.send("q")
-        assert screen.exit_code() == 0
+        assert family(screen.process)[1:]
+        quit_leaves_a_clean_terminal_and_no_process(screen, "\x03")

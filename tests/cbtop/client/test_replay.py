@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,10 +32,18 @@ class Hand:
         return self.now_s
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once, and only read."""
+    directory = tmp_path_factory.mktemp("made")
+    made_recording(directory, directory / "run.cbtop", SECONDS)
+    return directory / "run.cbtop"
+
+
 @pytest.fixture
-def recording(runtime: Path, tmp_path: Path) -> Path:
-    made_recording(runtime, tmp_path / "run.cbtop", SECONDS)
-    return tmp_path / "run.cbtop"
+def recording(made: Path, tmp_path: Path) -> Path:
+    """One that may be written to."""
+    return Path(shutil.copy(made, tmp_path))
 
 
 @pytest.fixture
@@ -50,12 +59,8 @@ def steps(feed: ReplayFeed) -> int:
 
 @settings(max_examples=30)
 @given(moves=st.lists(st.floats(-10, SECONDS + 10), max_size=5))
-def test_wherever_it_comes_from_it_shows_what_was_true_then(
-    moves: list[float], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    directory = tmp_path_factory.mktemp("run")
-    made_recording(directory, directory / "run.cbtop", SECONDS)
-    with ReplayFeed(directory / "run.cbtop", clock_s=Hand()) as feed:
+def test_wherever_it_comes_from_it_shows_what_was_true_then(moves: list[float], made: Path) -> None:
+    with ReplayFeed(made, clock_s=Hand()) as feed:
         for to_s in moves:
             feed.seek(to_s)
             assert steps(feed) == int(2 * feed.at_s) == int(2 * min(max(to_s, 0), SECONDS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,23 +15,33 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 
 SIZES = [(120, 40), (100, 30), (80, 24), (60, 15)]
+NUMBERS = [str(number) for number in range(1, len(VIEWS) + 1)]
 Golden = Callable[[str, str], None]
 
 
 async def shown(source: SourceView | None, size: tuple[int, int], *keys: str) -> str:
+    (text,) = await shown_in_turn(source, size, keys)
+    return text
+
+
+async def shown_in_turn(source: SourceView | None, size: tuple[int, int], *turns: Sequence[str]) -> list[str]:
+    """What one screen shows after the keys of each turn: to open one takes most of a test's time."""
     app = CbtopApp(ScriptedFeed(*([source] if source else [])), interval_s=60)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
-        await pilot.press(*keys)
-        await pilot.pause()
-        return screen_text(app)
+        texts = []
+        for keys in turns:
+            await pilot.press(*keys)
+            await pilot.pause()
+            texts.append(screen_text(app))
+        return texts
 
 
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
-@pytest.mark.parametrize("number", range(1, len(VIEWS) + 1), ids=lambda number: VIEWS[number - 1].title)
-async def test_a_view_looks_like_its_golden(number: int, size: tuple[int, int], golden: Golden) -> None:
-    name = f"{VIEWS[number - 1].title.lower()}-{size[0]}x{size[1]}"
-    golden(name, await shown(samples.LIVE, size, str(number)))
+async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: Golden) -> None:
+    texts = await shown_in_turn(samples.LIVE, size, *NUMBERS)
+    for view, text in zip(VIEWS, texts, strict=True):
+        golden(f"{view.title.lower()}-{size[0]}x{size[1]}", text)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +75,14 @@ async def test_two_hundred_columns_show_every_column_of_the_bricks() -> None:
         assert title in head
 
 
-@pytest.mark.parametrize("number", range(1, len(VIEWS) + 1), ids=lambda number: VIEWS[number - 1].title)
 @pytest.mark.parametrize("size", [(200, 50), (20, 5), (3, 2)], ids="{0[0]}x{0[1]}".format)
-async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(number: int, size: tuple[int, int]) -> None:
-    text = await shown(samples.HOSTILE, size, str(number), "enter", "j", "j")
-    assert "\x1b" not in text
-    assert "\x07" not in text
-    if size[0] >= 200:
-        assert "[bold]prog[/]" in text
-        assert "[red]" in text
+async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tuple[int, int]) -> None:
+    for text in await shown_in_turn(samples.HOSTILE, size, *((number, "enter", "j", "j") for number in NUMBERS)):
+        assert "\x1b" not in text
+        assert "\x07" not in text
+        if size[0] >= 200:
+            assert "[bold]prog[/]" in text
+            assert "[red]" in text
 
 
 async def test_no_roof_is_drawn_where_none_was_measured() -> None:
