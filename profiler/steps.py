@@ -145,6 +145,7 @@ class Step:
         steps, path = self._steps, self._steps.path
         position = path.position
         self._outer = outer = position.step
+        self._scope = None
         key = self._key
         if outer is None:
             position.recording = steps.is_sampled(None if self._name is None else key)
@@ -152,34 +153,45 @@ class Step:
             if outer is None:  # what lies in it is not recorded either, until it ends
                 position.step, self._position = self, position
             return
-        if self._name is None and position.held is None:
-            key, position.held = UNNAMED, []
+        is_held = self._name is None and position.held is None
+        if is_held:
+            key = UNNAMED
         inside = position.scope
         scope = inside.children.get(key) or steps.scopes.define(inside, key)
+        self._start, now_ns = path.start_mark(), path.now_ns()
+        # Nothing from here on can fail.
+        if is_held:
+            position.held = []
         if outer is None:
             try:
                 position.lane = steps.free_lanes.pop() << LANE_SHIFT
             except IndexError:
                 position.lane = SHARED_LANE
-        path.enter(position, scope, path.now_ns())
         position.step, self._position, self._scope = self, position, scope
-        self._start = path.start_mark()
+        path.enter(position, scope, now_ns)
 
     def _end(self, position: Position, *, failed: bool) -> None:
         path, scope, lane = self._steps.path, self._scope, position.lane
-        position.step = self._outer
+        step: Any = position.step
+        while step is not None and step._position is None:  # this one, and any that ended before one inside it
+            step = step._outer
+        position.step = step
         if self._outer is None:
             position.recording = True
         if scope is None:
             return
-        end = path.end_mark()
-        position.leave(scope)
-        if self._outer is None:
-            position.lane = 0
-        if scope.key == UNNAMED:
-            held, position.held = position.held or [], None
-            scope = self._give_name(scope, held, lane) if path.recording else scope
+        held = None
+        try:
+            end = path.end_mark()
+        finally:
+            position.leave(scope)
+            if self._outer is None:
+                position.lane = 0
+            if scope.key == UNNAMED:
+                held, position.held = position.held, None
         if path.recording:
+            if held is not None:
+                scope = self._give_name(scope, held, lane)
             flags = lane | (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
             start = self._start if self._start_ns is None else HostTime(self._start_ns)
             path.emit(scope, position, start, end, self.tokens, flags)

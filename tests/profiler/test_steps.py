@@ -310,3 +310,54 @@ def test_the_union_of_steps_is_the_time_in_which_any_of_them_ran(spans: list[tup
     assert stats.rare("union_ns", (1,)) == len(covered)
     assert stats.rare("first_ns", (1,)) == min(start for start, _ in ended)
     assert stats.rare("last_ns", (1,)) == max(end for _, end in ended)
+
+
+def test_steps_that_end_out_of_order_leave_nobody_inside(make: MAKE) -> None:
+    memory = Memory()
+    profiler = make(recorder=memory, sample_every=1)
+    outer, inner = profiler.step("outer", 1), profiler.step("inner", 2)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    assert (profiler._path.position.step, profiler._path.position.scope.parent) == (None, None)
+    with profiler.step("after", tokens=3), profiler.brick("a"):
+        pass
+    assert [(path, elements) for path, _, elements, _ in paths(memory)] == [
+        ("/outer", 1),
+        ("/outer/inner", 2),
+        ("/after/a", 1),
+        ("/after", 3),
+    ]
+    assert len(profiler._steps.free_lanes) == 15
+
+
+def test_a_step_may_be_entered_again_also_where_it_is_not_sampled(make: MAKE) -> None:
+    memory = Memory()
+    profiler = make(recorder=memory, sample_every=2)
+    step = profiler.step("decode", tokens=1)
+    for _ in range(4):
+        with step, profiler.brick("a"):
+            pass
+    assert [path for path, *_ in paths(memory)] == ["/decode/a", "/decode"] * 2
+
+
+def test_a_clock_that_fails_as_a_step_begins_leaves_nobody_inside(make: MAKE) -> None:
+    good = iter(range(100))
+    fails = False
+
+    def clock_ns() -> int:
+        if fails:
+            raise OSError("no clock")
+        return next(good)
+
+    profiler = make(recorder=Memory(), clock_ns=clock_ns)
+    for name in ("decode", None):
+        fails = True
+        with profiler.step(name):
+            pass
+        fails = False
+        profiler.enable()
+        position = profiler._path.position
+        assert (position.step, position.scope.parent, position.held, position.lane) == (None, None, None, 0)
+    assert len(profiler._steps.free_lanes) == 15
