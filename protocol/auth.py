@@ -30,7 +30,7 @@ PROBE_S = 0.3
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _GREETING_BYTES = 64
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 3.1, RFC 37: with the version it makes the other side say its all
-_log = logging.getLogger("cbtop.daemon.daemon")
+_log = logging.getLogger("cbtop.daemon")
 
 
 class ZapAuthenticator:

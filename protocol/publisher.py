@@ -45,7 +45,7 @@ class Publisher:
         self.endpoint = parse_endpoint(endpoint)
         is_tcp = self.endpoint.startswith("tcp://")
         _check_keys(self.endpoint, keys if is_tcp else None, is_tcp)
-        self._doorkeeper = ZapAuthenticator(keys) if keys and is_tcp else None
+        self._authenticator = ZapAuthenticator(keys) if keys and is_tcp else None
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
 
@@ -59,9 +59,9 @@ class Publisher:
         self._socket.setsockopt(zmq.MAXMSGSIZE, 1024)  # all a viewer ever says is a topic
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        if self._doorkeeper:
-            self._doorkeeper.guard(self._socket)
-            for asked in self._doorkeeper.sockets():
+        if self._authenticator:
+            self._authenticator.guard(self._socket)
+            for asked in self._authenticator.sockets():
                 self._poller.register(asked, zmq.POLLIN)
         try:
             self._bind()
@@ -83,7 +83,7 @@ class Publisher:
     @property
     def refused(self) -> int:
         """How many handshakes failed, of those that keys were asked for."""
-        return self._doorkeeper.refused if self._doorkeeper else 0
+        return self._authenticator.refused if self._authenticator else 0
 
     def joined(self, timeout_ms: int) -> list[bytes]:
         """The topics of their own that viewers subscribed to; waits up to `timeout_ms` for the first."""
@@ -92,8 +92,8 @@ class Publisher:
             ready = dict(self._poller.poll(0 if turn else timeout_ms))
             if not ready:
                 break
-            if self._doorkeeper and ready.keys() - {self._socket}:
-                self._doorkeeper.answer()
+            if self._authenticator and ready.keys() - {self._socket}:
+                self._authenticator.answer()
             if self._socket in ready:
                 said = self._socket.recv()
                 is_question = said[:1] == b"\x01" and said[1:].startswith(QUESTIONS)
@@ -107,7 +107,7 @@ class Publisher:
         libzmq cannot end one link, so all end; who is still allowed is back within a second and hears everything
         anew. Raises EndpointError when somebody took the address in between.
         """
-        if self._doorkeeper and self._doorkeeper.has_revoked():
+        if self._authenticator and self._authenticator.has_revoked():
             self._close_socket()
             self._open()
 
@@ -129,8 +129,8 @@ class Publisher:
     def _close_socket(self) -> None:
         if self._context.closed:
             return
-        if self._doorkeeper:
-            self._doorkeeper.leave(self._socket)
+        if self._authenticator:
+            self._authenticator.leave(self._socket)
         self._context.destroy(linger=0)
 
 

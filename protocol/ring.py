@@ -8,8 +8,8 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 8, 9  boot id, 16 raw bytes
     word 10    how many announcements the process has left out, see `cbtop.profiler.recorder`
     word 16    cursor: at least so many records were begun (a cache line of its own)
-    word 24    61 slots of 8 words, one a thread: native thread id (0: free), the node it is in (0: none), since when
-               in ns (0: not known, because a brick inside that node has ended since)
+    word 24    61 slots of 8 words, one a thread, task or greenlet: native thread id (0: free), the node it is in (0:
+               none), since when in ns (0: not known, because a brick inside that node has ended since)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
     tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31
 
@@ -21,8 +21,8 @@ Rules
   is not written yet, and one that a newer record has replaced.
 - The cursor is a lower bound. The Python writer stores it once a lap, the compiled one at every record; a reader
   finds the records beyond it by their tags.
-- A slot of word 24 says what its thread is in, even after the process was killed. Only the compiled hot path writes
-  them: in Python they would make a start/stop pair a third dearer. Threads beyond 61 have none.
+- A slot of word 24 says what its thread, task or greenlet is in, even after the process was killed. Only the
+  compiled hot path writes slots: in Python they would make a start/stop pair a third dearer. There are 61, no more.
 - The writer allocates the whole file first: a full disk is an error at the start, not a SIGBUS later.
 - The reader never writes.
 
@@ -318,7 +318,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """The innermost node that a thread has started and not ended; its parents run too.
+    """The innermost node that a thread, task or greenlet has started and not ended; its parents run too.
 
     `start_ns` is None where it is not known, because a brick inside the node has ended since.
     """
@@ -469,10 +469,10 @@ class RingReader:
         )
 
     def in_flight(self) -> list[InFlight]:
-        """What each thread of the writer is in, or was in when it was killed.
+        """What each thread, task or greenlet of the writer is in, or was in when it was killed.
 
-        Three kinds are left out: a thread that is in no node, one that moves on while it is looked at, and a slot
-        with values that no writer would write. The list is always empty where the hot path is Python's. Raises
+        Three kinds are left out: who is in no node, who moves on while it is looked at, and a slot with values that
+        no writer would write. The list is always empty where the hot path is Python's. Raises
         RingError when the file has been cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it

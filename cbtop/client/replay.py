@@ -102,8 +102,8 @@ class ReplayFeed(StoreViews):
 
     def status(self) -> str:
         """One line about the recording."""
-        told = f" · damaged messages: {self.damage}" if self.damage else ""
-        return f"{self._reader.path.name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{told}"
+        damaged = f" · damaged messages: {self.damage}" if self.damage else ""
+        return f"{self._reader.path.name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{damaged}"
 
     def finished(self) -> FeedEnd | None:
         """At its end a recording stays where it is."""

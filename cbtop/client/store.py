@@ -81,7 +81,7 @@ class SourceRecord:
     busy: BusySlices | None = None  # of a rank
 
     def forget_catalog(self) -> None:
-        """Back to knowing nothing but the past: everything follows anew."""
+        """Forget all but the history: a snapshot follows."""
         self.nodes = NodeTable()
         self.dependencies.clear()
         self.ceilings.clear()
@@ -113,7 +113,7 @@ class Store:
                         "run the same cbtop on both sides"
                     )
                 self.daemon = message
-                self.sources.clear()  # everything the daemon knows follows
+                self.sources.clear()  # snapshots of all that the daemon knows follow
             case SourceCatalog():
                 self._catalog(message)
             case SourceState():
@@ -125,7 +125,7 @@ class Store:
                         record = self.sources[state.source]
                         record.state = state
                         if state.state is SourceStatus.LIVE:
-                            _remember(record, message.monotonic_ns)  # nothing new is news, too
+                            _remember(record, message.monotonic_ns)  # that nothing has changed is a sample, too
             case StatsUpdate():
                 if message.source in self.sources:
                     _update_stats(self.sources[message.source], message)
@@ -176,7 +176,7 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
                 record.busy = BusySlices()
         case Node():
             if message.id <= len(record.nodes):
-                return  # said twice: news and a keyframe crossed
+                return  # said twice: a delta and a keyframe crossed
             try:
                 record.nodes.add(message)
             except ValueError as error:

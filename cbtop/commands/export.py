@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         out = opened.enter_context(_opened(options))
         EXPORTERS[options.format].write(processes, out)
     if options.output or any(_lost(recorded) for recorded in processes):
-        sys.stderr.write("".join(f"cbtop: {_told(recorded)}\n" for recorded in processes))
+        sys.stderr.write("".join(f"cbtop: {_summary(recorded)}\n" for recorded in processes))
     return 0
 
 
@@ -116,7 +116,7 @@ def _lost(recorded: RecordedProcess) -> int:
     return recorded.overwritten + recorded.rejected + recorded.missed
 
 
-def _told(recorded: RecordedProcess) -> str:
+def _summary(recorded: RecordedProcess) -> str:
     lost = ", ".join(
         f"{fmt.count(number)} {what}"
         for number, what in (

@@ -116,7 +116,7 @@ def _pairs(profiler: BrickProfiler) -> Callable[[int], None]:
         brick = BrickId.RMS_NORM
         for _ in repeat(None, times):
             profiler.stop_brick(profiler.start_brick(brick), 1)
-        profiler.finalize()  # what was put off is part of the price
+        profiler.finalize()  # what was deferred is part of the price
 
     return loop
 

@@ -89,15 +89,15 @@ def _section(title: str, records: tuple[EndedRecord, ...]) -> list[str]:
 
 
 def _unfinished(each: Unfinished, found: PostMortem) -> str:
-    told = f"  {each.path} [{each.provenance}]"
+    line = f"  {each.path} [{each.provenance}]"
     if each.thread_id is not None:
-        told = f"  thread {each.thread_id}: {each.path} [{each.provenance}]"
+        line = f"  thread {each.thread_id}: {each.path} [{each.provenance}]"
     if each.began_s is not None:
-        told += f", begun {_time(each.began_s)}"
+        line += f", begun {_time(each.began_s)}"
         if found.last_record_s is not None:
-            told += f", {fmt.duration(abs(found.last_record_s - each.began_s) * 1e6)} "
-            told += "after the last record" if each.began_s >= found.last_record_s else "before the last record"
-    return told + (f" ({each.note})" if each.note else "")
+            line += f", {fmt.duration(abs(found.last_record_s - each.began_s) * 1e6)} "
+            line += "after the last record" if each.began_s >= found.last_record_s else "before the last record"
+    return line + (f" ({each.note})" if each.note else "")
 
 
 def _time(unix_s: float) -> str:

@@ -57,11 +57,11 @@ _FILE_NAME = re.compile(r"\d+-\d+-\d+\.(catalog|new)")
 _RING_NAME = re.compile(r"\d+-\d+-\d+\.ring")  # pid, process start, serial
 _CLOCK_TOPIC = re.compile(CLOCK_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
 _HISTORY_TOPIC = re.compile(HISTORY_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
-_log = logging.getLogger("cbtop.daemon.daemon")
+_log = logging.getLogger("cbtop.daemon")
 
 
 class Daemon:
-    """Serves `endpoint` from `directory` until told to stop.
+    """Serves `endpoint` from `directory` until it is stopped.
 
     It keeps what it has said in the last `history_s` seconds, for viewers that ask (0: nothing).
     Raises EndpointError when the address is taken, KeysError when it must not be served with these `keys`.
@@ -105,7 +105,7 @@ class Daemon:
                     job()
                 for topic in self._publisher.joined(due.wait_ms()):
                     self._answer(topic)
-            # However late we were: how the host beside which we ran has ended is told before we go.
+            # However late we are: viewers still hear how the host beside which we ran has ended.
             self._read()
             self._beat()
             self._publisher.send(LIVE, [DaemonGoodbye()])
@@ -151,7 +151,7 @@ class Daemon:
         self._sources[path] = source
         self._say(FrameKind.RECORDS, source.records())
         self._say(FrameKind.LIVE, source.snapshot())
-        source.delta()  # it is part of everything
+        source.delta()  # the snapshot held it
 
     def _read(self) -> None:
         for source in self._sources.values():
@@ -186,11 +186,11 @@ class Daemon:
         versions = {source.key: source.version for source in lately}
         if versions != self._history_versions:  # else the last keyframe says it all
             self._history_versions = versions
-            messages = [codec.encode(message) for message in self._everything(lately)]
+            messages = [codec.encode(message) for message in self._snapshots(lately)]
             self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), messages), time.monotonic())
 
     def _answer(self, topic: bytes) -> None:
-        """Tell one viewer everything or, where it asks for that, the time or a piece of the history."""
+        """Send one viewer the snapshots or, where it asks for that, the time or a piece of the history."""
         if topic.startswith(CLOCK_PREFIX):
             if asked := _CLOCK_TOPIC.fullmatch(topic):
                 reading = ClockReading(int(asked[1]), time.perf_counter_ns(), time.time_ns())
@@ -198,7 +198,7 @@ class Daemon:
             return
         self._publish()
         if not topic.startswith(HISTORY_PREFIX):
-            self._publisher.send(topic, self._everything(self._sources.values()))
+            self._publisher.send(topic, self._snapshots(self._sources.values()))
         elif asked := _HISTORY_TOPIC.fullmatch(topic):
             first, frames = self._history.piece(int(asked[1]))
             hello = self._hello()
@@ -213,7 +213,7 @@ class Daemon:
             if self._history_s:
                 self._history.add(encode_frame(kind, time.perf_counter_ns(), frames))
 
-    def _everything(self, sources: Iterable[Source]) -> Iterator[WireMessage]:
+    def _snapshots(self, sources: Iterable[Source]) -> Iterator[WireMessage]:
         yield self._hello()
         for source in sources:
             yield from source.snapshot()

@@ -1,4 +1,4 @@
-"""What a process that is no more was doing: its last steps, its last records, and the brick each thread was in."""
+"""What a process that is no more was doing: its last steps and records, and the brick that each thread was in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EndedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What a thread was in. `provenance` is `measured` where the thread itself wrote it down.
+    """What a thread, task or greenlet was in. `provenance` is `measured` where it was written down as it ran.
 
     `derived` is what came next in an earlier step that began in the same way; then the thread is not known.
     """
@@ -144,10 +144,10 @@ def _ended(batch: Batch, at: int, nodes: NodeTable, shift_ns: int) -> EndedRecor
 
 def _path(nodes: NodeTable, node: int) -> str:
     names: list[str] = []
-    above: int | None = node
-    while above is not None:
-        names.append(display_name(nodes[above]))
-        above = nodes[above].parent
+    outer: int | None = node
+    while outer is not None:
+        names.append(display_name(nodes[outer]))
+        outer = nodes[outer].parent
     return " → ".join(reversed(names))
 
 

@@ -33,7 +33,7 @@ from cbtop.protocol.record_batch import batches, joined
 from cbtop.protocol.ring import FLAG_AMOUNTS, Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
 
-_log = logging.getLogger("cbtop.daemon.daemon")
+_log = logging.getLogger("cbtop.daemon")
 
 ALIVE_CHECK_S = 0.5
 QUIET_ROUNDS = 6  # of what is quiet one keyframe in so many: half a minute at the daemon's pace

@@ -55,7 +55,7 @@ def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
         return False
     if record.start_ns == record.end_ns and around.start_ns < around.end_ns:
         return True
-    above = nodes[record.node].parent
-    while above is not None and above > around.node:
-        above = nodes[above].parent
-    return above == around.node
+    outer = nodes[record.node].parent
+    while outer is not None and outer > around.node:
+        outer = nodes[outer].parent
+    return outer == around.node

@@ -30,7 +30,7 @@ DEFAULT_HOST = "127.0.0.1"
 MAX_CONNECTIONS = 8
 SLOW_S = 5.0  # a scraper that takes longer to ask, or to take the answer, is cut off
 
-_log = logging.getLogger("cbtop.daemon.daemon")
+_log = logging.getLogger("cbtop.daemon")
 
 
 def address(text: str) -> str:

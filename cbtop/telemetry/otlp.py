@@ -37,7 +37,7 @@ INTERVAL_MS = 10_000
 LAST_EXPORT_S = 1.0  # at its end the daemon sends once more, and waits no longer than this
 UNITS = {"": "", "seconds": "s", "bytes": "By"}  # UCUM, as OpenTelemetry wants them
 
-_log = logging.getLogger("cbtop.daemon.daemon")
+_log = logging.getLogger("cbtop.daemon")
 _sdk_log = logging.getLogger("opentelemetry")
 
 

@@ -39,15 +39,15 @@ def graph_of_nodes(
     ids: dict[int, int] = {}
     runs: dict[int, int] = {}
     for node in nodes:
-        above = node.parent or 0
-        runs[node.id] = runs.get(above) or count.get(above) or count.get(node.id, 0)
-        if node.kind is NodeKind.ASYNC_TASK and not (runs.get(above) or count.get(above)):
+        outer = node.parent or 0
+        runs[node.id] = runs.get(outer) or count.get(outer) or count.get(node.id, 0)
+        if node.kind is NodeKind.ASYNC_TASK and not (runs.get(outer) or count.get(outer)):
             runs[node.id] = 1  # a poll is no run of it
         calls, called = count.get(node.id, 0), runs[node.id]
         mean_ns = total_ns[node.id] / calls if calls else None
         mean_elements = elements[node.id] / calls if calls and node.id in elements else None
         made = _graph_node(node, mean_ns, mean_elements, calls / called if calls else 1.0)
-        ids[node.id] = graph.add_node(made, ids.get(above))
+        ids[node.id] = graph.add_node(made, ids.get(outer))
     for dependency in dependencies:
         if dependency.first in ids and dependency.then in ids:
             graph.add_dependency(ids[dependency.first], ids[dependency.then])

@@ -15,7 +15,7 @@ class NodeTable:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
-        self.step_of: list[int] = [-1]  # the step above each id (itself for a step), -1 where there is none
+        self.step_of: list[int] = [-1]  # the step that each id lies in (itself for a step), -1 where there is none
         self._depth: list[int] = [0]
 
     def __len__(self) -> int:
@@ -34,11 +34,11 @@ class NodeTable:
         depth = 1 if node.parent is None else self._depth[node.parent] + 1
         if depth > MAX_DEPTH:
             raise ValueError(f"node {node.id} lies {depth} deep, at most {MAX_DEPTH} are taken")
-        above = -1 if node.parent is None else self.step_of[node.parent]
+        outer = -1 if node.parent is None else self.step_of[node.parent]
         self.nodes.append(node)
         self.children[node.id] = []
         self.children[node.parent].append(node)
-        self.step_of.append(node.id if node.kind is NodeKind.STEP and above < 0 else above)
+        self.step_of.append(node.id if node.kind is NodeKind.STEP and outer < 0 else outer)
         self._depth.append(depth)
 
     def descendants(self, node: int | None) -> list[Node]:

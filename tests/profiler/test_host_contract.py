@@ -108,9 +108,7 @@ ACTIVATION = BrickDefinition.of(BrickId.ACTIVATION, kernels=(KernelDefinition("k
 USES: dict[str, Callable[[BrickProfiler], object]] = {
     "start_brick": lambda p: p.stop_brick(p.start_brick("a"), 1),
     "stop_brick": lambda p: p.stop_brick(p.start_brick("b"), 1, failed=True),
-    "brick": lambda p: p.brick(
-        BrickDefinition.of(BrickId.ACTIVATION, kernels=(KernelDefinition("k", "cpu"),))
-    ).__enter__(),
+    "brick": lambda p: p.brick(ACTIVATION).__enter__(),
     "layer": lambda p: p.layer(3, "encoder").__enter__(),
     "step": _step,
     "timed": _timed,
@@ -193,11 +191,10 @@ TROUBLES: dict[str, Callable[[MAKE, Path], BrickProfiler]] = {
 def test_whatever_fails_in_turn_no_public_method_raises(
     make_either: MAKE, runtime: Path, trouble: str, sync_mode: SyncMode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with _nothing_of_ours_warns_twice(caplog):
-        for first in USES:  # each of them is once the first to meet the trouble
-            profiler = TROUBLES[trouble](make_either, runtime)
-            profiler._sync_mode = sync_mode
-            caplog.clear()
+    for first in USES:  # each of them is once the first to meet the trouble
+        profiler = TROUBLES[trouble](make_either, runtime)
+        profiler.set_sync_mode(sync_mode)
+        with _nothing_of_ours_warns_twice(caplog):
             for name in (first, *USES):
                 if name in READS_BACK and not isinstance(profiler._recorder, RingRecorder):
                     continue

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -332,14 +333,13 @@ def test_greenlets_have_a_place_each_and_harm_nobody(implementation: str, how: s
 
 def test_a_thread_that_ends_takes_its_place_with_it(make: MAKE) -> None:
     profiler = make(recorder=Memory())
-    seen: list[int] = []
+    seen: list[weakref.ref[object]] = []
 
     def run() -> None:
         with profiler.brick("a"):
-            seen.append(id(profiler._path.position))
+            seen.append(weakref.ref(profiler._path.position))
 
-    for _ in range(50):
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-    assert len(set(seen)) < 50  # made anew each time, in memory that was given back
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert [position() for position in seen] == [None]

@@ -393,7 +393,7 @@ def test_every_refusal_counts_and_is_logged_once_a_peer_and_minute(
         eventually(lambda: authenticator.answer() or authenticator.refused > before)
         viewer.close(linger=0)
 
-    with caplog.at_level(logging.WARNING, "cbtop.daemon.daemon"):
+    with caplog.at_level(logging.WARNING, "cbtop.daemon"):
         for address in ("127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.2"):
             knock(address)
         now_s[0] = 61.0
