@@ -15,7 +15,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,9 +148,10 @@ def a_second_daemon_on_another_address(scene: Scene) -> None:
 
 
 def stale_rings_of_the_dead(scene: Scene) -> None:
-    stale = forge(scene.directory, f"{DEAD_PID}-1-0")
-    for path in (stale, stale.with_suffix(".catalog")):
-        os.utime(path, (1, 1))
+    with forging(scene.directory, f"{DEAD_PID}-1-0") as hidden:
+        for path in (hidden, hidden.with_suffix(".catalog")):
+            os.utime(path, (1, 1))
+    stale = scene.directory / hidden.name
     (ring,) = scene.directory.glob(f"{scene.host.pid}-*.ring")
     os.utime(ring, (1, 1))  # the host's looks as old, and stays
     eventually(lambda: not stale.exists() and not stale.with_suffix(".catalog").exists())
@@ -165,8 +166,7 @@ def a_ring_whose_pid_is_the_hosts_and_whose_start_is_not(scene: Scene) -> None:
 
 
 def a_ring_whose_header_lies(scene: Scene) -> None:
-    ring = forge(scene.directory, f"{os.getpid()}-1-0")
-    with ring.open("r+b") as file:
+    with forging(scene.directory, f"{os.getpid()}-1-0") as ring, ring.open("r+b") as file:
         file.seek(24)
         file.write(struct.pack("<q", 1 << 40))
 
@@ -192,11 +192,14 @@ def a_node_table_with_cycles(scene: Scene) -> None:
 
 
 def a_node_table_of_a_million(scene: Scene) -> None:
-    ring = forge(scene.directory, f"{os.getpid()}-1-2")
-    with ring.with_suffix(".catalog").open("ab") as catalog:
+    pack, head = msgpack.Packer().pack, struct.Struct("<II").pack
+    with (
+        forging(scene.directory, f"{os.getpid()}-1-2") as ring,
+        ring.with_suffix(".catalog").open("ab") as catalog,
+    ):
         for number in range(1, 1_000_001):
-            said = msgpack.packb({"k": "Node", "id": number, "parent": None, "kind": "layer", "name": ""})
-            catalog.write(struct.pack("<II", len(said), zlib.crc32(said)) + said)
+            said = pack({"k": "Node", "id": number, "parent": None, "kind": "layer", "name": ""})
+            catalog.write(head(len(said), zlib.crc32(said)) + said)
     with Feed() as feed:
         eventually(lambda: state_of(feed, ring.stem) == "faulty")
 
@@ -486,7 +489,20 @@ def steps_of(feed: Feed, pid: int) -> int:
 
 def forge(directory: Path, stem: str, nodes: list[Node] | None = None, pid: int = DEAD_PID, start: int = 1) -> Path:
     """A ring and a catalog that say what the test wants them to."""
-    ring = directory / f"{stem}.ring"
+    with forging(directory, stem, nodes, pid, start) as hidden:
+        pass
+    return directory / hidden.name
+
+
+@contextmanager
+def forging(
+    directory: Path, stem: str, nodes: list[Node] | None = None, pid: int = DEAD_PID, start: int = 1
+) -> Iterator[Path]:
+    """The same before any daemon sees them: what finds them half made takes their process for dead, and never looks
+    again."""
+    hidden = directory / "forging"
+    hidden.mkdir()
+    ring = hidden / f"{stem}.ring"
     catalog = CatalogWriter(ring.with_suffix(".catalog"))
     catalog.write(HostHello(1, 0, pid, start, "here", "", "forged", "3", "python", 1, 1))
     for node in nodes or []:
@@ -498,7 +514,10 @@ def forge(directory: Path, stem: str, nodes: list[Node] | None = None, pid: int 
         file.write(struct.pack("<qq", pid, start))
     for number in range(3):
         writer.record(1, number, number + 1, 1)
-    return ring
+    yield ring
+    for path in (ring.with_suffix(".catalog"), ring):
+        path.rename(directory / path.name)
+    hidden.rmdir()
 
 
 def view_of(feed: Feed, stem: str = "", pid: int = 0) -> SourceView | None:
