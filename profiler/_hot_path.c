@@ -128,10 +128,11 @@ static int64_t nowhere[SLOT_WORDS]; /* the slot of positions that have none: wri
    room for it, the import fails and the Python hot path is used. */
 static _Thread_local struct {
     HotPath *hot_path;
+    uint64_t thread_state; /* its id: a thread of C's may have several, one after the other */
     uint64_t context_version;
     uint64_t generation;
     Position *position;
-} last __attribute__((tls_model("initial-exec"))) = {NULL, 0, 0, NULL};
+} last __attribute__((tls_model("initial-exec"))) = {NULL, 0, 0, 0, NULL};
 
 /* Timers and spans that were let go, to be used again: a third of the cost of making one. They keep their reference
    to their type. */
@@ -500,6 +501,7 @@ find_position(HotPath *self)
     }
     Py_DECREF(found);
     last.hot_path = self;
+    last.thread_state = PyThreadState_Get()->id;
     last.context_version = PyThreadState_Get()->context_ver;
     last.generation = generation;
     last.position = (Position *)found;
@@ -509,8 +511,9 @@ find_position(HotPath *self)
 static inline Position *
 this_position(HotPath *self)
 {
-    if (LIKELY(last.hot_path == self && last.generation == generation &&
-               last.context_version == PyThreadState_Get()->context_ver))
+    PyThreadState *state = PyThreadState_Get();
+    if (LIKELY(last.hot_path == self && last.generation == generation && last.thread_state == state->id &&
+               last.context_version == state->context_ver))
         return last.position;
     return find_position(self);
 }
@@ -653,8 +656,18 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
 {
     PyObject *done;
     if (scope->node >= 0) {
-        if (write_whole(self, position->lane | scope->node | flags, start_ns, end_ns, elements) < 0)
-            return -1;
+        int64_t tag = position->lane | scope->node | flags;
+        if (self->words != NULL) {
+            if (write_whole(self, tag, start_ns, end_ns, elements) < 0)
+                return -1;
+        }
+        else {
+            done = PyObject_CallFunction(self->record, "LLLO", (long long)tag, (long long)start_ns, (long long)end_ns,
+                                         elements);
+            Py_XDECREF(done);
+            if (done == NULL)
+                return give_up(self);
+        }
         done = PyObject_CallFunction(self->amounts, "OLO", (PyObject *)scope, (long long)position->lane, elements);
         Py_XDECREF(done);
         return done == NULL ? give_up(self) : 0;
@@ -668,8 +681,20 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
         Py_XDECREF(done);
         return done == NULL ? give_up(self) : 0;
     }
-    PyObject *record = Py_BuildValue("OLLOL", (PyObject *)scope, (long long)start_ns, (long long)end_ns, elements,
-                                     (long long)flags);
+    /* As a count, so that an object of the host's is not kept. */
+    int64_t count;
+    int whole = as_elements(elements, &count);
+    if (whole < 0)
+        return -1;
+    if (whole == 0) {
+        count = -1;
+        done = PyObject_CallOneArg(self->uncounted, elements);
+        Py_XDECREF(done);
+        if (done == NULL && give_up(self) < 0)
+            return -1;
+    }
+    PyObject *record = Py_BuildValue("OLLLL", (PyObject *)scope, (long long)start_ns, (long long)end_ns,
+                                     (long long)count, (long long)flags);
     int kept = record == NULL ? -1 : PyList_Append(position->held, record);
     Py_XDECREF(record);
     return kept < 0 ? give_up(self) : 0;

@@ -111,8 +111,8 @@ def _bytes(nodes: Iterable[Node], totals: PhaseTotals) -> float | None:
 
 def _work(node: Node, totals: PhaseTotals, unit: str, per_element: float | None) -> float | None:
     """The `flops` or `bytes` of all calls of `node`: as each call gave them, or a straight line in their elements."""
-    given = totals.stats.rare("amounts", (node.id,))
-    if given:  # they are known where each of them gave them
+    if totals.stats.rare("amounts", (node.id,)):
+        given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
     if per_element and totals.stats.rare("uncounted", (node.id,)):
         return None

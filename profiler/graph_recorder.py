@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,10 @@ class GraphRecorder:
         return found
 
     def _emit(self, scope: Scope, duration_ns: int, elements: int) -> None:
+        try:
+            duration_ns = operator.index(duration_ns)
+        except TypeError as error:
+            raise UsageError(f"a duration of {duration_ns!r}; whole nanoseconds are wanted") from error
         position, end_ns = self._path.position, HostTime(self._path.now_ns())
         start_ns = HostTime(end_ns - duration_ns)
         emit_at_once(self._callbacks, scope, position, start_ns, end_ns, elements, position.lane)

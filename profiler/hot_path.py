@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from cbtop.profiler.positions import finder
 from cbtop.protocol.ring import FLAG_FAILED, NO_NODE, Record, RingWriter, pack_record
 from cbtop.protocol.vocabulary import NodeKind
 
+TOO_MANY = 1 << 63  # elements
 NOWHERE = -1  # a place that no memory has
 HELD = -1  # stands for the node of what runs in a step that has no name yet: its records wait for one
 MAX_HELD = 1 << 16  # so many of them; what comes after is recorded against no node, and so counted as rejected
@@ -165,6 +167,8 @@ class HotPath:
                 return
             at, number = next(self._reserve)
             try:
+                if elements >= TOO_MANY:
+                    raise OverflowError
                 pack_record(self._memory, at, start_ns, end_ns, elements, tag, number)
             except BaseException as error:
                 self._refused(at, number, tag, start_ns, end_ns, elements)
@@ -209,6 +213,8 @@ class HotPath:
     def _write(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         at, number = next(self._reserve)
         try:
+            if elements >= TOO_MANY:
+                raise OverflowError
             pack_record(self._memory, at, start_ns, end_ns, elements, tag, number)
         except BaseException as error:
             self._refused(at, number, tag, start_ns, end_ns, elements)
@@ -223,9 +229,17 @@ class HotPath:
             self._write(position.lane | scope.node | FLAG_FAILED * failed, start_ns, end_ns, elements)
             self._callbacks.amounts(scope, position.lane, elements)
         elif position.held is not None and len(position.held) < MAX_HELD:
-            position.held.append((scope, start_ns, end_ns, elements, FLAG_FAILED * failed))
+            position.held.append((scope, start_ns, end_ns, self._counted(elements), FLAG_FAILED * failed))
         else:
             self._write(NO_NODE, 0, 0, 0)
+
+    def _counted(self, elements: object) -> int:
+        """`elements` as a count, so that an object of the host's is not kept; -1 where they are none."""
+        try:
+            return operator.index(elements)  # type: ignore[arg-type]
+        except Exception:  # noqa: BLE001 - whatever an object of the host's raises when it is asked for a number
+            self._callbacks.uncounted(elements)
+            return -1
 
     def _refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         """A record that could not be written: no ring is attached, a lap is due, or `elements` is no count."""
@@ -299,6 +313,8 @@ class Span:
                 return
             at, number = next(hot_path._reserve)
             try:
+                if self.elements >= TOO_MANY:
+                    raise OverflowError
                 pack_record(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
             except BaseException as error:
                 hot_path._refused(at, number, tag, self._start_ns, end_ns, self.elements)

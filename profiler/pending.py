@@ -39,7 +39,8 @@ class Pending:
     def discard(self) -> None:
         """Record none of what is waiting. Also for a forked child, where nobody holds the lock."""
         self.timings.clear()
-        self._finalizing = threading.Lock()
+        self._finalizing = threading.RLock()
+        self._is_finalizing = False
 
     def __len__(self) -> int:
         return len(self.timings)
@@ -51,21 +52,22 @@ class Pending:
         """
         # One thread at a time takes timings out, so the first `waiting` are those whose marks were waited for.
         with self._finalizing:
-            waiting = len(self.timings)
+            waiting = 0 if self._is_finalizing else len(self.timings)  # a signal handler may come in between
             if not waiting:
                 return
+            self._is_finalizing = True
             take, record, time_ns = self.timings.popleft, self._record, self._clock.time_ns
             try:
-                if any(type(end) is not HostTime for _, _, end, _ in self.timings):
-                    self._clock.synchronize()
+                self._clock.synchronize()
                 while waiting:
                     tag, start, end, elements = self.timings[0]
-                    start_ns = start if isinstance(start, HostTime) else time_ns(start)
-                    end_ns = end if isinstance(end, HostTime) else time_ns(end)
+                    start_ns = start if isinstance(start, HostTime) else int(time_ns(start))
+                    end_ns = end if isinstance(end, HostTime) else int(time_ns(end))
                     take()
                     waiting -= 1
                     record(tag, start_ns, end_ns, elements)
             finally:  # of what is left by now, the device tells no time any more
+                self._is_finalizing = False
                 for _ in range(waiting):
                     take()
                     record(NO_NODE, 0, 0, 0)

@@ -67,10 +67,16 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
         if has_others or running_loop() is not None:
             unit = running_unit()
             if unit is not None:
-                position = of_unit.get(unit)
-                if position is None:
-                    position = of_unit[unit] = make()
-                return position
+                try:
+                    position = of_unit.get(unit)
+                    if position is None:
+                        position = of_unit[unit] = make()
+                except (
+                    TypeError
+                ):  # a task of somebody's own that cannot be referred to weakly: its thread stands for it
+                    position = None
+                if position is not None:
+                    return position
         try:
             mine: Position = of_thread.position
         except AttributeError:

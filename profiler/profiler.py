@@ -10,15 +10,16 @@ Rules
 
 from __future__ import annotations
 
+import _thread
 import functools
 import inspect
 import logging
 import os
-import threading
+import random
 import time
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from cbtop.profiler.clocks import DeviceClock, HostClock
 from cbtop.profiler.graph.nodes import Function, Layer
@@ -33,7 +34,7 @@ from cbtop.profiler.steps import Step, Steps
 from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.messages import CatalogMessage
-from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, NO_NODE, Record, RingWriter
+from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, NO_NODE, UNKNOWN_AMOUNT, Record, RingWriter
 from cbtop.protocol.vocabulary import BrickCategory, SyncMode, TransferDirection
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+MAX_TURNS = 4096  # names of steps, of each thread, whose turns are counted for `sample_every`
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
@@ -74,6 +77,15 @@ def _unless_it_fails(
         return guarded
 
     return guard
+
+
+class _Listener(NamedTuple):
+    """What a profiler does as the recorder's ring opens and before it closes."""
+
+    implementation: str
+    sample_every: int
+    attach: Callable[[RingWriter | None], Record]
+    finish: Callable[[], None]
 
 
 class BrickProfiler:
@@ -113,7 +125,7 @@ class BrickProfiler:
         self._said: set[str] = set()
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
-        self._turns = threading.local()
+        self._turns = _thread._local()  # not threading.local, which gevent replaces
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._scopes = Scopes(self.announce)
         callbacks = Callbacks(
@@ -140,7 +152,9 @@ class BrickProfiler:
         self.stats = ReadBack(self._recorder, self.graph, self._scopes, clock_ns)
         self._set_recording()
         if isinstance(self._recorder, RingRecorder):
-            self._recorder.add_listener(self)
+            self._recorder.add_listener(
+                _Listener(self._path.implementation, self.sample_every, self._host_path.attach, self.finalize)
+            )
         _profilers.add(self)
 
     @property
@@ -152,14 +166,6 @@ class BrickProfiler:
     def enabled(self) -> bool:
         """Whether anything is recorded."""
         return self._enabled
-
-    def attach(self, ring: RingWriter | None, /) -> Record:
-        """Write into `ring` from now on; gives what writes a record of its own beside it. The recorder calls this."""
-        return self._host_path.attach(ring)
-
-    def finish(self) -> None:
-        """Record what still waits for the device: the ring is about to be closed. The recorder calls this."""
-        self.finalize()
 
     def enable(self) -> None:
         """Record from now on."""
@@ -209,10 +215,11 @@ class BrickProfiler:
         """
 
         def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-            if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-                raise TypeError(
-                    f"{function.__name__} runs in pieces; time them with `with profiler.brick(...)` inside"
-                )
+            name = getattr(function, "__name__", type(function).__name__)
+            called = (function, type(function).__call__)
+            kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+            if any(is_kind(one) for is_kind in kinds for one in called):
+                raise TypeError(f"{name} runs in pieces; time them with `with profiler.brick(...)` inside")
 
             @functools.wraps(function)
             def timed_function(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -239,7 +246,7 @@ class BrickProfiler:
         """
         self._pending.discard()
         self._epoch_ns = None
-        self._turns = threading.local()
+        self._turns = _thread._local()  # not threading.local, which gevent replaces
         self._scopes.dropped = 0
         self.graph.reset()
         self.stats.reset()
@@ -276,6 +283,10 @@ class BrickProfiler:
         one process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records
         its first step of a name and every k-th after it.
         """
+        try:
+            hash((name, model))
+        except TypeError as error:
+            raise UsageError(f"a step cannot be called {name!r}: {error}") from error
         return Step(self._steps, name, tokens, model)
 
     def add_tokens(self, tokens: int) -> None:
@@ -432,6 +443,12 @@ class BrickProfiler:
             turns: dict[object, int] = self._turns.turns
         except AttributeError:
             turns = self._turns.turns = {}
+        if len(turns) >= MAX_TURNS:  # a name for each request: whose turn it was is forgotten
+            turns.clear()
+        if (
+            key is None
+        ):  # of steps whose name is not known yet, by chance: in turns, one name might always be passed over
+            return random.random() * self.sample_every < 1
         turn = turns.get(key, 0)
         turns[key] = (turn + 1) % self.sample_every
         return turn == 0
@@ -450,12 +467,16 @@ class BrickProfiler:
         """Record the FLOP and bytes of a call, which its definition gives by its elements."""
         try:
             work: Work = scope.work(elements)
-            flops, bytes_ = (round(amount(1, elements)) for amount in (work.flops, work.bytes))  # type: ignore[arg-type]
+            flops, bytes_ = (_amount(amount(1, elements)) for amount in (work.flops, work.bytes))
         except Exception as error:  # noqa: BLE001 - a function of the host's: these calls did an unknown amount of work
-            self._say_once("work", "the work of %r is unknown: %s: %s", scope.key, type(error).__name__, error)
+            name, why = getattr(scope.key, "name", scope.key), f"{type(error).__name__}: {error}"
+            self._say_once("work", "the work of some calls of %s is unknown: %s", name, why)
         else:
             lane = flags >> LANE_SHIFT << LANE_SHIFT
-            self._hand_over(scope.node | lane | FLAG_AMOUNTS, flops, bytes_, elements)
+            try:
+                self._hand_over(scope.node | lane | FLAG_AMOUNTS, flops, bytes_, 0)
+            except Exception as error:  # noqa: BLE001 - a recorder that fails must not reach the host
+                self._give_up(error)
 
     def _uncounted(self, elements: object) -> None:
         what = "%s is no number of elements; such calls are timed, and counted apart"
@@ -468,10 +489,22 @@ class BrickProfiler:
 
     def _give_up(self, error: Exception) -> None:
         """Nothing is recorded from now on, and why is said once: the host goes on."""
+        if isinstance(error, RecursionError):
+            self._set_recording()  # the host is at the end of its stack: this brick is left out, and that is all
+            return
         self._has_given_up = True
         why = f"{type(error).__name__}: {error}"
         self._say_once(why, "nothing is recorded from here on in process %d: %s", os.getpid(), why)
         self._set_recording()
+
+
+def _amount(value: float | None) -> int:
+    """FLOP or bytes of one call, as a record holds them. Raises ValueError for more than it can."""
+    if value is None:
+        return UNKNOWN_AMOUNT
+    if not 0 <= value < 1 << 63:
+        raise ValueError(f"{value:g} of one call; less than 2^63 are wanted")
+    return round(value)
 
 
 def _shown(elements: object) -> str:
@@ -480,8 +513,9 @@ def _shown(elements: object) -> str:
 
 
 def _after_fork() -> None:
-    for profiler in _profilers:
+    for profiler in list(_profilers):
         profiler._scopes.after_fork()
+        profiler._steps.after_fork()
         profiler._pending.discard()  # what waits is the parent's to record
 
 

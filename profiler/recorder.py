@@ -73,6 +73,9 @@ class RingListener(Protocol):
     @property
     def implementation(self) -> str: ...
 
+    @property
+    def sample_every(self) -> int: ...
+
     def attach(self, ring: RingWriter | None, /) -> Record: ...
 
     def finish(self) -> None: ...
@@ -159,6 +162,7 @@ class RingRecorder:
                 self._write_updates()
             catalog, self._catalog = self._catalog, None
             if catalog:
+                self._let_catalog_go.detach()
                 with self._kept_from_the_host("say goodbye"):
                     catalog.write(Goodbye(reason))
                 with self._kept_from_the_host("close its catalog"):
@@ -200,6 +204,7 @@ class RingRecorder:
         """Back to not having opened anything, without touching the files: they are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         if self._catalog:
+            self._let_catalog_go.detach()
             with self._kept_from_the_host("close its catalog"):
                 self._catalog.close()  # or the parent would seem alive for as long as this child
         self._ring = self._catalog = self._path = self._reader = None
@@ -320,8 +325,11 @@ class RingRecorder:
         # The catalog comes first: whoever sees the ring finds the catalog beside it.
         catalog = _new_catalog(directory)
         try:
-            implementation = self._listeners[0].implementation if self._listeners else "python"
-            catalog.write(_hello(implementation, locked=catalog.locked))
+            listener = self._listeners[0] if self._listeners else None
+            implementation, sample_every = (
+                (listener.implementation, listener.sample_every) if listener else ("python", 1)
+            )
+            catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
         except BaseException:
             with self._kept_from_the_host("remove a file it began"):
@@ -337,10 +345,20 @@ class RingRecorder:
         self._updates.clear()
         ring.set_left_out(self.left_out)
         self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
+        self._let_catalog_go = weakref.finalize(self, _let_go, catalog)  # of a profiler that nobody holds any more
+        setattr(self._let_catalog_go, "atexit", False)  # noqa: B010 - typeshed does not know it
         for listener in self._listeners:
             with self._kept_from_the_host("write beside the hot path"):
                 self.record = listener.attach(ring)
         _say_goodbye_from_multiprocessing()
+
+
+def _let_go(catalog: CatalogWriter) -> None:
+    try:
+        catalog.write(Goodbye("closed"))
+        catalog.close()
+    except Exception as error:  # noqa: BLE001 - see the rules
+        _log.warning("cbtop could not close %s: %s", catalog.path, error)
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
@@ -369,7 +387,7 @@ def _new_catalog(directory: Path) -> CatalogWriter:
                 raise
 
 
-def _hello(recorder: str, *, locked: bool) -> HostHello:
+def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
     ranks = ranks_of(os.environ)
     return HostHello(
         protocol_major=PROTOCOL_MAJOR,
@@ -388,6 +406,7 @@ def _hello(recorder: str, *, locked: bool) -> HostHello:
         world_size=ranks.world_size,
         pid_namespace=pid_namespace(),
         locked=locked,
+        sample_every=sample_every,
     )
 
 

@@ -11,6 +11,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.graph.node_of import nodes_of
 from cbtop.profiler.graph.node_table import MAX_DEPTH, MAX_NODES
 from cbtop.profiler.hot_path import HELD, Scope
+from cbtop.protocol import codec
 from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.ring import NO_NODE
 from cbtop.protocol.vocabulary import NodeKind
@@ -61,6 +62,10 @@ class Scopes:
     def _define_node(self, key: object, outer: Scope) -> int:
         try:
             nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
+            for node in nodes:
+                codec.decode(
+                    codec.encode(node)
+                )  # one that cannot be said would leave a gap in the numbers of all others
         except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
             if not self.dropped:
                 _log.warning("cbtop records no %s: %s: %s", type(key).__name__, type(error).__name__, error)

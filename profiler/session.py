@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,7 @@ from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.from_nodes import graph_of_nodes
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import ANY_STEP, NodeStats
+from cbtop.profiler.stats import ANY_STEP, NodeStats, sane
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -50,6 +51,7 @@ class Report:
     union_ns: int  # in which at least one step ran
     overwritten: int
     rejected: int
+    uncounted_steps: int = 0  # that gave no count of tokens: then no rate is known
     window_s: float | None = None  # None: everything since the beginning, or since `reset`
 
     @property
@@ -60,12 +62,13 @@ class Report:
     @property
     def coverage(self) -> float | None:
         """The share of the steps' wall time that was spent in bricks; None without steps."""
-        return self.total_ns / self.wall_ns if self.wall_ns else None
+        closed_ns = sum(stats.closed.exclusive_ns for stats in self.bricks)
+        return closed_ns / self.wall_ns if self.wall_ns else None
 
     @property
     def tokens_per_sec(self) -> float | None:
         """Tokens a second of the time in which steps ran, where several did counted once; None without steps."""
-        return 1e9 * self.tokens / self.union_ns if self.union_ns else None
+        return 1e9 * self.tokens / self.union_ns if self.union_ns and not self.uncounted_steps else None
 
     def __str__(self) -> str:
         """The report as text, as `print(profiler.report())` shows it."""
@@ -74,7 +77,7 @@ class Report:
         span = "" if self.window_s is None else f"the last {self.window_s:.1f} s: "
         lines = [f"{span}{self.steps} steps, {self.tokens} tokens, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"]
         for stats in self.bricks:
-            share = f"{100 * stats.exclusive_ns / self.wall_ns:5.1f}%" if self.wall_ns else "  n/a"
+            share = f"{100 * stats.closed.exclusive_ns / self.wall_ns:5.1f}%" if self.wall_ns else "  n/a"
             calls = stats.calls
             lines.append(f"  {stats.name:20} {calls.mean_ns / 1e3:10.2f}µs avg ({share}) [{calls.count} samples]")
         for category in self.categories:
@@ -82,7 +85,7 @@ class Report:
         if self.overwritten:
             lines.append(f"  {self.overwritten} records were overwritten before they were read")
         if self.rejected:
-            lines.append(f"  {self.rejected} records named no node: there was no room for it")
+            lines.append(f"  {self.rejected} records named no node, or ran backwards")
         return "\n".join(lines)
 
 
@@ -94,6 +97,7 @@ class Session:
         self._table = NodeTable()
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
+        self._reading = threading.RLock()  # two threads may ask at once: a record is counted once
 
     def report(self) -> Report:
         """Everything so far."""
@@ -162,24 +166,27 @@ class Session:
             union_ns=totals.stats.rare("union_ns", (ANY_STEP,)),
             overwritten=overwritten,
             rejected=rejected,
+            uncounted_steps=int(totals.stats.rare("uncounted", steps)),
             window_s=window_s,
         )
 
     def _totals(self) -> PhaseTotals:
-        batch = self._recorder.read()  # before the nodes: what a record names was announced before it
-        self._add_nodes()
-        self._stats.grow(len(self._table) + 1)
-        if batch is not None:
-            self._overwritten += batch.overwritten
-            self._rejected += self._count(batch, self._stats)
-        return PhaseTotals.of(self._table, self._stats, None)
+        with self._reading:
+            batch = self._recorder.read()  # before the nodes: what a record names was announced before it
+            self._add_nodes()
+            self._stats.grow(len(self._table) + 1)
+            if batch is not None:
+                self._overwritten += batch.overwritten
+                self._rejected += self._count(batch, self._stats)
+            return PhaseTotals.of(self._table, self._stats, None)
 
     def _add_nodes(self) -> None:
-        for node in self._recorder.nodes()[len(self._table) :]:
-            self._table.add(node)
+        with self._reading:
+            for node in self._recorder.nodes()[len(self._table) :]:
+                self._table.add(node)
 
     def _count(self, batch: Batch, stats: NodeStats) -> int:
-        """Add `batch` to `stats`, and give how many of its records name no node."""
-        known = batch.only((batch.node >= 1) & (batch.node <= len(self._table)))
+        """Add `batch` to `stats`, and give how many of its records tell nothing."""
+        known = batch.only(sane(batch, len(self._table)))
         stats.add(known, np.array(self._table.step_of, np.int64))
         return len(batch.node) - len(known.node)

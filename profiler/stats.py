@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, FLAG_UNCOUNTED, LANE_SHIFT, LANES, Batch
+from cbtop.protocol.ring import (
+    FLAG_AMOUNTS,
+    FLAG_CANCELLED,
+    FLAG_FAILED,
+    FLAG_UNCOUNTED,
+    LANE_SHIFT,
+    LANES,
+    UNKNOWN_AMOUNT,
+    Batch,
+)
 
 Column = NDArray[np.int64]
 
@@ -26,13 +35,27 @@ BUCKETS = (42 - SUB_BUCKET_BITS) * SUB_BUCKETS + SUB_BUCKETS
 MAX_HISTOGRAM_NODES = 8_192
 
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
-# What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: calls for which `flops` and `bytes`
-# were given. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps: `union_ns`, the
-# time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last ended.
-RARE = ("uncounted", "amounts", "flops", "bytes", "cancelled", "cancelled_ns", "union_ns", "first_ns", "last_ns")
+# What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: records of `flops` and `bytes`, of
+# which so many were `_given`. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps:
+# `union_ns`, the time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last
+# ended.
+RARE = (
+    "uncounted",
+    "amounts",
+    "flops",
+    "flops_given",
+    "bytes",
+    "bytes_given",
+    "cancelled",
+    "cancelled_ns",
+    "union_ns",
+    "first_ns",
+    "last_ns",
+)
+SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
 ANY_STEP = 0  # stands for all step nodes together in `union_ns`: two phases may run at the same time. Not on the wire
 _MOMENTS = ("first_ns", "last_ns")  # not totals
-MAX_KEPT_INTERVALS = 1024  # of a step node; what a step covers of the time before these is not looked at again
+MAX_KEPT_INTERVALS = 1 << 14  # of a step node, beside the newest: time before these that a step covers counts twice
 MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
 MAX_OPEN_PARTS = 64  # of one of these, before they are added up
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
@@ -61,6 +84,17 @@ def distinct(values: Column) -> Column:
     ordered = np.sort(values)
     found: Column = ordered[np.diff(ordered, prepend=-1) != 0]
     return found
+
+
+def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
+    """Which records tell something: they name one of `nodes` nodes and run forward, or give amounts of work."""
+    duration = batch.end_ns - batch.start_ns
+    amounts = (batch.flags & FLAG_AMOUNTS) != 0  # of these, start and end are FLOP and bytes
+    is_given = (batch.start_ns >= UNKNOWN_AMOUNT) & (batch.end_ns >= UNKNOWN_AMOUNT)
+    good: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= nodes)
+    good &= np.where(amounts, is_given, (duration >= 0) & (duration < SANE))
+    good &= (batch.elements >= 0) & (batch.elements < SANE)
+    return good
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +141,8 @@ class NodeStats:
         # The kernel gives zeroed pages as they are touched: rows that count nothing cost nothing.
         self._histogram = np.zeros((MAX_HISTOGRAM_NODES, BUCKETS), np.int64)
         self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
-        self._intervals: dict[int, tuple[Column, Column]] = {}  # by step: those in which steps ran, newest at the end
+        self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # by step: starts and ends of when any ran
+        self._ended: dict[int, tuple[int, bool]] = {}  # by step and lane: when the last one ended, and if cancelled
         self._open: dict[int, list[tuple[Column, Column]]] = {}  # by step and lane: nodes and times of a running step
 
     def __len__(self) -> int:
@@ -252,6 +287,7 @@ class NodeStats:
         for values in self._rare.values():
             values.clear()
         self._intervals.clear()
+        self._ended.clear()
         self._open.clear()
         self._size = 0
 
@@ -261,21 +297,25 @@ class NodeStats:
         for name, values in columns.items():
             self._columns[name][node] = values
 
-    def set_rare(self, node: Column, column: Column, value: Column) -> None:
+    def set_rare(self, node: Column, column: Column, value: NDArray[np.float64]) -> None:
         """Take over values of rare columns: `column` numbers them as in RARE."""
         for one, at, number in zip(node.tolist(), column.tolist(), value.tolist(), strict=True):
-            self._rare[RARE[at]][one] = number
+            self._rare[RARE[at]][one] = int(number)
 
     def add_rare(self, other: NodeStats, place: Column) -> None:
         """Add the rare totals of `other`, whose node n is `place[n]` here. Moments are left out: clocks differ."""
         for name in RARE:
             if name not in _MOMENTS and other._rare[name]:
                 known = [node for node in other._rare[name] if node < len(place)]
-                values = [other._rare[name][node] for node in known]
-                self._add_rare(name, place[known], np.array(values, np.int64))
+                for node in known:
+                    here = int(place[node])
+                    self._rare[name][here] = self._rare[name].get(here, 0) + other._rare[name][node]
 
-    def rare_values(self, nodes: Iterable[int]) -> tuple[Column, Column, Column]:
-        """What there is in rare columns of `nodes`: node, number of the column in RARE, value."""
+    def rare_values(self, nodes: Iterable[int]) -> tuple[Column, Column, NDArray[np.float64]]:
+        """What there is in rare columns of `nodes`: node, number of the column in RARE, value.
+
+        Values are float64: FLOP outgrow 64 bits, times are exact for a hundred days and then to two nanoseconds.
+        """
         found = [
             (node, at, self._rare[name][node])
             for at, name in enumerate(RARE)
@@ -283,8 +323,8 @@ class NodeStats:
             for node in nodes
             if node in self._rare[name]
         ]
-        table = np.array(found, np.int64).reshape(-1, 3)
-        return table[:, 0], table[:, 1], table[:, 2]
+        keys = np.array([key[:2] for key in found], np.int64).reshape(-1, 2)
+        return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
 
     def set_buckets(self, node: Column, bucket: Column, count: Column) -> None:
         """Take over histogram counts."""
@@ -353,8 +393,10 @@ class NodeStats:
         if amounts.any():
             part, batch = batch.only(amounts), batch.only(~amounts)
             self._add_rare("amounts", part.node, np.ones(len(part.node), np.int64))
-            self._add_rare("flops", part.node, part.start_ns)
-            self._add_rare("bytes", part.node, part.end_ns)
+            for unit, amount in (("flops", part.start_ns), ("bytes", part.end_ns)):
+                given = amount != UNKNOWN_AMOUNT
+                self._add_rare(unit, part.node[given], amount[given])
+                self._add_rare(f"{unit}_given", part.node[given], np.ones(int(given.sum()), np.int64))
         uncounted = batch.node[(batch.flags & FLAG_UNCOUNTED) != 0]
         self._add_rare("uncounted", uncounted, np.ones(len(uncounted), np.int64))
         return batch
@@ -385,55 +427,79 @@ class NodeStats:
             self._cover_step(ANY_STEP, batch.start_ns[outermost], batch.end_ns[outermost])
 
     def _cover_step(self, step: int, start: Column, end: Column) -> None:
-        none = np.zeros(0, np.int64)
-        kept_start, kept_end = self._intervals.get(step, (none, none))
-        if len(kept_start) >= MAX_KEPT_INTERVALS:
-            start = np.clip(start, kept_start[0], None)
-            end = np.maximum(start, end)
-        all_starts, all_ends = np.concatenate((kept_start, start)), np.concatenate((kept_end, end))
-        order = np.argsort(all_starts, kind="stable")
-        begins, reached = all_starts[order], np.maximum.accumulate(all_ends[order])
+        parts = self._intervals.setdefault(step, [])
+        begin = int(start.min())
+        overlapping = [part for part in parts if part[1][-1] >= begin]
+        if overlapping:
+            parts[:] = [part for part in parts if part[1][-1] < begin]
+            start = np.concatenate([*(part[0] for part in overlapping), start])
+            end = np.concatenate([*(part[1] for part in overlapping), end])
+        order = np.argsort(start, kind="stable")
+        begins, reached = start[order], np.maximum.accumulate(end[order])
         apart = begins[1:] > reached[:-1]
         starts = begins[np.concatenate(([True], apart))]
         ends = reached[np.concatenate((apart, [True]))]
-        more = int((ends - starts).sum() - (kept_end - kept_start).sum())
+        known = sum(int((part[1] - part[0]).sum()) for part in overlapping)
+        more = int((ends - starts).sum()) - known
         self._rare["union_ns"][step] = self._rare["union_ns"].get(step, 0) + more
-        self._intervals[step] = starts[-MAX_KEPT_INTERVALS:], ends[-MAX_KEPT_INTERVALS:]
+        parts.append((starts, ends))
+        while len(parts) > 1 and sum(len(part[0]) for part in parts) > MAX_KEPT_INTERVALS:
+            parts.pop(0)
 
     def _close_steps(self, batch: Batch, step_of: Column) -> Column:
         """Close what lies in the steps that ended; gives the nodes concerned, which need not be in the batch.
 
         Of steps that run at the same time, each has a lane, and its records are in order: what came in a lane since
-        the last end of a step there is the next one's.
+        the last end of a step there is the next one's. What was deferred until after its step had ended is known by
+        its time. In the last lane, which many steps may share, a step that ends closes what came so far, and one that
+        was cancelled nothing.
         """
-        inside = np.flatnonzero(step_of[batch.node] >= 0)
+        lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
+        is_cancelled = (batch.flags & FLAG_CANCELLED) != 0
+        inside = np.flatnonzero((step_of[batch.node] >= 0) & ~(is_cancelled & (lane == LANES - 1)))
         owner = step_of[batch.node[inside]]
-        group = owner * LANES + ((batch.flags[inside] >> LANE_SHIFT) & (LANES - 1))
+        group = owner * LANES + lane[inside]
         order = np.argsort(group, kind="stable")
         inside, owner, group = inside[order], owner[order], group[order]
-        node, duration = batch.node[inside], (batch.end_ns - batch.start_ns)[inside]
-        cancelled = (batch.flags[inside] & FLAG_CANCELLED) != 0
-        ends = np.flatnonzero(node == owner)
-        found = np.searchsorted(ends, np.arange(len(inside)))
-        within = found < len(ends)
-        end_of = ends[np.minimum(found, len(ends) - 1)] if len(ends) else np.zeros(len(inside), np.int64)
-        within &= group[end_of] == group if len(inside) else within
-        dropped = within & cancelled[end_of] if len(inside) else within
-        closing = within & ~dropped
+        node, end_ns = batch.node[inside], batch.end_ns[inside]
+        duration, cancelled = end_ns - batch.start_ns[inside], is_cancelled[inside]
+        is_end = node == owner
+        ends = np.flatnonzero(is_end)
+        if len(ends):
+            found = np.searchsorted(ends, np.arange(len(inside)))
+            end_of, before = ends[np.minimum(found, len(ends) - 1)], ends[np.maximum(found - 1, 0)]
+            within = (found < len(ends)) & (group[end_of] == group)
+            follows = (found > 0) & (group[before] == group)  # a step of its lane that ended in this batch
+            dropped = within & cancelled[end_of]
+            ended_ns, was_cancelled = np.where(follows, end_ns[before], -1), follows & cancelled[before]
+        else:
+            within = dropped = follows = was_cancelled = np.zeros(len(inside), np.bool_)
+            ended_ns = np.full(len(inside), -1)
+        for one in distinct(group[~follows]).tolist():
+            if one in self._ended:
+                of_one = ~follows & (group == one)
+                ended_ns = np.where(of_one, self._ended[one][0], ended_ns)
+                was_cancelled = np.where(of_one, self._ended[one][1], was_cancelled)
+        late = ~is_end & (end_ns <= ended_ns) & (end_ns - duration < ended_ns)
+        dropped = np.where(late, was_cancelled, dropped)
+        closing = (within | late) & ~dropped
         np.add.at(self._columns["closed_ns"], node[closing], duration[closing])
         self._add_rare("cancelled_ns", node[dropped], duration[dropped])
-        concerned = [node[closing]]
-        ended, first = np.unique(group[ends], return_index=True)
-        for one, at in zip(ended.tolist(), ends[first].tolist(), strict=True):
-            for carried, carried_ns in self._open.pop(one, ()):
+        concerned = [node[closing | dropped]]
+        for at in ends.tolist():
+            for carried, carried_ns in self._open.pop(int(group[at]), ()):
                 if cancelled[at]:
                     self._add_rare("cancelled_ns", carried, carried_ns)
                 else:
                     np.add.at(self._columns["closed_ns"], carried, carried_ns)
                 concerned.append(carried)
-        for one in distinct(group[~within]).tolist():
-            still = ~within & (group == one)
-            self._keep_open(one, node[still], duration[still])
+            self._ended[int(group[at])] = int(end_ns[at]), bool(cancelled[at])
+        still_open = ~(within | late)
+        for one in distinct(group[still_open]).tolist():
+            of_one = still_open & (group == one)
+            self._keep_open(one, node[of_one], duration[of_one])
+        while len(self._ended) > MAX_OPEN_GROUPS:
+            del self._ended[next(iter(self._ended))]
         return np.concatenate(concerned)
 
     def _keep_open(self, group: int, node: Column, duration: Column) -> None:

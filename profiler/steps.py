@@ -1,6 +1,7 @@
 """Steps: one forward pass each, whose name, tokens and start may be known only when it has run.
 
 Rules
+- A step lies in nothing: whatever runs around it (a function, another step), it is a step of its own phase.
 - A step decides for the thread, task or greenlet that it runs in, and for nobody else, whether it is sampled.
 - Steps that run at the same time have a lane each, which their records carry: so the time in each is known apart.
 - What runs in a step without a name is held until the step has one: its nodes lie under that name.
@@ -44,7 +45,15 @@ class Steps:
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
-        self.free_lanes = list(range(LANES - 2, -1, -1))  # the last is never taken: it is for all beyond the others
+        self.free_lanes: list[int] = []
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """All lanes are free but the one this thread is in: in a child, the others' threads are not there."""
+        position = self.path.position
+        taken = None if position.step is None else position.lane >> LANE_SHIFT
+        # The last is never taken: it is for all steps beyond the others.
+        self.free_lanes = [lane for lane in range(LANES - 2, -1, -1) if lane != taken]
 
 
 class Step:
@@ -56,9 +65,12 @@ class Step:
 
     __slots__ = (
         "_cancelled",
+        "_has_lane",
+        "_inside",
         "_model",
         "_name",
         "_outer",
+        "_outer_held",
         "_position",
         "_scope",
         "_start",
@@ -72,6 +84,7 @@ class Step:
         self._position: Position | None = None  # while it runs
         self._scope: Any = None  # None where it is not recorded
         self._cancelled = False
+        self._has_lane = False
         self._name = name
         self._model = model
         self._start_ns: int | None = None
@@ -108,7 +121,7 @@ class Step:
     @start_ns.setter
     def start_ns(self, start_ns: int) -> None:
         try:
-            if 0 <= start_ns <= self._steps.path.now_ns():
+            if isinstance(start_ns, int) and 0 <= start_ns <= self._steps.path.now_ns():
                 self._start_ns = start_ns
             else:
                 _log.warning("cbtop: a step cannot begin at %r: no time of this clock, or yet to come", start_ns)
@@ -141,30 +154,33 @@ class Step:
         name = NO_NAME if self._name is None else self._name
         return (NodeKind.STEP, name, self._model) if self._model else (NodeKind.STEP, name)
 
+    _outer: Any  # the step this one lies in, if any
+
     def _begin(self) -> None:
         steps, path = self._steps, self._steps.path
         position = path.position
         self._outer = outer = position.step
         self._scope = None
-        key = self._key
         if outer is None:
-            position.recording = steps.is_sampled(None if self._name is None else key)
+            position.recording = steps.is_sampled(None if self._name is None else self._key)
         if not path.recording:
             if outer is None:  # what lies in it is not recorded either, until it ends
                 position.step, self._position = self, position
             return
-        is_held = self._name is None and position.held is None
-        if is_held:
-            key = UNNAMED
-        inside = position.scope
-        scope = inside.children.get(key) or steps.scopes.define(inside, key)
-        self._start, now_ns = path.start_mark(), path.now_ns()
+        key = UNNAMED if self._name is None else self._key
+        root = self._inside = position.scope
+        while root.parent is not None:
+            root = root.parent
+        scope = root.children.get(key) or steps.scopes.define(root, key)
+        start = self._start = path.start_mark()
+        now_ns = start if isinstance(start, int) else path.now_ns()
         # Nothing from here on can fail.
-        if is_held:
-            position.held = []
+        self._outer_held = position.held
+        position.held = [] if self._name is None else None
         if outer is None:
             try:
                 position.lane = steps.free_lanes.pop() << LANE_SHIFT
+                self._has_lane = True
             except IndexError:
                 position.lane = SHARED_LANE
         position.step, self._position, self._scope = self, position, scope
@@ -184,22 +200,39 @@ class Step:
         try:
             end = path.end_mark()
         finally:
-            position.leave(scope)
+            held, position.held = position.held, self._outer_held
+            self._go_back(position, scope)
             if self._outer is None:
                 position.lane = 0
-            if scope.key == UNNAMED:
-                held, position.held = position.held, None
         if path.recording:
-            if held is not None:
-                scope = self._give_name(scope, held, lane)
+            if scope.key == UNNAMED:
+                scope = self._give_name(scope, held or [], lane)
+            elif scope.key != self._key:  # it was renamed where a brick ran in it
+                path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
+                scope = self._named(scope.parent)
             flags = lane | (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
             start = self._start if self._start_ns is None else HostTime(self._start_ns)
-            path.emit(scope, position, start, end, self.tokens, flags)
+            path.emit(scope, None, start, end, self.tokens, flags)
         if self._outer is None:
-            if lane != SHARED_LANE:  # only now: whoever takes it next writes behind this step's end
-                self._steps.free_lanes.append(lane >> LANE_SHIFT)
+            self._give_lane_back(lane)  # only now: whoever takes it next writes behind this step's end
             path.step_ended()
             self._steps.flush()
+
+    def _go_back(self, position: Position, scope: Scope) -> None:
+        """Out of the step, to where it began; to the root where the step around it has ended meanwhile."""
+        position.leave(scope)
+        is_at_root = position.scope.parent is None
+        if is_at_root and (self._outer is None or self._outer._position is not None):
+            self._steps.path.enter(position, self._inside, 0)
+
+    def _give_lane_back(self, lane: int) -> None:
+        if self._has_lane:
+            self._has_lane = False
+            self._steps.free_lanes.append(lane >> LANE_SHIFT)
+
+    def __del__(self) -> None:
+        if self._has_lane and self._position is not None:  # never ended: its thread, task or generator has gone
+            self._give_lane_back(self._position.lane)
 
     def _rename(self) -> None:
         """Go on under the name that was set, where this step began under another."""
@@ -209,12 +242,15 @@ class Step:
         path = self._steps.path
         try:
             position.leave(scope)
-            path.emit(scope, position, self._start, path.end_mark(), 0, position.lane | FLAG_CANCELLED)
-            outer = scope.parent
-            self._scope = outer.children.get(self._key) or self._steps.scopes.define(outer, self._key)
+            path.emit(scope, None, self._start, path.end_mark(), 0, position.lane | FLAG_CANCELLED)
+            self._scope = self._named(scope.parent)
             path.enter(position, self._scope, path.now_ns())
         except Exception as error:  # noqa: BLE001 - as in __enter__
             self._steps.give_up(error)
+
+    def _named(self, outer: Any) -> Scope:
+        found: Scope = outer.children.get(self._key) or self._steps.scopes.define(outer, self._key)
+        return found
 
     def _give_name(self, unnamed: Scope, held: list[HeldRecord], lane: int) -> Scope:
         """The scope of this step under its name, once what ran in it stands there too."""

@@ -36,6 +36,7 @@ class HostHello:
     `monotonic_ns` and `realtime_ns` were read together; records carry monotonic time.
     `process_start` is /proc's start time in clock ticks since boot: pid and start name a process for ever.
     `pid` is the process's own in the pid namespace with the inode `pid_namespace` (None: not known).
+    `sample_every`: of its steps it records one in so many.
     `locked`: the process holds a lock (flock(2)) on its catalog for as long as it lives.
     """
 
@@ -55,6 +56,7 @@ class HostHello:
     world_size: int | None = None
     pid_namespace: int | None = None
     locked: bool = False
+    sample_every: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,7 @@ class StatsUpdate:
     Every value is a total since the source began, so a lost update costs freshness, never truth. The byte
     fields are little-endian i64 columns: one entry a node for `node` … `closed_ns`, one entry a histogram
     bucket that changed for `bucket_*` (see `cbtop.profiler.stats` for the buckets), one entry a value for `rare_*`
-    (the columns that few nodes have, numbered as in `cbtop.profiler.stats.RARE`).
+    (the columns that few nodes have, numbered as in `cbtop.profiler.stats.RARE`; its values are float64).
     `closed_ns` is the part of `total_ns` that lies in steps that have ended.
     """
 

@@ -88,6 +88,7 @@ FLAG_FAILED = 1 << 24  # the brick ended in an exception
 FLAG_CANCELLED = 1 << 25  # a step that does not count, nor does what ran in it
 FLAG_UNCOUNTED = 1 << 26  # the elements are not known: the host gave something that is no count
 FLAG_AMOUNTS = 1 << 27  # no call: the FLOP (in place of the start), bytes (end) and elements of a call of the node
+UNKNOWN_AMOUNT = -1  # of FLOP or bytes, in such a record
 LANE_SHIFT = 28  # which of the steps that run at the same time this is, or lies in
 LANES = 16  # the last one is for all steps beyond the others
 SEQUENCE_SHIFT = 32
@@ -305,9 +306,9 @@ class Batch:
     overwritten: int
 
     def calls(self) -> Batch:
-        """Without the records that give the FLOP and bytes of a call: they have no times."""
-        amounts = (self.flags & FLAG_AMOUNTS) != 0
-        return self.only(~amounts) if amounts.any() else self
+        """Without the records that give the FLOP and bytes of a call (they have no times), and cancelled steps."""
+        others = (self.flags & (FLAG_AMOUNTS | FLAG_CANCELLED)) != 0
+        return self.only(~others) if others.any() else self
 
     def only(self, chosen: NDArray[np.bool_]) -> Batch:
         """The chosen records."""

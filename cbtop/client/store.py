@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbtop.client.busy import BusySlices
 from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, NO_MINIMUM, RARE, Column, NodeStats
+from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, RARE, Column, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
@@ -46,6 +47,7 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
 MAX_SOURCES = 1024
+MAX_RARE = 1e30  # of FLOP and bytes, the largest of these values
 SANE = 1 << 62  # a total beyond it would overflow when two are added
 
 
@@ -214,12 +216,12 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
         raise DecodeError(f"an update of {record.key} with histogram cells out of range")
     if not all(_within(column, 0, SANE) for name, column in columns.items() if name != "min_ns"):
         raise DecodeError(f"an update of {record.key} with totals out of range")
-    if not (_within(columns["min_ns"], 0, NO_MINIMUM) and _within(cells[2], 0, SANE)):
+    if not (_not_below(columns["min_ns"], 0) and _within(cells[2], 0, SANE)):
         raise DecodeError(f"an update of {record.key} with counts out of range")
-    rare = _column(update.rare_node), _column(update.rare_column), _column(update.rare_value)
+    rare = _column(update.rare_node), _column(update.rare_column), np.frombuffer(update.rare_value, dtype="<f8")
     if len({len(column) for column in rare}) != 1 or not _within(rare[0], 1, MAX_NODES + 1):
         raise DecodeError(f"an update of {record.key} with uneven rare columns or node ids out of range")
-    if not (_within(rare[1], 0, len(RARE)) and _within(rare[2], 0, SANE)):
+    if not (_within(rare[1], 0, len(RARE)) and _are_amounts(rare[2])):
         raise DecodeError(f"an update of {record.key} with rare values out of range")
     record.stats.set(node, columns)
     record.stats.set_buckets(*cells)
@@ -249,6 +251,15 @@ def _remember(record: SourceRecord, monotonic_ns: int) -> None:
 
 def _column(data: bytes) -> Column:
     return np.frombuffer(data, dtype="<i8")
+
+
+def _are_amounts(values: NDArray[np.float64]) -> bool:
+    # A value that is no number is not within any bounds.
+    return not len(values) or bool(values.min() >= 0 and values.max() < MAX_RARE)
+
+
+def _not_below(column: Column, low: int) -> bool:
+    return not len(column) or bool(column.min() >= low)
 
 
 def _within(column: Column, low: int, high: int) -> bool:

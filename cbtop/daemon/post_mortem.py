@@ -76,6 +76,8 @@ def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
         reader.close()
     source = Source(ring_path)
     source.poll()
+    while source.is_behind:
+        source.poll()
     nodes, state, hello = _table(source), source.state_message(), source.hello
     batch = joined([unpack(message) for message in source.records()]).calls()
     source.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.stats import BUCKETS, COLUMNS, Column, NodeStats, distinct
+from cbtop.profiler.stats import BUCKETS, COLUMNS, Column, NodeStats, distinct, sane
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked
@@ -30,7 +30,7 @@ from cbtop.protocol.messages import (
 )
 from cbtop.protocol.process import has_mapped, pid_namespace, process_start
 from cbtop.protocol.record_batch import batches, joined
-from cbtop.protocol.ring import FLAG_AMOUNTS, Batch, RingReader
+from cbtop.protocol.ring import Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")
@@ -88,6 +88,11 @@ class Source:
         first = [] if self.hello is None else [self.hello]
         last = [] if self._goodbye is None else [self._goodbye]
         return [*first, *self._nodes.nodes, *self._announced, *last]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a long catalog takes another poll before its records are read."""
+        return self.state is SourceStatus.LIVE and self._catalog_reader.is_behind
 
     def poll(self) -> None:
         """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""
@@ -237,11 +242,7 @@ class Source:
             self._before_attach = self._overwritten
         if not len(batch.node):
             return
-        duration = batch.end_ns - batch.start_ns
-        good = (batch.node >= 1) & (batch.node <= len(self._nodes))
-        amounts = (batch.flags & FLAG_AMOUNTS) != 0  # of these, start and end are FLOP and bytes
-        good &= np.where(amounts, (batch.start_ns >= 0) & (batch.end_ns >= 0), (duration >= 0) & (duration < SANE))
-        good &= (batch.elements >= 0) & (batch.elements < SANE)
+        good = sane(batch, len(self._nodes))
         self._rejected += int(len(good) - good.sum())
         if not good.all():
             batch = batch.only(good)
@@ -269,7 +270,7 @@ class Source:
             bucket_count=_bytes(self.stats.buckets(cell_node, cell_bucket)),
             rare_node=_bytes(rare[0]),
             rare_column=_bytes(rare[1]),
-            rare_value=_bytes(rare[2]),
+            rare_value=rare[2].astype("<f8", copy=False).tobytes(),
             **columns,
         )
 

@@ -17,4 +17,6 @@ def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
     writer.writerow(COLUMNS)
     named = [(n.id, n.parent, kind_name(n), printable(display_name(n))) for n in recorded.nodes.nodes]
     for r in recorded.records:
-        writer.writerow((*named[r.node - 1], r.start_ns, r.end_ns, r.elements, int(r.failed)))
+        writer.writerow(
+            (*named[r.node - 1], r.start_ns, r.end_ns, "" if r.elements is None else r.elements, int(r.failed))
+        )

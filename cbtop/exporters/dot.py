@@ -13,9 +13,14 @@ from cbtop.profiler.graph.from_nodes import graph_of_nodes
 def write_dot(recorded: RecordedProcess, out: TextIO) -> None:
     """Each node once, with the mean of its records."""
     count, total_ns, elements = Counter[int](), Counter[int](), Counter[int]()
+    uncounted: set[int] = set()  # nodes with a call that gave no count
     for record in recorded.records:
         count[record.node] += 1
         total_ns[record.node] += record.end_ns - record.start_ns
-        elements[record.node] += record.elements
+        elements[record.node] += record.elements or 0
+        if record.elements is None:
+            uncounted.add(record.node)
+    for node in uncounted:
+        del elements[node]
     graph, _ = graph_of_nodes(recorded.nodes.nodes, count, total_ns, elements, recorded.dependencies)
     out.write(to_dot(graph))

@@ -75,7 +75,8 @@ def _slices(recorded: RecordedProcess, process: int, uuids: Iterator[int], first
 
 def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> bytes:
     event = _begins(uuid, first_name + record.node, kind)
-    event += _message(ANNOTATION, ELEMENTS_NAMED + _integer(UINT, record.elements))
+    if record.elements is not None:
+        event += _message(ANNOTATION, ELEMENTS_NAMED + _integer(UINT, record.elements))
     if record.failed:
         event += _message(ANNOTATION, _integer(ANNOTATION_NAME, FAILED) + _integer(BOOL, 1))
     return _event(record.start_ns, event)

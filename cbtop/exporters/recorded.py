@@ -197,7 +197,7 @@ class _Recorded:
         return self.said.recorded(
             records,
             overwritten=books.dropped - rejected,
-            rejected=rejected + books.taken - len(records),
+            rejected=rejected + books.taken - records.read,
             missed=books.missed + (books.before or 0),
         )
 

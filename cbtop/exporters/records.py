@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cbtop.protocol.ring import FLAG_FAILED, Batch
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_UNCOUNTED, Batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ class TimedRecord(NamedTuple):
     node: int
     start_ns: int
     end_ns: int
-    elements: int
+    elements: int | None  # None where the caller gave no count
     failed: bool
 
 
@@ -49,14 +49,16 @@ class Records:
     """The records that `chunks` give when they are called, in the order they ended. Each is called at every walk."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
+        self.read = 0  # with those that are no calls: amounts of work, and cancelled steps
         self._count = 0
         self._spans: list[_Span] = []
         for read in chunks:
             number = self._count
             starts_ns: list[int] = []
             for read_batch in read():
-                self._count += len(read_batch.node)
+                self.read += len(read_batch.node)
                 batch = read_batch.calls()
+                self._count += len(batch.node)
                 if len(batch.node):
                     starts_ns += int(batch.start_ns.min()), int(batch.start_ns.max())
                     starts_ns = [min(starts_ns), max(starts_ns)]
@@ -70,9 +72,7 @@ class Records:
         for span in self._spans:
             for read_batch in span.read():
                 batch = read_batch.calls()
-                yield from _listed(
-                    batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags & FLAG_FAILED
-                )
+                yield from _listed(batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags)
 
     @property
     def begin_ns(self) -> int:
@@ -87,8 +87,8 @@ class Records:
         left = sorted(self._spans, key=lambda span: span.first_ns)
         rows, is_all = _first(left, None)
         while rows.shape[1]:
-            start_ns, end_ns, node, _, elements, failed = rows
-            yield from _listed(node, start_ns, ~end_ns, elements, failed)
+            start_ns, end_ns, node, _, elements, flags = rows
+            yield from _listed(node, start_ns, ~end_ns, elements, flags)
             if is_all:
                 return
             left = [span for span in left if span.last_ns >= rows[0, -1]]
@@ -111,9 +111,7 @@ def _first(spans: Sequence[_Span], after: Rows | None) -> tuple[Rows, bool]:
             batch = read_batch.calls()
             numbers = np.arange(number, number + len(batch.node))
             number += len(batch.node)
-            rows = np.stack(
-                (batch.start_ns, ~batch.end_ns, batch.node, numbers, batch.elements, batch.flags & FLAG_FAILED)
-            )
+            rows = np.stack((batch.start_ns, ~batch.end_ns, batch.node, numbers, batch.elements, batch.flags))
             if after is not None:
                 rows = rows[:, _is_after(rows, after)]
             if until_ns is not None:
@@ -146,8 +144,9 @@ def _is_after(rows: Rows, key: Rows) -> NDArray[np.bool_]:
 
 
 def _listed(*columns: Rows) -> Iterator[TimedRecord]:
-    """Node, start, end, elements and failed as records, made as they are walked: the rest stays in its columns."""
+    """Node, start, end, elements and flags as records, made as they are walked: the rest stays in its columns."""
     for first in range(0, len(columns[0]), LISTED_RECORDS):
         chunk = (column[first : first + LISTED_RECORDS].tolist() for column in columns)
-        for node, start_ns, end_ns, elements, failed in zip(*chunk, strict=True):
-            yield TimedRecord(node, start_ns, end_ns, elements, bool(failed))
+        for node, start_ns, end_ns, elements, flags in zip(*chunk, strict=True):
+            counted = None if flags & FLAG_UNCOUNTED else elements
+            yield TimedRecord(node, start_ns, end_ns, counted, bool(flags & FLAG_FAILED))

@@ -16,7 +16,7 @@ from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.publisher import LIVE, RECORDS
 from cbtop.protocol.record_batch import joined, unpack
-from cbtop.protocol.ring import Batch
+from cbtop.protocol.ring import LANE_SHIFT, Batch
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import SourceStatus
 
@@ -66,10 +66,10 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
     if not len(known.node):
         return None
     step_of = np.array(nodes.step_of, np.int64)[known.node]
+    lane = known.flags >> LANE_SHIFT
     for at in np.flatnonzero((step_of == known.node) & (known.start_ns > known.end_ns[0])).tolist():
-        inside = (
-            (step_of == known.node[at]) & (known.start_ns >= known.start_ns[at]) & (known.end_ns <= known.end_ns[at])
-        )
+        inside = (step_of == known.node[at]) & (lane == lane[at])
+        inside &= (known.start_ns >= known.start_ns[at]) & (known.end_ns <= known.end_ns[at])
         if inside.sum() <= MAX_STEP_RECORDS:
             return known.only(inside)
     return None

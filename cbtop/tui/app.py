@@ -36,7 +36,7 @@ LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five of them
 HANG_UP_EXIT = 129
 
 
-class FeedEnd(Protocol):
+class AppFeedEnd(Protocol):
     """The workload this app was started for has failed; saying why is left to whoever started the app."""
 
     @property
@@ -53,7 +53,7 @@ class SavedHistory(Protocol):
     def size_bytes(self) -> int: ...
 
 
-class Feed(Protocol):
+class AppFeed(Protocol):
     """Where the numbers come from. No call blocks."""
 
     def poll(self) -> None:
@@ -78,7 +78,7 @@ class Feed(Protocol):
     def refused(self) -> str:
         """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
 
-    def finished(self) -> FeedEnd | None:
+    def finished(self) -> AppFeedEnd | None:
         """Not None when the workload this app was started for has failed."""
 
 
@@ -114,7 +114,7 @@ class CbtopApp(App[int]):
     ]
 
     def __init__(
-        self, feed: Feed, *, interval_s: float = 0.5, save_history: Callable[[], SavedHistory] | None = None
+        self, feed: AppFeed, *, interval_s: float = 0.5, save_history: Callable[[], SavedHistory] | None = None
     ) -> None:
         super().__init__()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]

@@ -108,7 +108,8 @@ def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> Bric
         p95_us=_us(calls.p95_ns),
         p99_us=_us(calls.p99_ns),
         p999_us=_us(calls.p999_ns),
-        us_per_token=totals.us_per_token(stats.closed.total_ns),
+        # What ran in no ended step has no time a token yet.
+        us_per_token=totals.us_per_token(stats.closed.total_ns) if stats.closed.total_ns else None,
         elements=calls.elements,
         flops=stats.flops,
         bytes=stats.bytes,

@@ -41,6 +41,7 @@ def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: fl
     first_ns, last_ns = stats.rare("first_ns", (step.id,)), stats.rare("last_ns", (step.id,))
     wall_ns = last_ns - first_ns if covers_s is None else round(covers_s * 1e9)
     p50, p95, p99 = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns))
+    is_sample = record.hello is not None and record.hello.sample_every > 1
     is_counted = not stats.rare("uncounted", (step.id,))  # else the tokens are those of some steps only
     tokens_a_step = tokens / count if is_counted else 0
     return StepsView(
@@ -56,9 +57,9 @@ def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: fl
         us_per_token_p50=p50 / tokens_a_step if p50 and tokens_a_step else None,
         us_per_token_p99=p99 / tokens_a_step if p99 and tokens_a_step else None,
         union_us=union_ns / 1e3,
-        at_once=total_ns / union_ns if union_ns else None,
+        at_once=total_ns / union_ns if union_ns and not is_sample else None,
         wall_us=wall_ns / 1e3 if wall_ns else None,
-        tokens_per_wall_sec=_rate(tokens, wall_ns) if is_counted else None,
+        tokens_per_wall_sec=_rate(tokens, wall_ns) if is_counted and not is_sample else None,
     )
 
 

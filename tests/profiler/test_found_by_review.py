@@ -1,4 +1,4 @@
-"""Each of these failed when it was written: move it to the file of what it is about with its fix."""
+"""What reviewers found: each of these failed when it was written."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_step_whose_begin_failed_gives_its_lane_back(make: MAKE) -> None:
     assert (len(profiler._steps.free_lanes), profiler._path.position.lane) == (15, 0)
 
 
-def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE) -> None:
+def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE, profiler_module: ModuleType) -> None:
     profiler = make(recorder=Memory())
     inside, go_on = threading.Event(), threading.Event()
 
@@ -153,9 +153,7 @@ def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE)
     thread = threading.Thread(target=run)
     thread.start()
     inside.wait()
-    from cbtop.profiler import profiler as module
-
-    module._after_fork()  # as in the child, where that thread is not
+    profiler_module._after_fork()  # as in the child, where that thread is not
     free = len(profiler._steps.free_lanes)
     go_on.set()
     thread.join()

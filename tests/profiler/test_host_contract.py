@@ -148,8 +148,6 @@ USES: dict[str, Callable[[BrickProfiler], object]] = {
     "tokens_per_sec": lambda p: p.tokens_per_sec,
     "total_ns": lambda p: p.total_ns,
     "total_tokens": lambda p: p.total_tokens,
-    "attach": lambda p: p.attach(None),
-    "finish": lambda p: p.finish(),
     "close": lambda p: p.close(),
 }
 NOT_RECORDING = {"serve"}  # starts a process: tests/integration/test_sidecar.py

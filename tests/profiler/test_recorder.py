@@ -41,6 +41,7 @@ class Listener:
     """Stands for the hot path."""
 
     implementation: ClassVar[str] = "python"
+    sample_every: ClassVar[int] = 1
 
     def __init__(self) -> None:
         self.rings: list[RingWriter | None] = []
@@ -178,10 +179,10 @@ def test_a_record_made_while_the_files_are_opened_is_dropped_and_opens_no_others
     recorder = RingRecorder(runtime, 1 << 12)
     hello = recorder_module._hello
 
-    def interrupted(implementation: str, *, locked: bool) -> object:
+    def interrupted(implementation: str, sample_every: int, *, locked: bool) -> object:
         recorder.record(0, 1, 2, 3)  # as a signal handler may
         recorder.announce(Node(1, None, NodeKind.BRICK, "of the handler"))
-        return hello(implementation, locked=locked)
+        return hello(implementation, sample_every, locked=locked)
 
     monkeypatch.setattr(recorder_module, "_hello", interrupted)
     recorder.record(0, 1, 2, 3)

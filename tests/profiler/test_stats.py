@@ -106,8 +106,11 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
     rows = [row for n in bricks for row in [(2, 10, 1)] * n + [(1, 100, 1)]] + [(2, 10, 1)] * 3
     stats = NodeStats()
     stats.grow(3)
+    whole = batch(rows)
+    end_ns = 1000 * np.arange(1, len(rows) + 1)  # one after the other
+    whole = replace(whole, start_ns=end_ns - (whole.end_ns - whole.start_ns), end_ns=end_ns)
     for at in range(0, len(rows), cut):
-        stats.add(batch(rows[at : at + cut]), step_of)
+        stats.add(whole.only((np.arange(len(rows)) >= at) & (np.arange(len(rows)) < at + cut)), step_of)
     assert stats.column("closed_ns").tolist() == [0, 100 * len(bricks), 10 * sum(bricks)]
     assert stats.column("total_ns")[2] == 10 * (sum(bricks) + 3)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections import Counter
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -13,14 +16,17 @@ from hypothesis import strategies as st
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.graph.nodes import Function
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.steps import Step
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.ring import FLAG_FAILED
-from cbtop.protocol.vocabulary import BrickId
-from tests.cbtop.recorded import source_of
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import record_of, source_of
 from tests.profiler.memory import Memory
 
 MAKE = type[BrickProfiler]
@@ -107,11 +113,11 @@ def test_what_is_recorded_by_other_means_in_a_step_without_a_name_is_held_too(pr
             pass
         step.name = "outer"
     assert sorted(path for path, *_ in recorded(profiler)) == [
+        "/inner",
+        "/inner/a",
         "/outer",
         "/outer/deferred",
         "/outer/elapsed",
-        "/outer/inner",
-        "/outer/inner/a",
         "/outer/recorded",
     ]
 
@@ -325,7 +331,7 @@ def test_steps_that_end_out_of_order_leave_nobody_inside(make: MAKE) -> None:
         pass
     assert [(path, elements) for path, _, elements, _ in paths(memory)] == [
         ("/outer", 1),
-        ("/outer/inner", 2),
+        ("/inner", 2),
         ("/after/a", 1),
         ("/after", 3),
     ]
@@ -361,3 +367,133 @@ def test_a_clock_that_fails_as_a_step_begins_leaves_nobody_inside(make: MAKE) ->
         position = profiler._path.position
         assert (position.step, position.scope.parent, position.held, position.lane) == (None, None, None, 0)
     assert len(profiler._steps.free_lanes) == 15
+
+
+def test_a_step_is_of_its_own_phase_whatever_runs_around_it(make: MAKE, runtime: Path) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    profiler.graph_push_scope(Function("generate"))
+    for _ in range(3):
+        with profiler.step("decode", tokens=1, model="target"):
+            with profiler.brick("a"), profiler.step("decode", tokens=4, model="draft"), profiler.brick("b"):
+                pass
+            with profiler.brick("c"):
+                pass
+        with profiler.brick("between"):
+            pass
+    profiler.graph_pop_scope()
+    nodes, stats = _counted(runtime)
+    target, draft = (PhaseTotals.of(nodes, stats, name) for name in ("target decode", "draft decode"))
+    assert (target.tokens, draft.tokens) == (3, 12)
+    assert ([n.name for n in target.nodes], [n.name for n in draft.nodes]) == (["a", "c"], ["b"])
+    assert all(t.closed_ns[n.id] == t.total_ns[n.id] for t in (target, draft) for n in t.nodes)
+    (between,) = [n for n in nodes.nodes if n.name == "between"]
+    assert nodes[between.parent or 0].name == "generate"
+
+
+def test_steps_of_two_generators_in_turns_are_all_counted(make: MAKE) -> None:
+    memory = Memory()
+    profiler = make(recorder=memory)
+
+    def stream(name: str) -> Iterator[None]:
+        for _ in range(5):
+            with profiler.step(name, tokens=1), profiler.brick("a"):
+                yield
+
+    for _ in zip(stream("one"), stream("two"), strict=True):
+        pass
+    ended = Counter(path for path, *_ in paths(memory) if path.count("/") == 1)
+    assert (ended, profiler._path.position.step) == ({"/one": 5, "/two": 5}, None)
+    with pytest.raises(RuntimeError, match="outside a step"):
+        profiler.add_tokens(1)
+
+
+def test_a_step_that_nobody_ended_gives_its_lane_back_when_it_goes(make: MAKE) -> None:
+    profiler = make(recorder=Memory())
+
+    def leave_it_open() -> None:
+        profiler.step("decode").__enter__()
+
+    for _ in range(20):
+        thread = threading.Thread(target=leave_it_open)
+        thread.start()
+        thread.join()
+    gc.collect()
+    assert sorted(profiler._steps.free_lanes) == list(range(15))
+
+
+def test_timings_deferred_until_their_step_has_ended_lie_in_it(make: MAKE, runtime: Path) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    for number in range(4):
+        with profiler.step("decode", tokens=1) as step:
+            begun_ns = profiler._now_ns()
+            profiler.record_deferred("gpu", begun_ns, end_ns=begun_ns + 1)
+            if number == 3:
+                step.cancel()
+        if number < 3:
+            profiler.finalize()
+    nodes, stats = _counted(runtime)
+    totals = PhaseTotals.of(nodes, stats, "decode")
+    assert [totals.closed_ns[n.id] for n in totals.nodes] == [3]
+
+
+def test_in_the_lane_that_many_share_a_cancelled_step_takes_nobody_elses_time(make: MAKE, runtime: Path) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    held = [profiler.step("other") for _ in range(15)]
+    begun, go_on = threading.Barrier(16), threading.Event()
+
+    def hold(step: Step) -> None:
+        with step:
+            begun.wait()
+            go_on.wait()
+
+    threads = [threading.Thread(target=hold, args=(step,)) for step in held]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    with profiler.step("decode", tokens=1):
+        with profiler.brick("a"):
+            pass
+        cancelling = threading.Thread(target=lambda: _cancelled(profiler))
+        cancelling.start()
+        cancelling.join()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    nodes, stats = _counted(runtime)
+    totals = PhaseTotals.of(nodes, stats, "decode")
+    (brick,) = totals.nodes
+    assert totals.closed_ns[brick.id] == totals.total_ns[brick.id] > 0
+    assert totals.tokens == 1
+
+
+def _cancelled(profiler: BrickProfiler) -> None:
+    with profiler.step("decode", tokens=1) as step:
+        step.cancel()
+
+
+@pytest.mark.parametrize("wrong", [{"label": 0}, {"backend": None}, {"category": "FFN"}])
+def test_what_cannot_be_said_of_a_brick_costs_that_brick_and_no_other(
+    make: MAKE, runtime: Path, wrong: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    known: dict[str, object] = {"name": "wrong", "category": BrickCategory.FFN}
+    odd = BrickDefinition(**(known | wrong))  # type: ignore[arg-type]
+    for brick in ("a", odd, "b"):
+        with profiler.brick(brick):
+            pass
+    report = profiler.report()
+    assert ({stats.name for stats in report.bricks}, report.rejected) == ({"a", "b"}, 1)
+    source = source_of(runtime)
+    source.poll()
+    assert (source.state, source.state_message().rejected) == ("live", 1)
+    assert len(caplog.messages) == 1
+
+
+def test_a_phase_whose_steps_were_all_cancelled_hides_nothing_from_a_viewer(make: MAKE, runtime: Path) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    with profiler.step("warm up") as step:
+        step.cancel()
+    with profiler.step("decode", tokens=1), profiler.brick("a"):
+        pass
+    view = source_view(record_of(source_of(runtime)))
+    assert ([steps.phase for steps in view.phases], view.loss.dropped) == (["decode"], 0)
