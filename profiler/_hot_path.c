@@ -594,6 +594,10 @@ give_up(HotPath *self)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return -1;
+    if (PyErr_ExceptionMatches(PyExc_RecursionError)) { /* the host is at the end of its stack: this one is left out */
+        PyErr_Clear();
+        return 0;
+    }
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);

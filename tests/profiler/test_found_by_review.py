@@ -252,3 +252,15 @@ def test_a_recorder_that_is_let_go_keeps_no_descriptor(make: MAKE, runtime: Path
     held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink() and path.exists()]
     assert str(catalog) not in held
     assert RingReader(catalog.with_suffix(".ring")).produced == 1
+
+
+def test_a_host_at_the_end_of_its_stack_loses_a_brick_and_not_its_recording(make: MAKE) -> None:
+    profiler = make(recorder=Memory())
+
+    def deeper(level: int) -> None:
+        profiler.stop_brick(profiler.start_brick(f"at {level}"), 1)
+        deeper(level + 1)
+
+    with pytest.raises(RecursionError):
+        deeper(0)
+    assert profiler.recording
