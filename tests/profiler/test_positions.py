@@ -15,15 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.stats import NodeStats
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import MAX_NODE, Batch
 from tests.cbtop.recorded import source_of
 from tests.profiler.memory import Memory
 
@@ -85,6 +89,29 @@ def _found(memory: Memory) -> Counter[tuple[tuple[str, ...], int, int]]:
     return Counter((paths[tag & 0xFFFFFF], end - start, elements) for tag, start, end, elements in memory.records)
 
 
+def _books(memory: Memory) -> Counter[tuple[tuple[str, ...], str]]:
+    """By path of the graph: the time in ended steps, and what of it is not in the nodes inside."""
+    table, stats = NodeTable(), NodeStats()
+    for message in memory.said:
+        if isinstance(message, Node):
+            table.add(message)
+    rows = np.array(memory.records, np.int64).reshape(-1, 4)
+    tag, start_ns, end_ns, elements = rows.T
+    records = Batch(tag & MAX_NODE, tag & ~MAX_NODE, start_ns, end_ns, elements, 0)
+    stats.grow(len(table) + 1)
+    stats.add(records, np.array(table.step_of, np.int64))
+    found: Counter[tuple[tuple[str, ...], str]] = Counter()
+    for phase in {node.name for node in table.children[None]}:
+        totals = PhaseTotals.of(table, stats, phase)
+        assert totals.step is not None
+        paths = {totals.step.id: (phase,)}
+        for node in (totals.step, *totals.nodes):
+            path = paths[node.id] = (*paths[node.parent], node.name) if node.parent else (phase,)
+            found[path, "closed"] += totals.closed_ns[node.id]
+            found[path, "exclusive"] += totals.exclusive_ns(node, totals.closed_ns)
+    return found
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(programs=programs, order=st.randoms(use_true_random=False))
 @pytest.mark.parametrize("kind", ["asyncio", "trio"])
@@ -118,13 +145,16 @@ def test_interleaved_tasks_are_recorded_as_if_each_ran_alone(
     run = asyncio.run if kind == "asyncio" else lambda coroutine: trio.run(_awaiting, coroutine)
     run(together(interleaved, ticks))
     alone: Counter[tuple[tuple[str, ...], int, int]] = Counter()
+    books: Counter[tuple[tuple[str, ...], str]] = Counter()
     for number, program in enumerate(programs):
         profiler, apart, clock = profiled()
         clock.mine.set([1000 * number])
         with pytest.raises(StopIteration):
             _run(profiler, number, program, at_once).send(None)
         alone += _found(apart)
+        books += _books(apart)
     assert _found(memory) == alone
+    assert +_books(memory) == books
 
 
 async def _awaiting(coroutine: Awaitable[None]) -> None:
