@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,8 @@ settings.load_profile("cbtop")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything is imported that looks at the environment."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job of the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in list(os.environ):
         if name in FOREIGN or (name.startswith(FOREIGN_PREFIXES) and name != "TEXTUAL_SNAPSHOT_TEMPDIR"):
             del os.environ[name]
