@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -152,7 +153,10 @@ class CbtopApp(App[int]):
         self.tick()
         self._tick_timer = self.set_interval(self.interval_s, self.tick)
         if not self.is_headless:
-            leave = partial(asyncio.get_running_loop().call_soon_threadsafe, self.leave_hung_up)
+            # An exception out of a signal handler is lost where Python ignores exceptions, as in a `__del__`.
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self.leave_with, 128 + number)
+            leave = partial(asyncio.get_running_loop().call_soon_threadsafe, self.leave_with, HANG_UP_EXIT)
             threading.Thread(target=watch_terminal, args=(leave,), name="cbtop-terminal", daemon=True).start()
 
     def tick(self) -> None:
@@ -294,9 +298,9 @@ class CbtopApp(App[int]):
     async def action_quit(self) -> None:
         self.exit(0)
 
-    def leave_hung_up(self) -> None:
-        """Leave because the terminal is gone."""
-        self.exit(HANG_UP_EXIT, return_code=HANG_UP_EXIT)
+    def leave_with(self, exit_code: int) -> None:
+        """Leave because the terminal is gone, or a signal asks for it."""
+        self.exit(exit_code, return_code=exit_code)
 
 
 def watch_terminal(leave: Callable[[], object]) -> None:

@@ -8,6 +8,7 @@ import pty
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -129,6 +130,32 @@ def test_a_signal_leaves_a_clean_terminal_and_its_own_exit_code(model: str, numb
         assert screen.exit_code() == 128 + number
         assert screen.is_clean
         eventually(lambda: not any(process.is_running() for process in workload))
+
+
+SIGNALLED_WHERE_EXCEPTIONS_ARE_IGNORED = """
+import os, signal, sys
+from cbtop import cli
+from cbtop.client.feed import Feed
+
+class Signals:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+poll = Feed.poll
+Feed.poll = lambda feed: (Signals(), poll(feed))
+sys.exit(cli.main([]))
+"""
+
+
+def test_a_signal_ends_the_screen_also_where_python_ignores_exceptions() -> None:
+    screen = Terminal([sys.executable, "-c", SIGNALLED_WHERE_EXCEPTIONS_ARE_IGNORED])
+    try:
+        assert screen.exit_code() == 128 + signal.SIGTERM
+        assert screen.is_clean
+    finally:
+        screen.process.kill()
+        screen.process.wait()
+        screen.close()
 
 
 def test_every_view_opens_by_its_key_and_shows_what_runs_until_q(model: str) -> None:
