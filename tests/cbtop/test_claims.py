@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import pkgutil
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -54,3 +55,10 @@ def test_the_changelog_begins_with_the_version_that_is_there() -> None:
         line for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines() if line[:3] == "## "
     ]
     assert sections[0].split()[1] == __version__
+
+
+def test_every_test_that_the_promises_name_is_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`", (ROOT / "docs/promises.md").read_text(encoding="utf-8"))
+    assert named
+    for path, test in named:
+        assert (f"def {test}(" if test else "def test_") in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{test}"
