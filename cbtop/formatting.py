@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-from cbtop.viewmodels.model import CriticalPathView, MergedView, MergeMode, StragglerView
+from cbtop.viewmodels.model import BesideView, BooksView, CriticalPathView, MergedView, MergeMode, StragglerView
 
 NOT_MEASURED = "n/a"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may claim anything
+_NAMED = 3  # of many, so many are named
 _MAX_PLAIN = 9_999_999  # seven digits and two separators: the widest number a column is made for
 
 
@@ -174,6 +175,59 @@ def critical_path(found: CriticalPathView) -> str:
         return f"critical path {NOT_MEASURED}: {found.unknown}"
     nodes = f"{count(found.nodes)} of {count(found.timed_nodes)} timed nodes"
     return f"critical path {duration(found.total_us)}, {nodes} (derived, of the mean run)"
+
+
+def books_trouble(books: BooksView | None) -> str:
+    """Why the books do not close, and by how much: then shares of the wall time may be beyond 100 % or below 0."""
+    if books is None or books.close:
+        return ""
+    why = []
+    if books.unattributed_us < 0:
+        parts = 100 * (books.bricks_us + books.gaps_us) / books.wall_us if books.wall_us else None
+        why.append(f"bricks and gaps measured {percent(parts)} of the steps' wall time")
+    if books.over:
+        why.append(f"in {counted(books.over, 'step')} what ran took {duration(books.over_us)} more than there was")
+    if books.outdone:
+        named = ", ".join(f"{one.name} by {duration(one.us)}" for one in books.outdone[:_NAMED])
+        more = f" and {len(books.outdone) - _NAMED} more" if len(books.outdone) > _NAMED else ""
+        why.append(f"what ran inside outdid {named}{more}")
+    return f"books do not close: {'; '.join(why)}"
+
+
+def books_notes(books: BooksView | None, outside: BesideView | None) -> list[str]:
+    """What stands beside the books, and what is not known for them."""
+    found = []
+    if books is not None and books.adopted is not None:
+        found.append(f"in other threads for these steps: {_beside(books.adopted)}, beside the wall time")
+    if outside is not None:
+        found.append(f"outside steps: {_beside(outside)}, in no step's wall time")
+    if books is not None and books.loose:
+        what = "stopped twice, out of order or after its step"
+        found.append(f"in no books: {duration(books.loose_us)} of {counted(books.loose, 'call')} {what}")
+    if books is not None and books.crowded:
+        found.append(
+            f"{counted(books.crowded, 'step')} ran beside fifteen others: which bricks are whose is not known"
+        )
+    return found
+
+
+def _beside(found: BesideView) -> str:
+    """`5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00 ms)`."""
+    named = ", ".join(f"{one.name} {duration(one.us)}" for one in found.by_name[:_NAMED])
+    more = ", …" if len(found.by_name) > _NAMED else ""
+    return f"{duration(found.us)} in {counted(found.calls, 'call')}, added up ({named}{more})"
+
+
+def counted(value: int, what: str) -> str:
+    """`1 step`, `12 steps`."""
+    return f"{count(value)} {what}" if value == 1 else f"{count(value)} {what}s"
+
+
+def sample(every: int | None) -> str:
+    """`a sample: one step in 10`; nothing where every step is recorded."""
+    if every is None:
+        return "a sample: some processes leave steps out"
+    return f"a sample: one step in {every:,}" if every > 1 else ""
 
 
 def stale(seconds: float) -> str:

@@ -32,6 +32,7 @@ enum { CURSOR_WORD = 16, HEADER_BYTES = 4096, RECORD_BYTES = 32, RECORD_WORDS = 
 enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_NODE = 1, SLOT_START = 2 };
 #define SEQUENCE_MASK ((INT64_C(1) << 31) - 1)
 #define FLAG_FAILED (INT64_C(1) << 24)
+#define FLAG_LOOSE (INT64_C(5) << 25) /* stopped twice, out of order or late */
 #define TAG_MASK INT64_C(0xffffffff)
 #define FLAG_UNCOUNTED (INT64_C(1) << 26)
 #define NO_NODE 0
@@ -347,19 +348,20 @@ go_to(Position *position, Scope *scope)
     }
 }
 
-/* Go to the parent of `scope`, if it is one that the position is in. */
-static inline void
+/* Go to the parent of `scope`, if it is one that the position is in; gives whether it is. */
+static inline int
 leave(Position *position, Scope *scope)
 {
     Scope *inside = position->scope;
     while (inside != NULL && inside != scope)
         inside = inside->parent;
     if (inside == NULL || inside->parent == NULL)
-        return;
+        return 0;
     say_where(position, scope->parent_node, 0);
     go_up(position, scope->parent);
     Py_INCREF(scope);
     Py_XSETREF(position->left, scope);
+    return 1;
 }
 
 static inline void
@@ -408,8 +410,7 @@ position_leave(Position *self, PyObject *scope)
         PyErr_Format(PyExc_TypeError, "leave() takes a Scope, not a %s", Py_TYPE(scope)->tp_name);
         return NULL;
     }
-    leave(self, (Scope *)scope);
-    Py_RETURN_NONE;
+    return PyBool_FromLong(leave(self, (Scope *)scope));
 }
 
 static PyObject *
@@ -431,7 +432,8 @@ set_held(Position *self, PyObject *held, void *Py_UNUSED(closure))
 
 static PyMethodDef position_methods[] = {
     {"leave", (PyCFunction)position_leave, METH_O,
-     "leave($self, scope, /)\n--\n\nGo to the parent of `scope`, if this position is in it."},
+     "leave($self, scope, /)\n--\n\n"
+     "Go to the parent of `scope`, if this position is in it; gives whether it was."},
     {0},
 };
 
@@ -774,12 +776,12 @@ finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObje
     if (self->words != NULL)
         FETCH_TO_WRITE(&self->words[CURSOR_WORD]);
     int read = read_clock(self, &end_ns);
-    leave(position, scope);
+    int was_inside = leave(position, scope);
     if (UNLIKELY(read < 0))
         return give_up(self);
     if (!self->recording)
         return 0;
-    int64_t flags = failed ? FLAG_FAILED : 0;
+    int64_t flags = (failed ? FLAG_FAILED : 0) | (LIKELY(was_inside) ? 0 : FLAG_LOOSE);
     if (UNLIKELY(scope->work != NULL || scope->node < 0))
         return write_seldom(self, position, scope, start_ns, end_ns, elements, flags);
     int64_t tag = scope->node | position->lane | flags;

@@ -26,7 +26,7 @@ class BrickStats:
 
     Elements, tokens, flops and bytes are four different things: elements are what the caller counted, tokens are
     counted once a step, flops and bytes are derived from the declared work (None where none was declared).
-    `exclusive_ns` leaves out the bricks that ran inside this one.
+    `exclusive_ns` leaves out the bricks that ran inside this one. `closed` leaves out what was adopted.
     """
 
     name: str
@@ -40,6 +40,7 @@ class BrickStats:
     budget_us_per_token: float | None  # of all the places it runs in together
     budget_gb_per_sec: float | None  # the rate that this follows from, where each of them has the same
     uncounted: int = 0  # calls that gave no count of elements
+    adopted_ns: int = 0  # exclusive time in ended steps that was spent elsewhere, beside their wall time
 
     @property
     def elements_per_sec(self) -> float | None:
@@ -64,6 +65,7 @@ class CategoryStats:
     exclusive_ns: int
     closed: ClosedTime
     elements: int
+    adopted_ns: int = 0  # as of a brick
 
 
 def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
@@ -94,6 +96,7 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
                         exclusive_ns=sum(stats.closed.exclusive_ns for stats in members),
                     ),
                     elements=sum(stats.calls.elements for stats in members),
+                    adopted_ns=sum(stats.adopted_ns for stats in members),
                 )
             )
     return found
@@ -138,22 +141,27 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> BrickStats:
+    closed_ns = {node.id: totals.exclusive_ns(node, totals.closed_ns) for node in nodes}
+    # Of a call that still runs, what has ended inside it is not taken off the calls before.
+    exclusive_ns = sum(max(closed_ns[node.id], totals.exclusive_ns(node, totals.total_ns)) for node in nodes)
+    adopted_ns = sum(closed_ns[node.id] for node in nodes if node.id in totals.adopted)
     rates = {node.budget_gb_per_sec for node in nodes}
     return BrickStats(
         name=name,
         category=nodes[0].category if nodes[0].category is not None else BrickCategory.OTHER,
         backend=nodes[0].backend,
         calls=calls,
-        exclusive_ns=sum(totals.exclusive_ns(node, totals.total_ns) for node in nodes),
+        exclusive_ns=exclusive_ns,
         closed=ClosedTime(
             total_ns=sum(totals.closed_ns[node.id] for node in nodes),
-            exclusive_ns=sum(totals.exclusive_ns(node, totals.closed_ns) for node in nodes),
+            exclusive_ns=sum(closed_ns.values()) - adopted_ns,
         ),
         flops=_flops(nodes, totals),
         bytes=_bytes(nodes, totals),
         budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
         budget_us_per_token=_sum([_budget_us_per_token(node, totals) for node in nodes]),
         uncounted=totals.stats.rare("uncounted", [node.id for node in nodes]),
+        adopted_ns=adopted_ns,
     )
 
 

@@ -10,7 +10,7 @@ from cbtop.profiler.clocks import DeviceClock, Mark
 from cbtop.profiler.hot_path import MAX_HELD, Callbacks, Position, Scope
 from cbtop.profiler.pending import MAX_PENDING, Pending
 from cbtop.profiler.positions import finder
-from cbtop.protocol.ring import FLAG_FAILED, NO_NODE
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE
 from cbtop.protocol.vocabulary import NodeKind, SyncMode
 
 DeviceTimer = tuple[Scope, Position, Mark]
@@ -81,13 +81,14 @@ class DevicePath:
         scope, position, start = timer
         try:
             end = self._mark()
+            loose = 0
             if position.scope is scope:
                 position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
-            else:
-                position.leave(scope)
+            elif not position.leave(scope):
+                loose = FLAG_LOOSE
             if not self._recording:
                 return
-            flags = position.lane | FLAG_FAILED if failed else position.lane
+            flags = position.lane | loose | FLAG_FAILED if failed else position.lane | loose
             if scope.node >= 0 and scope.work is None:
                 self._defer((scope.node | flags, start, end, elements))
             else:

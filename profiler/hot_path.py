@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from cbtop.profiler.positions import finder
-from cbtop.protocol.ring import FLAG_FAILED, NO_NODE, Record, RingWriter, pack_record
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE, Record, RingWriter, pack_record
 from cbtop.protocol.vocabulary import NodeKind
 
 TOO_MANY = 1 << 63  # elements
@@ -61,13 +61,15 @@ class Position:
         self.step: object | None = None
         self.held: list[HeldRecord] | None = None
 
-    def leave(self, scope: Scope) -> None:
-        """Go to the parent of `scope`, if this position is in it."""
+    def leave(self, scope: Scope) -> bool:
+        """Go to the parent of `scope`, if this position is in it; gives whether it was."""
         inside: Scope | None = self.scope
         while inside is not None and inside is not scope:
             inside = inside.parent
-        if inside is not None and inside.parent is not None:
-            self.scope = inside.parent
+        if inside is None or inside.parent is None:
+            return False
+        self.scope = inside.parent
+        return True
 
 
 # Scope, whose, start ns: a tuple is made five times faster than an object. None while nothing is recorded.
@@ -156,14 +158,15 @@ class HotPath:
             position.leave(scope)
             self._callbacks.give_up(error)
             return
+        loose = 0
         if position.scope is scope:
             position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
-        else:
-            position.leave(scope)
+        elif not position.leave(scope):
+            loose = FLAG_LOOSE
         if self._recording:
             tag = position.lane | scope.node | FLAG_FAILED if failed else position.lane | scope.node
-            if scope.node < 0 or scope.work is not None:
-                self._seldom(scope, position, start_ns, end_ns, elements, failed)
+            if loose or scope.node < 0 or scope.work is not None:
+                self._seldom(scope, position, start_ns, end_ns, elements, FLAG_FAILED * failed | loose)
                 return
             at, number = next(self._reserve)
             try:
@@ -222,14 +225,15 @@ class HotPath:
                 raise
 
     def _seldom(
-        self, scope: Scope, position: Position, start_ns: int, end_ns: int, elements: int, failed: bool
+        self, scope: Scope, position: Position, start_ns: int, end_ns: int, elements: int, flags: int
     ) -> None:
-        """Record a call whose record waits for the name of its step, or that has work of its own."""
+        """Record a call that is loose, has work of its own, or whose record waits for the name of its step."""
         if scope.node >= 0:
-            self._write(position.lane | scope.node | FLAG_FAILED * failed, start_ns, end_ns, elements)
-            self._callbacks.amounts(scope, position.lane, elements)
+            self._write(position.lane | scope.node | flags, start_ns, end_ns, elements)
+            if scope.work is not None:
+                self._callbacks.amounts(scope, position.lane, elements)
         elif position.held is not None and len(position.held) < MAX_HELD:
-            position.held.append((scope, start_ns, end_ns, self._counted(elements), FLAG_FAILED * failed))
+            position.held.append((scope, start_ns, end_ns, self._counted(elements), flags))
         else:
             self._write(NO_NODE, 0, 0, 0)
 
@@ -302,14 +306,16 @@ class Span:
             position.leave(scope)
             hot_path._callbacks.give_up(error)
             return
+        loose = 0
         if position.scope is scope:
             position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
-        else:
-            position.leave(scope)
+        elif not position.leave(scope):
+            loose = FLAG_LOOSE
         if hot_path._recording:
             tag = position.lane | scope.node if kind is None else position.lane | scope.node | FLAG_FAILED
-            if scope.node < 0 or scope.work is not None:
-                hot_path._seldom(scope, position, self._start_ns, end_ns, self.elements, kind is not None)
+            if loose or scope.node < 0 or scope.work is not None:
+                flags = loose if kind is None else loose | FLAG_FAILED
+                hot_path._seldom(scope, position, self._start_ns, end_ns, self.elements, flags)
                 return
             at, number = next(hot_path._reserve)
             try:

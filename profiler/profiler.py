@@ -27,6 +27,7 @@ from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, chec
 from cbtop.profiler.hot_path import Callbacks
 from cbtop.profiler.path import Path, TimedBlock, host_path
 from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
+from cbtop.profiler.places import Adopted, Place
 from cbtop.profiler.read_back import ReadBack
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.profiler.scopes import Scopes
@@ -149,7 +150,7 @@ class BrickProfiler:
         self.brick, self.layer = self._path.brick, self._path.layer
         self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up, self._recorder.flush)
         self.graph = GraphRecorder(self._path, callbacks, self._scopes, self.announce)
-        self.stats = ReadBack(self._recorder, self.graph, self._scopes, clock_ns)
+        self.stats = ReadBack(self._recorder, self.graph, self._scopes, clock_ns, sample_every)
         self._set_recording()
         if isinstance(self._recorder, RingRecorder):
             self._recorder.add_listener(
@@ -288,6 +289,20 @@ class BrickProfiler:
         except TypeError as error:
             raise UsageError(f"a step cannot be called {name!r}: {error}") from error
         return Step(self._steps, name, tokens, model)
+
+    def place(self) -> Place:
+        """Where the caller is in the graph, for `adopt` in another thread or task."""
+        return Place(self._path.position)
+
+    def adopt(self, place: Place) -> Adopted:
+        """`with profiler.adopt(place):` what runs in this thread or task belongs to the step and layer of `place`.
+
+        Its times are added up under a node of their own, beside the step's wall time and no part of it. A place ends
+        with its step: what runs on after that lies outside of steps.
+        """
+        if not isinstance(place, Place):
+            raise UsageError(f"a {type(place).__name__} is no place; profiler.place() gives one")
+        return Adopted(self._path, self._scopes, self._give_up, place)
 
     def add_tokens(self, tokens: int) -> None:
         """Count `tokens` more for the step the caller is in: for those that are known only when it has run.

@@ -25,11 +25,19 @@ class ReadBack:
     Every method raises TypeError where the recorder cannot be read back.
     """
 
-    def __init__(self, recorder: Recorder, graph: GraphRecorder, scopes: Scopes, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        graph: GraphRecorder,
+        scopes: Scopes,
+        now_ns: Callable[[], int],
+        sample_every: int,
+    ) -> None:
         self._recorder = recorder
         self._graph = graph
         self._scopes = scopes
         self._now_ns = now_ns
+        self._sample_every = sample_every
         self._session: Session | None = None
 
     def report(self, window_s: float | None = None) -> Report:
@@ -86,5 +94,5 @@ class ReadBack:
         if self._session is None:
             if not isinstance(self._recorder, RingRecorder):
                 raise TypeError(f"a {type(self._recorder).__name__} cannot be read back")
-            self._session = Session(self._recorder)
+            self._session = Session(self._recorder, self._sample_every)
         return self._session

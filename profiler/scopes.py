@@ -17,7 +17,8 @@ from cbtop.protocol.ring import NO_NODE
 from cbtop.protocol.vocabulary import NodeKind
 
 UNNAMED = (NodeKind.STEP,)  # the key of a step whose name is not known yet: what runs in it is held
-MAX_RECURSION = 4  # a brick that runs inside itself more often than this was never stopped
+MAX_RECURSION = 4  # a brick that runs inside itself more often than this is not recorded: its time is the fourth's
+MAX_LOST = 1000  # and more often than this, which is as deep as Python recurs, it was never stopped
 
 _log = logging.getLogger("cbtop")
 
@@ -25,7 +26,8 @@ _log = logging.getLogger("cbtop")
 class Scopes:
     """Makes the scopes of one profiler, and says through `announce` what node each stands for.
 
-    Past the bounds on nodes and depth a scope stands for none: what runs there is counted, not recorded.
+    Past the bounds on nodes, depth and recursion a scope stands for none: what runs there is counted, not recorded,
+    and its time is that of the brick it lies in.
     """
 
     def __init__(self, announce: Callable[[CatalogMessage], None]) -> None:
@@ -33,6 +35,7 @@ class Scopes:
         self._announce = announce
         self._nodes = 0
         self._held = 0
+        self._loses_stops = False
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -44,14 +47,23 @@ class Scopes:
         with self._defining:
             if key in outer.children:
                 return outer.children[key]
-            scope = _lost_track(outer, key)
-            if scope is None:
+            running = _running(outer, key)
+            if len(running) >= (MAX_RECURSION if self._loses_stops else MAX_LOST):
+                # Going back to where it began keeps a host that loses exceptions from going deeper for ever.
+                self._loses_stops = True
+                outer.children[key] = running[-1]
+                return running[-1]
+            node = NO_NODE
+            if len(running) == MAX_RECURSION and not self.dropped:
+                what = "a brick runs inside itself more than %d times: such calls are counted, not recorded"
+                _log.warning(f"cbtop: {what}", MAX_RECURSION)
+            if len(running) < MAX_RECURSION and not _is_unrecorded(outer):
                 held = key == UNNAMED or outer.node == HELD
                 node = self._hold_node() if held else self._define_node(key, outer)
-                scope = type(outer)(key, node, outer, _work_of(key))
-                if node == NO_NODE:
-                    self.dropped += 1
-                    return scope  # not kept: what has no bound must not be remembered
+            scope = type(outer)(key, node, outer, _work_of(key))
+            if node == NO_NODE:
+                self.dropped += 1
+                return scope  # not kept: what has no bound must not be remembered
             outer.children[key] = scope
             return scope
 
@@ -88,19 +100,20 @@ def _work_of(key: object) -> object:
     return work if callable(work) else None
 
 
-def _lost_track(outer: Scope, key: object) -> Scope | None:
-    """Where `key` first ran among the scopes that `outer` lies in, once it has run inside itself MAX_RECURSION times.
-
-    So deep it is no recursion: stops were never reached. Going back to where it began keeps a host that loses
-    exceptions from growing the graph for ever.
-    """
+def _running(outer: Scope, key: object) -> list[Scope]:
+    """Where `key` runs already among the scopes that `outer` lies in, the innermost first."""
     running = []
     scope: Scope | None = outer
     while scope is not None and scope.parent is not None:
         if scope.key == key:
             running.append(scope)
         scope = scope.parent
-    return running[-1] if len(running) >= MAX_RECURSION else None
+    return running
+
+
+def _is_unrecorded(scope: Scope) -> bool:
+    """Whether nothing that runs in `scope` is recorded: a node without the one it lies in would lie elsewhere."""
+    return scope.node == NO_NODE and scope.parent is not None
 
 
 def _depth(scope: Scope) -> int:

@@ -9,10 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
+from cbtop.profiler.books import Beside, Books, books_of, outside_steps
 from cbtop.profiler.brick_stats import BrickStats, CategoryStats, brick_stats, category_stats
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.from_nodes import graph_of_nodes
 from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import ANY_STEP, NodeStats, sane
 from cbtop.protocol.messages import Dependency, Node
@@ -52,6 +54,9 @@ class Report:
     overwritten: int
     rejected: int
     uncounted_steps: int = 0  # that gave no count of tokens: then no rate is known
+    books: tuple[tuple[str, Books], ...] = ()  # of each phase
+    outside: Beside | None = None  # what ran outside of every step; None where nothing did
+    sample_every: int = 1  # of the steps one in so many is recorded: all figures are of those
     window_s: float | None = None  # None: everything since the beginning, or since `reset`
 
     @property
@@ -75,13 +80,20 @@ class Report:
         rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:.1f} tokens/s"
         coverage = "n/a" if self.coverage is None else f"{100 * self.coverage:.1f} % of it in bricks"
         span = "" if self.window_s is None else f"the last {self.window_s:.1f} s: "
-        lines = [f"{span}{self.steps} steps, {self.tokens} tokens, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"]
+        sample = f"a sample, one step in {self.sample_every:,}: " if self.sample_every > 1 else ""
+        lines = [
+            f"{sample}{span}{self.steps} steps, {self.tokens} tokens, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"
+        ]
         for stats in self.bricks:
             share = f"{100 * stats.closed.exclusive_ns / self.wall_ns:5.1f}%" if self.wall_ns else "  n/a"
             calls = stats.calls
             lines.append(f"  {stats.name:20} {calls.mean_ns / 1e3:10.2f}µs avg ({share}) [{calls.count} samples]")
         for category in self.categories:
             lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs total")
+        for phase, books in self.books:
+            lines += [f"  {phase}: {said}" for said in _said_of(books)]
+        if self.outside and self.books:
+            lines.append(f"  {_added_up(self.outside)} outside of steps")
         if self.overwritten:
             lines.append(f"  {self.overwritten} records were overwritten before they were read")
         if self.rejected:
@@ -89,11 +101,34 @@ class Report:
         return "\n".join(lines)
 
 
+def _said_of(books: Books) -> list[str]:
+    """What a reader of shares must know."""
+    found = []
+    if not books.close:
+        over_ns = max(-books.unattributed_ns, books.over_ns, sum(ns for _, ns in books.outdone))
+        found.append(
+            f"the books do not close: what ran inside measured {over_ns / 1e3:.1f}µs more than what it ran in"
+        )
+    if books.adopted:
+        found.append(f"{_added_up(books.adopted)} in other threads, beside the steps")
+    if books.loose:
+        what = "stopped twice, out of order or after their step, in no books"
+        found.append(f"{books.loose_ns / 1e3:.1f}µs in {books.loose} calls {what}")
+    if books.crowded:
+        found.append(f"{books.crowded} steps ran beside fifteen others: which bricks are whose is not known")
+    return found
+
+
+def _added_up(beside: Beside) -> str:
+    return f"{beside.time_ns / 1e3:.1f}µs in {beside.calls} calls, added up,"
+
+
 class Session:
     """Reads back what `recorder` was given. Ask often enough that the ring does not overwrite what was not read."""
 
-    def __init__(self, recorder: Readable) -> None:
+    def __init__(self, recorder: Readable, sample_every: int = 1) -> None:
         self._recorder = recorder
+        self._sample_every = sample_every
         self._table = NodeTable()
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
@@ -118,7 +153,7 @@ class Session:
             begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns)
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
-            kept, amounts = batch.start_ns >= since_ns, (batch.flags & FLAG_AMOUNTS) != 0
+            kept, amounts = batch.start_ns >= since_ns, batch.are(FLAG_AMOUNTS)
             recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))  # a call's amounts follow it
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
@@ -155,7 +190,10 @@ class Session:
 
     def _report(self, totals: PhaseTotals, overwritten: int, rejected: int, window_s: float | None) -> Report:
         bricks = tuple(brick_stats(totals))
-        steps = [node.id for node in self._table.children[None] if node.kind is NodeKind.STEP]
+        phases = [node for node in self._table.children[None] if node.kind is NodeKind.STEP]
+        steps = [node.id for node in phases]
+        by_phase = [PhaseTotals.of(self._table, totals.stats, display_name(node)) for node in phases]
+        books = [(display_name(node), books_of(of, of)) for node, of in zip(phases, by_phase, strict=True)]
         counted = totals.stats.calls(steps)
         return Report(
             bricks=bricks,
@@ -168,6 +206,9 @@ class Session:
             rejected=rejected,
             uncounted_steps=int(totals.stats.rare("uncounted", steps)),
             window_s=window_s,
+            books=tuple((phase, of) for phase, of in books if of is not None),
+            outside=outside_steps(self._table, totals.stats),
+            sample_every=self._sample_every,
         )
 
     def _totals(self) -> PhaseTotals:
@@ -188,5 +229,5 @@ class Session:
     def _count(self, batch: Batch, stats: NodeStats) -> int:
         """Add `batch` to `stats`, and give how many of its records tell nothing."""
         known = batch.only(sane(batch, len(self._table)))
-        stats.add(known, np.array(self._table.step_of, np.int64))
+        stats.add(known, *self._table.columns())
         return len(batch.node) - len(known.node)

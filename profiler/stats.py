@@ -18,6 +18,7 @@ from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
     FLAG_CANCELLED,
     FLAG_FAILED,
+    FLAG_LOOSE,
     FLAG_UNCOUNTED,
     LANE_SHIFT,
     LANES,
@@ -38,7 +39,8 @@ COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "close
 # What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: records of `flops` and `bytes`, of
 # which so many were `_given`. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps:
 # `union_ns`, the time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last
-# ended.
+# ended. `loose`: calls stopped twice, out of order or late, and `loose_ns` their time, which is in no books. Of steps
+# that what lay in them outdid: `over`, how many, and `over_ns`, by how much. `crowded`: steps in the shared lane.
 RARE = (
     "uncounted",
     "amounts",
@@ -51,6 +53,11 @@ RARE = (
     "union_ns",
     "first_ns",
     "last_ns",
+    "loose",
+    "loose_ns",
+    "over",
+    "over_ns",
+    "crowded",
 )
 SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
 ANY_STEP = 0  # stands for all step nodes together in `union_ns`: two phases may run at the same time. Not on the wire
@@ -87,12 +94,13 @@ def distinct(values: Column) -> Column:
 
 
 def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
-    """Which records tell something: they name one of `nodes` nodes and run forward, or give amounts of work."""
+    """Which records tell something: they name one of `nodes` nodes and run forward from a time that is not
+    negative, or give amounts of work."""
     duration = batch.end_ns - batch.start_ns
-    amounts = (batch.flags & FLAG_AMOUNTS) != 0  # of these, start and end are FLOP and bytes
+    amounts = batch.are(FLAG_AMOUNTS)  # of these, start and end are FLOP and bytes
     is_given = (batch.start_ns >= UNKNOWN_AMOUNT) & (batch.end_ns >= UNKNOWN_AMOUNT)
     good: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= nodes)
-    good &= np.where(amounts, is_given, (duration >= 0) & (duration < SANE))
+    good &= np.where(amounts, is_given, (batch.start_ns >= 0) & (duration >= 0) & (duration < SANE))
     good &= (batch.elements >= 0) & (batch.elements < SANE)
     return good
 
@@ -142,7 +150,8 @@ class NodeStats:
         self._histogram = np.zeros((MAX_HISTOGRAM_NODES, BUCKETS), np.int64)
         self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # by step: starts and ends of when any ran
-        self._ended: dict[int, tuple[int, bool]] = {}  # by step and lane: when the last one ended, and if cancelled
+        # By step and lane: when the last one ended, if cancelled, and what of its time lay in none of its parts.
+        self._ended: dict[int, tuple[int, bool, int]] = {}
         self._open: dict[int, list[tuple[Column, Column]]] = {}  # by step and lane: nodes and times of a running step
 
     def __len__(self) -> int:
@@ -249,19 +258,21 @@ class NodeStats:
                 self._columns[name] = grown
         self._size = size
 
-    def add(self, batch: Batch, step_of: Column) -> tuple[Column, Column, Column]:
+    def add(self, batch: Batch, step_of: Column, part_of: Column) -> tuple[Column, Column, Column]:
         """Count the records of `batch`; gives the nodes that changed and the (node, bucket) pairs that did.
 
         `step_of[node]` is the step node above `node` (itself for a step, -1 where there is none): when a step ends,
-        what its bricks took so far is closed.
+        what its bricks took so far is closed. `part_of[node]` is that step where the node lies directly in it, and
+        takes of its time.
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
-        odd = (batch.flags & (FLAG_AMOUNTS | FLAG_CANCELLED | FLAG_UNCOUNTED)) != 0
+        odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0
         rare = batch.only(odd) if odd.any() else None
         if rare is not None:
             batch = self._take_amounts(batch)
+            self._take_loose(batch)
         node, duration = batch.node, batch.end_ns - batch.start_ns
-        closed = self._close_steps(batch, step_of)
+        closed = self._close_steps(batch, step_of, part_of)
         if rare is not None:
             batch = self._leave_out_cancelled(batch)
             node, duration = batch.node, batch.end_ns - batch.start_ns
@@ -389,7 +400,7 @@ class NodeStats:
 
     def _take_amounts(self, batch: Batch) -> Batch:
         """Add up the FLOP and bytes given for single calls, and the calls without a count; gives what is left."""
-        amounts = (batch.flags & FLAG_AMOUNTS) != 0
+        amounts = batch.are(FLAG_AMOUNTS)
         if amounts.any():
             part, batch = batch.only(amounts), batch.only(~amounts)
             self._add_rare("amounts", part.node, np.ones(len(part.node), np.int64))
@@ -401,8 +412,13 @@ class NodeStats:
         self._add_rare("uncounted", uncounted, np.ones(len(uncounted), np.int64))
         return batch
 
+    def _take_loose(self, batch: Batch) -> None:
+        loose = batch.only(batch.are(FLAG_LOOSE))
+        self._add_rare("loose", loose.node, np.ones(len(loose.node), np.int64))
+        self._add_rare("loose_ns", loose.node, loose.end_ns - loose.start_ns)
+
     def _leave_out_cancelled(self, batch: Batch) -> Batch:
-        cancelled = (batch.flags & FLAG_CANCELLED) != 0
+        cancelled = batch.are(FLAG_CANCELLED)
         if not cancelled.any():
             return batch
         self._add_rare("cancelled", batch.node[cancelled], np.ones(int(cancelled.sum()), np.int64))
@@ -446,8 +462,10 @@ class NodeStats:
         while len(parts) > 1 and sum(len(part[0]) for part in parts) > MAX_KEPT_INTERVALS:
             parts.pop(0)
 
-    def _close_steps(self, batch: Batch, step_of: Column) -> Column:
+    def _close_steps(self, batch: Batch, step_of: Column, part_of: Column) -> Column:
         """Close what lies in the steps that ended; gives the nodes concerned, which need not be in the batch.
+
+        Where the parts of a step took more time than the step, which no nesting can, that is noted.
 
         Of steps that run at the same time, each has a lane, and its records are in order: what came in a lane since
         the last end of a step there is the next one's. What was deferred until after its step had ended is known by
@@ -455,8 +473,9 @@ class NodeStats:
         was cancelled nothing.
         """
         lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
-        is_cancelled = (batch.flags & FLAG_CANCELLED) != 0
-        inside = np.flatnonzero((step_of[batch.node] >= 0) & ~(is_cancelled & (lane == LANES - 1)))
+        is_cancelled = batch.are(FLAG_CANCELLED)
+        in_books = (step_of[batch.node] >= 0) & ~batch.are(FLAG_LOOSE)
+        inside = np.flatnonzero(in_books & ~(is_cancelled & (lane == LANES - 1)))
         owner = step_of[batch.node[inside]]
         group = owner * LANES + lane[inside]
         order = np.argsort(group, kind="stable")
@@ -483,17 +502,30 @@ class NodeStats:
         late = ~is_end & (end_ns <= ended_ns) & (end_ns - duration < ended_ns)
         dropped = np.where(late, was_cancelled, dropped)
         closing = (within | late) & ~dropped
+        counted = closing & ~is_end & (part_of[node] == owner)
+        room_ns = duration[ends]  # of each step that ended: what its parts leave of it
+        ended_in = np.where(late, found - 1, found) if len(ends) else np.zeros(len(inside), np.int64)
+        in_batch = counted & (follows | ~late)
+        np.subtract.at(room_ns, ended_in[in_batch], duration[in_batch])
+        self._note_late(group[counted & ~in_batch], duration[counted & ~in_batch])
         np.add.at(self._columns["closed_ns"], node[closing], duration[closing])
         self._add_rare("cancelled_ns", node[dropped], duration[dropped])
-        concerned = [node[closing | dropped]]
-        for at in ends.tolist():
+        concerned = [node[closing | dropped], owner[late]]
+        for at, room in zip(ends.tolist(), room_ns.tolist(), strict=True):
+            left_ns = room
             for carried, carried_ns in self._open.pop(int(group[at]), ()):
                 if cancelled[at]:
                     self._add_rare("cancelled_ns", carried, carried_ns)
                 else:
                     np.add.at(self._columns["closed_ns"], carried, carried_ns)
+                    left_ns -= int(carried_ns[part_of[carried] == owner[at]].sum())
                 concerned.append(carried)
-            self._ended[int(group[at])] = int(end_ns[at]), bool(cancelled[at])
+            is_crowded = int(group[at]) % LANES == LANES - 1
+            if is_crowded:
+                self._add_rare("crowded", owner[at : at + 1], np.ones(1, np.int64))
+            elif not cancelled[at]:
+                self._note_over(int(owner[at]), 0, left_ns)
+            self._ended[int(group[at])] = int(end_ns[at]), bool(cancelled[at]), left_ns
         still_open = ~(within | late)
         for one in distinct(group[still_open]).tolist():
             of_one = still_open & (group == one)
@@ -501,6 +533,23 @@ class NodeStats:
         while len(self._ended) > MAX_OPEN_GROUPS:
             del self._ended[next(iter(self._ended))]
         return np.concatenate(concerned)
+
+    def _note_late(self, groups: Column, duration: Column) -> None:
+        """Take what was deferred until after its step off what that step had left."""
+        for group in distinct(groups).tolist():
+            end_ns, is_cancelled, left_ns = self._ended[group]
+            now_ns = left_ns - int(duration[groups == group].sum())
+            if group % LANES != LANES - 1:
+                self._note_over(group // LANES, left_ns, now_ns)
+            self._ended[group] = end_ns, is_cancelled, now_ns
+
+    def _note_over(self, step: int, before_ns: int, left_ns: int) -> None:
+        """Note that what lay in one step took more than it, where it did not `before_ns`."""
+        more_ns = max(0, -left_ns) - max(0, -before_ns)
+        if more_ns:
+            over, over_ns = self._rare["over"], self._rare["over_ns"]
+            over[step] = over.get(step, 0) + (before_ns >= 0)
+            over_ns[step] = over_ns.get(step, 0) + more_ns
 
     def _keep_open(self, group: int, node: Column, duration: Column) -> None:
         parts = self._open.setdefault(group, [])

@@ -1,7 +1,8 @@
 """Steps: one forward pass each, whose name, tokens and start may be known only when it has run.
 
 Rules
-- A step lies in nothing: whatever runs around it (a function, another step), it is a step of its own phase.
+- A step lies in nothing: whatever runs around it (a function, another step), it is a step of its own phase. Where it
+  began inside something, a node there says how much of that one's time the step took.
 - A step decides for the thread, task or greenlet that it runs in, and for nobody else, whether it is sampled.
 - Steps that run at the same time have a lane each, which their records carry: so the time in each is known apart.
 - What runs in a step without a name is held until the step has one: its nodes lie under that name.
@@ -22,6 +23,7 @@ from cbtop.protocol.vocabulary import NodeKind
 if TYPE_CHECKING:
     from cbtop.profiler.hot_path import HeldRecord, Position, Scope
     from cbtop.profiler.path import Path
+    from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # of a step that ended without one
 SHARED_LANE = (LANES - 1) << LANE_SHIFT  # of all steps beyond the others: of these, which time is whose is not known
@@ -49,11 +51,21 @@ class Steps:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """All lanes are free but the one this thread is in: in a child, the others' threads are not there."""
-        position = self.path.position
-        taken = None if position.step is None else position.lane >> LANE_SHIFT
+        """All lanes are free but those of this thread's steps: in a child, the others' threads are not there."""
+        taken = set()
+        step: Any = self.path.position.step
+        while step is not None:
+            taken.add(step._lane)
+            step = step._outer
         # The last is never taken: it is for all steps beyond the others.
-        self.free_lanes = [lane for lane in range(LANES - 2, -1, -1) if lane != taken]
+        self.free_lanes = [lane << LANE_SHIFT for lane in range(LANES - 2, -1, -1) if lane << LANE_SHIFT not in taken]
+
+    def take_lane(self) -> int:
+        """A lane for a step: the shared one where the others are taken."""
+        try:
+            return self.free_lanes.pop()
+        except IndexError:
+            return SHARED_LANE
 
 
 class Step:
@@ -64,9 +76,10 @@ class Step:
     """
 
     __slots__ = (
+        "_adopted",
         "_cancelled",
-        "_has_lane",
         "_inside",
+        "_lane",
         "_model",
         "_name",
         "_outer",
@@ -84,7 +97,8 @@ class Step:
         self._position: Position | None = None  # while it runs
         self._scope: Any = None  # None where it is not recorded
         self._cancelled = False
-        self._has_lane = False
+        self._lane: int | None = None  # while it has one
+        self._adopted: dict[Adopted, None] = {}  # what others do for it now
         self._name = name
         self._model = model
         self._start_ns: int | None = None
@@ -177,17 +191,14 @@ class Step:
         # Nothing from here on can fail.
         self._outer_held = position.held
         position.held = [] if self._name is None else None
-        if outer is None:
-            try:
-                position.lane = steps.free_lanes.pop() << LANE_SHIFT
-                self._has_lane = True
-            except IndexError:
-                position.lane = SHARED_LANE
+        position.lane = self._lane = steps.take_lane()
         position.step, self._position, self._scope = self, position, scope
         path.enter(position, scope, now_ns)
 
     def _end(self, position: Position, *, failed: bool) -> None:
-        path, scope, lane = self._steps.path, self._scope, position.lane
+        path, scope, lane = self._steps.path, self._scope, self._lane or 0
+        for adopted in list(self._adopted):
+            adopted.let_go()
         step: Any = position.step
         while step is not None and step._position is None:  # this one, and any that ended before one inside it
             step = step._outer
@@ -202,8 +213,7 @@ class Step:
         finally:
             held, position.held = position.held, self._outer_held
             self._go_back(position, scope)
-            if self._outer is None:
-                position.lane = 0
+            position.lane = 0 if step is None else step._lane or 0
         if path.recording:
             if scope.key == UNNAMED:
                 scope = self._give_name(scope, held or [], lane)
@@ -213,8 +223,10 @@ class Step:
             flags = lane | (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
             start = self._start if self._start_ns is None else HostTime(self._start_ns)
             path.emit(scope, None, start, end, self.tokens, flags)
+            if position.scope is self._inside and self._inside.parent is not None:
+                path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
+        self._give_lane_back()  # only now: whoever takes it next writes behind this step's end
         if self._outer is None:
-            self._give_lane_back(lane)  # only now: whoever takes it next writes behind this step's end
             path.step_ended()
             self._steps.flush()
 
@@ -225,14 +237,13 @@ class Step:
         if is_at_root and (self._outer is None or self._outer._position is not None):
             self._steps.path.enter(position, self._inside, 0)
 
-    def _give_lane_back(self, lane: int) -> None:
-        if self._has_lane:
-            self._has_lane = False
-            self._steps.free_lanes.append(lane >> LANE_SHIFT)
+    def _give_lane_back(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is not None and lane != SHARED_LANE:
+            self._steps.free_lanes.append(lane)
 
     def __del__(self) -> None:
-        if self._has_lane and self._position is not None:  # never ended: its thread, task or generator has gone
-            self._give_lane_back(self._position.lane)
+        self._give_lane_back()  # of one that never ended: its thread, task or generator has gone
 
     def _rename(self) -> None:
         """Go on under the name that was set, where this step began under another."""
@@ -242,7 +253,7 @@ class Step:
         path = self._steps.path
         try:
             position.leave(scope)
-            path.emit(scope, None, self._start, path.end_mark(), 0, position.lane | FLAG_CANCELLED)
+            path.emit(scope, None, self._start, path.end_mark(), 0, (self._lane or 0) | FLAG_CANCELLED)
             self._scope = self._named(scope.parent)
             path.enter(position, self._scope, path.now_ns())
         except Exception as error:  # noqa: BLE001 - as in __enter__

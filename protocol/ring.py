@@ -88,6 +88,7 @@ FLAG_FAILED = 1 << 24  # the brick ended in an exception
 FLAG_CANCELLED = 1 << 25  # a step that does not count, nor does what ran in it
 FLAG_UNCOUNTED = 1 << 26  # the elements are not known: the host gave something that is no count
 FLAG_AMOUNTS = 1 << 27  # no call: the FLOP (in place of the start), bytes (end) and elements of a call of the node
+FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS  # a call that was stopped twice, out of order or late: in no books
 UNKNOWN_AMOUNT = -1  # of FLOP or bytes, in such a record
 LANE_SHIFT = 28  # which of the steps that run at the same time this is, or lies in
 LANES = 16  # the last one is for all steps beyond the others
@@ -307,8 +308,13 @@ class Batch:
 
     def calls(self) -> Batch:
         """Without the records that give the FLOP and bytes of a call (they have no times), and cancelled steps."""
-        others = (self.flags & (FLAG_AMOUNTS | FLAG_CANCELLED)) != 0
+        others = self.are(FLAG_AMOUNTS) | self.are(FLAG_CANCELLED)
         return self.only(~others) if others.any() else self
+
+    def are(self, what: int) -> NDArray[np.bool_]:
+        """Which records give amounts (FLAG_AMOUNTS), are cancelled steps (FLAG_CANCELLED) or loose (FLAG_LOOSE)."""
+        found: NDArray[np.bool_] = (self.flags & FLAG_LOOSE) == what
+        return found
 
     def only(self, chosen: NDArray[np.bool_]) -> Batch:
         """The chosen records."""

@@ -115,6 +115,7 @@ class NodeKind(IntEnum):
     TRANSFER = 4
     FUNCTION = 5
     ASYNC_TASK = 6
+    ADOPTED = 7  # what other threads or tasks did for the place it lies in, beside its own time
 
 
 class TransferDirection(StrEnum):

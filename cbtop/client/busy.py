@@ -79,8 +79,12 @@ def _owners(nodes: NodeTable, step: int) -> dict[str, tuple[list[int], list[int]
     found: dict[str, tuple[list[int], list[int]]] = {}
     holder: dict[int, str | None] = {step: None}  # the brick each node lies in
     for node in nodes.descendants(step):
+        if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):
+            continue  # done elsewhere, beside the step
         inside = holder[node.parent] if node.parent is not None else None
         holder[node.id] = inside
+        if node.kind is NodeKind.STEP and inside is not None:
+            found[inside][1].append(node.id)
         if node.kind is NodeKind.BRICK:
             found.setdefault(node.name, ([], []))[0].append(node.id)
             if inside is not None:

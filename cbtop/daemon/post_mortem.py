@@ -85,7 +85,7 @@ def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
     def ended(at: Sequence[int]) -> tuple[EndedRecord, ...]:
         return tuple(_ended(batch, index, nodes, shift_ns) for index in at)
 
-    is_step = np.isin(batch.node, [node.id for node in nodes.nodes if node.kind is NodeKind.STEP])
+    is_step = np.isin(batch.node, [node.id for node in nodes.children[None] if node.kind is NodeKind.STEP])
     step_ends = np.flatnonzero(is_step)
     count = len(batch.node)
     measured = tuple(

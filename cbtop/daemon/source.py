@@ -251,7 +251,7 @@ class Source:
         self._received += len(batch.node)
         self._fresh.append(batch)
         self.stats.grow(len(self._nodes) + 1)
-        nodes, cell_nodes, cell_buckets = self.stats.add(batch, np.array(self._nodes.step_of, np.int64))
+        nodes, cell_nodes, cell_buckets = self.stats.add(batch, *self._nodes.columns())
         self._changed_nodes.append(nodes)
         self._changed_cells.append(cell_nodes * BUCKETS + cell_buckets)
 

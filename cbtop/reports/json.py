@@ -14,6 +14,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import (
+    BesideView,
     BooksView,
     ClockView,
     CriticalPathView,
@@ -37,6 +38,7 @@ OTHER_ORIGINS = {
         "union_us",
         "at_once",
         "books",
+        "outside_steps",
         "clock_offset_us",
         "clock_monotonic_offset_us",
         "clock_uncertainty_us",
@@ -48,6 +50,7 @@ OTHER_ORIGINS = {
         "rank",
         "local_rank",
         "world_size",
+        "sample_every",
         "model",
         "architecture",
         "quantization",
@@ -85,6 +88,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "rank": view.rank,
         "local_rank": view.local_rank,
         "world_size": view.world_size,
+        "sample_every": view.sample_every,
         "state": view.state,
         "state_reason": view.state_reason,
         "stale_s": view.stale_s,
@@ -111,6 +115,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "tree": tree_text(view.graph),
         "critical_path": _critical_path(view.critical_path),
         "books": _books(view.books),
+        "outside_steps": _beside(view.outside),
         "loss": {
             "produced": view.loss.produced,
             "received": view.loss.received,
@@ -264,4 +269,16 @@ def _books(books: BooksView | None) -> dict[str, Any] | None:
         "unattributed_us": books.unattributed_us,
         "residual_percent": books.residual_percent,
         "open_us": books.open_us,
+        "close": books.close,
+        "over_steps": books.over,
+        "over_us": books.over_us,
+        "outdone": [asdict(one) for one in books.outdone],
+        "loose_calls": books.loose,
+        "loose_us": books.loose_us,
+        "crowded_steps": books.crowded,
+        "adopted": _beside(books.adopted),
     }
+
+
+def _beside(found: BesideView | None) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)

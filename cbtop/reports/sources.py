@@ -20,7 +20,7 @@ PROVENANCE = {
         "clock_uncertainty_us",
         "stragglers",
     ],
-    "static": ["rank", "local_rank", "world_size", "model"],
+    "static": ["rank", "local_rank", "world_size", "sample_every", "model"],
 }
 
 
@@ -34,6 +34,11 @@ def sources_text(views: Sequence[SourceView]) -> str:
         f"pid {view.pid} of {view.host}: {view.loss.left_out} announcements left out"
         for view in views
         if view.loss.left_out
+    ]
+    lines += [
+        f"pid {view.pid} of {view.host}: {sample}, in every figure"
+        for view in views
+        if (sample := fmt.sample(view.sample_every))
     ]
     clocks = {view.host: view.clock for view in views if view.clock is not None and view.clock.uncertainty_us}
     lines += [
@@ -79,6 +84,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "rank": view.rank,
         "local_rank": view.local_rank,
         "world_size": view.world_size,
+        "sample_every": view.sample_every,
         "program": view.program,
         "model": view.model,
         "state": view.state,

@@ -60,6 +60,8 @@ def _head(view: SourceView) -> str:
     if view.clock is not None and view.clock.uncertainty_us:
         offset = fmt.clock_offset(view.clock.offset_us, view.clock.uncertainty_us)
         lines.append(f"clock of {view.host}: {offset} (derived)")
+    if sample := fmt.sample(view.sample_every):
+        lines.append(f"{sample}; every count and total is of the recorded steps, none is multiplied")
     if view.window is not None:
         lines.append(_window(view.window))
     for steps in view.phases:
@@ -220,6 +222,7 @@ def _traced(value: float | None) -> str:
 def _foot(view: SourceView) -> str:
     loss = view.loss
     line = f"records: {loss.produced} produced = {loss.received} received + {loss.dropped} dropped"
+    about_books = [fmt.books_trouble(view.books), *fmt.books_notes(view.books, view.outside)]
     parts = []
     if loss.before_attach:
         parts.append(f"{loss.before_attach} before the daemon looked")
@@ -240,7 +243,7 @@ def _foot(view: SourceView) -> str:
     ]
     if view.checks and not failed:
         checks = [f"checks: {len(view.checks)} of {len(view.checks)} passed"]
-    return "\n".join([line, *checks])
+    return "\n".join([*filter(None, about_books), line, *checks])
 
 
 def table(rows: Table, *, left: int) -> str:

@@ -42,8 +42,9 @@ LEFT_OUT = Metric(
 SOURCE = Metric(
     "cbtop_source",
     Kind.INFO,
-    ("source", "pid", "host", "program", "rank", "model", "architecture", "quantization", "backend"),
-    "A profiled process; rank, model and what follows are as it said (static), empty where it did not.",
+    ("source", "pid", "host", "program", "rank", "sample_every", "model", "architecture", "quantization", "backend"),
+    "A profiled process; rank and what follows are as it said (static), empty where it did not. Of its steps one in "
+    "sample_every is recorded: every count and total is of those, and none is multiplied.",
 )
 STATE = Metric(
     "cbtop_source_state", Kind.GAUGE, ("source", "state"), "1 for the state it is in: live, ended, gone or faulty."
@@ -66,8 +67,8 @@ CHECK = Metric(
     ("source", "brick", "assertion"),
     "1 where a brick's assertion holds, else 0.",
 )
-TOKENS = Metric("cbtop_tokens", Kind.COUNTER, _PHASE, "Tokens, counted once a step.")
-STEP_DURATION = Metric("cbtop_step_duration", Kind.HISTOGRAM, _PHASE, "Wall time of whole steps.", "seconds")
+TOKENS = Metric("cbtop_tokens", Kind.COUNTER, _PHASE, "Tokens of the recorded steps, counted once a step.")
+STEP_DURATION = Metric("cbtop_step_duration", Kind.HISTOGRAM, _PHASE, "Wall time of whole recorded steps.", "seconds")
 BRICK_DURATION = Metric(
     "cbtop_brick_duration", Kind.HISTOGRAM, _BRICK, "Time of each call, with what runs inside it.", "seconds"
 )

@@ -121,7 +121,8 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
 def _source(record: SourceRecord) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
     key, hello, manifest, state = record.key, record.hello, record.manifest, record.state
     rank = str(hello.rank) if hello and hello.rank is not None else ""
-    who = (str(hello.pid), hello.host, hello.program, rank) if hello else ("", "", "", "")
+    sample_every = str(hello.sample_every) if hello else ""
+    who = (str(hello.pid), hello.host, hello.program, rank, sample_every) if hello else ("", "", "", "", "")
     what = ("", "", "", "")
     if manifest:
         what = manifest.model, manifest.architecture, manifest.quantization, manifest.backend
@@ -159,7 +160,7 @@ def _brick(
     yield BRICK_FAILED, labels, stats.calls.failed
     yield BRICK_ELEMENTS, labels, stats.calls.elements
     if totals.step:
-        exclusive_ns = stats.closed.exclusive_ns
+        exclusive_ns = stats.closed.exclusive_ns + stats.adopted_ns
         is_known = exclusive_ns >= 0  # below zero, what ran inside it ran at the same time as more of the same
     else:
         exclusive_ns = stats.exclusive_ns

@@ -1,57 +1,41 @@
-"""The books: where a step's wall time went, with nothing left out and nothing counted twice."""
+"""The books: where a step's wall time went, what stands beside it, and whether they close."""
 
 from __future__ import annotations
 
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.model import BooksView, Gap
+from collections.abc import Iterable
 
-INSIDE_LAYERS, BETWEEN_LAYERS = "inside layers", "between layers"
+from cbtop.profiler.books import Beside, Books
+from cbtop.viewmodels.model import BesideView, BooksView, NamedTime
 
 
-def books(totals: PhaseTotals, open_in: PhaseTotals) -> BooksView | None:
-    """wall = bricks + gaps + unattributed over the ended steps; None for a process without steps.
-
-    All of it is derived from measured records: a brick's time is its own record; the gap `inside layers` is the
-    records of layers less those of the bricks in them, `between layers` those of layers that hold layers less these;
-    what lies in a step outside every layer and brick is unattributed. Only the gaps that this process's layers can
-    show are there. What is in a step that runs now comes from `open_in`, the totals of the whole life.
-    """
-    if totals.step is None:
+def books_view(books: Books | None) -> BooksView | None:
+    """The books in µs; None for a process without steps."""
+    if books is None:
         return None
-    closed = totals.closed_ns
-    outer, layers = _outer(totals)
-    wall_ns = closed[totals.step.id]
-    bricks_ns = sum(closed[node.id] for node in outer)
-    gaps_ns: dict[str, int] = {}
-    for layer in layers:
-        holds_layers = any(child.kind is NodeKind.LAYER for child in totals.table.children[layer.id])
-        name = BETWEEN_LAYERS if holds_layers else INSIDE_LAYERS
-        gaps_ns[name] = gaps_ns.get(name, 0) + totals.exclusive_ns(layer, closed)
-    cancelled_ns = open_in.stats.rare("cancelled_ns", [node.id for node in outer])
-    unattributed_ns = wall_ns - bricks_ns - sum(gaps_ns.values())
+    unattributed_ns = books.unattributed_ns
     return BooksView(
-        wall_us=wall_ns / 1e3,
-        bricks_us=bricks_ns / 1e3,
-        gaps=tuple(Gap(name, gaps_ns[name] / 1e3) for name in (INSIDE_LAYERS, BETWEEN_LAYERS) if name in gaps_ns),
-        gaps_us=sum(gaps_ns.values()) / 1e3,
+        wall_us=books.wall_ns / 1e3,
+        bricks_us=books.bricks_ns / 1e3,
+        gaps=_named(books.gaps_ns.items()),
+        gaps_us=sum(books.gaps_ns.values()) / 1e3,
         unattributed_us=unattributed_ns / 1e3,
-        residual_percent=100 * unattributed_ns / wall_ns if wall_ns else None,
-        open_us=(sum(open_in.total_ns[node.id] - open_in.closed_ns[node.id] for node in outer) - cancelled_ns) / 1e3,
+        residual_percent=100 * unattributed_ns / books.wall_ns if books.wall_ns else None,
+        open_us=books.open_ns / 1e3,
+        close=books.close,
+        over=books.over,
+        over_us=books.over_ns / 1e3,
+        outdone=_named(books.outdone),
+        loose=books.loose,
+        loose_us=books.loose_ns / 1e3,
+        crowded=books.crowded,
+        adopted=beside_view(books.adopted),
     )
 
 
-def _outer(totals: PhaseTotals) -> tuple[list[Node], list[Node]]:
-    """The bricks that lie in no other brick, and the layers that do not either: what a brick holds is its own."""
-    held: set[int] = set()
-    bricks, layers = [], []
-    for node in totals.nodes:
-        if node.parent in held:
-            held.add(node.id)
-        elif node.kind is NodeKind.BRICK:
-            held.add(node.id)
-            bricks.append(node)
-        elif node.kind is NodeKind.LAYER:
-            layers.append(node)
-    return bricks, layers
+def beside_view(beside: Beside | None) -> BesideView | None:
+    """Time beside the steps in µs; None where there is none."""
+    return None if beside is None else BesideView(beside.calls, beside.time_ns / 1e3, _named(beside.by_name))
+
+
+def _named(times_ns: Iterable[tuple[str, int]]) -> tuple[NamedTime, ...]:
+    return tuple(NamedTime(name, time_ns / 1e3) for name, time_ns in times_ns)

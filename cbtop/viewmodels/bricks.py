@@ -115,7 +115,7 @@ def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> Bric
         bytes=stats.bytes,
         gflops=stats.gflops,
         gb_per_sec=stats.gb_per_sec,
-        percent=totals.percent(stats.closed.exclusive_ns),
+        percent=totals.percent(stats.closed.exclusive_ns, stats.adopted_ns),
         budget_us_per_token=stats.budget_us_per_token,
         checks_passed=sum(checks),
         checks_failed=len(checks) - sum(checks),

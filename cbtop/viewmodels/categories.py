@@ -38,7 +38,7 @@ def category_rows(categories: Iterable[CategoryStats], totals: PhaseTotals) -> t
             exclusive_us=stats.exclusive_ns / 1e3,
             avg_us=stats.exclusive_ns / stats.count / 1e3,
             us_per_token=totals.us_per_token(stats.closed.exclusive_ns),
-            percent=totals.percent(stats.closed.exclusive_ns),
+            percent=totals.percent(stats.closed.exclusive_ns, stats.adopted_ns),
         )
         for stats in categories
     )

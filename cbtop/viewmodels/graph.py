@@ -107,7 +107,7 @@ def _row(
         p50_us=calls.p50_ns / 1e3 if calls and calls.p50_ns is not None else None,
         p99_us=calls.p99_ns / 1e3 if calls and calls.p99_ns is not None else None,
         elements=round(calls.elements / calls.count) if calls and not uncounted else None,
-        percent=totals.percent(totals.closed_ns[node.id]) if calls else None,
+        percent=totals.percent(totals.closed_ns[node.id]) if calls and node.id not in totals.adopted else None,
         node_label=node.label,
         kernel=node.kernel,
         on_critical_path=on_critical_path,

@@ -96,22 +96,42 @@ class CriticalPathView:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class NamedTime:
     name: str
     us: float
 
 
 @dataclass(frozen=True, slots=True)
+class BesideView:
+    """Time that is no part of any step's wall time: calls, and their times added up; derived."""
+
+    calls: int
+    us: float
+    by_name: tuple[NamedTime, ...]  # the longest first
+
+
+@dataclass(frozen=True, slots=True)
 class BooksView:
-    """wall = bricks + gaps + unattributed, over the closed steps of a phase; `open_us` stands beside it."""
+    """wall = bricks + gaps + unattributed, over the closed steps of a phase; what follows that stands beside it.
+
+    They do not `close` where a part is larger than what it is a part of: `over_us` in `over` steps, and `outdone`.
+    """
 
     wall_us: float
     bricks_us: float
-    gaps: tuple[Gap, ...]
+    gaps: tuple[NamedTime, ...]
     gaps_us: float
     unattributed_us: float
     residual_percent: float | None
     open_us: float  # brick time already recorded in a step that has not ended
+    close: bool = True
+    over: int = 0  # steps that what lay in them outdid
+    over_us: float = 0.0  # by so much
+    outdone: tuple[NamedTime, ...] = ()  # layers and bricks that what lay in them outdid, and by how much
+    loose: int = 0  # calls stopped twice, out of order or after their step: in no books
+    loose_us: float = 0.0
+    crowded: int = 0  # steps that ran beside fifteen others: whose bricks were theirs is not known
+    adopted: BesideView | None = None  # done for these steps in other threads or tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +311,8 @@ class SourceView:
     rank: int | None = None  # what its launcher said
     local_rank: int | None = None
     world_size: int | None = None
+    sample_every: int | None = 1  # of its steps it records one in so many; None: of several processes, each its own
+    outside: BesideView | None = None  # what ran outside of every step; None where nothing did, or without steps
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
     clock: ClockView | None = None  # None while no offset is known
     straggler: StragglerView | None = None  # of the ranks it is one of

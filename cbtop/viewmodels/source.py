@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cbtop.client.store import SourceRecord
+from cbtop.profiler.books import books_of, outside_steps
 from cbtop.profiler.brick_stats import brick_stats, category_stats
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
-from cbtop.viewmodels.books import books
+from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import execution_graph, graph_rows
@@ -44,7 +45,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
     bricks = brick_stats(totals)
     if window and totals.step is not None:
         # A brick that the window's edge cuts off from those inside it would have an exclusive time below 0.
-        bricks = [replace(stats, exclusive_ns=stats.closed.exclusive_ns) for stats in bricks]
+        bricks = [replace(one, exclusive_ns=one.closed.exclusive_ns + one.adopted_ns) for one in bricks]
     passed: dict[str, list[bool]] = {}
     for check in checks:
         passed.setdefault(check.brick, []).append(check.passed)
@@ -74,7 +75,8 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         categories=category_rows(category_stats(bricks), totals),
         roofline=roofline(record.ceilings.values(), rows),
         graph=nodes,
-        books=books(totals, open_in=whole),
+        books=books_view(books_of(totals, whole)),
+        outside=beside_view(outside_steps(record.nodes, stats)) if totals.step is not None else None,
         loss=_loss(record),
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, shown),
@@ -82,6 +84,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
+        sample_every=hello.sample_every if hello else 1,
         window=WindowView(record.window.length_s, covers_s) if window else None,
         critical_path=path,
     )

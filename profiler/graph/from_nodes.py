@@ -69,6 +69,8 @@ def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, 
         case NodeKind.KERNEL:
             launch = carried(KernelAttributes, node.kernel)
             return KernelLaunch(node.name, node.backend, mean_ns, flops, moved_bytes, calls, **launch)
+        case NodeKind.ADOPTED:
+            return Function(node.name)
         case NodeKind.FUNCTION:
             return Function(node.name, **carried(FunctionAttributes, node.function))
         case NodeKind.TRANSFER:

@@ -25,7 +25,7 @@ def nodes_of(key: object, first_id: int, parent: int | None, inside: object) -> 
     """The node of `key` inside `parent`, followed by those of its kernels; `inside` is the key of the parent.
 
     A layer's key is (NodeKind.LAYER, index) or with the name of its stack as a third, a step's (NodeKind.STEP, name)
-    or with the name of its model.
+    or with the name of its model; what is done elsewhere for a place has the key (NodeKind.ADOPTED, its name).
     """
     match key:
         case (NodeKind() as kind, name):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # step, layer, brick, kernel, and room for bricks inside bricks
+
+# What takes time of the step that it lies in; a kernel, a copy or a task may run beside it.
+_PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 
 
 class NodeTable:
@@ -16,6 +25,7 @@ class NodeTable:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
         self.step_of: list[int] = [-1]  # the step that each id lies in (itself for a step), -1 where there is none
+        self.part_of: list[int] = [-1]  # the step whose time each id's is part of, lying directly in it; else -1
         self._depth: list[int] = [0]
 
     def __len__(self) -> int:
@@ -39,7 +49,14 @@ class NodeTable:
         self.children[node.id] = []
         self.children[node.parent].append(node)
         self.step_of.append(node.id if node.kind is NodeKind.STEP and outer < 0 else outer)
+        self.part_of.append(outer if node.parent == outer and node.kind in _PARTS else -1)
         self._depth.append(depth)
+
+    def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`step_of` and `part_of`, as `NodeStats.add` takes them."""
+        import numpy as np  # which a process that only records need not load
+
+        return np.array(self.step_of, np.int64), np.array(self.part_of, np.int64)
 
     def descendants(self, node: int | None) -> list[Node]:
         """Everything inside `node` (None: everything), a parent before its children, in drawing order."""

@@ -99,7 +99,7 @@ def _books(memory: Memory) -> Counter[tuple[tuple[str, ...], str]]:
     tag, start_ns, end_ns, elements = rows.T
     records = Batch(tag & MAX_NODE, tag & ~MAX_NODE, start_ns, end_ns, elements, 0)
     stats.grow(len(table) + 1)
-    stats.add(records, np.array(table.step_of, np.int64))
+    stats.add(records, *table.columns())
     found: Counter[tuple[tuple[str, ...], str]] = Counter()
     for phase in {node.name for node in table.children[None]}:
         totals = PhaseTotals.of(table, stats, phase)

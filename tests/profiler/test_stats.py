@@ -43,7 +43,7 @@ def test_a_buckets_middle_is_within_one_percent_of_what_falls_into_it(duration_n
 @given(durations)
 def test_percentiles_are_within_one_percent_of_the_exact_ones(values: list[int]) -> None:
     stats = NodeStats()
-    stats.add(batch([(1, value, 0) for value in values]), NO_STEPS)
+    stats.add(batch([(1, value, 0) for value in values]), NO_STEPS, NO_STEPS)
     calls = stats.calls([1])
     assert calls is not None
     found = (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.p999_ns)
@@ -68,7 +68,7 @@ def test_sums_are_those_of_the_records(rows: list[tuple[int, int, int]]) -> None
     stats = NodeStats()
     stats.grow(10)
     for at in range(0, len(rows), 7):
-        stats.add(batch(rows[at : at + 7]), NO_STEPS)
+        stats.add(batch(rows[at : at + 7]), NO_STEPS, NO_STEPS)
     for node in range(1, 10):
         own = [row for row in rows if row[0] == node]
         assert stats.column("count")[node] == len(own)
@@ -81,10 +81,11 @@ def test_sums_are_those_of_the_records(rows: list[tuple[int, int, int]]) -> None
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.integers(0, 9)), min_size=1, max_size=60))
 def test_a_table_fed_only_what_changed_is_the_same_table(rows: list[tuple[int, int, int]]) -> None:
     step_of = np.array([-1, 1, 1, 1, 1, 5, 5, 5, -1, -1], np.int64)  # nodes 1 and 5 are steps
+    part_of = np.array([-1, -1, 1, 1, 1, -1, 5, 5, -1, -1], np.int64)
     ours, theirs = NodeStats(), NodeStats()
     ours.grow(10)
     for at in range(0, len(rows), 5):
-        node, cell_node, cell_bucket = ours.add(batch(rows[at : at + 5]), step_of)
+        node, cell_node, cell_bucket = ours.add(batch(rows[at : at + 5]), step_of, part_of)
         theirs.set(node, {name: ours.column(name)[node] for name in COLUMNS})
         theirs.set_buckets(cell_node, cell_bucket, ours.buckets(cell_node, cell_bucket))
     theirs.grow(10)
@@ -95,14 +96,14 @@ def test_a_table_fed_only_what_changed_is_the_same_table(rows: list[tuple[int, i
 
 def test_failed_calls_are_counted_apart() -> None:
     stats = NodeStats()
-    stats.add(batch([(1, 5, 0)]), NO_STEPS)
-    stats.add(batch([(1, 5, 0), (1, 6, 0)], failed=True), NO_STEPS)
+    stats.add(batch([(1, 5, 0)]), NO_STEPS, NO_STEPS)
+    stats.add(batch([(1, 5, 0), (1, 6, 0)], failed=True), NO_STEPS, NO_STEPS)
     assert (stats.column("count")[1], stats.column("failed")[1]) == (3, 2)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(1, 7))
 def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: list[int], cut: int) -> None:
-    step_of = np.array([-1, 1, 1], np.int64)  # node 1 is a step, node 2 a brick in it
+    step_of, part_of = np.array([[-1, 1, 1], [-1, -1, 1]], np.int64)  # node 1 is a step, node 2 a brick in it
     rows = [row for n in bricks for row in [(2, 10, 1)] * n + [(1, 100, 1)]] + [(2, 10, 1)] * 3
     stats = NodeStats()
     stats.grow(3)
@@ -110,7 +111,7 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
     end_ns = 1000 * np.arange(1, len(rows) + 1)  # one after the other
     whole = replace(whole, start_ns=end_ns - (whole.end_ns - whole.start_ns), end_ns=end_ns)
     for at in range(0, len(rows), cut):
-        stats.add(whole.only((np.arange(len(rows)) >= at) & (np.arange(len(rows)) < at + cut)), step_of)
+        stats.add(whole.only((np.arange(len(rows)) >= at) & (np.arange(len(rows)) < at + cut)), step_of, part_of)
     assert stats.column("closed_ns").tolist() == [0, 100 * len(bricks), 10 * sum(bricks)]
     assert stats.column("total_ns")[2] == 10 * (sum(bricks) + 3)
 
@@ -124,11 +125,11 @@ def test_the_calls_of_a_group_are_those_of_its_nodes(
 ) -> None:
     stats = NodeStats()
     stats.grow(11)
-    stats.add(batch(rows), NO_STEPS)
+    stats.add(batch(rows), NO_STEPS, NO_STEPS)
     for group, calls in zip(groups, stats.calls_of([sorted(group) for group in groups]), strict=True):
         own = [(1, duration, elements) for node, duration, elements in rows if node in group]
         alone = NodeStats()
-        alone.add(batch(own), NO_STEPS)
+        alone.add(batch(own), NO_STEPS, NO_STEPS)
         expected = alone.calls([1])
         if calls is None or expected is None:
             assert calls is expected
@@ -141,7 +142,7 @@ def test_the_calls_of_a_group_are_those_of_its_nodes(
 @given(durations)
 def test_the_variation_is_that_of_the_calls(values: list[int]) -> None:
     stats = NodeStats()
-    stats.add(batch([(1, value, 0) for value in values]), NO_STEPS)
+    stats.add(batch([(1, value, 0) for value in values]), NO_STEPS, NO_STEPS)
     calls = stats.calls([1])
     assert calls is not None
     if calls.cv is not None:
@@ -150,7 +151,7 @@ def test_the_variation_is_that_of_the_calls(values: list[int]) -> None:
 
 def test_clearing_leaves_nothing_behind() -> None:
     stats = NodeStats()
-    stats.add(batch([(3, 5, 7)]), NO_STEPS)
+    stats.add(batch([(3, 5, 7)]), NO_STEPS, NO_STEPS)
     stats.clear()
     stats.grow(4)
     assert {name: int(stats.column(name)[3]) for name in COLUMNS if name != "min_ns"} == dict.fromkeys(
@@ -162,7 +163,7 @@ def test_clearing_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("nodes", [[1], [2], [1, 2]])
 def test_histograms_of_several_nodes_add_up(nodes: list[int]) -> None:
     stats = NodeStats()
-    stats.add(batch([(1, 100, 0), (2, 100, 0), (2, 9000, 0)]), NO_STEPS)
+    stats.add(batch([(1, 100, 0), (2, 100, 0), (2, 9000, 0)]), NO_STEPS, NO_STEPS)
     assert stats.histogram(nodes).sum() == sum(int(stats.column("count")[node]) for node in nodes)
 
 
@@ -176,10 +177,10 @@ def test_the_difference_to_a_snapshot_is_what_came_after_it(
     stats, alone = NodeStats(), NodeStats()
     stats.grow(10)
     alone.grow(10)
-    stats.add(batch(before), NO_STEPS)
+    stats.add(batch(before), NO_STEPS, NO_STEPS)
     snapshot = stats.snapshot()
-    stats.add(batch(after), NO_STEPS)
-    alone.add(batch(after), NO_STEPS)
+    stats.add(batch(after), NO_STEPS, NO_STEPS)
+    alone.add(batch(after), NO_STEPS, NO_STEPS)
     since = stats.since(snapshot)
     for name in ("count", "failed", "total_ns", "elements"):
         assert since.column(name).tolist() == alone.column(name).tolist()
@@ -198,7 +199,7 @@ def test_a_node_without_a_histogram_has_no_extremes_since_a_snapshot() -> None:
     step_of = np.full(node + 1, -1, np.int64)
     stats.grow(node + 1)
     snapshot = stats.snapshot()
-    stats.add(batch([(node, 5, 1), (1, 7, 1)]), step_of)
+    stats.add(batch([(node, 5, 1), (1, 7, 1)]), step_of, step_of)
     found = stats.since(snapshot).calls([node, 1])
     assert found is not None
     assert (found.count, found.total_ns, found.min_ns, found.max_ns, found.p50_ns) == (2, 12, None, None, None)
@@ -207,7 +208,7 @@ def test_a_node_without_a_histogram_has_no_extremes_since_a_snapshot() -> None:
 def test_counts_that_shrank_are_not_counted() -> None:
     stats = NodeStats()
     stats.grow(10)
-    stats.add(batch([(1, 5, 1), (1, 7, 1)]), NO_STEPS)
+    stats.add(batch([(1, 5, 1), (1, 7, 1)]), NO_STEPS, NO_STEPS)
     snapshot = stats.snapshot()
     stats.clear()
     stats.grow(2)

@@ -23,7 +23,7 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.stats import NodeStats
 from cbtop.profiler.steps import Step
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.ring import FLAG_FAILED
+from cbtop.protocol.ring import FLAG_FAILED, LANE_SHIFT
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import record_of, source_of
@@ -118,6 +118,7 @@ def test_what_is_recorded_by_other_means_in_a_step_without_a_name_is_held_too(pr
         "/outer",
         "/outer/deferred",
         "/outer/elapsed",
+        "/outer/inner",
         "/outer/recorded",
     ]
 
@@ -305,13 +306,13 @@ def test_the_union_of_steps_is_the_time_in_which_any_of_them_ran(spans: list[tup
     from cbtop.protocol.ring import Batch
 
     stats = NodeStats()
-    step_of = np.array([-1, 1], np.int64)
+    step_of, part_of = np.array([[-1, 1], [-1, -1]], np.int64)
     ended = sorted(((start, start + length) for start, length in spans), key=lambda span: span[1])
     for part in (ended[:cut], ended[cut:]):
         start, end = (np.array(column, np.int64) for column in zip(*part, strict=True)) if part else ([], [])
         if part:
             ones = np.ones(len(part), np.int64)
-            stats.add(Batch(ones, 0 * ones, start, end, ones, 0), step_of)
+            stats.add(Batch(ones, 0 * ones, start, end, ones, 0), step_of, part_of)
     covered = {moment for start, end in ended for moment in range(start, end)}
     assert stats.rare("union_ns", (1,)) == len(covered)
     assert stats.rare("first_ns", (1,)) == min(start for start, _ in ended)
@@ -384,7 +385,7 @@ def test_a_step_is_of_its_own_phase_whatever_runs_around_it(make: MAKE, runtime:
     nodes, stats = _counted(runtime)
     target, draft = (PhaseTotals.of(nodes, stats, name) for name in ("target decode", "draft decode"))
     assert (target.tokens, draft.tokens) == (3, 12)
-    assert ([n.name for n in target.nodes], [n.name for n in draft.nodes]) == (["a", "c"], ["b"])
+    assert ([n.name for n in target.nodes], [n.name for n in draft.nodes]) == (["a", "decode", "c"], ["b"])
     assert all(t.closed_ns[n.id] == t.total_ns[n.id] for t in (target, draft) for n in t.nodes)
     (between,) = [n for n in nodes.nodes if n.name == "between"]
     assert nodes[between.parent or 0].name == "generate"
@@ -418,7 +419,7 @@ def test_a_step_that_nobody_ended_gives_its_lane_back_when_it_goes(make: MAKE) -
         thread.start()
         thread.join()
     gc.collect()
-    assert sorted(profiler._steps.free_lanes) == list(range(15))
+    assert sorted(profiler._steps.free_lanes) == [lane << LANE_SHIFT for lane in range(15)]
 
 
 def test_timings_deferred_until_their_step_has_ended_lie_in_it(make: MAKE, runtime: Path) -> None:

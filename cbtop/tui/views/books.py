@@ -26,14 +26,28 @@ class Books(SourceDrawing):
             return [rule((("books", "dim"),), width), ((why, "dim"),)]
         if source.books is None:
             return [rule((("books", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
-        title = (("where a step's time goes", "dim"),)
         equation = fit_line((("  ", ""), *books_equation(source.books, _steps(source), width - 2)), width)
         bar: Line = (("  ", ""), *stacked(books_parts(source), width - 4))
-        return [rule(title, width), bar, equation][-height:] if height < 3 else [rule(title, width), bar, equation]
+        if height >= 3:
+            return [books_rule(source, "where a step's time goes", width), bar, equation]
+        return [books_rule(source, "a step", width) if beside_books(source) else bar, equation][-height:]
 
 
 def _steps(source: SourceView) -> int:
     return max(1, source.steps.count if source.steps else 1)
+
+
+def books_rule(source: SourceView, title: str, width: int) -> Line:
+    """A rule over the books, with what stands beside them at its right end."""
+    room = width - len(title) - 8
+    return rule(((title, "dim"),), width, join_fitting(beside_books(source), room, " · "))
+
+
+def beside_books(source: SourceView) -> list[Line]:
+    """That the books do not close, and whatever is no part of the wall time that they are of; the worst first."""
+    trouble = formatting.books_trouble(source.books)
+    found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []
+    return [*found, *(((clean(note), "warn"),) for note in formatting.books_notes(source.books, source.outside))]
 
 
 def books_parts(source: SourceView) -> list[Part]:

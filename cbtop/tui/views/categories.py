@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 
 from cbtop import formatting, statistics
 from cbtop.tui.views.base import SourceDrawing, View
-from cbtop.tui.views.books import books_equation, books_parts
+from cbtop.tui.views.books import books_equation, books_parts, books_rule
 from cbtop.tui.views.figures import figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar, stacked
@@ -99,7 +99,7 @@ def _lines(source: SourceView, width: int, *, details: bool, air: bool) -> list[
     return [
         *_category_lines(source, width, details=details, air=air),
         *gap,
-        rule((("one step", "dim"),), width),
+        books_rule(source, "one step", width),
         *_step_lines(source, width, bar_rows=3 if air else 1),
         *gap,
         rule((("steps by phase", "dim"),), width),

@@ -76,10 +76,12 @@ def _identity(heading: Heading, width: int) -> Line:
 
 
 def _of(source: SourceView) -> Line:
-    """Which stretch of time the numbers are of."""
+    """Which stretch of time, and which of the steps, the numbers are of."""
+    sample = formatting.sample(source.sample_every)
+    of_steps: Line = ((f"  {sample}", "warn"),) if sample else ()
     if source.window is None:
-        return (("life", "dim"),)
-    return ((formatting.last_seconds(source.window.covers_s), "accent strong"),)
+        return (("life", "dim"), *of_steps)
+    return ((formatting.last_seconds(source.window.covers_s), "accent strong"), *of_steps)
 
 
 def _facts(source: SourceView) -> list[str]:
@@ -195,7 +197,15 @@ class Notice(Drawing):
 
 
 def notice(source: SourceView) -> Line:
-    """The most urgent thing to say about `source`, or nothing."""
+    """The most urgent thing to say about `source`, and whether its books close; or nothing."""
+    urgent, trouble = _urgent(source), formatting.books_trouble(source.books)
+    if not trouble:
+        return urgent
+    what, _, why = trouble.partition(":")
+    return ((f"  ✗ {what}:", "bad strong"), (clean(why), ""), *urgent)
+
+
+def _urgent(source: SourceView) -> Line:
     if source.stale_s is not None:
         return ((f"  ✗ {formatting.stale(source.stale_s)}: ", "bad strong"), ("its daemon does not answer", ""))
     if source.state in ("gone", "faulty"):

@@ -159,7 +159,8 @@ def test_snapshots_beyond_the_bound_are_let_go_and_the_window_says_so(monkeypatc
     stats, kept = NodeStats(), window.Window(10.0)
     for second in range(20):
         node = np.arange(1, 11, dtype=np.int64)
-        stats.add(Batch(node, node * 0, node * 0, node, node, 0), np.full(16, -1, np.int64))
+        no_steps = np.full(16, -1, np.int64)
+        stats.add(Batch(node, node * 0, node * 0, node, node, 0), no_steps, no_steps)
         kept.tick(second * 1_000_000_000, stats)
     assert sum(len(taken.snapshot.cell) for taken in kept._taken) <= 40
     assert kept.statistics(stats)[1] == 3.0

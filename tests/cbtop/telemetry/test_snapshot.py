@@ -102,7 +102,10 @@ def test_no_call_is_on_the_wrong_side_of_a_bound(durations_ns: list[int]) -> Non
     stats = NodeStats()
     end = np.array(durations_ns, np.int64)
     node, zero = np.ones_like(end), np.zeros_like(end)
-    stats.add(Batch(node=node, start_ns=zero, end_ns=end, elements=zero, flags=zero, overwritten=0), np.full(2, -1))
+    no_steps = np.full(2, -1)
+    stats.add(
+        Batch(node=node, start_ns=zero, end_ns=end, elements=zero, flags=zero, overwritten=0), no_steps, no_steps
+    )
     calls = stats.calls([1])
     assert calls is not None
     found = _durations(stats, [1], calls)
@@ -116,8 +119,8 @@ def test_calls_that_are_not_all_in_the_histogram_are_only_counted() -> None:
     nodes = np.array([1, MAX_HISTOGRAM_NODES + 1], np.int64)
     zero = np.zeros(2, np.int64)
     ends = np.array([5_000, 7_000], np.int64)
-    step_of = np.full(MAX_HISTOGRAM_NODES + 2, -1)
-    stats.add(Batch(node=nodes, start_ns=zero, end_ns=ends, elements=zero, flags=zero, overwritten=0), step_of)
+    none = np.full(MAX_HISTOGRAM_NODES + 2, -1)
+    stats.add(Batch(node=nodes, start_ns=zero, end_ns=ends, elements=zero, flags=zero, overwritten=0), none, none)
     calls = stats.calls(nodes.tolist())
     assert calls is not None
     assert _durations(stats, nodes.tolist(), calls) == Durations((), (2,), 12_000, 5_000, 7_000)
@@ -166,7 +169,7 @@ def many_bricks(key: str, bricks: int, phases: int = 1, checks: int = 0) -> Sour
     node = np.arange(1, phases + bricks + 1)
     zero = np.zeros_like(node)
     batch = Batch(node=node, start_ns=zero, end_ns=zero + 5_000, elements=zero, flags=zero, overwritten=0)
-    record.stats.add(batch, np.array(record.nodes.step_of))
+    record.stats.add(batch, *record.nodes.columns())
     return record
 
 
@@ -190,7 +193,7 @@ def test_what_is_left_out_does_not_change_from_one_export_to_the_next() -> None:
     zero = np.zeros_like(node)
     record.stats.add(
         Batch(node=node, start_ns=zero, end_ns=zero + 10**9, elements=zero, flags=zero, overwritten=0),
-        np.array(record.nodes.step_of),
+        *record.nodes.columns(),
     )
     assert {point.labels for point in snapshot(store_of(record), NOW_NS)[metrics.BRICK_DURATION]} == before
 

@@ -1,0 +1,106 @@
+"""Places: work in another thread or task that belongs to the step and layer of whoever it is done for.
+
+Rules
+- A place ends with its step: what runs on after that lies outside of steps again.
+- Adopted work takes its time beside the step, in parallel: it is counted under a node of its own, and its times are
+  added up there. It is no part of the step's wall time, in which whoever waits for it has a brick or a gap.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cbtop.protocol.ring import FLAG_FAILED
+from cbtop.protocol.vocabulary import NodeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cbtop.profiler.hot_path import Position
+    from cbtop.profiler.path import Path
+    from cbtop.profiler.scopes import Scopes
+
+ADOPTED = (NodeKind.ADOPTED, "adopted")
+
+
+class Place:
+    """Where in the graph a thread, task or greenlet was when it asked: its step, layer and brick."""
+
+    __slots__ = ("held", "lane", "recording", "scope", "step")
+
+    def __init__(self, position: Position) -> None:
+        self.scope = position.scope
+        self.step: Any = position.step
+        self.lane = position.lane
+        self.held = position.held
+        self.recording = position.recording
+
+
+class Adopted:
+    """`with profiler.adopt(place):` what runs in this thread or task belongs to `place`."""
+
+    __slots__ = ("__weakref__", "_before", "_give_up", "_path", "_place", "_position", "_scope", "_scopes", "_start")
+
+    def __init__(self, path: Path, scopes: Scopes, give_up: Callable[[Exception], None], place: Place) -> None:
+        self._path = path
+        self._scopes = scopes
+        self._give_up = give_up
+        self._place = place
+        self._position: Position | None = None  # while it is at the place
+        self._scope: Any = None  # None where it is not recorded
+
+    def __enter__(self) -> Adopted:
+        try:
+            self._begin()
+        except Exception as error:  # noqa: BLE001 - trouble of ours, or of a clock, is not the host's
+            self._give_up(error)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        try:
+            self._end(failed=kind is not None)
+        except Exception as trouble:  # noqa: BLE001 - as above
+            self._give_up(trouble)
+
+    def _begin(self) -> None:
+        place, path = self._place, self._path
+        position, step = path.position, place.step
+        is_there = position.step is step and position.scope is place.scope
+        is_nowhere = step is None and place.scope.parent is None
+        if is_there or is_nowhere or (step is not None and step._position is None):  # the last: it has ended
+            return
+        self._before = position.scope, position.lane, position.held, position.step, position.recording
+        self._position, self._scope = position, None
+        position.step, position.recording = step, place.recording
+        if step is not None:
+            step._adopted[self] = None
+        if path.recording:
+            position.lane, position.held = place.lane, place.held
+            scope = place.scope.children.get(ADOPTED) or self._scopes.define(place.scope, ADOPTED)
+            self._start = path.start_mark()
+            self._scope = scope
+            path.enter(position, scope, path.now_ns())
+        if step is not None and step._position is None:  # it has ended meanwhile
+            self.let_go()
+
+    def _end(self, *, failed: bool) -> None:
+        position, scope, path = self._position, self._scope, self._path
+        try:
+            if position is not None and scope is not None and path.recording:
+                end = path.end_mark()
+                path.emit(scope, position, self._start, end, 1, position.lane | (FLAG_FAILED if failed else 0))
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Back to where this thread or task was; its step ends this too, from the thread it runs in."""
+        position, self._position = self._position, None
+        if position is None:
+            return
+        if self._place.step is not None:
+            self._place.step._adopted.pop(self, None)
+        scope, position.lane, position.held, position.step, position.recording = self._before
+        self._path.enter(position, scope, 0)

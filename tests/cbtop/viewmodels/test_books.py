@@ -1,0 +1,365 @@
+"""Books cannot lie: they close, or every report says that they do not, why, and by how much."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop import formatting
+from cbtop.profiler.graph.nodes import Function
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.reports import REPORTS
+from cbtop.viewmodels.merge import merged_view
+from cbtop.viewmodels.model import BooksView, MergeMode, SourceView
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
+
+Host = Callable[[BrickProfiler, Clock], None]
+
+
+def seen(host: Host, *, sample_every: int = 1) -> tuple[SourceView, str, dict[str, object]]:
+    """What a viewer, the text report and the JSON show of `host`."""
+    with tempfile.TemporaryDirectory() as directory:
+        clock = Clock()
+        recorder = RingRecorder(Path(directory), 1 << 20)
+        profiler = BrickProfiler(clock_ns=clock, recorder=recorder, sample_every=sample_every)
+        host(profiler, clock)
+        said = str(profiler.report())
+        view = source_view(record_of(source_of(Path(directory))))
+        profiler.close()
+    text = REPORTS["text"]([view], ["bricks", "categories"], None)
+    assert "do not close" in said or "do not close" not in text
+    return view, text, json.loads(REPORTS["json"]([view], [], None))["sources"][0]
+
+
+def shares(view: SourceView) -> list[float]:
+    rows = [*view.bricks, *view.categories, *view.graph]
+    found = [row.percent for row in rows if row.percent is not None]
+    books = view.books
+    if books is not None and books.wall_us:
+        found += [100 * us / books.wall_us for us in (books.bricks_us, books.gaps_us, books.unattributed_us)]
+    return found
+
+
+def books_in(view: SourceView) -> BooksView:
+    assert view.books is not None
+    return view.books
+
+
+def elapsed_longer_than_one_of_its_steps(profiler: BrickProfiler, clock: Clock) -> None:
+    for number in range(10):
+        with profiler.step("decode", 1):
+            clock.sleep_us(100)
+            if not number:
+                profiler.record_elapsed("a", 500_000)
+
+
+def elapsed_longer_than_its_layer(profiler: BrickProfiler, clock: Clock) -> None:
+    with profiler.step("decode", 1):
+        with profiler.layer(0):
+            clock.sleep_us(10)
+            profiler.record_elapsed("a", 50_000)
+        clock.sleep_us(1_000)
+
+
+def a_timer_of_the_step_before(profiler: BrickProfiler, clock: Clock) -> None:
+    with profiler.step("decode", 1):
+        timer = profiler.start_brick("a")
+        clock.sleep_us(10)
+    clock.sleep_us(500)
+    with profiler.step("decode", 1):
+        profiler.start_brick("a")
+        profiler.stop_brick(timer, 1)  # in the place that it was started in, and much longer than this step
+
+
+def a_clock_that_goes_back(profiler: BrickProfiler, clock: Clock) -> None:
+    for number in range(3):
+        with profiler.step("decode", 1):
+            with profiler.brick("a"):
+                clock.sleep_us(10)
+            clock.sleep_us(-100 if number == 1 else 0)  # this step is rejected, what ran in it is not
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        (elapsed_longer_than_one_of_its_steps, "in 1 step what ran took 400.0 µs more"),
+        (elapsed_longer_than_its_layer, "what ran inside outdid Layer 0 by 40.00 µs"),
+        (a_timer_of_the_step_before, "bricks and gaps measured 5,100.0 % of the steps' wall time"),
+        (a_clock_that_goes_back, "bricks and gaps measured 150.0 % of the steps' wall time"),
+    ],
+)
+def test_books_that_do_not_close_say_why_and_by_how_much(host: Host, why: str) -> None:
+    view, text, report = seen(host)
+    books = report["books"]
+    assert isinstance(books, dict)
+    assert f"books do not close: {why}" in text
+    assert (books_in(view).close, books["close"]) == (False, False)
+
+
+@pytest.mark.parametrize("depth", [4, 5, 9, 60])
+def test_recursion_however_deep_adds_up_to_its_step(depth: int) -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        def work(left: int) -> None:
+            with profiler.brick("a"):
+                clock.sleep_us(10)
+                if left:
+                    work(left - 1)
+                with profiler.brick("b"):
+                    clock.sleep_us(1)
+
+        with profiler.step("decode", 1):
+            work(depth - 1)
+
+    view, text, _ = seen(host)
+    books = books_in(view)
+    assert (books.close, books.wall_us, books.bricks_us) == (True, 11 * depth, 11 * depth)
+    assert sum(row.percent or 0 for row in view.bricks) == pytest.approx(100)
+    assert view.loss.rejected == 2 * (depth - 4)
+    assert ("rejected" in text) == (depth > 4)
+
+
+def test_what_runs_in_a_brick_that_cannot_be_recorded_does_not_lie_elsewhere() -> None:
+    class Nameless:
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        with profiler.step("decode", 1), profiler.brick(Nameless()), profiler.brick("inside"):
+            clock.sleep_us(1)
+
+    view, _, _ = seen(host)
+    assert (view.outside, view.bricks, view.loss.rejected) == (None, (), 2)
+
+
+def test_a_call_stopped_twice_out_of_order_or_after_its_step_is_in_no_books_and_said() -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        with profiler.step("decode", 1):
+            twice = profiler.start_brick("a")
+            clock.sleep_us(60)
+            profiler.stop_brick(twice, 1)
+            profiler.stop_brick(twice, 1)
+            outer = profiler.start_brick("outer")
+            inner = profiler.start_brick("inner")
+            clock.sleep_us(10)
+            profiler.stop_brick(outer, 1)
+            clock.sleep_us(10)
+            profiler.stop_brick(inner, 1)
+            late = profiler.start_brick("late")
+            clock.sleep_us(20)
+        clock.sleep_us(30)
+        profiler.stop_brick(late, 1)
+
+    view, text, report = seen(host)
+    books = books_in(view)
+    assert (books.close, books.bricks_us, books.unattributed_us, books.open_us) == (True, 70, 30, 0)
+    assert (books.loose, books.loose_us) == (3, 60 + 20 + 50)
+    assert "in no books: 130.0 µs of 3 calls stopped twice, out of order or after its step" in text
+    assert isinstance(report["books"], dict)
+    assert (report["books"]["loose_calls"], report["books"]["loose_us"]) == (3, 130)
+    assert {row.name: (row.count, row.total_us) for row in view.bricks}["a"] == (2, 120)
+
+
+def test_what_runs_outside_of_steps_is_a_row_of_its_own() -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        for _ in range(10):
+            with profiler.step("decode", 1), profiler.brick("a"):
+                clock.sleep_us(10)
+            with profiler.brick("detokenize"), profiler.brick("lookup"):
+                clock.sleep_us(500)
+            clock.sleep_us(7)  # nothing of the host's runs
+
+    view, text, report = seen(host)
+    assert "outside steps: 5.00 ms in 10 calls, added up (detokenize 5.00 ms), in no step's wall time" in text
+    assert report["outside_steps"] == {"calls": 10, "us": 5_000, "by_name": [{"name": "detokenize", "us": 5_000}]}
+    assert (books_in(view).wall_us, books_in(view).bricks_us) == (100, 100)
+
+
+def test_steps_inside_a_function_or_a_brick_outside_of_steps_are_not_counted_there_again() -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        profiler.graph_push_scope(Function("generate"))
+        with profiler.step("decode", 1):
+            clock.sleep_us(100)
+        clock.sleep_us(3)
+        profiler.graph_pop_scope()
+
+    view, _, _ = seen(host)
+    assert view.outside is not None
+    assert (view.outside.calls, view.outside.us) == (1, 3)
+
+
+def test_a_step_inside_a_step_is_named_in_the_books_of_both() -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        for name in ("draft", "decode"):  # of another phase, and of the same
+            with profiler.step("decode", 1):
+                with profiler.brick("a"):
+                    clock.sleep_us(10)
+                    with profiler.step(name, 1), profiler.brick("b"):
+                        clock.sleep_us(80)
+                clock.sleep_us(5)
+
+    view, text, _ = seen(host)
+    books = books_in(view)
+    assert (books.close, books.wall_us, books.bricks_us, books.unattributed_us) == (
+        True,
+        95 * 2 + 80,
+        10 * 2 + 80,
+        10,
+    )
+    assert [(gap.name, gap.us) for gap in books.gaps] == [("steps inside", 160)]
+    assert "+ steps inside 160.0 µs" in text
+    assert {row.name: row.exclusive_us for row in view.bricks} == {"a": 20, "b": 80}
+
+
+def test_steps_beyond_fifteen_at_once_are_counted_and_said() -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        async def request(end: asyncio.Event) -> None:
+            with profiler.step("decode", 1), profiler.brick("a"):
+                clock.sleep_us(1)
+                await end.wait()
+
+        async def serve() -> None:
+            end = asyncio.Event()
+            tasks = [asyncio.create_task(request(end)) for _ in range(18)]
+            await asyncio.sleep(0)
+            end.set()
+            await asyncio.gather(*tasks)
+
+        asyncio.run(serve())
+
+    view, text, report = seen(host)
+    assert books_in(view).crowded == 3
+    assert "3 steps ran beside fifteen others: which bricks are whose is not known" in text
+    assert isinstance(report["books"], dict)
+    assert report["books"]["crowded_steps"] == 3
+
+
+def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        with profiler.step("decode", 1), profiler.layer(0):
+            with profiler.brick("experts"):
+                place, both = profiler.place(), threading.Barrier(2)
+
+                def work() -> None:
+                    with profiler.adopt(place), profiler.brick("expert"):
+                        both.wait()
+                        both.wait()
+
+                threads = [threading.Thread(target=work) for _ in range(2)]
+                for thread in threads:
+                    thread.start()
+                clock.sleep_us(100)
+                for thread in threads:
+                    thread.join()
+            clock.sleep_us(1)
+
+    view, text, report = seen(host)
+    books = books_in(view)
+    assert (books.close, books.wall_us, books.bricks_us, books.gaps_us, books.unattributed_us) == (
+        True,
+        101,
+        100,
+        1,
+        0,
+    )
+    assert books.adopted is not None
+    assert (books.adopted.calls, [one.name for one in books.adopted.by_name]) == (2, ["expert"])
+    assert f"in other threads for these steps: {formatting.duration(books.adopted.us)} in 2 calls, added up" in text
+    assert {row.name: row.percent for row in view.bricks} == {
+        "experts": pytest.approx(100 * 100 / 101),
+        "expert": None,
+    }
+    assert isinstance(report["books"], dict)
+    assert report["books"]["adopted"]["calls"] == 2
+    assert view.outside is None
+
+
+def test_figures_of_a_sample_say_so_with_the_factor_and_nothing_is_multiplied(runtime: Path) -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        for _ in range(30):
+            with profiler.step("decode", 2), profiler.brick("a"):
+                clock.sleep_us(10)
+
+    view, text, report = seen(host, sample_every=10)
+    assert "a sample: one step in 10; every count and total is of the recorded steps, none is multiplied" in text
+    assert (view.steps.count if view.steps else 0, view.bricks[0].count, report["sample_every"]) == (3, 3, 10)
+    profiler = BrickProfiler(clock_ns=Clock(), recorder=RingRecorder(runtime), sample_every=10)
+    assert str(profiler.report()).startswith("a sample, one step in 10: 0 steps")
+
+
+def test_a_sum_of_processes_with_different_samples_says_that_some_leave_steps_out(tmp_path: Path) -> None:
+    records = []
+    for name, sample_every in (("one", 1), ("two", 7)):
+        (tmp_path / name).mkdir()
+        recorder = RingRecorder(tmp_path / name)
+        profiler = BrickProfiler(clock_ns=Clock(), recorder=recorder, sample_every=sample_every)
+        with profiler.step("decode", 1):
+            pass
+        records.append(record_of(source_of(tmp_path / name)))
+    view = merged_view(records, MergeMode.SUM)
+    assert view.sample_every is None
+    assert "a sample: some processes leave steps out" in REPORTS["text"]([view], ["bricks"], None)
+
+
+def test_a_clock_below_zero_is_rejected_and_the_rest_still_shown(runtime: Path) -> None:
+    clock = Clock(-50_000)
+    profiler = profiler_in(runtime, clock)
+    for _ in range(3):
+        with profiler.step("decode", 1):
+            clock.sleep_us(30)
+    view = source_view(record_of(source_of(runtime)))
+    assert (view.loss.rejected, view.steps.count if view.steps else 0) == (2, 1)
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("brick"), st.sampled_from("abc")),
+    st.tuples(st.just("layer"), st.integers(0, 1)),
+    st.tuples(st.just("step"), st.sampled_from(["decode", "prefill"])),
+    st.tuples(st.just("leave"), st.integers(0, 9)),  # whatever was entered, also again, in whatever order
+    st.tuples(st.just("sleep"), st.integers(-20, 100)),
+    st.tuples(st.just("elapsed"), st.integers(0, 200)),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(operations=st.lists(OPERATIONS, max_size=40), polls=st.sets(st.integers(0, 40), max_size=3))
+def test_whatever_a_host_does_shares_are_between_0_and_100_percent_or_it_is_said(
+    operations: list[tuple[str, object]], polls: set[int]
+) -> None:
+    entered: list[object] = []
+
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        with profiler.step("decode", 1):
+            clock.sleep_us(10)
+        for number, (what, value) in enumerate(operations):
+            if what in ("brick", "layer", "step"):
+                entered.append(getattr(profiler, what)(value))
+                entered[-1].__enter__()  # type: ignore[attr-defined]
+            elif what == "leave" and entered:
+                entered[value % len(entered)].__exit__(None, None, None)  # type: ignore[attr-defined, operator]
+            elif what == "sleep":
+                clock.sleep_us(value)  # type: ignore[arg-type]
+            elif what == "elapsed":
+                profiler.record_elapsed("e", value * 1_000)  # type: ignore[operator]
+            if number in polls:
+                profiler.report()
+        with ExitStack() as rest:
+            for one in entered:
+                rest.push(one.__exit__)  # type: ignore[attr-defined]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("logging.Logger.warning", lambda *_: None)
+        view, text, _ = seen(host)
+    shown = [*shares(view), *(row.exclusive_us for row in view.bricks)]
+    assert "books do not close: " in text or (min(shown, default=0) >= -1e-6 and max(shares(view)) <= 100 + 1e-6)
+    assert view.outside is None or view.outside.us >= 0
