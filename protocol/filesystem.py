@@ -19,8 +19,10 @@ def copies_on_write(descriptor: int) -> bool:
     """
     if sys.platform != "linux":
         return False
-    import fcntl
-
+    try:
+        import fcntl
+    except ImportError:
+        return False
     flags = bytearray(_FLAGS.size)
     try:
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)

@@ -528,7 +528,10 @@ class RingReader:
         os.close(self._file)
 
     def _pread(self, size_bytes: int, at: int) -> bytes:
-        data = os.pread(self._file, size_bytes, at)
+        try:
+            data = os.pread(self._file, size_bytes, at)
+        except OSError as error:
+            raise RingError(f"ring {self.path}: {error.strerror}") from error
         if len(data) < size_bytes:
             raise RingError(f"ring {self.path}: the file has been cut short")
         return data
