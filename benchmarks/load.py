@@ -56,8 +56,10 @@ class Load:
         assert ring is not None
         self.ring: RingWriter = ring
         self.path = ring.path
-        self.written = ring.produced
-        self._order = RingReader(ring.path).read().node  # the nodes in the order a step records them
+        reader = RingReader(ring.path)
+        self._order = reader.read().node  # the nodes in the order a step records them
+        self.written = reader.read_to
+        reader.close()
 
     def write(self, count: int) -> None:
         """`count` more records, each with a duration of its own, as the layout in `ring.py` says."""

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +32,7 @@ from cbtop.profiler.graph.node_table import MAX_NODES
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import MAX_ANNOUNCED, Announcement, Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogWriter
+from cbtop.protocol.ended import sweep
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError, RingError
 from cbtop.protocol.messages import (
@@ -83,6 +84,8 @@ class RingListener(Protocol):
 
 class RingRecorder:
     """Writes records into this process's ring and messages into its catalog.
+
+    What ended processes left is kept within bounds as the files are opened, see `cbtop.protocol.ended`.
 
     Nothing is opened before something is recorded. When the files cannot be made (no room, no safe runtime
     directory) one warning is logged and nothing is recorded; the host goes on. A forked child never writes its
@@ -162,15 +165,18 @@ class RingRecorder:
                 self._write_updates()
             catalog, self._catalog = self._catalog, None
             if catalog:
-                self._let_catalog_go.detach()
+                self._let_files_go.detach()
                 with self._kept_from_the_host("say goodbye"):
                     catalog.write(Goodbye(reason))
                 with self._kept_from_the_host("close its catalog"):
                     catalog.close()
-            self._ring = None
+            ring, self._ring = self._ring, None
             self._closed = True
             self.record = _nowhere
             self._let_go()
+            if ring:
+                with self._kept_from_the_host("close its ring"):
+                    ring.close()
 
     def nodes(self) -> list[Node]:
         """Every node announced so far, in order."""
@@ -204,7 +210,7 @@ class RingRecorder:
         """Back to not having opened anything, without touching the files: they are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         if self._catalog:
-            self._let_catalog_go.detach()
+            self._let_files_go.detach()
             with self._kept_from_the_host("close its catalog"):
                 self._catalog.close()  # or the parent would seem alive for as long as this child
         self._ring = self._catalog = self._path = self._reader = None
@@ -330,6 +336,8 @@ class RingRecorder:
                 (listener.implementation, listener.sample_every) if listener else ("python", 1)
             )
             catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
+            with suppress(OSError):  # what cannot be listed or removed stays: it is not this process's
+                sweep(directory)
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
         except BaseException:
             with self._kept_from_the_host("remove a file it began"):
@@ -345,18 +353,19 @@ class RingRecorder:
         self._updates.clear()
         ring.set_left_out(self.left_out)
         self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
-        self._let_catalog_go = weakref.finalize(self, _let_go, catalog)  # of a profiler that nobody holds any more
-        setattr(self._let_catalog_go, "atexit", False)  # noqa: B010 - typeshed does not know it
+        self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)  # of a profiler that nobody holds
+        setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not know it
         for listener in self._listeners:
             with self._kept_from_the_host("write beside the hot path"):
                 self.record = listener.attach(ring)
         _say_goodbye_from_multiprocessing()
 
 
-def _let_go(catalog: CatalogWriter) -> None:
+def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
     try:
         catalog.write(Goodbye("closed"))
         catalog.close()
+        ring.close()
     except Exception as error:  # noqa: BLE001 - see the rules
         _log.warning("cbtop could not close %s: %s", catalog.path, error)
 

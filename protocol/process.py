@@ -72,6 +72,14 @@ def has_mapped(pid: int, path: Path) -> bool:
         return True
 
 
+def running_pids() -> set[int]:
+    """The pids of all processes that run; empty where the kernel does not list them."""
+    try:
+        return {int(name) for name in os.listdir(_PROC) if name.isdecimal()}
+    except OSError:
+        return set()
+
+
 def process_start(pid: int) -> int | None:
     """When `pid` started, in clock ticks since boot; None when no such process runs.
 

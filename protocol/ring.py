@@ -1,4 +1,4 @@
-"""The ring of records a profiled process writes and the daemon reads: one mapped file whose size never changes.
+"""The ring of records a profiled process maps and writes, and the daemon reads: one file whose size never changes.
 
 Layout (little-endian; every word is a signed 64-bit integer; version 2)
     byte 0     magic b"CBTOPRNG"
@@ -7,6 +7,7 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 6, 7  monotonic ns and realtime ns, read together
     word 8, 9  boot id, 16 raw bytes
     word 10    how many announcements the process has left out, see `cbtop.profiler.recorder`
+    word 11    1 once the writer has closed it, while its process may run on; else 0
     word 16    cursor: at least so many records were begun (a cache line of its own)
     word 24    61 slots of 8 words, one a thread, task or greenlet: native thread id (0: free), the node it is in (0:
                none), since when in ns (0: not known, because a brick inside that node has ended since)
@@ -23,13 +24,26 @@ Rules
   finds the records beyond it by their tags.
 - A slot of word 24 says what its thread, task or greenlet is in, even after the process was killed. Only the
   compiled hot path writes slots: in Python they would make a start/stop pair a third dearer. There are 61, no more.
-- The writer allocates the whole file first: a full disk is an error at the start, not a SIGBUS later.
-- The reader never writes.
+- The writer allocates the whole file first: a full disk is an error at the start, not a SIGBUS later. When it closes
+  the ring it gives back what it never wrote: a hole, which reads as zeros.
+- The reader never writes, and never maps the file: what is cut short while it reads is an error, not a SIGBUS.
+
+Where a ring may lie
+- tmpfs, ext4 and XFS keep the room that was allocated for a file: its mapping can be written when the disk is full.
+- btrfs does not: it writes to another place each time (copy-on-write), and kills by SIGBUS when there is none.
+  Measured on Linux 6.18: the flag "no copy-on-write" (FS_NOCOW_FL), set before the room is allocated, holds until a
+  snapshot is taken, and does not hold where data and metadata share their blocks (mkfs.btrfs --mixed). So no ring is
+  made there, see `cbtop.protocol.filesystem`.
+- ZFS copies on write, too. By its sources (OpenZFS 2.2, not measured here) a mapped page is taken when the disk is
+  full, and what cannot be written out later is lost from the file, not from those who read it on this machine.
+- NFS is not recommended: a mapped page waits for the server (a host could hang with it), and a file removed by
+  another machine is a SIGBUS. Not measured here.
 
 Why a record is never half old and half new
 - The writer first sets the slot's tag to 0, then writes the data, then the new tag. The reader copies the tags, then
   the data, then the tags again. A record counts when its first tag is complete and its second is the same: whoever
   has seen one word of newer data finds the tag changed.
+- The three copies are three reads of the file: what one read brings has no order within itself.
 - That needs stores that become visible in their order, and loads that happen in theirs. On x86 both are so, and one
   `pack_into` is enough: CPython clears the 32 bytes and then stores word by word, the tag last.
 - Elsewhere (aarch64) a machine may reorder both. There `pack_in_order` puts a fence between the steps. The reader has
@@ -52,7 +66,7 @@ import sys
 import time
 import uuid
 from _thread import allocate_lock
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, cycle, repeat
@@ -60,6 +74,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.protocol.errors import RingError
+from cbtop.protocol.filesystem import copies_on_write
 from cbtop.protocol.process import boot_id, process_start
 
 if TYPE_CHECKING:
@@ -73,6 +88,7 @@ RECORD_BYTES = 32
 DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
 LEFT_OUT_WORD = 10
+CLOSED_WORD = 11
 CURSOR_WORD = 16
 FIRST_RECORD = HEADER_BYTES
 FIRST_SLOT_WORD = 24  # next to the cursor: processors fetch such a pair of cache lines together
@@ -104,8 +120,10 @@ MAX_WRITERS_INSIDE = 64
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
 MAX_RECORDS = 1 << 62  # a century of a record a nanosecond: a cursor beyond it lies
+READ_TOGETHER = 1 << 15  # records in a piece, where only their tags are kept
 
 _HEADER = struct.Struct("<8sqqqqqqq16s")
+_WORD = struct.Struct("<q")
 # The tag in two halves, its number last: no shifting at every record. A size of this machine ("n") packs the same
 # eight bytes, a record takes 62 ns where "<q" takes 81 and a long 65.
 # Elements are unsigned ("N"): a negative number is refused like what is no number at all.
@@ -177,6 +195,11 @@ class RingWriter:
             raise RingError(f"ring {path}: {error.strerror}") from error
         try:
             try:
+                if copies_on_write(descriptor):
+                    raise RingError(
+                        f"ring {path}: its file system copies on write (btrfs) and would kill this process when it "
+                        "is full; set CBTOP_RUNTIME_DIR to a directory of a tmpfs, such as /dev/shm"
+                    )
                 _allocate(descriptor, total)
                 self._memory = mmap.mmap(descriptor, total)
             finally:
@@ -235,10 +258,18 @@ class RingWriter:
         """Say that `count` announcements were left out so far."""
         self._words[LEFT_OUT_WORD] = count
 
-    @property
-    def produced(self) -> int:
-        """How many records were ever written."""
-        return _begun(self.memory, self.capacity, self._words[CURSOR_WORD])
+    def close(self) -> None:
+        """Say that nothing more is written, and give back the room of what never was.
+
+        The memory stays mapped: a thread may be inside a record that it has begun, and finds its room.
+        """
+        self._words[CLOSED_WORD] = 1
+        begun = max(self._words[CURSOR_WORD], next(self.reserve)[1] - 1)
+        kept_bytes = FIRST_RECORD + (begun + MAX_WRITERS_INSIDE) * RECORD_BYTES
+        kept_bytes += -kept_bytes % mmap.PAGESIZE
+        if kept_bytes < len(self._memory) and hasattr(mmap, "MADV_REMOVE"):  # Linux has it
+            with suppress(OSError):  # a file system without holes: the room stays taken
+                self._memory.madvise(mmap.MADV_REMOVE, kept_bytes, len(self._memory) - kept_bytes)
 
 
 def _record_function(ring: RingWriter) -> Record:
@@ -273,26 +304,6 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
     written = 0
     while written < size_bytes:
         written += os.pwrite(descriptor, zeros[: size_bytes - written], written)
-
-
-def _begun(memory: memoryview | mmap.mmap, capacity: int, at_least: int) -> int:
-    """How many records the ring at `memory` has begun: one more than the number of its newest complete record.
-
-    The search starts at `at_least`, a number that is known to be reached.
-    """
-    import numpy as np  # the daemon's side only: a profiled process need not load it
-
-    found = np.frombuffer(memory, dtype="<i8", offset=FIRST_RECORD).reshape(-1, 4)[:, 3]
-    look = min(LOOK_AHEAD, capacity)
-    while True:
-        tag = found[np.arange(at_least, at_least + look, dtype=np.int64) % capacity]
-        ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-        # A number more than half of all numbers ahead is an old one.
-        ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
-        furthest = int(ahead.max())
-        if furthest < look - MAX_WRITERS_INSIDE or look == capacity:
-            return at_least + furthest
-        look = min(LOOK_FURTHER * look, capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +366,7 @@ class RingReader:
                 raise RingError(f"ring {path}: not a regular file")
             if not HEADER_BYTES <= status.st_size <= HEADER_BYTES + MAX_RING_BYTES:
                 raise RingError(f"ring {path}: {status.st_size} bytes, a ring has {HEADER_BYTES} to {MAX_RING_BYTES}")
-            self._memory = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+            self._status, self._size_bytes = status, status.st_size
             self._open_ring()
         except BaseException:
             os.close(self._file)
@@ -364,13 +375,13 @@ class RingReader:
     def _open_ring(self) -> None:
         path = self.path
         magic, version, record_bytes, capacity, pid, start, monotonic, realtime, boot = _HEADER.unpack_from(
-            self._memory
+            self._pread(_HEADER.size, 0)
         )
         if magic != MAGIC:
             raise RingError(f"ring {path}: not a ring file")
         if version != VERSION or record_bytes != RECORD_BYTES:
             raise RingError(f"ring {path}: version {version}, this cbtop reads version {VERSION}")
-        fits = len(self._memory) == HEADER_BYTES + capacity * RECORD_BYTES
+        fits = self._size_bytes == HEADER_BYTES + capacity * RECORD_BYTES
         if capacity < 1 or capacity & (capacity - 1) or not fits:
             raise RingError(f"ring {path}: the header speaks of {capacity} records, the file is not that long")
         self.capacity: int = capacity
@@ -387,21 +398,26 @@ class RingReader:
     @property
     def produced(self) -> int:
         """How many records the writer has begun. Raises RingError when its cursor is negative, or beyond reason."""
-        cursor: int = struct.unpack_from("<q", self._memory, CURSOR_WORD * 8)[0]
+        cursor = self._word(CURSOR_WORD)
         if cursor < 0:
             raise RingError(f"ring {self.path}: the cursor went back from {self._begun} to {cursor}")
         if cursor > MAX_RECORDS:
             raise RingError(f"ring {self.path}: the cursor speaks of {cursor} records")
-        self._begun = _begun(self._memory, self.capacity, max(cursor, self._begun))
+        self._begun = self._newest_from(max(cursor, self._begun))
         return self._begun
 
     @property
     def left_out(self) -> int:
         """How many announcements the writer has left out. Raises RingError where that makes no sense."""
-        count: int = struct.unpack_from("<q", self._memory, LEFT_OUT_WORD * 8)[0]
+        count = self._word(LEFT_OUT_WORD)
         if not 0 <= count <= MAX_RECORDS:
             raise RingError(f"ring {self.path}: it speaks of {count} announcements left out")
         return count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the writer has closed it."""
+        return self._word(CLOSED_WORD) == 1
 
     @property
     def unread(self) -> int:
@@ -430,14 +446,11 @@ class RingReader:
         lost = max(0, produced - self.capacity - self._next)
         first = self._next + lost
         count = produced - first
-        words = np.frombuffer(self._memory, dtype="<i8", offset=HEADER_BYTES).reshape(-1, 4)
-        at = first % self.capacity
-        parts = words[at : at + count], words[: max(0, at + count - self.capacity)]
-        tag = np.concatenate([part[:, 3] for part in parts])
+        tag = self._tags(first, count)
         fence()
-        records = np.concatenate([part[:, :3] for part in parts])
+        records = self._records(first, count)
         fence()
-        same = tag == np.concatenate([part[:, 3] for part in parts])
+        same = tag == self._tags(first, count)
         # What the writer may have begun to overwrite while we copied is given up, not guessed at.
         margin = 0 if final else min(MAX_WRITERS_INSIDE, self.capacity // 16)
         unsafe = min(max(0, self.produced - self.capacity + margin - first), count)
@@ -485,13 +498,12 @@ class RingReader:
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
         self._refuse_cut_short()
-        words = np.frombuffer(self._memory, dtype="<i8", count=HEADER_BYTES // 8)
-        slots = words[FIRST_SLOT_WORD:].reshape(SLOTS, SLOT_WORDS)[:, :3]
+        size_bytes, at = 8 * SLOTS * SLOT_WORDS, 8 * FIRST_SLOT_WORD
         # The writer clears the node before it changes the start. So when two copies agree, node and start belong
         # together.
-        before = slots.copy()
-        fence()
-        after = slots.copy()
+        before, after = (
+            np.frombuffer(self._pread(size_bytes, at), "<i8").reshape(SLOTS, SLOT_WORDS)[:, :3] for _ in range(2)
+        )
         found = after[(before == after).all(axis=1)].tolist()
         return [
             InFlight(thread_id, node, start_ns or None)
@@ -499,13 +511,88 @@ class RingReader:
             if 0 < thread_id <= MAX_THREAD_ID and NO_NODE < node <= MAX_NODE and start_ns >= 0
         ]
 
+    def newest_end_ns(self) -> int | None:
+        """When the newest record ended, by the writer's clock; None where there is none, or none with a time.
+
+        It needs no numpy and few reads: the records beyond the cursor are searched by halves, and of the last ones
+        the newest time counts. Raises RingError as `produced`.
+        """
+        begun = self._word(CURSOR_WORD)
+        if not 0 <= begun <= MAX_RECORDS:
+            raise RingError(f"ring {self.path}: the cursor speaks of {begun} records")
+        end = begun + self.capacity
+        while begun < end:
+            middle = (begun + end) // 2
+            if self._ends([middle]):
+                begun = middle + 1
+            else:
+                end = middle
+        return max(self._ends(range(max(0, begun - MAX_WRITERS_INSIDE), begun)), default=None)
+
     def close(self) -> None:
         """Let go of the file."""
-        self._memory.close()
         os.close(self._file)
 
+    def _pread(self, size_bytes: int, at: int) -> bytes:
+        try:
+            data = os.pread(self._file, size_bytes, at)
+        except OSError as error:
+            raise RingError(f"ring {self.path}: {error.strerror}") from error
+        if len(data) < size_bytes:
+            raise RingError(f"ring {self.path}: the file has been cut short")
+        return data
+
+    def _word(self, index: int) -> int:
+        word: int = _WORD.unpack(self._pread(_WORD.size, _WORD.size * index))[0]
+        return word
+
+    def _records(self, first: int, count: int) -> NDArray[np.int64]:
+        """The slots of `count` records from number `first` on, as rows of four words, in one piece."""
+        import numpy as np
+
+        at = first % self.capacity
+        before_end = min(count, self.capacity - at)
+        data = self._pread(before_end * RECORD_BYTES, FIRST_RECORD + at * RECORD_BYTES)
+        if before_end < count:
+            data += self._pread((count - before_end) * RECORD_BYTES, FIRST_RECORD)
+        return np.frombuffer(data, "<i8").reshape(-1, 4)
+
+    def _tags(self, first: int, count: int) -> NDArray[np.int64]:
+        """Their tags alone."""
+        import numpy as np
+
+        end = first + count
+        pieces = range(first, end, READ_TOGETHER)
+        return np.concatenate([self._records(at, min(READ_TOGETHER, end - at))[:, 3] for at in pieces])
+
+    def _newest_from(self, at_least: int) -> int:
+        """How many records were begun: one more than the number of the newest complete one, from `at_least` on."""
+        look = min(LOOK_AHEAD, self.capacity)
+        while True:
+            tag = self._tags(at_least, look)
+            ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
+            # A number more than half of all numbers ahead is an old one.
+            ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
+            furthest = int(ahead.max())
+            if furthest < look - MAX_WRITERS_INSIDE or look == self.capacity:
+                return at_least + furthest
+            look = min(LOOK_FURTHER * look, self.capacity)
+
+    def _ends(self, numbers: Iterable[int]) -> list[int]:
+        """The end times of those of these records that are there."""
+        found = []
+        for number in numbers:
+            at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
+            _start_ns, end_ns, _elements, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
+            if sequence == (number + 1) & SEQUENCE_MASK and tag | sequence:
+                found.append(0 if tag & FLAG_AMOUNTS else end_ns)
+        return found
+
     def _refuse_cut_short(self) -> None:
-        if os.fstat(self._file).st_size < len(self._memory):  # to touch what is no more would be a SIGBUS
+        status = os.fstat(self._file)
+        if not os.path.samestat(status, self._status):  # a process that becomes a daemon closes every file it finds
+            raise RingError(f"ring {self.path}: it was closed under its reader")
+        if status.st_size < self._size_bytes:
             raise RingError(f"ring {self.path}: the file has been cut short")
 
     def _abandoned(self, number: int) -> bool:

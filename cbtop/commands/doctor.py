@@ -24,9 +24,9 @@ from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.commands.shared.compiled import why_in_python
 from cbtop.profiler.hot_path import chosen
+from cbtop.protocol.ended import rings_of, runs
 from cbtop.protocol.endpoint import default_endpoint, runtime_dir
 from cbtop.protocol.errors import EndpointError
-from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import DEFAULT_RING_BYTES
 
 HELP = "say what profiling finds on this machine, and what is missing"
@@ -143,13 +143,9 @@ def _daemon(endpoint: str) -> Fact:
 
 
 def _sources(directory: Path) -> Fact:
-    live, ended = [], 0
-    for ring in directory.glob("*-*-*.ring"):
-        pid, start, _serial = (int(part) if part.isdecimal() else -1 for part in ring.stem.split("-", 2))
-        if pid > 0 and process_start(pid) == start:
-            live.append(pid)
-        else:
-            ended += 1
+    rings = [directory / name for name in rings_of(os.listdir(directory))]
+    live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
+    ended = len(rings) - len(live)
     if not live and not ended:
         return Fact("sources", "none", "missing", "`cbtop demo --serve-only` is something to watch")
     pids = f" (pid {', '.join(map(str, sorted(live)))})" if live else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from cbtop import formatting as fmt
 from cbtop.daemon.post_mortem import LAST_STEPS, EndedRecord, PostMortem, Unfinished, post_mortem
 from cbtop.errors import NoDataError
+from cbtop.protocol.ended import MAX_ENDED, MAX_ENDED_BYTES, left_by, rings_of
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.vocabulary import SourceStatus
@@ -21,7 +23,10 @@ DESCRIPTION = (
     "measured where the thread wrote it down itself (the compiled recorder does), else derived from the order of an "
     "earlier step, and labelled so. With a PID it may also still run: what is it stuck in?"
 )
-EPILOG = "Rings of ended processes are kept for ten minutes where a daemon runs, and until one does.\n"
+EPILOG = f"""\
+What ended processes left is kept for ten minutes once a daemon knows that they ended, and until one does. The oldest
+goes where that is more than {MAX_ENDED} processes, {MAX_ENDED_BYTES >> 20} MiB or a quarter of the disk.
+"""
 SCHEMA = "cbtop.post-mortem/1"
 
 
@@ -32,14 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    rings = sorted(runtime_dir().glob("*.ring" if options.pid is None else f"{options.pid}-*.ring"), key=_age)
+    directory = runtime_dir()
+    rings = [directory / name for name in rings_of(os.listdir(directory))]
+    if options.pid is not None:
+        rings = [ring for ring in rings if ring.stem.startswith(f"{options.pid}-")]
+    rings = [ring for ring in rings if ring.exists()]
+    rings.sort(key=_newest_first)
     found = [each for ring in rings if (each := _read(ring, options.steps))]
     if options.pid is None:
         # What ended before it recorded anything has nothing to tell, unless it is asked for.
         found = [each for each in found if each.state is not SourceStatus.LIVE and each.produced]
     if not found:
         who = "no process of yours" if options.pid is None else f"no process {options.pid}"
-        raise NoDataError(f"{who} has left a record in {runtime_dir()}")
+        raise NoDataError(f"{who} has left a record in {directory}")
     if options.format == "json":
         sys.stdout.write(json.dumps({"schema": SCHEMA, "processes": [asdict(each) for each in found]}) + "\n")
     else:
@@ -55,11 +65,9 @@ def _read(ring: Path, steps: int) -> PostMortem | None:
         return None
 
 
-def _age(ring: Path) -> float:
-    try:
-        return -ring.stat().st_mtime
-    except FileNotFoundError:  # a daemon has just removed it
-        return 0.0
+def _newest_first(ring: Path) -> float:
+    left = left_by(ring)
+    return -left.last_sign_s if left else 0.0
 
 
 def _text(found: PostMortem) -> str:

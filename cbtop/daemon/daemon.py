@@ -2,6 +2,15 @@
 
 It runs as a process of its own (`cbtop daemon`) or in a thread of a viewer that found none, on the same path.
 The profiled processes do not know it exists: it can come late, die and come back.
+
+Rules of discovery
+- At most MAX_SOURCES processes are watched. One that runs comes before any that has ended, and a younger ended one
+  before an older: who makes room keeps its files.
+- Looking deletes nothing: the files of an ended process go when this daemon has known it ended for KEEP_ENDED_S, or
+  when all that ended processes left exceeds its bounds (`cbtop.protocol.ended`), the oldest first.
+- However many files are there, a round looks at LOOKS_AT_ONCE processes, those that may run first, and listing them
+  takes one part in LISTING_SHARE of the time.
+- The log is bounded: a pipe that nobody reads must not hold the daemon up.
 """
 
 from __future__ import annotations
@@ -12,15 +21,17 @@ import re
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
 from cbtop.daemon.history import MAX_HISTORY_S, History
-from cbtop.daemon.source import Source, modified_s
+from cbtop.daemon.source import Source
 from cbtop.protocol import codec
-from cbtop.protocol.catalog import is_locked
+from cbtop.protocol.ended import MAX_ENDED, MAX_ENDED_BYTES, Left, beyond_bounds, left_by, rings_of, runs
 from cbtop.protocol.endpoint import runtime_dir
+from cbtop.protocol.errors import RingError
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -34,7 +45,7 @@ from cbtop.protocol.messages import (
     SourceGone,
     WireMessage,
 )
-from cbtop.protocol.process import boot_id, process_start
+from cbtop.protocol.process import boot_id, running_pids
 from cbtop.protocol.publisher import CLOCK_PREFIX, HISTORY_PREFIX, LIVE, RECORDS, Publisher
 from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
@@ -50,11 +61,13 @@ LAST_WORD_S = 0.05  # closing at once would take back what is still on its way
 RETRY_S = 5.0  # a file that could not be opened: it may be that a descriptor was lacking
 KEEP_ENDED_S = 600.0  # an ended process stays readable this long
 MAX_SOURCES = 256
+LOOKS_AT_ONCE = 256  # at processes that are new here
+REMOVED_AT_ONCE = 256  # processes whose files go
+LISTING_SHARE = 10
+MAX_COMPLAINTS = 16  # lines of the log, of all together less than a pipe holds
 RECORDS_TOGETHER_BYTES = 4 << 20  # about so much goes into one message
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
-_FILE_NAME = re.compile(r"\d+-\d+-\d+\.(catalog|new)")
-_RING_NAME = re.compile(r"\d+-\d+-\d+\.ring")  # pid, process start, serial
 _CLOCK_TOPIC = re.compile(CLOCK_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
 _HISTORY_TOPIC = re.compile(HISTORY_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
 _log = logging.getLogger("cbtop.daemon")
@@ -77,7 +90,11 @@ class Daemon:
         self._directory = directory or runtime_dir()
         self._publisher = Publisher(endpoint, keys)
         self._sources: dict[Path, Source] = {}
-        self._refused: dict[Path, float] = {}  # files that are no rings, and when to look at them again
+        self._refused: dict[str, float] = {}  # rings that cannot be opened, and when to look at them again
+        self._waiting: deque[str] = deque()  # rings that were listed and not looked at yet
+        self._list_again_s = 0.0
+        self._left: dict[str, tuple[Left, float]] = {}  # by ended processes, and since when they are known for that
+        self._complaints: set[str] = set()
         self._history_s = history_s
         self._history = History(history_s)
         self._history_versions: dict[str, tuple[int, int]] | None = None  # at its last keyframe
@@ -114,44 +131,110 @@ class Daemon:
             self._publisher.close()
 
     def _discover(self) -> None:
-        """Open new rings; let go of those that ended long ago, and of files whose process died too early."""
+        """Open new rings, those of running processes first; let go of what ended processes left too long ago."""
+        self._list()
+        now_s = time.monotonic()
+        due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]
+        for name in due + [self._waiting.popleft() for _ in range(min(LOOKS_AT_ONCE, len(self._waiting)))]:
+            try:
+                self._look_at(name)
+            except Exception as error:  # noqa: BLE001 - a hostile file must not keep the daemon from the others
+                if name not in self._refused:
+                    self._complain(str(error), str(error))
+                self._refused[name] = time.monotonic() + RETRY_S
+            else:
+                self._refused.pop(name, None)
+        self._let_go()
+
+    def _list(self) -> None:
+        """See which files are there."""
+        begun_s = time.monotonic()
+        if begun_s < self._list_again_s:
+            return
         try:
-            names = set(os.listdir(self._directory))
+            rings = rings_of(os.listdir(self._directory))
         except OSError as error:  # it was removed, or no descriptor is left: what is open is served on
             _log.debug("%s", error)
-            names = set()
-        for name in sorted(names):
-            path = self._directory / name
-            if _FILE_NAME.fullmatch(name):
-                if f"{path.stem}.ring" not in names and _is_left_over(path):
-                    path.unlink(missing_ok=True)
-            elif _RING_NAME.fullmatch(name) and path not in self._sources and len(self._sources) < MAX_SOURCES:
-                self._open(path)
-        for path, source in list(self._sources.items()):
-            if _ended_before(source, KEEP_ENDED_S):
-                self._say(FrameKind.LIVE, [SourceGone(source.key)])
-                source.remove_files()
-                del self._sources[path]
+            return
+        watched = {path.name for path in self._sources}
+        for known in (self._left, self._refused):
+            for name in known.keys() - rings - watched:
+                del known[name]
+        running = running_pids()
+        new = rings - self._left.keys() - self._refused.keys() - watched
+        self._waiting = deque(sorted(new, key=lambda name: int(name.partition("-")[0]) not in running))
+        self._list_again_s = begun_s + LISTING_SHARE * (time.monotonic() - begun_s)
 
-    def _open(self, path: Path) -> None:
-        if time.monotonic() < self._refused.get(path, 0):
-            return
-        try:
-            if _is_left_over(path):
-                path.unlink(missing_ok=True)
-                path.with_suffix(".catalog").unlink(missing_ok=True)
+    def _look_at(self, name: str) -> None:
+        path = self._directory / name
+        left: Left | None = None
+        if not runs(path):
+            left = left_by(path)
+            if left is None:
+                raise RingError(f"ring {path}: it or its catalog is no file of this user")
+            since_s = self._left[name][1] if name in self._left else time.monotonic()
+            self._left[name] = left, since_s
+            if time.time() - left.last_sign_s > KEEP_ENDED_S:
                 return
-            source = Source(path)
-        except Exception as error:  # noqa: BLE001 - a hostile file must not keep the daemon from the others
-            if path not in self._refused:
-                _log.warning("%s", error)
-            self._refused[path] = time.monotonic() + RETRY_S
+        if not path.exists() or not self._has_room_for(left):
             return
+        source = Source(path)
         source.poll()
         self._sources[path] = source
         self._say(FrameKind.RECORDS, source.records())
         self._say(FrameKind.LIVE, source.snapshot())
         source.delta()  # the snapshot held it
+
+    def _has_room_for(self, left: Left | None) -> bool:
+        """Whether one more source can be watched; for one that runs (None), or ended later, an older one goes."""
+        if len(self._sources) < MAX_SOURCES:
+            return True
+        ended = [self._left[path.name][0] for path in self._sources if path.name in self._left]
+        oldest = min(ended, key=lambda each: each.last_sign_s, default=None)
+        if oldest is None:
+            self._complain("room", f"more than {MAX_SOURCES} processes run; the others are not shown")
+            return False
+        if left is not None and left.last_sign_s <= oldest.last_sign_s:
+            return False
+        self._complain("room", f"{MAX_SOURCES} processes are shown: those that ended first make room for others")
+        self._forget(oldest.ring_path)
+        return True
+
+    def _let_go(self) -> None:
+        now_s = time.monotonic()
+        for path, source in self._sources.items():
+            if source.ended_at_s is not None and path.name not in self._left:
+                self._left[path.name] = left_by(path) or Left(path, time.time(), 0), now_s
+        going = [left for left, since_s in self._left.values() if now_s - since_s > KEEP_ENDED_S]
+        try:
+            if not going and (going := beyond_bounds([left for left, _ in self._left.values()], self._directory)):
+                self._complain(
+                    "bounds",
+                    f"ended processes left more than {MAX_ENDED} rings, {MAX_ENDED_BYTES >> 20} MiB or a quarter of "
+                    f"the disk in {self._directory}: the oldest go",
+                )
+            for left in going[:REMOVED_AT_ONCE]:
+                self._forget(left.ring_path)
+                left.remove()
+                del self._left[left.ring_path.name]
+        except OSError as error:
+            self._complain("remove", f"what ended processes left in {self._directory} stays: {error.strerror}")
+
+    def _forget(self, path: Path) -> None:
+        """Watch it no longer."""
+        source = self._sources.pop(path, None)
+        if source is not None:
+            self._say(FrameKind.LIVE, [SourceGone(source.key)])
+            source.close()
+
+    def _complain(self, about: str, line: str) -> None:
+        """Log `line` once, and nothing more after MAX_COMPLAINTS."""
+        if about in self._complaints or len(self._complaints) > MAX_COMPLAINTS:
+            return
+        self._complaints.add(about)
+        if len(self._complaints) > MAX_COMPLAINTS:
+            line = "there is more to complain of, and nothing more is said"
+        _log.warning("%s", line)
 
     def _read(self) -> None:
         for source in self._sources.values():
@@ -285,15 +368,3 @@ class _Timetable:
 
 def _ended_before(source: Source, seconds: float) -> bool:
     return source.ended_at_s is not None and time.monotonic() - source.ended_at_s > seconds
-
-
-def _is_left_over(path: Path) -> bool:
-    """Whether a ring's process ended so long ago that nobody asks for it any more."""
-    pid, start, _serial = (int(part) for part in path.stem.split("-"))
-    try:
-        ended = process_start(pid) != start
-    except OSError:  # no descriptor left to look with
-        return False
-    if not ended or time.time() - modified_s(path) <= KEEP_ENDED_S:
-        return False
-    return not is_locked(path.with_suffix(".catalog"))  # in another pid namespace it may well be alive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -183,12 +182,6 @@ class Source:
         self._ring.close()
         self._catalog_reader.close()
 
-    def remove_files(self) -> None:
-        """Delete the ring and the catalog of a process that is no more."""
-        self.close()
-        self.ring_path.unlink(missing_ok=True)
-        self.ring_path.with_suffix(".catalog").unlink(missing_ok=True)
-
     def _is_alive(self) -> bool:
         now_s = self._clock_s()
         if now_s - self._alive_checked_s < ALIVE_CHECK_S:
@@ -277,14 +270,3 @@ class Source:
 
 def _bytes(column: Column) -> bytes:
     return column.astype("<i8", copy=False).tobytes()
-
-
-def modified_s(ring_path: Path) -> float:
-    """When the ring or its catalog was last written (Unix time); 0 when neither is there."""
-    times = [0.0]
-    for path in (ring_path, ring_path.with_suffix(".catalog")):
-        try:
-            times.append(os.stat(path).st_mtime)
-        except FileNotFoundError:
-            continue
-    return max(times)

@@ -151,11 +151,16 @@ def stale_rings_of_the_dead(scene: Scene) -> None:
     with forging(scene.directory, f"{DEAD_PID}-1-0") as hidden:
         for path in (hidden, hidden.with_suffix(".catalog")):
             os.utime(path, (1, 1))
-    stale = scene.directory / hidden.name
     (ring,) = scene.directory.glob(f"{scene.host.pid}-*.ring")
-    os.utime(ring, (1, 1))  # the host's looks as old, and stays
-    eventually(lambda: not stale.exists() and not stale.with_suffix(".catalog").exists())
-    assert ring.exists()
+    os.utime(ring, (1, 1))  # the host's looks as old, and is shown
+    fresh = forge(scene.directory, f"{DEAD_PID}-1-1")
+    with Feed() as feed:
+        eventually(lambda: state_of(feed, fresh.stem) == "gone")
+        assert not state_of(feed, hidden.stem)
+        assert state_of(feed, pid=scene.host.pid) == "live"
+    stale = scene.directory / hidden.name
+    assert stale.exists()  # looking deletes nothing
+    assert stale.with_suffix(".catalog").exists()
 
 
 def a_ring_whose_pid_is_the_hosts_and_whose_start_is_not(scene: Scene) -> None:

@@ -449,7 +449,7 @@ def test_elements_that_raise_where_a_lap_begins_harm_no_other_record(
 ) -> None:
     path = runtime / "1-2-0.ring"
     profiler = make(clock_ns=count().__next__, recorder=NoFiles())
-    profiler._host_path.attach(ring := RingWriter(path, 8 * RECORD_BYTES))
+    profiler._host_path.attach(RingWriter(path, 8 * RECORD_BYTES))
     reader = RingReader(path)
     elements: Any = Raising(error)
     for lap in range(3):
@@ -457,7 +457,7 @@ def test_elements_that_raise_where_a_lap_begins_harm_no_other_record(
             profiler.stop_brick(profiler.start_brick("a"), elements)
         for number in range(1, 8):
             profiler.stop_brick(profiler.start_brick("a"), number)
-        assert ring.produced == 8 * (lap + 1)
+        assert reader.produced == 8 * (lap + 1)
         batch = reader.read()
         assert (batch.elements.tolist(), batch.overwritten) == (list(range(8)), 0)
         assert batch.flags.tolist() == [FLAG_UNCOUNTED] + [0] * 7

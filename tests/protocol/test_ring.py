@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
 import platform
 import runpy
@@ -25,6 +27,7 @@ from cbtop.protocol.errors import RingError
 from cbtop.protocol.ring import (
     CURSOR_WORD,
     FIRST_SLOT_WORD,
+    FLAG_AMOUNTS,
     FLAG_FAILED,
     FLAG_UNCOUNTED,
     HEADER_BYTES,
@@ -86,7 +89,7 @@ def test_what_was_written_is_read_once_in_order_or_counted_as_overwritten(bursts
         lost += batch.overwritten
         assert batch.start_ns.tolist() == list(range(seen + lost, written))
         seen += len(batch.start_ns)
-        assert seen + lost == written == writer.produced
+        assert seen + lost == written == reader.produced
     path.unlink()
 
 
@@ -369,12 +372,126 @@ def test_a_slot_that_no_writer_would_write_is_left_out(path: Path, slot: tuple[i
     assert RingReader(path).in_flight() == [InFlight(8, 5, 1)]
 
 
-def test_slots_of_a_file_that_was_cut_short_are_not_touched(path: Path) -> None:
-    RingWriter(path)
-    reader = RingReader(path)
-    os.truncate(path, 0)
+@pytest.mark.parametrize("size_bytes", [0, 100, HEADER_BYTES, HEADER_BYTES + 512 * RECORD_BYTES])
+def test_a_file_that_was_cut_short_is_an_error_and_no_signal(path: Path, size_bytes: int) -> None:
+    writer = RingWriter(path, 1024 * RECORD_BYTES)
+    reader, late = RingReader(path), RingReader(path)
+    for number in range(900):
+        writer.record(1, number, number, 0)
+    assert len(late.read().node) == 900
+    os.truncate(path, size_bytes)
+    for look in (reader.read, late.read, lambda: reader.produced, reader.newest_end_ns):
+        with contextlib.suppress(RingError):  # who asks for nothing that is gone may get it
+            look()
     with pytest.raises(RingError, match="cut short"):
-        reader.in_flight()
+        reader.read()
+    if not size_bytes:
+        with pytest.raises(RingError, match="cut short"):
+            reader.in_flight()
+
+
+def test_a_file_that_is_cut_short_between_two_copies_is_an_error_and_no_signal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in range(2):
+        path.unlink(missing_ok=True)
+        writer, reader = RingWriter(path), RingReader(path)
+        writer.record(1, 2, 3, 4)
+        fences = iter([lambda: None] * at + [lambda: os.truncate(path, 0)] * 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(ring_module, "fence", lambda fences=fences: next(fences)())
+            with pytest.raises(RingError, match="cut short"):
+                reader.read()
+
+
+def test_whose_descriptor_was_closed_and_given_to_another_file_is_an_error(path: Path) -> None:
+    writer, reader = RingWriter(path), RingReader(path)
+    writer.record(1, 2, 3, 4)
+    other = os.open(__file__, os.O_RDONLY)
+    os.dup2(other, reader._file)
+    os.close(other)
+    with pytest.raises(RingError, match="closed under its reader"):
+        reader.read()
+
+
+@pytest.mark.parametrize("records", [0, 1, 1000, 5000, 8191])
+def test_a_closed_ring_keeps_its_records_and_gives_back_the_room_of_the_others(path: Path, records: int) -> None:
+    writer = RingWriter(path, 8192 * RECORD_BYTES)
+    for number in range(records):
+        writer.record(1, number, number, 0)
+    reader = RingReader(path)
+    assert not reader.is_closed
+    writer.close()
+    assert reader.is_closed
+    assert reader.read(final=True).start_ns.tolist() == list(range(records))
+    status = path.stat()
+    assert status.st_size == HEADER_BYTES + 8192 * RECORD_BYTES
+    used_bytes = HEADER_BYTES + (records + 64) * RECORD_BYTES
+    assert status.st_blocks * 512 <= min(status.st_size, used_bytes) + 2 * mmap.PAGESIZE
+
+
+def test_a_ring_that_was_written_round_keeps_all_of_it(path: Path) -> None:
+    for records in (8192, 8193, 20_000):
+        path.unlink(missing_ok=True)
+        writer = RingWriter(path, 8192 * RECORD_BYTES)
+        for number in range(records):
+            writer.record(1, number, number, 0)
+        writer.close()
+        batch = RingReader(path).read(final=True)
+        assert batch.start_ns.tolist() == list(range(records - 8192, records))
+
+
+def test_where_the_system_knows_no_holes_a_ring_is_closed_all_the_same(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(mmap, "MADV_REMOVE")
+    RingWriter(path).close()
+    assert RingReader(path).is_closed
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records=st.integers(0, 200), cursor=st.integers(0, 1), amounts=st.booleans())
+def test_the_newest_time_is_found_wherever_the_ring_is_and_whatever_its_cursor_says(
+    path: Path, records: int, cursor: int, amounts: bool
+) -> None:
+    path.unlink(missing_ok=True)
+    writer = RingWriter(path, 64 * RECORD_BYTES)
+    for number in range(records):
+        writer.record(1, number, number + 1, 0)
+    if amounts and records:
+        writer.record(1 | FLAG_AMOUNTS, 1 << 50, 1 << 60, 0)
+    if cursor:  # as the compiled hot path leaves it
+        _overwrite(path, CURSOR_WORD * 8, records + (amounts and records > 0))
+    reader = RingReader(path)
+    assert reader.newest_end_ns() == (records or None)
+    reader.close()
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    cursor=st.integers(-(1 << 63), (1 << 63) - 1),
+    slots=st.lists(st.tuples(st.integers(0, 63), *[st.integers(-(1 << 63), (1 << 63) - 1)] * 4), max_size=8),
+)
+def test_of_a_ring_that_lies_the_newest_time_is_some_number_or_an_error(
+    path: Path, cursor: int, slots: list[tuple[int, ...]]
+) -> None:
+    path.unlink(missing_ok=True)
+    writer = RingWriter(path, 64 * RECORD_BYTES)
+    writer.record(1, 2, 3, 4)
+    for slot, *words in slots:
+        struct.pack_into("<4q", writer.memory, HEADER_BYTES + slot * RECORD_BYTES, *words)
+    _overwrite(path, CURSOR_WORD * 8, cursor)
+    reader = RingReader(path)
+    with contextlib.suppress(RingError):
+        assert isinstance(reader.newest_end_ns(), int | None)
+    reader.close()
+
+
+def test_where_the_file_system_copies_on_write_no_ring_is_made(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "copies_on_write", lambda _descriptor: True)
+    with pytest.raises(RingError, match=r"copies on write.*set CBTOP_RUNTIME_DIR to a directory of a tmpfs"):
+        RingWriter(path)
+    assert list(path.parent.iterdir()) == []
 
 
 def _write_slot(path: Path, slot: int, *words: int) -> None:

@@ -1,0 +1,163 @@
+"""What ended processes leave in a runtime directory: whose it is, how old, and how much of it is kept.
+
+Rules
+- A process runs while it holds the lock on its catalog. One that has none (no locks here, or it closed every file it
+  found) runs while a process of its pid and start has the ring in its memory. A ring that is closed is nobody's, even
+  where its process runs on.
+- How old: by the newest record. What is written through a mapping moves no time of the file on tmpfs. A file's own
+  times count where they are younger (the catalog's is written otherwise); what lies in the future is nonsense, and
+  counts for nothing.
+- All that ended processes leave is at most MAX_ENDED processes and MAX_ENDED_BYTES, and at most a quarter of the file
+  system: else the oldest goes, but never the newest of them. A host that starts sees to that (`sweep`), and a daemon.
+- Only regular files of this user are removed, and only those of these names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from cbtop.protocol.catalog import is_locked
+from cbtop.protocol.errors import RingError
+from cbtop.protocol.process import boot_id, has_mapped, process_start
+from cbtop.protocol.ring import RingReader
+
+MAX_ENDED = 256  # processes
+MAX_ENDED_BYTES = 512 << 20
+LARGEST_SHARE = 4  # one part in so many of the file system
+SPARE = 4  # what is beyond a bound goes until one part in so many is free: not at every start again
+BEGINS_WITHIN_S = 600.0  # a ring that is not there after so long will never be
+SWEPT_NAMES = 1024  # a host that starts looks at so many names at most,
+SWEPT_AT_ONCE = 16  # and removes what so many processes left: it adds one
+SUFFIXES = (".ring", ".catalog", ".new")
+_FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")  # pid, process start, serial
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What one ended process left: its ring (or where it would be), its last sign of life, its room on disk."""
+
+    ring_path: Path
+    last_sign_s: float  # Unix time
+    size_bytes: int
+
+    def remove(self) -> None:
+        """Delete it. Raises OSError."""
+        for suffix in SUFFIXES:
+            self.ring_path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def rings_of(names: Iterable[str]) -> set[str]:
+    """The names of the rings to which these files of a runtime directory belong, whether or not they are there."""
+    return {f"{found[1]}.ring" for name in names if (found := _FILE_NAME.fullmatch(name))}
+
+
+def runs(ring_path: Path) -> bool:
+    """Whether the process of this ring writes it still, or is about to make it. True where nobody can tell."""
+    pid, start, _serial = (int(part) for part in ring_path.stem.split("-"))
+    catalog = ring_path.with_suffix(".catalog")
+    try:
+        if not ring_path.exists() and _is_young(ring_path):
+            return True  # its catalog is not asked for the lock: it may be about to take it
+        if process_start(pid) != start:
+            return is_locked(catalog)  # in another pid namespace it may well be alive
+        return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
+    except OSError:  # no descriptor left to look with
+        return True
+
+
+def left_by(ring_path: Path) -> Left | None:
+    """What the process of this ring left; None where that are no files of this user."""
+    now_s, size_bytes, signs_s = time.time(), 0, []
+    for suffix in SUFFIXES:
+        try:
+            status = os.lstat(ring_path.with_suffix(suffix))
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return None
+        size_bytes += 512 * status.st_blocks
+        signs_s.append(status.st_mtime)
+    with suppress(RingError):  # what is no ring has its times as a file
+        signs_s.append(_newest_record_s(ring_path, now_s))
+    return Left(ring_path, max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0), size_bytes)
+
+
+def beyond_bounds(left: Collection[Left], directory: Path) -> list[Left]:
+    """Those that have to go, the oldest first; none while they are within the bounds."""
+    count, size_bytes, most_bytes = len(left), sum(each.size_bytes for each in left), _most_bytes(directory)
+    if count <= MAX_ENDED and size_bytes <= most_bytes:
+        return []
+    going = []
+    for each in sorted(left, key=lambda each: each.last_sign_s)[:-1]:
+        if count <= MAX_ENDED - MAX_ENDED // SPARE and size_bytes <= most_bytes - most_bytes // SPARE:
+            break
+        going.append(each)
+        count, size_bytes = count - 1, size_bytes - each.size_bytes
+    return going
+
+
+def sweep(directory: Path) -> int:
+    """Keep what ended processes left in `directory` within the bounds, as far as few looks can; how many are gone.
+
+    For a host that starts: while few files are there it lists names and asks for sizes, no more. Raises OSError.
+    """
+    with os.scandir(directory) as entries:
+        rings = [directory / name for name in rings_of(entry.name for entry in islice(entries, SWEPT_NAMES))]
+    if len(rings) <= MAX_ENDED and sum(_size_bytes(ring) for ring in rings) <= _most_bytes(directory):
+        return 0
+    ended = [each for ring in rings if not runs(ring) and (each := left_by(ring))]
+    going = beyond_bounds(ended, directory)[:SWEPT_AT_ONCE]
+    for each in going:
+        each.remove()
+    return len(going)
+
+
+def _most_bytes(directory: Path) -> int:
+    disk = os.statvfs(directory)
+    return min(MAX_ENDED_BYTES, disk.f_blocks * disk.f_frsize // LARGEST_SHARE)
+
+
+def _size_bytes(ring_path: Path) -> int:
+    try:
+        return 512 * os.lstat(ring_path).st_blocks
+    except FileNotFoundError:
+        return 0
+
+
+def _is_young(ring_path: Path) -> bool:
+    """Whether what comes before this ring was made a short while ago."""
+    before = (path for path in (ring_path.with_suffix(".catalog"), ring_path.with_suffix(".new")) if path.exists())
+    return any(abs(time.time() - os.lstat(path).st_mtime) < BEGINS_WITHIN_S for path in before)
+
+
+def _is_closed(ring_path: Path) -> bool:
+    try:
+        reader = RingReader(ring_path)
+    except RingError:
+        return False  # of another version, or no ring: who knows
+    try:
+        return reader.is_closed
+    finally:
+        reader.close()
+
+
+def _newest_record_s(ring_path: Path, now_s: float) -> float:
+    """When its newest record ended, Unix time; 0 without one. Raises RingError when it is no ring."""
+    reader = RingReader(ring_path)
+    try:
+        end_ns = reader.newest_end_ns()
+        if end_ns is None:
+            return 0.0
+        if reader.boot_id == boot_id():  # by the clock that nobody sets
+            return now_s - (time.perf_counter_ns() - end_ns) / 1e9
+        return (reader.realtime_ns + end_ns - reader.monotonic_ns) / 1e9
+    finally:
+        reader.close()
