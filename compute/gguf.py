@@ -1,18 +1,16 @@
-"""GGUF files: metadata and tensors of one, checked as they are asked for. gguf's own errors end here."""
+"""GGUF files: metadata and tensors of one, checked as they are asked for."""
 
 from __future__ import annotations
 
-import struct
+import mmap
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from cbtop.compute.errors import ModelError
-from cbtop.compute.gguf_header import ARRAY, check_header
+from cbtop.compute.gguf_header import Tensor, Value, read_header
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import QuantizedMatrix
 
@@ -21,39 +19,34 @@ from cbtop.compute.quantization.base import QuantizedMatrix
 class GgufFile:
     """An open model file: its metadata and its tensors, mapped, not read.
 
-    Everything asked for is checked, and raises ModelError where it is missing or not what was wanted.
+    Everything asked for is checked, and raises ModelError where it is missing or not what was wanted. The file must
+    keep its length while it is used: the system ends a process that reads what was cut off (SIGBUS).
     """
 
     path: Path
-    _metadata: dict[str, Any]
-    _tensors: dict[str, Any]
+    _metadata: dict[str, Value]
+    _tensors: dict[str, Tensor]
+    _data: NDArray[np.uint8]
     _taken: set[str] = field(default_factory=set)
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
         """Check and map the file at `path`."""
-        check_header(path)
         try:
-            reader = GGUFReader(path)
-            # Arrays are the tokenizer's: long, and not ours to decode.
-            metadata = {
-                name: item.contents() for name, item in reader.fields.items() if item.types and item.types[0] != ARRAY
-            }
-            tensors = {tensor.name: tensor for tensor in reader.tensors}
-        except (
-            ValueError,
-            IndexError,
-            KeyError,
-            TypeError,
-            OverflowError,
-            OSError,
-            MemoryError,
-            struct.error,
-        ) as error:
-            # UnicodeDecodeError is a ValueError. KeyError's text is its argument in quotes.
-            reason = str(error.args[0] if error.args else error).splitlines()[0][:200]
-            raise ModelError(f"{path} is damaged ({reason}); download or convert it again") from error
-        return cls(path, metadata, tensors)
+            if path.is_dir():
+                raise ModelError(f"{path} is a directory; give the path of a .gguf model in it")
+            # Opening a pipe would wait for its writer.
+            if path.exists() and not path.is_file():
+                raise ModelError(f"{path} is not a regular file; give the path of a .gguf model")
+            with path.open("rb") as stream:
+                header = read_header(stream, path)
+                mapped = mmap.mmap(stream.fileno(), header.size_bytes, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise ModelError(f"{path} does not exist; give the path of a .gguf model") from error
+        except (OSError, ValueError) as error:  # ValueError: it has become shorter
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ModelError(f"{path} cannot be read ({reason}); give a readable .gguf model") from error
+        return cls(path, header.metadata, header.tensors, np.frombuffer(mapped, np.uint8))
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._metadata.get(key, default)
@@ -91,16 +84,12 @@ class GgufFile:
     def matrix(self, name: str, rows: int, columns: int) -> QuantizedMatrix:
         """The tensor as a weight matrix; in GGUF its dimensions stand as (columns, rows)."""
         self._expect(name, [columns, rows])
-        tensor = self._tensors[name]
-        data = np.asarray(tensor.data).view(np.uint8).reshape(rows, -1)
-        return QuantizedMatrix(FORMATS[int(tensor.tensor_type)], data, columns)
+        return QuantizedMatrix(FORMATS[self._tensors[name].code], self._bytes(name).reshape(rows, -1), columns)
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         """The tensor as float32 (size,), copied and finite."""
         self._expect(name, [size])
-        tensor = self._tensors[name]
-        data = np.asarray(tensor.data).view(np.uint8).reshape(1, -1)
-        values = FORMATS[int(tensor.tensor_type)].dequantize(data).reshape(-1)
+        values = FORMATS[self._tensors[name].code].dequantize(self._bytes(name).reshape(1, -1)).reshape(-1)
         if not np.isfinite(values).all():
             raise ModelError(f"{self.path}: tensor {name!r} holds values that are not finite: the file is damaged")
         return values
@@ -111,24 +100,28 @@ class GgufFile:
 
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(int(tensor.n_bytes) for tensor in self._tensors.values())
+        return sum(tensor.size_bytes for tensor in self._tensors.values())
 
     def elements(self) -> int:
         """Weights of all tensors."""
-        return sum(int(tensor.n_elements) for tensor in self._tensors.values())
+        return sum(tensor.elements for tensor in self._tensors.values())
 
     def format_sizes(self) -> dict[str, int]:
         """Bytes of tensors by the name of their format."""
         sizes: dict[str, int] = {}
         for tensor in self._tensors.values():
-            name = FORMATS[int(tensor.tensor_type)].name
-            sizes[name] = sizes.get(name, 0) + int(tensor.n_bytes)
+            name = FORMATS[tensor.code].name
+            sizes[name] = sizes.get(name, 0) + tensor.size_bytes
         return sizes
 
     def _shape(self, name: str) -> list[int]:
         if name not in self._tensors:
             raise ModelError(f"{self.path} has no tensor {name!r}: it is not a whole model; download it again")
-        return [int(size) for size in self._tensors[name].shape]
+        return list(self._tensors[name].shape)
+
+    def _bytes(self, name: str) -> NDArray[np.uint8]:
+        tensor = self._tensors[name]
+        return self._data[tensor.offset : tensor.offset + tensor.size_bytes]
 
     def _expect(self, name: str, wanted: list[int]) -> None:
         if (shape := self._shape(name)) != wanted:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar, assert_never
 
+from cbtop.protocol.errors import LimitError
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
@@ -21,6 +22,7 @@ from cbtop.protocol.messages import (
 
 MAX_ANNOUNCED = 10_000  # of each kind
 MAX_ANNOUNCED_BYTES = 16 << 20  # of all kinds together, as they are encoded
+MAX_KEPT = 1_000_000  # of all sources of a viewer or a recording together: each takes some 700 bytes there
 
 Announcement = Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity  # what a host may say
 Kept = TypeVar("Kept")
@@ -80,3 +82,24 @@ class Announcements(Generic[Kept]):
         self._size_bytes += grown_bytes
         self._kept[key] = kept, size_bytes
         return True
+
+
+class AnnouncedTotal:
+    """How much is kept of what all sources announced, together: at most MAX_KEPT."""
+
+    def __init__(self) -> None:
+        self._of_source: dict[str, int] = {}
+        self._kept = 0
+
+    def set(self, source: str, kept: int) -> None:
+        """Take note that so much is kept of `source` now. Raises LimitError where that is too much."""
+        self._kept += kept - self._of_source.get(source, 0)
+        self._of_source[source] = kept
+        if self._kept > MAX_KEPT:
+            raise LimitError(
+                f"{self._kept:,} nodes and announcements of all sources together, over the limit of {MAX_KEPT:,}"
+            )
+
+    def forget(self, source: str) -> None:
+        """Nothing is kept of `source` any more."""
+        self._kept -= self._of_source.pop(source, 0)

@@ -13,6 +13,10 @@ class VersionError(DecodeError):
     """The other side speaks another major version; the message names both."""
 
 
+class LimitError(DecodeError):
+    """The other side's fault: more than is kept of all it says. What follows is not taken either."""
+
+
 class RingError(ProtocolError):
     """A ring or catalog file that cannot be made, or is not one of ours."""
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
@@ -37,6 +38,10 @@ MAGIC = b"CBTOPREC"
 INDEX_MAGIC = b"CBTOPIDX"
 SUFFIX = ".cbtop"
 MAX_PAYLOAD_BYTES = 256 << 20  # a keyframe of every source there may be; deflated, and not
+# Frames of real messages inflate to 4 to 12 times their size, zeros to a thousand times.
+MAX_INFLATION = 100
+FREE_BYTES = 1 << 20  # which every frame may inflate to
+PIECE_BYTES = 16 << 10  # inflated at a time, to 16 MiB at most
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # of one frame
 MAX_KEYFRAMES = 1 << 20  # two months of one every five seconds; where there are more, a jump goes on from the last
@@ -88,26 +93,48 @@ class Frame:
             max_buffer_size=MAX_PAYLOAD_BYTES, max_bin_len=codec.MAX_FRAME_BYTES, max_array_len=0, max_map_len=0,
             max_str_len=0, max_ext_len=0,
         )  # fmt: skip
+        pieces, fed_bytes = self._inflated(), 0
+
+        def unpacked(unpack: Callable[[], Any]) -> Any:
+            nonlocal fed_bytes
+            while True:
+                try:
+                    return unpack()
+                except msgpack.OutOfData:
+                    if not (piece := next(pieces, b"")):
+                        raise
+                    fed_bytes += len(piece)
+                    unpacker.feed(piece)
+
         try:
-            inflater = zlib.decompressobj()
-            inflated = inflater.decompress(self.payload, MAX_PAYLOAD_BYTES)
-            if not inflater.eof:
-                raise DecodeError(f"a frame cut short, or of more than {MAX_PAYLOAD_BYTES} bytes")
-            size = len(inflated)
-            unpacker.feed(inflated)
-            del inflated  # the unpacker has its own
-            count = unpacker.read_array_header()
+            count = unpacked(unpacker.read_array_header)
             if count > MAX_MESSAGES:
                 raise DecodeError(f"a frame of {count} messages; at most {MAX_MESSAGES} are taken")
             for _ in range(count):
-                part = unpacker.unpack()
+                part = unpacked(unpacker.unpack)
                 if type(part) is not bytes:
                     raise DecodeError("a frame that holds something else than messages")
                 yield part
-            if unpacker.tell() != size:
-                raise DecodeError(f"a frame with {size - unpacker.tell()} bytes behind its messages")
+            behind = fed_bytes - unpacker.tell() + sum(map(len, pieces))
+            if behind:
+                raise DecodeError(f"a frame with {behind} bytes behind its messages")
         except (zlib.error, ValueError, msgpack.UnpackException) as error:
             raise DecodeError(f"a frame that holds no messages: {error}") from error
+
+    def _inflated(self) -> Iterator[bytes]:
+        """The payload inflated, in pieces that are not empty."""
+        most = min(MAX_PAYLOAD_BYTES, max(FREE_BYTES, MAX_INFLATION * len(self.payload)))
+        inflater, size = zlib.decompressobj(), 0
+        for at in range(0, len(self.payload), PIECE_BYTES):
+            piece = inflater.decompress(self.payload[at : at + PIECE_BYTES])
+            size += len(piece)
+            if size > most:
+                raise DecodeError(f"a frame of {len(self.payload):,} bytes that inflates to more than {most:,} bytes")
+            if piece:
+                yield piece
+            if inflater.eof:
+                return
+        raise DecodeError("a frame cut short")
 
 
 def encode_frame(kind: FrameKind, time_ns: int, messages: Sequence[bytes]) -> bytes:

@@ -12,7 +12,7 @@ from cbtop.client.feed import FeedEnd, StoreViews
 from cbtop.client.store import Store
 from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.protocol import codec
-from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Message
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.model import ReplayView
@@ -50,6 +50,7 @@ class ReplayFeed(StoreViews):
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
         self._refused: set[int] = set()  # where the frames lie whose messages were none
+        self._reason = ""  # why the last of them was refused
         self._at_ns = self._reader.begin_ns
         self._jump(self._at_ns)
 
@@ -103,6 +104,7 @@ class ReplayFeed(StoreViews):
     def status(self) -> str:
         """One line about the recording."""
         damaged = f" · damaged messages: {self.damage}" if self.damage else ""
+        damaged += f" ({self._reason})" if self._reason else ""
         return f"{self._reader.path.name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{damaged}"
 
     def finished(self) -> FeedEnd | None:
@@ -140,8 +142,11 @@ class ReplayFeed(StoreViews):
                 # A keyframe of the daemon we know takes nothing from us: what is shown of the past stays.
                 if not (isinstance(message, DaemonHello) and self._knows(message)):
                     self._store.apply(message)
-        except DecodeError:
+        except DecodeError as error:
             self._refused.add(frame.offset)
+            self._reason = str(error)
+            if isinstance(error, LimitError):
+                self._frames = iter(())  # until a jump, which begins anew
 
     def _decode(self, part: bytes) -> Message | None:
         return self._kept(part) if len(part) <= MAX_KEPT_BYTES else codec.decode(part)

@@ -14,8 +14,8 @@ from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, RARE, Column, NodeStats
-from cbtop.protocol.announcements import MAX_ANNOUNCED
-from cbtop.protocol.errors import DecodeError, VersionError
+from cbtop.protocol.announcements import MAX_ANNOUNCED, AnnouncedTotal
+from cbtop.protocol.errors import DecodeError, LimitError, VersionError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -47,6 +47,7 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
 MAX_SOURCES = 1024
+MAX_PHASES = 64  # of a source, whose rates are known
 MAX_RARE = 1e30  # of FLOP and bytes, the largest of these values
 SANE = 1 << 62  # a total beyond it would overflow when two are added
 
@@ -82,6 +83,12 @@ class SourceRecord:
     latest: dict[str, StepSample] = field(default_factory=dict)
     busy: BusySlices | None = None  # of a rank
 
+    def kept(self) -> int:
+        """How many places there are in its tables, and announcements beside them."""
+        places = max(len(self.nodes), len(self.stats))
+        traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
+        return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
+
     def forget_catalog(self) -> None:
         """Forget all but the history: a snapshot follows."""
         self.nodes = NodeTable()
@@ -99,12 +106,13 @@ class Store:
         self.window_s = window_s
         self.sources: dict[str, SourceRecord] = {}
         self.daemon: DaemonHello | None = None
+        self._total = AnnouncedTotal()
 
     def apply(self, message: Message) -> None:
         """Take one message in.
 
         Raises VersionError when the daemon speaks another major version, DecodeError when a message contradicts
-        itself.
+        itself, LimitError when there is no room for its source, which is let go.
         """
         match message:
             case DaemonHello():
@@ -116,8 +124,12 @@ class Store:
                     )
                 self.daemon = message
                 self.sources.clear()  # snapshots of all that the daemon knows follow
+                self._total = AnnouncedTotal()
             case SourceCatalog():
-                self._catalog(message)
+                try:
+                    self._catalog(message)
+                finally:  # it is kept up to what contradicts itself
+                    self._count(message.source)
             case SourceState():
                 if message.source in self.sources:
                     self.sources[message.source].state = message
@@ -131,6 +143,7 @@ class Store:
             case StatsUpdate():
                 if message.source in self.sources:
                     _update_stats(self.sources[message.source], message)
+                    self._count(message.source)
             case ClockReading():
                 pass  # for the collector
             case RecordBatch() | HistoryPiece():
@@ -138,7 +151,7 @@ class Store:
             case DaemonGoodbye():
                 pass  # what is known stays; the collector tells the link
             case SourceGone():
-                self.sources.pop(message.source, None)
+                self._forget(message.source)
             case (
                 HostHello()
                 | Node()
@@ -155,6 +168,18 @@ class Store:
                 raise DecodeError(f"a {type(message).__name__} outside a catalog")
             case _:
                 assert_never(message)
+
+    def _count(self, source: str) -> None:
+        if source in self.sources:
+            try:
+                self._total.set(source, self.sources[source].kept())
+            except LimitError:
+                self._forget(source)
+                raise
+
+    def _forget(self, source: str) -> None:
+        self.sources.pop(source, None)
+        self._total.forget(source)
 
     def _catalog(self, message: SourceCatalog) -> None:
         record = self.sources.get(message.source)
@@ -236,13 +261,15 @@ def _remember(record: SourceRecord, monotonic_ns: int) -> None:
     totals = {name: record.stats.column(name) for name in ("count", "elements")}
     for node in record.nodes.children[None]:
         if node.kind is NodeKind.STEP and node.id < len(record.stats):
+            phase = display_name(node)
+            if phase not in record.history and len(record.history) >= MAX_PHASES:
+                continue
             sample = StepSample(
                 monotonic_ns,
                 count=int(totals["count"][node.id]),
                 tokens=int(totals["elements"][node.id]),
                 union_ns=record.stats.rare("union_ns", (node.id,)),
             )
-            phase = display_name(node)
             record.latest[phase] = sample
             history = record.history.setdefault(phase, deque(maxlen=HISTORY_S + 1))
             if not history or monotonic_ns - history[-1].monotonic_ns >= 1_000_000_000:

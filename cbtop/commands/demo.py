@@ -189,13 +189,22 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     if view is None or not view.bricks:
         if interrupted:
             return 130
+        if process.returncode < 0:
+            raise CbtopError(f"the workload was killed by {_signal_name(process)} before its first step")
         raise NoDataError("the workload ended before its first step")
     check_phase([view], options)
     shown = feed.view(view.key, options.phase, window=options.window is not None)
     print_report([shown] if shown else [], options)
     if process.returncode < 0 and not interrupted:
-        raise CbtopError(f"the workload was killed by signal {-process.returncode}; shown is what it had recorded")
+        raise CbtopError(f"the workload was killed by {_signal_name(process)}; shown is what it had recorded")
     return 130 if interrupted else 0
+
+
+def _signal_name(process: subprocess.Popen[bytes]) -> str:
+    number = -process.returncode
+    # Whoever reads what was cut off a mapped file is sent this one.
+    cause = ": was its model cut short?" if number == signal.SIGBUS else ""
+    return f"signal {number} ({signal.strsignal(number)}{cause})"
 
 
 def _last_view(feed: DemoFeed) -> SourceView | None:

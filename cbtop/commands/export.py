@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cbtop import formatting as fmt
-from cbtop.errors import NoDataError, UsageError
+from cbtop.errors import NoDataError, UntrustedError, UsageError
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.recorded import process_of_files, processes_of_recording
 from cbtop.protocol.endpoint import runtime_dir
-from cbtop.protocol.errors import RecordingError, VersionError
-from cbtop.protocol.recording import RecordingReader
+from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
+from cbtop.protocol.recording import FrameKind, RecordingReader
 
 HELP = "write what was recorded for other tools"
 DESCRIPTION = (
@@ -65,10 +65,22 @@ def _of_recording(path: Path, opened: ExitStack) -> dict[str, RecordedProcess]:
     except (RecordingError, VersionError) as error:
         raise UsageError(str(error)) from error
     opened.callback(reader.close)
-    processes = processes_of_recording(reader)
+    try:
+        processes = processes_of_recording(reader)
+        if not processes:
+            _check_frames(reader)
+    except DecodeError as error:
+        raise UntrustedError(f"{path}: {error}") from error
     if not processes:
         raise NoDataError(f"{path} holds no process")
     return processes
+
+
+def _check_frames(reader: RecordingReader) -> None:
+    """Raises DecodeError where a frame holds no messages."""
+    for frame in reader.frames():
+        for _ in frame.messages() if frame.kind != FrameKind.INDEX else ():
+            pass
 
 
 def _of_ring(pid: int) -> dict[str, RecordedProcess]:

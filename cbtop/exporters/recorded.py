@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import Records
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
+from cbtop.protocol.announcements import AnnouncedTotal
 from cbtop.protocol.catalog import CatalogReader
-from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import (
     CatalogMessage,
     Dependency,
@@ -56,10 +57,12 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
 def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
     """Every process of a recording by its key. What cannot be understood counts as lost on the way.
 
-    Their records stay in the recording: `reader` has to be open for as long as they are walked.
+    Their records stay in the recording: `reader` has to be open for as long as they are walked. Raises LimitError
+    where there is more in them than is kept in memory.
     """
     sources: dict[str, _Recorded] = {}
     tallies: dict[str, RecordTally] = {}
+    total = AnnouncedTotal()
     errors = 0
     for frame in reader.frames():
         try:
@@ -71,8 +74,11 @@ def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess
                             sources[message.source] = _Recorded(reader, message.source)
                         if source := sources.get(message.source):
                             source.take(message, known, frame, errors)
+                            total.set(message.source, source.said.kept())
                     case _:
                         pass
+        except LimitError:
+            raise
         except DecodeError:
             errors += 1
     return {
@@ -105,6 +111,10 @@ class _Said:
                         raise DecodeError(f"{self.where}: {error}") from error
                 case _:
                     pass
+
+    def kept(self) -> int:
+        """How many announcements are kept."""
+        return len(self.nodes) + len(self.dependencies)
 
     def recorded(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> RecordedProcess:
         program = self.hello.program if self.hello else f"pid {self.pid}"

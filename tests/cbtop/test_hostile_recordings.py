@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import struct
 import zlib
 from pathlib import Path
@@ -17,11 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbtop.client.replay import ReplayFeed
+from cbtop.client.store import MAX_PHASES, Store
 from cbtop.exporters import EXPORTERS, recorded
 from cbtop.exporters.recorded import processes_of_recording
-from cbtop.protocol import codec, recording
-from cbtop.protocol.errors import RecordingError, VersionError
+from cbtop.protocol import announcements, codec, recording
+from cbtop.protocol.errors import LimitError, RecordingError, VersionError
 from cbtop.protocol.messages import (
+    DaemonHello,
     HostHello,
     Message,
     Node,
@@ -29,6 +32,7 @@ from cbtop.protocol.messages import (
     RecordBatch,
     SourceCatalog,
     SourceGone,
+    StatsUpdate,
     WireMessage,
 )
 from cbtop.protocol.record_batch import MAX_BATCH_RECORDS, MAX_TALLIES
@@ -300,6 +304,86 @@ def test_a_frame_that_is_a_bomb_takes_no_more_memory_than_it_holds(path: Path, b
     assert peak() < 4 * len(bomb) + 2 * MIB
 
 
+def test_twenty_frames_that_inflate_a_thousandfold_are_refused_before_they_are_inflated(path: Path) -> None:
+    ignored = bytes(msgpack.packb({"k": "SourceGone", "source": "a", "more": bytes(32 * MIB)}))
+    bomb = zlib.compress(msgpack.packb([ignored]))
+    written(path, *(frame_bytes(FrameKind.LIVE, at, bomb) for at in range(20)), live(20, SourceGone("a")))
+    with peak_of() as peak:
+        with ReplayFeed(path, clock_s=lambda: 0.0) as feed:
+            feed.seek(1)
+            assert (feed.touched, feed.damage) == (21, 20)
+            assert f"inflates to more than {100 * len(bomb):,} bytes" in feed.status()
+        reader = RecordingReader(path)
+        assert not processes_of_recording(reader)
+        reader.close()
+    assert peak() < 64 * MIB
+    for arguments in (("replay", str(path), "--headless"), ("export", str(path), "--format", "csv")):
+        done = cbtop(*arguments)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (5, "", 1)
+        assert "inflates to more than" in done.stderr
+
+
+def test_a_frame_is_inflated_a_message_at_a_time(path: Path) -> None:
+    chance = random.Random(0)
+    parts = [
+        bytes(msgpack.packb({"k": "SourceGone", "source": "a", "more": chance.randbytes(MIB)})) for _ in range(24)
+    ]
+    written(path, encode_frame(FrameKind.LIVE, 0, parts))
+    del parts
+    reader = RecordingReader(path)
+    (whole_frame,) = reader.frames()
+    reader.close()
+    with peak_of() as peak:
+        assert sum(1 for _ in whole_frame.messages()) == 24
+    assert peak() < 8 * MIB
+
+
+def crowd(path: Path) -> Path:
+    """Twenty frames, each with a source of two hundred nodes of its own."""
+    nodes = [Node(number, None, NodeKind.BRICK, "a") for number in range(1, 201)]
+    return written(path, *(live(at, SourceCatalog(f"s{at}", True, (HELLO, *nodes))) for at in range(20)))
+
+
+def test_sources_that_announce_too_much_together_end_the_reading_and_are_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcements, "MAX_KEPT", 1000)
+    wanted = "1,200 nodes and announcements of all sources together, over the limit of 1,000"
+    with ReplayFeed(crowd(path), clock_s=lambda: 0.0) as feed:
+        feed.seek(1)
+        assert (feed.touched, feed.damage, len(feed.sources())) == (6, 1, 5)
+        assert wanted in feed.status()
+    for arguments in (("replay", str(path), "--headless"), ("export", str(path), "--format", "csv")):
+        done = cbtop(*arguments)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (5, "", 1)
+        assert wanted in done.stderr
+
+
+def test_what_a_source_no_longer_says_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcements, "MAX_KEPT", 1000)
+    nodes = tuple(Node(number, None, NodeKind.BRICK, "a") for number in range(1, 401))
+    store = Store()
+    for number in range(20):
+        store.apply(SourceCatalog("again", True, (HELLO, *nodes)))
+        store.apply(SourceCatalog(str(number), True, (HELLO, *nodes)))
+        store.apply(SourceGone(str(number)))
+    store.apply(DaemonHello(1, 0, 1, "here", "boot", "0.1.0", 0, 0))
+    for source in "ab":
+        store.apply(SourceCatalog(source, True, (HELLO, *nodes)))
+    with pytest.raises(LimitError):
+        store.apply(SourceCatalog("c", True, (HELLO, *nodes)))
+    assert list(store.sources) == ["a", "b"]
+
+
+def test_steps_of_ever_new_names_keep_no_history_without_end() -> None:
+    store = Store()
+    store.apply(SourceCatalog("a", True, (HELLO, *(Node(n, None, NodeKind.STEP, str(n)) for n in range(1, 5001)))))
+    one = struct.pack("<q", 5000)
+    for second in range(3):
+        store.apply(StatsUpdate("a", second, second * 10**9, 0, *[one] * 8, b"", b"", b""))
+    assert len(store.sources["a"].history) == MAX_PHASES
+
+
 def test_frames_that_inflate_a_thousandfold_stay_deflated_for_an_export(path: Path) -> None:
     count = MAX_BATCH_RECORDS
     columns = struct.pack("<q5B", 5, 1, 1, 1, 1, 1) + b"\x01" * count + bytes(4 * count)
@@ -350,8 +434,10 @@ def test_sources_without_end_are_not_all_kept(path: Path) -> None:
 
 
 def test_a_large_message_of_a_keyframe_is_not_kept_decoded(path: Path) -> None:
+    more = random.Random(0).randbytes(4 * MIB)
+
     def keyframe(at: int) -> bytes:
-        part = bytes(msgpack.packb({"k": "SourceGone", "source": str(at), "more": bytes(4 * MIB)}))
+        part = bytes(msgpack.packb({"k": "SourceGone", "source": str(at), "more": more}))
         return encode_frame(FrameKind.KEYFRAME, at, [part])
 
     written(path, *(keyframe(at) for at in range(16)))

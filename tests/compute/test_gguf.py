@@ -8,17 +8,20 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cbtop.compute import gguf, gguf_header
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import read_model
 from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf import GgufFile
+from tests.protocol.test_hostile import peak_of
 
 
 def message_of(path: Path) -> str:
@@ -76,7 +79,7 @@ def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), "has a name of"),
         (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 0, 1 << 61), "elements in its metadata"),
         (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"a", 99), "unknown type 99"),
-        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 1, 0, 1, b"a", 77), "has 77 dimensions"),
+        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 1, 0, 1, b"a", 77), "with 77 dimensions"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 0, 0), "has no general.architecture"),
     ],
 )
@@ -136,6 +139,94 @@ def test_every_truncation_is_refused(model_files: dict[str, Path], tmp_path: Pat
     for size in [*range(4, 3000, 97), len(whole) // 2, len(whole) - 33]:
         path.write_bytes(whole[:size])
         assert "truncated" in message_of(path)
+
+
+def with_array(kind: int, count: int, elements: bytes) -> bytes:
+    """A file whose one key is an array that is said to hold `count` elements."""
+    return b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, kind, count) + elements
+
+
+def test_a_million_empty_strings_are_passed_over_and_none_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_array(8, 1_000_000, bytes(8_000_000)))
+    with peak_of() as peak:
+        assert "has no general.architecture" in message_of(path)
+    assert peak() < 1 << 20
+
+
+@pytest.mark.parametrize("kind", [0, 8, 12])
+def test_a_count_is_held_against_the_bytes_that_are_there_before_anything_is_read(tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_array(kind, 1_900_000, bytes(1000)))
+    real = gguf_header._Reader._read
+    with mock.patch.object(gguf_header._Reader, "_read", autospec=True, side_effect=real) as read:
+        assert "is truncated" in message_of(path)
+    assert read.call_count < 20
+
+
+def test_a_limit_is_named_with_what_passed_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_array(8, 3_000_000, bytes(24_000_000)))
+    assert "has 3,000,000 elements in its metadata, over the limit of 2,000,000" in message_of(path)
+
+
+def test_a_long_text_is_passed_over_but_for_its_beginning(tmp_path: Path) -> None:
+    def edit(writer: GGUFWriter) -> None:
+        for number in range(8):
+            writer.add_string(f"text {number}", "x" * (4 << 20))
+
+    path = write_gguf(tmp_path / "m.gguf", edit=edit)
+    with peak_of() as peak:
+        assert "has no tensor" in message_of(path)
+    assert peak() < 2 << 20
+
+
+def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    key = struct.pack("<Q1sIB", 1, b"a", 0, 7)
+    tensor = struct.pack("<Q1sIQIQ", 1, b"t", 1, 32, 0, 0)
+    for content in (struct.pack("<IQQ", 3, 0, 2) + key * 2, struct.pack("<IQQ", 3, 2, 0) + tensor * 2 + bytes(256)):
+        path = tmp_path / "model.gguf"
+        path.write_bytes(b"GGUF" + content)
+        assert "twice" in message_of(path)
+
+
+def test_a_file_that_is_cut_short_while_its_header_is_read_is_refused_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_array(8, 500_000, bytes(4_000_000)))
+    real = gguf_header._Reader._array
+
+    def cut(reader: Any) -> None:
+        os.truncate(path, 200)
+        real(reader)
+
+    with mock.patch.object(gguf_header._Reader, "_array", cut):
+        assert "is truncated" in message_of(path)
+
+
+def test_a_file_that_is_cut_short_before_it_is_mapped_is_refused_in_a_line(
+    model_files: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(model_files["qwen2"].read_bytes())
+
+    def read_and_cut(stream: Any, path: Path) -> gguf_header.Header:
+        header = gguf_header.read_header(stream, path)
+        os.truncate(path, 4096)
+        return header
+
+    with mock.patch.object(gguf, "read_header", read_and_cut):
+        assert "cannot be read" in message_of(path)
+
+
+def test_tensors_and_keys_are_those_that_ggufs_own_reader_finds(model_files: dict[str, Path]) -> None:
+    for path in model_files.values():
+        ours, theirs = GgufFile.open(path), GGUFReader(path)
+        wanted = {name: item.contents() for name, item in theirs.fields.items() if item.types and item.types[0] != 9}
+        assert {name: value for name, value in wanted.items() if not name.startswith("GGUF.")} == ours._metadata
+        assert [tensor.name for tensor in theirs.tensors] == ours.untaken_tensors()
+        for tensor in theirs.tensors:
+            assert ours._shape(tensor.name) == tensor.shape.tolist()
+            assert ours._bytes(tensor.name).tobytes() == tensor.data.tobytes()
 
 
 @given(data=st.data())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.client.feed import Feed
+from cbtop.commands import demo
 from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
 from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, eventually, wait_until_seen
 
@@ -103,6 +106,36 @@ def test_a_workload_does_not_outlive_who_watches_it(models: dict[str, Path]) -> 
         watcher.kill()
         watcher.wait()
         eventually(lambda: (feed.poll(20), (v := feed.view()) and v.state == "ended")[1])
+
+
+def test_a_model_that_is_cut_short_while_it_runs_ends_the_workload_and_the_signal_is_named(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(models["qwen2"].read_bytes())
+    command = [sys.executable, "-c", SEEING, "demo", "--headless", "--model", str(path), "--view", "bricks"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watcher:
+        wait_until_seen(watcher)
+        os.truncate(path, 4096)
+        out, said = watcher.communicate(timeout=DEADLINE_S)
+    assert (watcher.returncode, "DownProjection" in out) == (1, True)
+    assert "killed by signal 7 (Bus error: was its model cut short?); shown is what it had recorded" in said
+    assert "Traceback" not in said
+
+
+def test_a_workload_that_is_killed_before_its_first_step_says_by_what(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = demo._print_when_done
+
+    def kill_and_watch(feed: demo.DemoFeed, process: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
+        process.kill()
+        return watch(feed, process, options)
+
+    monkeypatch.setattr(demo, "_print_when_done", kill_and_watch)
+    done = cbtop("demo", "--headless", "--model", str(models["qwen2"]))
+    assert done.returncode == 1
+    assert done.stderr == "cbtop: the workload was killed by signal 9 (Killed) before its first step\n"
 
 
 def test_ctrl_c_prints_what_was_measured_so_far_and_leaves_no_process(models: dict[str, Path]) -> None:
