@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
     views = [view for source in feed.sources() if (view := feed.view(source.key, options.phase))]
-    shown = [view for view in views if view.bricks]
+    shown = [view for view in views if view.has_data]
     if not shown:
         who = f"that is --source {' or '.join(options.source)} " if options.source else ""
         raise NoDataError(f"{options.replay}: no process {who}has recorded anything by then; try another --at")
