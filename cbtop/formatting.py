@@ -163,7 +163,7 @@ def _spans(names: Sequence[str]) -> list[str]:
 
 
 MERGED_MEANS = {
-    MergeMode.SUM: "counts, times and tokens are added up; rates and percentages are of the time added up",
+    MergeMode.SUM: "counts, times, tokens and tokens/s are added up; the rest is of the time added up",
     MergeMode.MAX: "each brick is that of the rank it takes longest a step, its share one of that rank's own steps",
     MergeMode.RANKS: "of each brick its exclusive time in every rank; everything else is the sum of all",
 }

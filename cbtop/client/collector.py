@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from cbtop.client.clock_offset import SAME_CLOCK, ClockExchange, ClockOffset
 from cbtop.client.store import Store
+from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import ClockReading, DaemonGoodbye, DaemonHello
@@ -100,26 +101,37 @@ class Collector:
     def _drain(self, timeout_ms: int) -> None:
         for _ in range(MAX_DRAINED):
             try:
-                messages = self._subscriber.receive(timeout_ms)
-                if not messages:
-                    return
-                self._heard_s = self._clock_s()
-                self._has_left = any(isinstance(message, DaemonGoodbye) for message in messages)
-                for message in messages:
-                    if isinstance(message, DaemonHello):
-                        self._other_version = ""
-                        if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
-                            self._exchange = ClockExchange()  # that is another host
-                    if isinstance(message, ClockReading):
-                        self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())
-                    if not self._other_version:
-                        self.store.apply(message)
-            except VersionError as error:
-                self._other_version = str(error)
+                _topic, frames = self._subscriber.receive_frames(timeout_ms)
             except DecodeError:
-                self.damaged += 1
-                self._heard_s = self._clock_s()
+                frames = [b""]  # no message, but somebody spoke
+            if not frames:
+                return
+            self._heard_s = self._clock_s()
+            self._has_left = False
+            for frame in frames:
+                self._take(frame)
             timeout_ms = 0
+
+    def _take(self, frame: bytes) -> None:
+        """Apply one message; one that is none costs those beside it nothing."""
+        try:
+            message = codec.decode(frame)
+            if message is None:
+                return
+            if isinstance(message, DaemonGoodbye):
+                self._has_left = True
+            if isinstance(message, DaemonHello):
+                self._other_version = ""
+                if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
+                    self._exchange = ClockExchange()  # that is another host
+            if isinstance(message, ClockReading):
+                self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())
+            if not self._other_version:
+                self.store.apply(message)
+        except VersionError as error:
+            self._other_version = str(error)
+        except DecodeError:
+            self.damaged += 1
 
     def close(self) -> None:
         """Close the socket."""

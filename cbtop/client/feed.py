@@ -12,9 +12,9 @@ from cbtop.client.link import Link
 from cbtop.client.store import SourceRecord, Store
 from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.protocol.keys import ViewerKeys
-from cbtop.viewmodels.merge import merged_view
+from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import ClockView, MergeMode, SourceSummary, SourceView, StragglerView
-from cbtop.viewmodels.source import are_alike, is_live, is_selected, source_view, summaries
+from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
 from cbtop.viewmodels.straggler import job_of, straggler
 
 
@@ -67,13 +67,15 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """All sources of the program, model and state of source `key` (None: the first) as one; None without any."""
+        """All sources that go together with source `key` (None: the first) as one; None without any."""
         seen = self.seen()
         if key not in seen:
             key = next((summary.key for summary in self.sources()), None)
         if key is None:
             return None
-        alike = [source for source in seen.values() if are_alike(source.record, seen[key].record)]
+        alike = [
+            seen[other.key] for other in members_of(seen[key].record, (source.record for source in seen.values()))
+        ]
         heard = [source for source in alike if source.stale_s is None] or alike
         view = merged_view([source.record for source in heard], mode, phase, window=window)
         found = _straggler(seen, seen[key].record, view.phase)

@@ -186,7 +186,7 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     if process.returncode and not interrupted and process.returncode > 0:
         return process.returncode  # it has said why itself
     view = _last_view(feed)
-    if view is None or not view.bricks:
+    if view is None or not view.has_data:
         if interrupted:
             return 130
         if process.returncode < 0:

@@ -52,15 +52,10 @@ def run(options: argparse.Namespace) -> int:
 def _wait_for_answers(feed: Feed, timeout_s: float) -> None:
     """Until every daemon has said what it knows, and each live source its first step, or time is up."""
     deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s and (feed.unanswered or any(not _has_steps(v) for v in _live(_views(feed)))):
+    while time.monotonic() < deadline_s and (feed.unanswered or any(not v.has_data for v in _live(_views(feed)))):
         feed.poll(POLL_MS)
         if feed.refused:
             raise CbtopError(feed.refused)
-
-
-def _has_steps(view: SourceView) -> bool:
-    """Whether it has ended a step, or recorded something without steps."""
-    return view.steps is not None or (view.phase is None and bool(view.bricks))
 
 
 def _poll_until(feed: Feed, deadline_s: float) -> None:

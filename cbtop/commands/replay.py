@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
     views = [view for source in feed.sources() if (view := feed.view(source.key, options.phase))]
-    shown = [view for view in views if view.bricks]
+    shown = [view for view in views if view.has_data]
     if not shown and feed.damage:
         raise UntrustedError(f"{feed.status()}: nothing is left to show")
     if not shown:

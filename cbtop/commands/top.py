@@ -164,4 +164,4 @@ def _live(feed: Feed, options: argparse.Namespace) -> list[SourceView]:
 def _has_data(view: SourceView, options: argparse.Namespace) -> bool:
     if options.phase is not None and view.phase != options.phase:
         return False
-    return bool(view.bricks) and (view.phase is None or view.steps is not None)
+    return view.has_data

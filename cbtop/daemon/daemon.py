@@ -22,7 +22,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -41,7 +41,6 @@ from cbtop.protocol.messages import (
     DaemonHello,
     Heartbeat,
     HistoryPiece,
-    RecordBatch,
     SourceGone,
     WireMessage,
 )
@@ -181,9 +180,9 @@ class Daemon:
         source = Source(path)
         source.poll()
         self._sources[path] = source
-        self._say(FrameKind.RECORDS, source.records())
-        self._say(FrameKind.LIVE, source.snapshot())
-        source.delta()  # the snapshot held it
+        self._say(FrameKind.RECORDS, _frames_of(source, source.records))
+        self._say(FrameKind.LIVE, _frames_of(source, source.snapshot))
+        _frames_of(source, source.delta)  # the snapshot held it
 
     def _has_room_for(self, left: Left | None) -> bool:
         """Whether one more source can be watched; for one that runs (None), or ended later, an older one goes."""
@@ -224,7 +223,7 @@ class Daemon:
         """Watch it no longer."""
         source = self._sources.pop(path, None)
         if source is not None:
-            self._say(FrameKind.LIVE, [SourceGone(source.key)])
+            self._say(FrameKind.LIVE, [codec.encode(SourceGone(source.key))])
             source.close()
 
     def _complain(self, about: str, line: str) -> None:
@@ -242,35 +241,35 @@ class Daemon:
 
     def _publish(self) -> None:
         """Say what is new, the records before the counters that tell of them: what is missing then was lost."""
-        together: list[RecordBatch] = []
+        together: list[bytes] = []
         size_bytes = 0
-        for batch in (batch for source in self._sources.values() for batch in source.records()):
-            together.append(batch)
-            size_bytes += len(batch.columns)
+        for frame in (frame for source in self._sources.values() for frame in _frames_of(source, source.records)):
+            together.append(frame)
+            size_bytes += len(frame)
             if size_bytes > RECORDS_TOGETHER_BYTES:
                 self._say(FrameKind.RECORDS, together)
                 together, size_bytes = [], 0
         self._say(FrameKind.RECORDS, together)
         for source in self._sources.values():
-            self._say(FrameKind.LIVE, source.delta())
+            self._say(FrameKind.LIVE, _frames_of(source, source.delta))
 
     def _beat(self) -> None:
         self._publish()
-        self._say(FrameKind.LIVE, [self._heartbeat()])
+        self._say(FrameKind.LIVE, [codec.encode(self._heartbeat())])
 
     def _keyframe(self) -> None:
         self._publish()
         for source in self._sources.values():
             if source.state is SourceStatus.LIVE:
-                self._publisher.send(LIVE, source.keyframe())
+                self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
             return
         lately = [source for source in self._sources.values() if not _ended_before(source, self._history_s)]
         versions = {source.key: source.version for source in lately}
         if versions != self._history_versions:  # else the last keyframe says it all
             self._history_versions = versions
-            messages = [codec.encode(message) for message in self._snapshots(lately)]
-            self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), messages), time.monotonic())
+            frames = [*self._snapshots(lately)]
+            self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), frames), time.monotonic())
 
     def _answer(self, topic: bytes) -> None:
         """Send one viewer the snapshots or, where it asks for that, the time or a piece of the history."""
@@ -281,26 +280,25 @@ class Daemon:
             return
         self._publish()
         if not topic.startswith(HISTORY_PREFIX):
-            self._publisher.send(topic, self._snapshots(self._sources.values()))
+            self._publisher.send_frames(topic, [*self._snapshots(self._sources.values())])
         elif asked := _HISTORY_TOPIC.fullmatch(topic):
             first, frames = self._history.piece(int(asked[1]))
             hello = self._hello()
             head = HistoryPiece(first, self._history.end, hello.host, hello.monotonic_ns, hello.realtime_ns)
             self._publisher.send_frames(topic, [codec.encode(head), *frames])
 
-    def _say(self, kind: FrameKind, messages: Iterable[WireMessage]) -> None:
-        """Send `messages` to all who follow that kind, and keep them."""
-        frames = [codec.encode(message) for message in messages]
+    def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
+        """Send messages to all who follow that kind, and keep them."""
         if frames:
             self._publisher.send_frames(TOPICS[kind], frames)
             if self._history_s:
                 self._history.add(encode_frame(kind, time.perf_counter_ns(), frames))
 
-    def _snapshots(self, sources: Iterable[Source]) -> Iterator[WireMessage]:
-        yield self._hello()
+    def _snapshots(self, sources: Iterable[Source]) -> Iterator[bytes]:
+        yield codec.encode(self._hello())
         for source in sources:
-            yield from source.snapshot()
-        yield self._heartbeat()
+            yield from _frames_of(source, source.snapshot)
+        yield codec.encode(self._heartbeat())
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(time.perf_counter_ns(), tuple(source.state_message() for source in self._sources.values()))
@@ -364,6 +362,15 @@ class _Timetable:
     def wait_ms(self) -> int:
         """How long nothing is due."""
         return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
+
+
+def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:
+    """What `source` has to say; where that fails it is faulty, and the other sources are heard."""
+    try:
+        return [codec.encode(message) for message in say()]
+    except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
+        source.fail(error)
+        return []
 
 
 def _ended_before(source: Source, seconds: float) -> bool:

@@ -116,8 +116,12 @@ class Source:
             elif not alive:
                 self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit or exec")
         except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
-            _log.debug("%s", self.ring_path, exc_info=True)
-            self._end(SourceStatus.FAULTY, str(error) or type(error).__name__)
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Read it no more: what it holds provoked `error`."""
+        _log.debug("%s", self.ring_path, exc_info=error)
+        self._end(SourceStatus.FAULTY, str(error) or type(error).__name__)
 
     def state_message(self) -> SourceState:
         """How the source is, and its counters."""

@@ -15,6 +15,7 @@ from cbtop.viewmodels.model import GraphRow, RanksView, ReplayView, SourceView, 
 Table = list[tuple[str, ...]]
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
+NO_BRICKS = "n/a (no brick of this phase has been recorded)"
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 
@@ -96,6 +97,8 @@ def _bricks(view: SourceView) -> str:
     """Tables for a terminal of 80 columns: where the time goes, what it was for, and how near that is to the roof."""
     if view.ranks is not None:
         return "\n".join((_ranks(view.ranks), _books(view)))
+    if not view.bricks:
+        return f"bricks: {NO_BRICKS}\n{_books(view)}"
     of_ranks = any(row.rank is not None for row in view.bricks)
     times = [("brick", "category", *_heads(TIME_REPORT), *(("of",) if of_ranks else ()))]
     works = [("brick", *_heads(WORK_REPORT))]
@@ -156,6 +159,8 @@ def _books(view: SourceView) -> str:
 
 
 def _categories(view: SourceView) -> str:
+    if not view.categories:
+        return f"categories: {NO_BRICKS}"
     rows = [("category", *_heads(CATEGORY_REPORT))]
     rows += [(row.name, *_cells(CATEGORY_REPORT, row)) for row in view.categories]
     return table(rows, left=1)

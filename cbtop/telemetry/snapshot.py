@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,6 +46,8 @@ from cbtop.telemetry.metrics import (
 )
 from cbtop.viewmodels.source import summaries
 
+_log = logging.getLogger("cbtop.daemon")
+
 MAX_PHASES = 16  # a source
 MAX_BRICKS = 256  # a phase
 
@@ -77,7 +80,11 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
     left_out = dict.fromkeys(("source", "phase", "brick", "check"), 0)
     parts: list[_Part] = []
     for summary in summaries(store.sources.values()):
-        parts += _source_parts(store.sources[summary.key], now_ns, left_out)
+        try:
+            parts += [*_source_parts(store.sources[summary.key], now_ns, left_out)]
+        except Exception:  # noqa: BLE001 - whatever is wrong with one source, the others are exported
+            _log.debug("%s cannot be exported", summary.key, exc_info=True)
+            left_out["source"] += 1
     if store.daemon:
         found[DAEMON].append(Point((store.daemon.version, store.daemon.host), 1, now_ns))
     room = MAX_SERIES - len(found[DAEMON]) - len(left_out)

@@ -11,6 +11,7 @@ import numpy as np
 
 from cbtop.client.store import SourceRecord, Store
 from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import RecordBatch
@@ -39,13 +40,19 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
     try:
         while not stop.is_set() and time.monotonic() < deadline_s:
             try:
-                messages = subscriber.receive(POLL_MS)
-                for message in messages:
+                _topic, frames = subscriber.receive_frames(POLL_MS)
+            except DecodeError:
+                continue
+            for frame in frames:
+                try:
+                    message = codec.decode(frame)
+                    if message is None:
+                        continue
                     store.apply(message)
                     if isinstance(message, RecordBatch) and message.source not in found:
                         waiting.setdefault(message.source, _Waiting()).take(message)
-            except DecodeError:
-                continue  # the link counts these; what was lost with it shows as a gap
+                except DecodeError:
+                    continue  # the link counts these; what was lost with it shows as a gap
             for key in waiting.keys() - found.keys():
                 if key in store.sources and (step := waiting[key].step(store.sources[key].nodes)) is not None:
                     found[key] = step

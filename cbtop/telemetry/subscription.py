@@ -12,6 +12,7 @@ from cbtop.client.collector import SILENT_AFTER_S, Collector
 from cbtop.client.store import Store
 from cbtop.errors import NoDataError
 from cbtop.protocol.keys import ViewerKeys
+from cbtop.telemetry.counters import Counters
 from cbtop.telemetry.metrics import Snapshot
 from cbtop.telemetry.snapshot import snapshot
 
@@ -55,23 +56,23 @@ class Subscription:
         self.close()
 
     def _run(self) -> None:
-        collector = Collector(self.endpoint, Store(), keys=self.keys)
+        collector, counters = Collector(self.endpoint, Store(), keys=self.keys), Counters()
         try:
             while not self._stop.is_set():
                 collector.poll(POLL_MS)
                 if collector.store.daemon or collector.refused:
-                    self._answer(collector)
+                    self._answer(collector, counters)
         finally:
             collector.close()
 
-    def _answer(self, collector: Collector) -> None:
+    def _answer(self, collector: Collector, counters: Counters) -> None:
         """One snapshot for all who have asked by now. Who asks meanwhile waits: it has to listen between answers."""
         waiting = [self._asked.get() for _ in range(self._asked.qsize())]
         waiting = [asked for asked in waiting if asked.set_running_or_notify_cancel()]
         if not waiting:
             return
         try:
-            found = _read(collector)
+            found = _read(collector, counters)
         except Exception as error:  # noqa: BLE001 - it is raised again where it was asked
             for asked in waiting:
                 asked.set_exception(error)
@@ -80,9 +81,9 @@ class Subscription:
                 asked.set_result(found)
 
 
-def _read(collector: Collector) -> Snapshot:
+def _read(collector: Collector, counters: Counters) -> Snapshot:
     if collector.refused:
         raise NoDataError(collector.refused)
     if collector.silent_s > SILENT_AFTER_S:
         raise NoDataError(f"nothing heard from the daemon for {collector.silent_s:.0f} s")
-    return snapshot(collector.store, time.time_ns())
+    return counters.held(snapshot(collector.store, time.time_ns()), collector.store)

@@ -201,7 +201,7 @@ class CbtopApp(App[int]):
 
     def _show_content(self) -> None:
         source = self.source
-        if source is None or (not source.bricks and not source.graph and source.state == "live"):
+        if source is None or (not (source.has_data or source.graph) and source.state == "live"):
             self._notice.show_source(None, self.feed.refused)
             self._switcher.current = "welcome"
             self._welcome.show(source, self.feed.status(), self.feed.refused)

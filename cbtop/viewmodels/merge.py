@@ -5,15 +5,14 @@ Every figure of a merge is derived: it was measured in the members, and put toge
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from statistics import median
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord, StepSample
+from cbtop.client.store import SourceRecord
 from cbtop.client.window import Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, Column, NodeStats
@@ -29,12 +28,18 @@ from cbtop.viewmodels.model import (
     RanksView,
     RooflineView,
     SourceView,
+    StepsView,
 )
 from cbtop.viewmodels.roofline import roofline
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.source import source_view, state_of
+from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
+from cbtop.viewmodels.straggler import job_of
 
 # Two places are one when they lie in the same place and all that is static about them is the same.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
+
+# From good to bad: a merge is in the state of its worst member.
+_BAD = (SourceStatus.LIVE, SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
 def merged_view(
@@ -48,7 +53,7 @@ def merged_view(
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
-    view = source_view(summed, phase, window=window)
+    view = _with_rates(source_view(summed, phase, window=window), taken, window=window)
     names = tuple(_name(record) for record in taken)
     merged = MergedView(mode, names, tuple(record.key for record in taken), left_out=len(ordered) - len(taken))
     # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
@@ -67,6 +72,29 @@ def merged_view(
     # A source that has not run this phase would show another.
     members = {name: member for name, member in zip(names, views, strict=True) if member.phase == view.phase}
     return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
+
+
+def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
+    """Those of `records` that a merge of `record` is of: the same model in the same program, and in the same state.
+
+    Of the ranks of a job it is the newest process of each, in whatever state: one that died is missed.
+    """
+    job = job_of(record)
+    if job is None:
+        return [other for other in records if job_of(other) is None and _what_runs(other) == _what_runs(record)]
+    ranks: dict[int, SourceRecord] = {}
+    for other in records:
+        hello = other.hello
+        if hello is not None and hello.rank is not None and job_of(other) == job:
+            known = ranks.get(hello.rank)
+            if known is None or known.hello is None or known.hello.realtime_ns < hello.realtime_ns:
+                ranks[hello.rank] = other
+    return list(ranks.values())
+
+
+def _what_runs(record: SourceRecord) -> tuple[str, str, SourceStatus]:
+    hello, manifest = record.hello, record.manifest
+    return hello.program if hello else "", manifest.model if manifest else "", state_of(record)
 
 
 def _name(record: SourceRecord) -> str:
@@ -129,13 +157,9 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         dependencies=dependencies,
         manifest=first.manifest,
         checks={key: check for record in taken for key, check in record.checks.items()},
-        state=_sum_of_states([record.state for record in taken if record.state]),
+        state=_sum_of_states(taken),
         stats=_sum_of_stats([record.stats for record in taken], places, len(table)),
-        history={phase: _sum_of_samples([r.history.get(phase, ()) for r in taken]) for phase in first.history},
     )
-    for phase in first.latest:
-        latest = _sum_of_samples([[r.latest[phase]] for r in taken if phase in r.latest])
-        summed.latest[phase] = latest[-1]
     for record in taken:
         summed.checks.update({key: check for key, check in record.checks.items() if not check.passed})
     return summed, taken
@@ -181,27 +205,51 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
     return total
 
 
-def _sum_of_states(states: Sequence[SourceState]) -> SourceState | None:
+def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
+    """The counters of all, in the state of the worst."""
+    states = [record.state for record in records if record.state]
     if not states:
         return None
+    worst = max(records, key=lambda record: _BAD.index(state_of(record)))
+    reason = worst.state.reason if worst.state else ""
     counters = [f.name for f in fields(SourceState) if f.name not in ("source", "state", "reason")]
     sums = {name: sum(getattr(state, name) for state in states) for name in counters}
-    return SourceState(source="", state=SourceStatus.LIVE, reason="", **sums)
+    return SourceState("", state_of(worst), f"{_name(worst)}: {reason}" if reason else "", **sums)
 
 
-def _sum_of_samples(members: Sequence[Sequence[StepSample]]) -> deque[StepSample]:
-    """Sample by sample, the newest with the newest: hosts need not agree on the time."""
-    length = min(len(samples) for samples in members)
-    aligned = zip(*(list(samples)[len(samples) - length :] for samples in members), strict=True)
-    return deque(
-        StepSample(
-            together[0].monotonic_ns,
-            count=sum(sample.count for sample in together),
-            tokens=sum(sample.tokens for sample in together),
-            union_ns=sum(sample.union_ns for sample in together),
-        )
-        for together in aligned
+def _with_rates(view: SourceView, records: Sequence[SourceRecord], *, window: bool) -> SourceView:
+    """The sum with the tokens a second of its members added up, each over the time in which its own steps ran."""
+    found = [record.window.statistics(record.stats) if window else (record.stats, None) for record in records]
+    members = [steps for record, of in zip(records, found, strict=True) for steps in steps_views(record, *of)]
+    phases = tuple(_with_rates_of(s, [m for m in members if m.phase == s.phase]) for s in view.phases)
+    histories = [tokens_per_sec_history(record, view.phase) for record in records]
+    length = min(map(len, histories))  # the newest with the newest: hosts need not agree on the time
+    return replace(
+        view,
+        phases=phases,
+        steps=next((steps for steps in phases if steps.phase == view.phase), None),
+        tokens_per_sec_history=tuple(map(sum, zip(*(h[len(h) - length :] for h in histories), strict=True))),
     )
+
+
+def _with_rates_of(steps: StepsView, members: Sequence[StepsView]) -> StepsView:
+    walls_us = [member.wall_us for member in members]
+    return replace(
+        steps,
+        tokens_per_sec=_sum_of_rates(members, "tokens_per_sec"),
+        recent_tokens_per_sec=_sum_of_rates(members, "recent_tokens_per_sec"),
+        tokens_per_wall_sec=_sum_of_rates(members, "tokens_per_wall_sec"),
+        wall_us=sum(us or 0 for us in walls_us) if any(walls_us) else None,
+        at_once=members[0].at_once if len(members) == 1 else None,  # whose ran at the same time is not known
+    )
+
+
+def _sum_of_rates(members: Sequence[StepsView], name: str) -> float | None:
+    """None where the rate of a member that ran steps is not known: part of a sum is none."""
+    is_unknown = any(member.count and member.tokens_per_sec is None for member in members)
+    is_unknown |= name == "tokens_per_wall_sec" and any(m.count and m.tokens_per_wall_sec is None for m in members)
+    rates = [rate for member in members if (rate := getattr(member, name)) is not None]
+    return sum(rates) if rates and not is_unknown else None
 
 
 # --- the slowest, and side by side ----------------------------------------------------------------------------

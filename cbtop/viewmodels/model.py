@@ -320,6 +320,11 @@ class SourceView:
     ranks: RanksView | None = None  # with MergeMode.RANKS
     critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
 
+    @property
+    def has_data(self) -> bool:
+        """Whether a step has ended or, in a process that marks none, a brick."""
+        return self.steps is not None or (self.phase is None and bool(self.bricks))
+
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:

@@ -26,7 +26,7 @@ DEFAULT_PHASE = "decode"
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
     """Every source: the live ones first, the newest of each first."""
     ordered = sorted(records, key=_newest_first)
-    return tuple(SourceSummary(record.key, _label(record), _state(record)) for record in ordered)
+    return tuple(SourceSummary(record.key, _label(record), state_of(record)) for record in ordered)
 
 
 def source_view(record: SourceRecord, phase: str | None = None, *, window: bool = False) -> SourceView:
@@ -57,7 +57,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         pid=hello.pid if hello else 0,
         host=hello.host if hello else "",
         program=hello.program if hello else "",
-        state=_state(record),
+        state=state_of(record),
         state_reason=state.reason if state else "",
         activity=record.activity.name,
         activity_done=record.activity.done,
@@ -98,19 +98,14 @@ def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
     return any(name in wanted for name in names)
 
 
-def are_alike(one: SourceRecord, other: SourceRecord) -> bool:
-    """Whether both run the same model in the same program and are in the same state: a sum of them has a meaning."""
-    return _what_runs(one) == _what_runs(other)
-
-
-def _what_runs(record: SourceRecord) -> tuple[str, str, SourceStatus]:
-    hello, manifest = record.hello, record.manifest
-    return hello.program if hello else "", manifest.model if manifest else "", _state(record)
+def state_of(record: SourceRecord) -> SourceStatus:
+    """How it is, as far as is known."""
+    return record.state.state if record.state else SourceStatus.LIVE
 
 
 def is_live(record: SourceRecord) -> bool:
     """Whether the process still runs, as far as is known."""
-    return _state(record) is SourceStatus.LIVE
+    return state_of(record) is SourceStatus.LIVE
 
 
 def _loss(record: SourceRecord) -> LossView:
@@ -129,17 +124,13 @@ def _loss(record: SourceRecord) -> LossView:
     )
 
 
-def _state(record: SourceRecord) -> SourceStatus:
-    return record.state.state if record.state else SourceStatus.LIVE
-
-
 def _label(record: SourceRecord) -> str:
     hello = record.hello
     return f"{hello.program}, {hello.pid}@{hello.host}" if hello else record.key
 
 
 def _newest_first(record: SourceRecord) -> tuple[bool, int]:
-    return _state(record) is not SourceStatus.LIVE, -(record.hello.realtime_ns if record.hello else 0)
+    return state_of(record) is not SourceStatus.LIVE, -(record.hello.realtime_ns if record.hello else 0)
 
 
 def _only_backend(record: SourceRecord) -> str | None:

@@ -62,6 +62,16 @@ def test_side_by_side_and_slowest_name_the_rank_of_every_figure() -> None:
     assert head.split()[3:9] == ["rank", "0", "rank", "1", "rank", "2"]
 
 
+def test_a_merge_with_a_rank_that_was_killed_is_not_live_and_keeps_what_it_did() -> None:
+    with daemon(), ranks(HOST.replace("sys.argv[1]", "-1"), COUNT) as processes:
+        eventually(all_have_steps)
+        assert merged("sum")["state"] == "live"
+        processes[1].kill()
+        source = eventually(lambda: (seen := merged("sum"))["state"] == "gone" and seen)
+        assert source["merged"]["members"] == ["rank 0", "rank 1", "rank 2"]
+        assert source["state_reason"].startswith("rank 1: no goodbye")
+
+
 @pytest.mark.usefixtures("three_ranks")
 def test_only_the_selected_are_merged_and_other_programs_are_not() -> None:
     assert merged("sum", "--source", "rank=0", "--source", "rank=2")["merged"]["members"] == ["rank 0", "rank 2"]

@@ -155,6 +155,56 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
     assert value_of(families, "cbtop_brick_budget_seconds", **down) == pytest.approx(row["budget_us_per_token"] / 1e6)
 
 
+# Does what each line on stdin says, and says on stdout when that is done.
+OBEDIENT_HOST = """
+import sys, time
+from cbtop import BrickProfiler
+profiler = BrickProfiler()
+for line in sys.stdin:
+    if line == "step\\n":
+        with profiler.step("decode", tokens=1), profiler.brick("Outer"):
+            begin_ns = time.perf_counter_ns()
+            with profiler.brick("Inner"): pass
+            profiler.record_deferred("Late", begin_ns)
+    elif line == "end\\n":
+        break
+    else:
+        getattr(profiler, line.strip())()
+    print("done", flush=True)
+"""
+
+
+def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> None:
+    seen: dict[tuple[str, ...], float] = {}
+
+    def look(line: str) -> None:
+        families = scrape(line).values()
+        growing = [s for f in families if f.type in ("counter", "histogram") for s in f.samples]
+        now = {(s.name, *map(str, sorted(s.labels.items()))): float(s.value) for s in growing}
+        assert not {at: (value, now[at]) for at, value in seen.items() if now.get(at, value) < value}
+        seen.update(now)
+
+    with exporting_daemon("--metrics", "0") as (_, line):
+        for last in ("end", "kill", "end"):
+            command = [sys.executable, "-c", OBEDIENT_HOST]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdin
+                assert process.stdout
+                for said in ("step", "step", "finalize", "step", "reset", "step", "step", "finalize"):
+                    process.stdin.write(f"{said}\n")
+                    process.stdin.flush()
+                    assert process.stdout.readline() == "done\n"
+                    look(line)
+
+                def tokens(of: str = f":{process.pid}:") -> list[float]:
+                    look(line)
+                    return [v for at, v in seen.items() if at[0] == "cbtop_tokens_total" and of in str(at)]
+
+                eventually(lambda tokens=tokens: tokens() == [5])
+                process.kill() if last == "kill" else process.communicate("end\n")
+            look(line)
+
+
 def test_a_daemon_that_serves_other_hosts_with_keys_exports_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

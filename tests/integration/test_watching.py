@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -61,6 +62,41 @@ def test_once_prints_what_runs_and_the_books_and_the_losses_add_up() -> None:
     assert sum(row["exclusive_us"] for row in source["bricks"]) == pytest.approx(
         books["bricks_us"] + books["open_us"]
     )
+
+
+BARE_STEPS = """
+import time
+from cbtop import BrickProfiler
+profiler = BrickProfiler()
+with profiler.step("prefill", tokens=8): time.sleep(0.002)
+while True:
+    with profiler.step("decode", tokens=2): time.sleep(0.001)
+"""
+
+
+def test_a_process_that_marks_steps_and_no_bricks_is_shown_by_its_steps() -> None:
+    with subprocess.Popen([sys.executable, "-c", BARE_STEPS]) as process:
+        try:
+            (source,) = snapshot()
+            done = cbtop("--headless", "--once", *PATIENTLY)
+            listed = json.loads(cbtop("ls", *PATIENTLY, "--format", "json").stdout)["sources"]
+            line = cbtop("ls", *PATIENTLY).stdout.splitlines()[1]
+        finally:
+            process.kill()
+    assert (source["pid"], source["phase"], source["bricks"]) == (process.pid, "decode", [])
+    assert [steps["phase"] for steps in source["phases"]] == ["prefill", "decode"]
+    assert source["steps"]["tokens"] == 2 * source["steps"]["count"] > 0
+    assert 0 < source["steps"]["tokens_per_sec"] < 2000
+    assert source["steps"]["wall_us"]["p50"] > 1000
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(
+        r"^\* decode: [\d,]+ steps, [\d,]+ tokens, [\d,.]+ tokens/s, step p50 ", done.stdout, re.MULTILINE
+    )
+    assert "bricks: n/a (no brick of this phase has been recorded)" in done.stdout
+    assert "unattributed" in done.stdout
+    assert [(one["phase"], one["steps"] > 0, one["tokens_per_sec"] > 0) for one in listed] == [("decode", True, True)]
+    assert line.split()[0] == str(process.pid)
+    assert "decode" in line
 
 
 def test_with_nothing_running_it_exits_3_and_says_how_to_start_something(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from cbtop.client.store import SourceRecord, Store
 from cbtop.client.window import DEFAULT_WINDOW_S, Window
+from cbtop.profiler.brick_stats import BrickStats
+from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import MAX_HISTOGRAM_NODES, NodeStats
 from cbtop.protocol.messages import CheckResult, Node, SourceState
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.telemetry import metrics
+from cbtop.telemetry import snapshot as snapshot_module
 from cbtop.telemetry.metrics import METRICS, Durations, Kind, Metric, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, _durations, snapshot
 from cbtop.viewmodels.source import source_view
@@ -184,6 +187,24 @@ def test_however_much_there_is_the_export_stays_bounded_and_says_what_it_left_ou
     assert values(found, metrics.LEFT_OUT, of="brick") == [20 * 300 - sum(kept.values())]
     assert values(found, metrics.LEFT_OUT, of="phase") == [20 * 20 - len(found[metrics.TOKENS])]
     assert values(found, metrics.LEFT_OUT, of="check") == [20 * 100 - len(found[metrics.CHECK])]
+
+
+def test_a_source_that_cannot_be_read_is_left_out_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = snapshot_module.brick_stats
+
+    def broken(totals: PhaseTotals) -> list[BrickStats]:
+        if totals.table is bad.nodes:
+            raise ZeroDivisionError
+        return real(totals)
+
+    bad, good = many_bricks("h:1", bricks=3), many_bricks("h:2", bricks=3)
+    monkeypatch.setattr(snapshot_module, "brick_stats", broken)
+    found = snapshot(store_of(bad, good), NOW_NS)
+    assert len(values(found, metrics.BRICK_DURATION, source="h:2")) == 3
+    assert values(found, metrics.SOURCE, source="h:1") == []
+    assert values(found, metrics.LEFT_OUT, of="source") == [1]
 
 
 def test_what_is_left_out_does_not_change_from_one_export_to_the_next() -> None:

@@ -28,6 +28,7 @@ from cbtop.tui.views.roofline import Roofline
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
+from cbtop.viewmodels.model import RooflineView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.integration.hosts import DEADLINE_S
@@ -345,6 +346,22 @@ async def test_the_first_source_opens_the_view_and_gets_the_keys(feed: ScriptedF
         await pilot.pause()
         assert "sort" in (await press(pilot, "j")).splitlines()[-1]
         assert table(pilot).cursor == 1
+
+
+async def test_a_process_with_steps_and_no_bricks_is_shown_by_its_steps() -> None:
+    bare = replace(
+        samples.LIVE, bricks=(), categories=(), graph=(), roofline=RooflineView((), (), ()), critical_path=None
+    )
+    app = CbtopApp(ScriptedFeed(bare))
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        text = screen_text(app)
+        assert app._switcher.current == "bricks"
+        assert "tokens/s" in text
+        assert "ms/token p50" in text
+        text = await press(pilot, "2")
+        assert "steps by phase" in text
+        assert all(steps.phase in text for steps in bare.phases)
 
 
 async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: ScriptedFeed) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.store import SourceRecord, StepSample
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Manifest
-from cbtop.protocol.vocabulary import BrickId
-from cbtop.viewmodels.merge import merged_view
+from cbtop.protocol.vocabulary import BrickId, SourceStatus
+from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
@@ -86,6 +87,83 @@ def test_the_sum_is_what_one_process_with_all_calls_would_show(
     assert summed.steps.count == summed.steps.tokens == sum(len(down_us) for down_us in runs)
     assert summed.loss.produced == sum(view.loss.produced for view in views)
     assert summed.loss.produced == summed.loss.received + summed.loss.dropped
+    for rate in ("tokens_per_sec", "tokens_per_wall_sec"):
+        rates = [getattr(view.steps, rate) for view in views]
+        assert getattr(summed.steps, rate) == pytest.approx(sum(rates))
+
+
+def test_ranks_of_a_thousand_tokens_a_second_each_make_as_many_thousand(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [494] * 10) for rank in range(3)]  # 1 ms a step
+    for record in records:
+        record.history.clear()
+        for second in range(1, 5):
+            sample = StepSample(second * 10**9, second, second, second * 10**6)
+            record.history.setdefault("decode", deque()).append(sample)
+            record.latest["decode"] = sample
+    for mode in (MergeMode.SUM, MergeMode.RANKS):
+        summed = merged_view(records, mode)
+        assert summed.steps is not None
+        assert summed.steps.tokens_per_sec == pytest.approx(3000)
+        assert summed.steps.recent_tokens_per_sec == pytest.approx(3000)
+        assert summed.steps.tokens_per_wall_sec == pytest.approx(3000)
+        assert summed.tokens_per_sec_history == pytest.approx((3000,) * 3)
+        assert summed.phases == (summed.steps,)
+    assert merged_view(records[:1], MergeMode.SUM).steps == source_view(records[0]).steps
+
+
+def test_where_the_rate_of_one_rank_is_unknown_so_is_that_of_the_sum(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [494] * 10) for rank in range(2)]
+    (step,) = records[1].nodes.children[None]
+    records[1].stats._rare["uncounted"][step.id] = 1
+    steps = merged_view(records, MergeMode.SUM).steps
+    assert steps is not None
+    assert (steps.tokens_per_sec, steps.tokens_per_wall_sec) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("states", "worst"),
+    [
+        ("live live", "live"),
+        ("live ended", "ended"),
+        ("ended gone live", "gone"),
+        ("gone faulty ended live", "faulty"),
+        ("ended ended", "ended"),
+    ],
+)
+@pytest.mark.parametrize("mode", MergeMode)
+def test_a_merge_is_in_the_state_of_its_worst_member(
+    tmp_path: Path, states: str, worst: str, mode: MergeMode
+) -> None:
+    records = [rank_run(tmp_path, rank, [10]) for rank in range(len(states.split()))]
+    for record, state in zip(records, states.split(), strict=True):
+        assert record.state is not None
+        record.state = replace(record.state, state=SourceStatus(state), reason="" if state == "live" else "it left")
+    view = merged_view(records, mode)
+    assert view.state == worst
+    at = states.split().index(worst)
+    assert view.state_reason == ("" if worst == "live" else f"rank {at}: it left")
+
+
+def test_a_dead_rank_stays_in_the_merge_of_its_job_until_another_takes_its_place(tmp_path: Path) -> None:
+    first = [rank_run(tmp_path, rank, [10]) for rank in range(3)]
+    assert first[1].state is not None
+    first[1].state = replace(first[1].state, state=SourceStatus.GONE)
+    assert members_of(first[0], first) == first
+    second = replace(rank_run(tmp_path / "1", 1, [10]), key="again")
+    assert second.hello is not None
+    second.hello = replace(second.hello, realtime_ns=second.hello.realtime_ns + 10**12)
+    assert members_of(first[0], [*first, second]) == [first[0], second, first[2]]
+
+
+def test_what_is_no_rank_is_merged_with_what_is_in_its_own_state(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [10]) for rank in range(3)]
+    for record in records:
+        assert record.hello is not None
+        record.hello = replace(record.hello, rank=None, world_size=None)
+    assert records[1].state is not None
+    records[1].state = replace(records[1].state, state=SourceStatus.ENDED)
+    assert members_of(records[0], records) == [records[0], records[2]]
+    assert members_of(records[1], records) == [records[1]]
 
 
 def test_what_only_one_rank_has_is_in_the_sum_once_and_what_all_have_is_one_place(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""What is wrong with one message of several costs the others nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbtop.client.collector import Collector
+from cbtop.client.store import Store
+from cbtop.protocol import codec
+from cbtop.protocol.messages import DaemonHello, Node, SourceCatalog, StatsUpdate, WireMessage
+from cbtop.protocol.publisher import Publisher
+from cbtop.protocol.vocabulary import NodeKind
+from tests.cbtop.recorded import Clock, profiler_in, source_of
+from tests.integration.hosts import eventually
+
+HELLO = DaemonHello(1, 0, 77, "here", "boot", "0.1.0", 0, 0)
+
+
+def said_of(runtime: Path, key: str) -> list[WireMessage]:
+    directory = runtime / key
+    directory.mkdir()
+    with profiler_in(directory, Clock()).brick("a"):
+        pass
+    source = source_of(directory)
+    source.poll()
+    return [replace(message, source=key) for message in source.snapshot()]
+
+
+def uneven(update: WireMessage) -> WireMessage:
+    assert isinstance(update, StatsUpdate)
+    return replace(update, count=b"")
+
+
+@pytest.mark.parametrize("broken", ["no message", "an update", "a catalog"])
+def test_one_source_that_cannot_be_read_does_not_silence_those_after_it(runtime: Path, broken: str) -> None:
+    bad, good = said_of(runtime, "bad"), said_of(runtime, "good")
+    frames = [codec.encode(message) for message in bad]
+    if broken == "no message":
+        frames[1] = b"\xc1"
+    elif broken == "an update":
+        frames[1] = codec.encode(uneven(bad[1]))
+    else:
+        orphan = SourceCatalog("bad", complete=False, messages=(Node(2, 7, NodeKind.BRICK, "lost"),))
+        frames[1] = codec.encode(orphan)
+    endpoint = f"ipc://{runtime}/wire"
+    publisher, collector = Publisher(endpoint), Collector(endpoint, Store())
+    try:
+        (asked,) = eventually(lambda: collector.poll() or [t for t in publisher.joined(20) if t != b"live"])
+        publisher.send_frames(asked, [codec.encode(HELLO), *frames, *map(codec.encode, good)])
+        eventually(lambda: collector.poll(20) or "good" in collector.store.sources)
+        assert collector.store.sources["good"].stats.received == 1
+        assert collector.store.sources["good"].state is not None
+        assert collector.store.sources["bad"].state is not None
+        assert collector.damaged == 1
+    finally:
+        collector.close()
+        publisher.close()
