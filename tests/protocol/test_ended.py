@@ -1,4 +1,4 @@
-"""What ended processes left is kept while it is within bounds, by the age of its records; nobody else's is touched."""
+"""What ended processes left stays while it is within bounds, by the age of its records; nobody else's is touched."""
 
 from __future__ import annotations
 

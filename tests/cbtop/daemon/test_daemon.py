@@ -1,20 +1,214 @@
-"""What is wrong with one source costs the others nothing."""
+"""The daemon finds what runs, however much that has ended lies there; looking deletes nothing; one source's fault is its own."""
 
 from __future__ import annotations
 
+import logging
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cbtop.client.feed import Feed
-from cbtop.daemon.daemon import DaemonInside
+from cbtop.daemon import daemon as daemon_module
+from cbtop.daemon.daemon import Daemon, DaemonInside
 from cbtop.daemon.source import Source
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol import ended as ended_module
+from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import default_endpoint
+from cbtop.protocol.messages import HostHello
+from cbtop.protocol.process import process_start
+from cbtop.protocol.ring import RECORD_BYTES, RingWriter
 from cbtop.protocol.vocabulary import SourceStatus
-from tests.integration.hosts import eventually
+from tests.integration.hosts import daemon as daemon_process
+from tests.integration.hosts import eventually, host, snapshot
+
+DEAD = 1 << 30  # no such pid can be
+
+
+@pytest.fixture
+def daemon(runtime: Path) -> Iterator[Daemon]:
+    made = Daemon(default_endpoint())
+    yield made
+    for source in made._sources.values():
+        source.close()
+    made._publisher.close()
+
+
+def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
+    """What process `DEAD + number` left, whose newest record is `age_s` old; its files look a day old."""
+    ring = directory / f"{DEAD + number}-1-0.ring"
+    catalog = CatalogWriter(ring.with_suffix(".catalog"))
+    catalog.write(HostHello(1, 0, DEAD + number, 1, "here", "", "forged", "3", "python", 1, 1))
+    catalog.close()
+    end_ns = time.perf_counter_ns() - round(age_s * 1e9)
+    writer = RingWriter(ring, 64 * RECORD_BYTES)
+    struct.pack_into("<qq", writer.memory, 32, DEAD + number, 1)
+    writer.record(1, end_ns - 1, end_ns, 1)
+    day_ago_s = time.time() - 86_400
+    for path in (ring, ring.with_suffix(".catalog")):
+        os.utime(path, (day_ago_s, day_ago_s))
+    return ring
+
+
+@pytest.fixture
+def running(runtime: Path) -> Iterator[Callable[[], Path]]:
+    """One more recorder of this process, which lives until the test ends; gives its ring."""
+    profilers = []
+
+    def one_more() -> Path:
+        recorder = RingRecorder(runtime)
+        profilers.append(BrickProfiler(recorder=recorder))
+        with profilers[-1].brick("a"):
+            pass
+        assert recorder._path
+        return recorder._path
+
+    yield one_more
+    for profiler in profilers:
+        profiler.close()
+
+
+def states(daemon: Daemon) -> dict[str, str]:
+    daemon._discover()
+    daemon._list_again_s = 0.0
+    daemon._read()
+    return {path.name: source.state for path, source in daemon._sources.items()}
+
+
+def test_a_process_killed_after_hours_is_shown_though_its_files_look_old(daemon: Daemon, runtime: Path) -> None:
+    ring = leave(runtime, 0, age_s=1)
+    assert states(daemon) == {ring.name: "gone"}
+
+
+def test_who_looks_at_what_ended_long_ago_leaves_it_there(daemon: Daemon, runtime: Path) -> None:
+    rings = [leave(runtime, number, age_s=5000 + number) for number in range(3)]
+    for _ in range(3):
+        assert states(daemon) == {}
+    assert all(ring.exists() and ring.with_suffix(".catalog").exists() for ring in rings)
+
+
+def test_what_is_known_to_have_ended_for_ten_minutes_goes_whatever_its_records_say(
+    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch, running: Callable[[], Path]
+) -> None:
+    rings = [leave(runtime, 0), leave(runtime, 1, age_s=-1e9), leave(runtime, 2, age_s=1e6)]
+    (runtime / f"{DEAD + 3}-1-0.ring").write_bytes(b"no ring")
+    lives = running()
+    assert set(states(daemon)) == {rings[0].name, lives.name}
+    real_s = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real_s() + 599)
+    assert set(states(daemon)) == {rings[0].name, lives.name}
+    monkeypatch.setattr(time, "monotonic", lambda: real_s() + 605)
+    assert set(states(daemon)) == {lives.name}
+    assert [path.name for path in runtime.glob("*.ring")] == [lives.name]
+    assert [path.stem for path in runtime.glob("*.catalog")] == [lives.stem]
+
+
+def test_ended_processes_make_room_for_those_that_run_the_oldest_first_and_it_is_said(
+    daemon: Daemon,
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    running: Callable[[], Path],
+) -> None:
+    monkeypatch.setattr(daemon_module, "MAX_SOURCES", 4)
+    rings = {number: leave(runtime, number, age_s=10 * number) for number in (2, 5, 1, 3, 4)}
+    assert set(states(daemon)) == {rings[number].name for number in (1, 2, 3, 4)}
+    first = running()
+    assert set(states(daemon)) == {first.name} | {rings[number].name for number in (1, 2, 3)}
+    others = [running() for _ in range(3)]
+    alive = {first.name, *(ring.name for ring in others)}
+    assert states(daemon) == dict.fromkeys(alive, "live")
+    assert "those that ended first make room" in caplog.text
+    assert all(ring.exists() for ring in rings.values())
+    caplog.clear()
+    running()
+    assert set(states(daemon)) == alive
+    leave(runtime, 9)
+    assert set(states(daemon)) == alive
+
+
+def test_where_more_run_than_can_be_shown_it_is_said_once(
+    daemon: Daemon,
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    running: Callable[[], Path],
+) -> None:
+    monkeypatch.setattr(daemon_module, "MAX_SOURCES", 2)
+    for _ in range(4):
+        running()
+    for _ in range(3):
+        assert len(states(daemon)) == 2
+    assert [record.message for record in caplog.records] == ["more than 2 processes run; the others are not shown"]
+
+
+def test_beyond_the_bounds_the_oldest_go_and_viewers_hear_of_it(
+    daemon: Daemon,
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    running: Callable[[], Path],
+) -> None:
+    monkeypatch.setattr(ended_module, "MAX_ENDED", 8)
+    lives = running()
+    rings = [leave(runtime, number, age_s=10 * number) for number in range(12)]
+    states(daemon)
+    assert [ring.exists() for ring in rings] == [True] * 6 + [False] * 6
+    assert set(states(daemon)) == {lives.name} | {ring.name for ring in rings[:6]}
+    assert "the oldest go" in caplog.text
+
+
+def test_among_thousands_that_ended_one_that_runs_is_found_in_the_first_round(
+    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch, running: Callable[[], Path]
+) -> None:
+    for number in range(3000):
+        (runtime / f"{DEAD + number}-1-0.ring").touch()
+        (runtime / f"{DEAD + number}-1-0.catalog").touch()
+    lives = running()
+    looked: list[str] = []
+    look = Daemon._look_at
+    monkeypatch.setattr(Daemon, "_look_at", lambda daemon, name: looked.append(name) or look(daemon, name))
+    assert states(daemon) == {lives.name: "live"}
+    assert len(looked) == daemon_module.LOOKS_AT_ONCE
+    for _ in range(50):
+        before = len(looked)
+        states(daemon)
+        assert len(looked) - before <= 2 * daemon_module.LOOKS_AT_ONCE
+    assert len(list(runtime.glob("*.ring"))) <= ended_module.MAX_ENDED + 1
+    assert lives.exists()
+
+
+def test_bad_rings_by_the_thousand_are_named_a_few_times(
+    daemon: Daemon, runtime: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(1000):
+        (runtime / f"{os.getpid()}-{process_start(os.getpid())}-{number}.ring").write_bytes(b"no ring")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(10):
+            states(daemon)
+    assert sum(len(record.getMessage()) for record in caplog.records) < 4096
+    assert len(caplog.records) == daemon_module.MAX_COMPLAINTS + 1
+    assert "nothing more is said" in caplog.records[-1].getMessage()
+
+
+def test_a_daemon_whose_complaints_nobody_reads_serves_on(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = runtime / ("x" * 150)
+    deep.mkdir(mode=0o700)
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(deep))
+    address = f"ipc://{runtime}/d.sock"
+    own = f"{os.getpid()}-{process_start(os.getpid())}"
+    for number in range(2000):  # of a process that runs: they stay, and are looked at again and again
+        (deep / f"{own}-{number}.ring").write_bytes(b"no ring")
+    with daemon_process("--bind", address) as serving, host() as process:
+        eventually(lambda: list(deep.glob(f"{process.pid}-*.ring")))
+        assert [each["pid"] for each in snapshot("--connect", address)] == [process.pid]
+        assert serving.poll() is None
 
 
 @pytest.mark.parametrize("says", ["delta", "snapshot", "records"])
@@ -40,7 +234,7 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
         views = [view for source in feed.sources() if (view := feed.view(source.key))]
         return {view.key: view.steps.count for view in views if view.steps}
 
-    def states(feed: Feed) -> dict[str, SourceStatus]:
+    def status_of(feed: Feed) -> dict[str, SourceStatus]:
         return {source.key: source.state for source in feed.sources()}
 
     with DaemonInside(default_endpoint()), Feed() as feed:
@@ -48,8 +242,8 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
         first, second = sorted(before, key=lambda key: key.rsplit(":", 1))
         broken.add(first)
         eventually(lambda: counts(feed)[second] > before[second] + 10)
-        eventually(lambda: counts(feed) and states(feed)[first] is SourceStatus.FAULTY)
-        assert states(feed)[second] is SourceStatus.LIVE
+        eventually(lambda: counts(feed) and status_of(feed)[first] is SourceStatus.FAULTY)
+        assert status_of(feed)[second] is SourceStatus.LIVE
         with Feed() as late:  # who comes now is told of both
             eventually(lambda: len(counts(late)) > (says != "snapshot"))
     bad.close()
