@@ -58,7 +58,9 @@ def test_the_changelog_begins_with_the_version_that_is_there() -> None:
 
 
 def test_every_test_that_the_promises_name_is_there() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`", (ROOT / "docs/promises.md").read_text(encoding="utf-8"))
+    promises = (ROOT / "docs/promises.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`", promises)
     assert named
     for path, test in named:
-        assert (f"def {test}(" if test else "def test_") in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{test}"
+        code = (ROOT / path).read_text(encoding="utf-8")
+        assert (f"def {test}(" if test else "def test_") in code, f"{path}::{test}"

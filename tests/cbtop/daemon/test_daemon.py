@@ -1,4 +1,4 @@
-"""The daemon finds what runs, however much that has ended lies there; looking deletes nothing; one source's fault is its own."""
+"""The daemon finds what runs among all that ended, deletes nothing by looking, keeps a fault to its source."""
 
 from __future__ import annotations
 
