@@ -112,10 +112,10 @@ def _said_of(books: Books) -> list[str]:
     if books.adopted:
         found.append(f"{_added_up(books.adopted)} in other threads, beside the steps")
     if books.loose:
-        what = "stopped twice, out of order or after their step, in no books"
+        what = "stopped twice, out of order or late, in no books"
         found.append(f"{books.loose_ns / 1e3:.1f}µs in {books.loose} calls {what}")
     if books.crowded:
-        found.append(f"{books.crowded} steps ran beside fifteen others: which bricks are whose is not known")
+        found.append(f"{books.crowded} steps ran beside fifteen others, whose bricks are whose is not known")
     return found
 
 

@@ -164,7 +164,7 @@ def test_a_call_stopped_twice_out_of_order_or_after_its_step_is_in_no_books_and_
     books = books_in(view)
     assert (books.close, books.bricks_us, books.unattributed_us, books.open_us) == (True, 70, 30, 0)
     assert (books.loose, books.loose_us) == (3, 60 + 20 + 50)
-    assert "in no books: 130.0 µs of 3 calls stopped twice, out of order or after its step" in text
+    assert "in no books: 130.0 µs in 3 calls, stopped twice, out of order or late" in text
     assert isinstance(report["books"], dict)
     assert (report["books"]["loose_calls"], report["books"]["loose_us"]) == (3, 130)
     assert {row.name: (row.count, row.total_us) for row in view.bricks}["a"] == (2, 120)
@@ -239,7 +239,7 @@ def test_steps_beyond_fifteen_at_once_are_counted_and_said() -> None:
 
     view, text, report = seen(host)
     assert books_in(view).crowded == 3
-    assert "3 steps ran beside fifteen others: which bricks are whose is not known" in text
+    assert "3 steps ran beside fifteen others, whose bricks are whose is not known" in text
     assert isinstance(report["books"], dict)
     assert report["books"]["crowded_steps"] == 3
 
