@@ -311,6 +311,18 @@ def test_a_sum_of_processes_with_different_samples_says_that_some_leave_steps_ou
     assert "a sample: some processes leave steps out" in REPORTS["text"]([view], ["bricks"], None)
 
 
+def test_where_each_brick_is_that_of_the_slowest_rank_no_share_is_of_books_that_do_not_close(tmp_path: Path) -> None:
+    records = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        clock = Clock()
+        elapsed_longer_than_its_layer(profiler_in(tmp_path / name, clock), clock)
+        records.append(record_of(source_of(tmp_path / name)))
+    view = merged_view(records, MergeMode.MAX)
+    assert [row.percent for row in (*view.bricks, *view.categories)] == [None, None]
+    assert "books do not close" in REPORTS["text"]([merged_view(records, MergeMode.SUM)], ["bricks"], None)
+
+
 def test_a_clock_below_zero_is_rejected_and_the_rest_still_shown(runtime: Path) -> None:
     clock = Clock(-50_000)
     profiler = profiler_in(runtime, clock)
