@@ -5,7 +5,10 @@ from __future__ import annotations
 
 def is_ours(error: BaseException) -> bool:
     """Whether what was raised in here may be kept from the host: no interrupt, and of none of its signal handlers."""
-    return isinstance(error, Exception) and not is_of_a_signal_handler(error)
+    trace = error.__traceback__
+    # What was raised right here was raised in no handler; to look at this frame's names would keep them alive.
+    is_from_here = trace is None or trace.tb_next is None
+    return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:
