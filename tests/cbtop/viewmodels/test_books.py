@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbtop import formatting
 from cbtop.profiler.graph.nodes import Function
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
@@ -248,17 +247,19 @@ def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> 
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1), profiler.layer(0):
             with profiler.brick("experts"):
-                place, both = profiler.place(), threading.Barrier(2)
+                place, all_of_them = profiler.place(), threading.Barrier(3)
 
                 def work() -> None:
                     with profiler.adopt(place), profiler.brick("expert"):
-                        both.wait()
-                        both.wait()
+                        all_of_them.wait()
+                        all_of_them.wait()
 
                 threads = [threading.Thread(target=work) for _ in range(2)]
                 for thread in threads:
                     thread.start()
+                all_of_them.wait()  # both are inside
                 clock.sleep_us(100)
+                all_of_them.wait()
                 for thread in threads:
                     thread.join()
             clock.sleep_us(1)
@@ -273,8 +274,9 @@ def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> 
         0,
     )
     assert books.adopted is not None
-    assert (books.adopted.calls, [one.name for one in books.adopted.by_name]) == (2, ["expert"])
-    assert f"in other threads for these steps: {formatting.duration(books.adopted.us)} in 2 calls, added up" in text
+    assert (books.adopted.calls, books.adopted.us) == (2, 200)  # a sum over threads, in a step of 101 µs
+    assert [one.name for one in books.adopted.by_name] == ["expert"]
+    assert "in other threads for these steps: 200.0 µs in 2 calls, added up" in text
     assert {row.name: row.percent for row in view.bricks} == {
         "experts": pytest.approx(100 * 100 / 101),
         "expert": None,
