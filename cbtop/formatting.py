@@ -195,18 +195,18 @@ def books_trouble(books: BooksView | None) -> str:
 
 
 def books_notes(books: BooksView | None, outside: BesideView | None) -> list[str]:
-    """What stands beside the books, and what is not known for them."""
+    """What stands beside the books, and what is not known for them; up to the first comma, in short."""
     found = []
     if books is not None and books.adopted is not None:
         found.append(f"in other threads for these steps: {_beside(books.adopted)}, beside the wall time")
     if outside is not None:
         found.append(f"outside steps: {_beside(outside)}, in no step's wall time")
     if books is not None and books.loose:
-        what = "stopped twice, out of order or after its step"
-        found.append(f"in no books: {duration(books.loose_us)} of {counted(books.loose, 'call')} {what}")
+        calls = counted(books.loose, "call")
+        found.append(f"in no books: {duration(books.loose_us)} in {calls}, stopped twice, out of order or late")
     if books is not None and books.crowded:
         found.append(
-            f"{counted(books.crowded, 'step')} ran beside fifteen others: which bricks are whose is not known"
+            f"{counted(books.crowded, 'step')} ran beside fifteen others, whose bricks are whose is not known"
         )
     return found
 

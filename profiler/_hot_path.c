@@ -603,18 +603,28 @@ give_up(HotPath *self)
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
     self->recording = 0;
     PyObject *done = self->give_up == NULL ? NULL : PyObject_CallOneArg(self->give_up, error);
     Py_XDECREF(done);
+    int is_the_hosts = 0; /* no Exception, or this very one: of the host's signal handler */
+    if (done == NULL && PyErr_Occurred()) {
+        PyObject *raised_type, *raised, *raised_trace;
+        PyErr_Fetch(&raised_type, &raised, &raised_trace);
+        is_the_hosts = raised == error || !PyErr_GivenExceptionMatches(raised_type, PyExc_Exception);
+        if (is_the_hosts)
+            PyErr_Restore(raised_type, raised, raised_trace);
+        else {
+            Py_XDECREF(raised_type);
+            Py_XDECREF(raised);
+            Py_XDECREF(raised_trace);
+        }
+    }
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
-    if (done == NULL && PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception))
-            return -1;
-        PyErr_Clear();
-    }
-    return 0;
+    return is_the_hosts ? -1 : 0;
 }
 
 static inline void

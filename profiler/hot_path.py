@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from cbtop.profiler.positions import finder
+from cbtop.profiler.signals import is_ours
 from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE, Record, RingWriter, pack_record
 from cbtop.protocol.vocabulary import NodeKind
 
@@ -175,7 +176,7 @@ class HotPath:
                 pack_record(self._memory, at, start_ns, end_ns, elements, tag, number)
             except BaseException as error:
                 self._refused(at, number, tag, start_ns, end_ns, elements)
-                if not isinstance(error, Exception):  # an interrupt is not ours to swallow
+                if not is_ours(error):  # an interrupt is not ours to swallow
                     raise
 
     def brick(self, brick: Hashable, elements: int = 1) -> Span:
@@ -221,7 +222,7 @@ class HotPath:
             pack_record(self._memory, at, start_ns, end_ns, elements, tag, number)
         except BaseException as error:
             self._refused(at, number, tag, start_ns, end_ns, elements)
-            if not isinstance(error, Exception):
+            if not is_ours(error):
                 raise
 
     def _seldom(
@@ -324,7 +325,7 @@ class Span:
                 pack_record(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
             except BaseException as error:
                 hot_path._refused(at, number, tag, self._start_ns, end_ns, self.elements)
-                if not isinstance(error, Exception):
+                if not is_ours(error):
                     raise
 
 

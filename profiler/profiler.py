@@ -14,6 +14,7 @@ import _thread
 import functools
 import inspect
 import logging
+import operator
 import os
 import random
 import time
@@ -31,6 +32,7 @@ from cbtop.profiler.places import Adopted, Place
 from cbtop.profiler.read_back import ReadBack
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.profiler.scopes import Scopes
+from cbtop.profiler.signals import is_of_a_signal_handler
 from cbtop.profiler.steps import Step, Steps
 from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.endpoint import parse_endpoint
@@ -314,7 +316,8 @@ class BrickProfiler:
         step: Any = self._path.position.step
         if step is None:
             raise RuntimeError("add_tokens outside a step; `with profiler.step(name):` is one forward pass")
-        step.tokens += tokens
+        # A NumPy integer of eight bits would count no further than its type reaches.
+        step.tokens = _whole(step.tokens) + _whole(tokens)
 
     def reset_epoch(self) -> None:
         """Let `elapsed_ns` count from now."""
@@ -503,7 +506,13 @@ class BrickProfiler:
             _log.warning(f"cbtop: {what}", *arguments)
 
     def _give_up(self, error: Exception) -> None:
-        """Nothing is recorded from now on, and why is said once: the host goes on."""
+        """Nothing is recorded from now on, and why is said once: the host goes on.
+
+        What the host's own signal handler raised while code of ours ran goes on to the host.
+        """
+        if is_of_a_signal_handler(error):
+            self._set_recording()
+            raise error
         if isinstance(error, RecursionError):
             self._set_recording()  # the host is at the end of its stack: this brick is left out, and that is all
             return
@@ -520,6 +529,14 @@ def _amount(value: float | None) -> int:
     if not 0 <= value < 1 << 63:
         raise ValueError(f"{value:g} of one call; less than 2^63 are wanted")
     return round(value)
+
+
+def _whole(tokens: Any) -> Any:
+    """`tokens` as an int of Python where it is a whole number; else as it is."""
+    try:
+        return operator.index(tokens)
+    except TypeError:
+        return tokens
 
 
 def _shown(elements: object) -> str:

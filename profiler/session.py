@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbtop.profiler.books import Beside, Books, books_of, outside_steps
 from cbtop.profiler.brick_stats import BrickStats, CategoryStats, brick_stats, category_stats
@@ -18,7 +19,7 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import ANY_STEP, NodeStats, sane
 from cbtop.protocol.messages import Dependency, Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # What is in the graph without a time of its own, when what it lies in ran.
@@ -112,10 +113,10 @@ def _said_of(books: Books) -> list[str]:
     if books.adopted:
         found.append(f"{_added_up(books.adopted)} in other threads, beside the steps")
     if books.loose:
-        what = "stopped twice, out of order or after their step, in no books"
+        what = "stopped twice, out of order or late, in no books"
         found.append(f"{books.loose_ns / 1e3:.1f}µs in {books.loose} calls {what}")
     if books.crowded:
-        found.append(f"{books.crowded} steps ran beside fifteen others: which bricks are whose is not known")
+        found.append(f"{books.crowded} steps ran beside fifteen others, whose bricks are whose is not known")
     return found
 
 
@@ -153,11 +154,21 @@ class Session:
             begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns)
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
-            kept, amounts = batch.start_ns >= since_ns, batch.are(FLAG_AMOUNTS)
+            kept, amounts = self._began_in(batch, since_ns), batch.are(FLAG_AMOUNTS)
             recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))  # a call's amounts follow it
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
         return self._report(totals, 0, rejected, (now_ns - since_ns) / 1e9)
+
+    def _began_in(self, batch: Batch, since_ns: int) -> NDArray[np.bool_]:
+        """Which records began since then, and in no step that began earlier."""
+        kept: NDArray[np.bool_] = batch.start_ns >= since_ns
+        step_of = np.array(self._table.step_of, np.int64)[np.minimum(batch.node, len(self._table))]
+        lane = batch.flags >> LANE_SHIFT
+        earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns) & ~batch.are(FLAG_AMOUNTS)
+        for at in np.flatnonzero(earlier).tolist():
+            kept &= (step_of != batch.node[at]) | (lane != lane[at]) | (batch.end_ns > batch.end_ns[at])
+        return kept
 
     def stats_for(self, name: str) -> BrickStats | None:
         """The statistics of the bricks called `name`; None where none ran."""

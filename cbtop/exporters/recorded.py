@@ -214,6 +214,6 @@ class _Recorded:
 
 def _fit(batch: Batch, nodes: NodeTable) -> NDArray[np.bool_]:
     """Which records name a node and run forward."""
-    runs_forward = (batch.end_ns >= batch.start_ns) | ((batch.flags & FLAG_AMOUNTS) != 0)
+    runs_forward = (batch.end_ns >= batch.start_ns) | batch.are(FLAG_AMOUNTS)
     fit: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= len(nodes)) & runs_forward
     return fit

@@ -267,12 +267,14 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
     for name, member in members.items():
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.name, -1):
-                max_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name, roof=None)
+                percent = brick.percent if _closes(member) else None  # there is no place here to say it
+                max_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name, roof=None, percent=percent)
     max_us.clear()
     for member in members.values():
         for category in member.categories:
             if (us := _a_step(category, member)) > max_us.get(category.name, -1):
-                max_us[category.name], categories[category.name] = us, category
+                percent = category.percent if _closes(member) else None
+                max_us[category.name], categories[category.name] = us, replace(category, percent=percent)
     return replace(
         view,
         steps=slowest.steps,
@@ -283,8 +285,13 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
         graph=(),
         critical_path=None,
         books=None,
+        outside=None,
         tokens_per_sec_history=slowest.tokens_per_sec_history,
     )
+
+
+def _closes(member: SourceView) -> bool:
+    return member.books is None or member.books.close
 
 
 def _ranks(view: SourceView, members: Mapping[str, SourceView]) -> RanksView:

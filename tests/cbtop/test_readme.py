@@ -30,4 +30,12 @@ def test_the_readmes_own_process_has_its_model_in_the_header_and_its_brick_on_th
     assert {row.name for row in view.roofline.ceilings} == {"dram_read", "fma_float32"}
     assert [point.name for point in view.roofline.points] == ["DownProjection"]
     assert view.roofline.points[0].percent_of_roof is not None
-    assert {row.name: row.budget_us_per_token for row in view.bricks} == {"RmsNorm": None, "DownProjection": 12.2}
+    assert {row.name: row.budget_us_per_token for row in view.bricks} == {
+        "RmsNorm": None,
+        "Expert": None,
+        "Experts": None,
+        "DownProjection": 12.2,
+    }
+    assert view.books is not None
+    assert view.books.adopted is not None
+    assert (view.books.close, view.books.adopted.calls, view.outside) == (True, 2, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -268,3 +270,44 @@ def test_at_exit_what_waits_for_the_device_is_recorded(implementation: str, runt
 
     (ring,) = runtime.glob("*.ring")
     assert RingReader(ring).read(final=True).node.tolist() == [1] * 5
+
+
+def _raise_in_a_handler(*_: object) -> None:
+    raise TimeoutError("the host's own")
+
+
+HANDLERS: dict[str, Callable[[int, Any], object]] = {
+    "function": lambda number, frame: _raise_in_a_handler(),
+    "with *arguments": _raise_in_a_handler,
+    "partial": functools.partial(lambda _, number, frame: _raise_in_a_handler(), "x"),
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("after", range(7))
+def test_what_the_hosts_signal_handler_raises_in_our_code_reaches_the_host_and_recording_goes_on(
+    make_either: MAKE, handler: str, after: int
+) -> None:
+    memory, left = Memory(), iter(range(after))
+
+    def clock_ns() -> int:  # of the host's, but it is we who call it: where a signal arrives is not ours to choose
+        if next(left, None) is None and next(once, None) is not None:
+            signal.raise_signal(signal.SIGUSR1)
+        return next(ticks)
+
+    once, ticks = iter([True]), count(0, 10)
+    profiler = make_either(recorder=memory, clock_ns=clock_ns)
+    before = signal.signal(signal.SIGUSR1, HANDLERS[handler])
+    try:
+        with pytest.raises(TimeoutError, match="own"):  # noqa: PT012 - wherever it arrives
+            with profiler.step("decode", 1), profiler.brick("a"):
+                profiler.stop_brick(profiler.start_brick("b"), 1)
+                profiler.record_elapsed("c", 1)
+            for _ in range(9):
+                profiler.elapsed_ns()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    recorded = len(memory.records)
+    with profiler.step("decode", 1), profiler.brick("a"):
+        pass
+    assert len(memory.records) >= recorded + 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from itertools import count
 from pathlib import Path
@@ -99,6 +100,39 @@ def test_a_window_holds_the_steps_that_began_in_it() -> None:
     assert (window.bricks[0].calls.count, window.coverage) == (2, 1.0)
     assert str(window).startswith("the last 1.9 s: 2 steps")
     assert profiler.report(window_s=1e-9).steps == 0
+
+
+def test_a_window_leaves_out_what_ran_in_a_step_that_began_before_it(runtime: Path) -> None:
+    from cbtop.profiler.recorder import RingRecorder
+
+    now_ns = 0
+    profiler = BrickProfiler(clock_ns=lambda: now_ns, recorder=RingRecorder(runtime))
+
+    async def long() -> None:
+        nonlocal now_ns
+        for brick_ns in (9_000_000_000, 1_000):
+            with profiler.step("decode", 1):
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                with profiler.brick("a"):
+                    now_ns += brick_ns
+
+    async def short() -> None:
+        nonlocal now_ns
+        for _ in range(9):
+            now_ns += 1_000_000_000
+            with profiler.step("prefill", 1):
+                await asyncio.sleep(0)
+
+    async def serve() -> None:
+        await asyncio.gather(long(), short())
+
+    asyncio.run(serve())
+    for window_s in range(1, 20):
+        report = profiler.report(window_s=window_s)
+        assert "do not close" not in str(report), window_s
+        assert report.coverage is None or 0 <= report.coverage <= 1
+    profiler.close()
 
 
 def test_a_window_says_when_the_ring_does_not_reach_back_so_far() -> None:

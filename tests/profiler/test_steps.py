@@ -298,6 +298,17 @@ def test_tokens_are_added_to_the_step_of_the_caller(make: MAKE) -> None:
     assert memory.records[-1][3] == 3
 
 
+def test_tokens_in_a_type_of_eight_bits_are_counted_beyond_it(make: MAKE) -> None:
+    import numpy as np
+
+    memory = Memory()
+    profiler = make(recorder=memory)
+    with profiler.step("decode", tokens=np.uint8(200)):  # type: ignore[arg-type]
+        for _ in range(3):
+            profiler.add_tokens(np.uint8(100))  # type: ignore[arg-type]
+    assert memory.records[-1][3] == 500
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(spans=st.lists(SPAN, min_size=1, max_size=30), cut=st.integers(0, 30))
 def test_the_union_of_steps_is_the_time_in_which_any_of_them_ran(spans: list[tuple[int, int]], cut: int) -> None:

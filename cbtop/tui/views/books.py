@@ -47,7 +47,8 @@ def beside_books(source: SourceView) -> list[Line]:
     """That the books do not close, and whatever is no part of the wall time that they are of; the worst first."""
     trouble = formatting.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []
-    return [*found, *(((clean(note), "warn"),) for note in formatting.books_notes(source.books, source.outside))]
+    notes = formatting.books_notes(source.books, source.outside)
+    return [*found, *(((clean(note.split(", ")[0]), "warn"),) for note in notes)]
 
 
 def books_parts(source: SourceView) -> list[Part]:

@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 
 from cbtop import formatting, statistics
 from cbtop.tui.views.base import SourceDrawing, View
-from cbtop.tui.views.books import books_equation, books_parts, books_rule
+from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule
 from cbtop.tui.views.figures import figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar, stacked
@@ -110,7 +110,8 @@ def _lines(source: SourceView, width: int, *, details: bool, air: bool) -> list[
 def _bare(source: SourceView, width: int) -> list[Line]:
     """For a terminal with few lines: no headings."""
     categories = _category_lines(source, width, details=False, air=False)
-    return [*categories, *_step_lines(source, width, bar_rows=1), *_phase_lines(source, width)]
+    beside = [books_rule(source, "one step", width)] if beside_books(source) else []
+    return [*categories, *beside, *_step_lines(source, width, bar_rows=1), *_phase_lines(source, width)]
 
 
 def _category_lines(source: SourceView, width: int, *, details: bool, air: bool) -> list[Line]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cbtop.reports import REPORTS, SECTIONS
+from cbtop.reports.sources import sources_json, sources_text
 from cbtop.viewmodels.model import SourceView, WindowView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples
@@ -116,3 +117,12 @@ def _table(text: str) -> dict[str, dict[str, str]]:
         for row in rows:
             found.setdefault(row[0], {}).update(zip(head, row, strict=True))
     return found
+
+
+def test_the_list_of_sources_says_which_of_them_are_a_sample(view: SourceView) -> None:
+    sampled = replace(view, sample_every=10)
+    assert "sample" not in sources_text([view])
+    assert f"pid {view.pid} of {view.host}: a sample: one step in 10, in every figure" in sources_text(
+        [view, sampled]
+    )
+    assert [one["sample_every"] for one in json.loads(sources_json([view, sampled]))["sources"]] == [1, 10]

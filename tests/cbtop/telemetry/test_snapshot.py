@@ -86,6 +86,13 @@ def test_the_rank_is_a_label_of_the_process_and_of_nothing_else(tmp_path: Path) 
     assert [metric for metric in METRICS if "rank" in metric.labels] == [metrics.SOURCE]
 
 
+def test_of_a_sample_the_factor_is_a_label_of_the_process(tmp_path: Path) -> None:
+    record = decode_run(tmp_path)
+    assert record.hello is not None
+    record.hello = replace(record.hello, sample_every=10)
+    assert values(snapshot(store_of(record), NOW_NS), metrics.SOURCE, sample_every="10") == [1]
+
+
 def test_the_losses_add_up(tmp_path: Path) -> None:
     record = decode_run(tmp_path)
     record.state = SourceState(

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbtop import formatting
 from cbtop.profiler.graph.nodes import Function
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
@@ -164,7 +163,7 @@ def test_a_call_stopped_twice_out_of_order_or_after_its_step_is_in_no_books_and_
     books = books_in(view)
     assert (books.close, books.bricks_us, books.unattributed_us, books.open_us) == (True, 70, 30, 0)
     assert (books.loose, books.loose_us) == (3, 60 + 20 + 50)
-    assert "in no books: 130.0 µs of 3 calls stopped twice, out of order or after its step" in text
+    assert "in no books: 130.0 µs in 3 calls, stopped twice, out of order or late" in text
     assert isinstance(report["books"], dict)
     assert (report["books"]["loose_calls"], report["books"]["loose_us"]) == (3, 130)
     assert {row.name: (row.count, row.total_us) for row in view.bricks}["a"] == (2, 120)
@@ -239,7 +238,7 @@ def test_steps_beyond_fifteen_at_once_are_counted_and_said() -> None:
 
     view, text, report = seen(host)
     assert books_in(view).crowded == 3
-    assert "3 steps ran beside fifteen others: which bricks are whose is not known" in text
+    assert "3 steps ran beside fifteen others, whose bricks are whose is not known" in text
     assert isinstance(report["books"], dict)
     assert report["books"]["crowded_steps"] == 3
 
@@ -248,17 +247,19 @@ def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> 
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1), profiler.layer(0):
             with profiler.brick("experts"):
-                place, both = profiler.place(), threading.Barrier(2)
+                place, all_of_them = profiler.place(), threading.Barrier(3)
 
                 def work() -> None:
                     with profiler.adopt(place), profiler.brick("expert"):
-                        both.wait()
-                        both.wait()
+                        all_of_them.wait()
+                        all_of_them.wait()
 
                 threads = [threading.Thread(target=work) for _ in range(2)]
                 for thread in threads:
                     thread.start()
+                all_of_them.wait()  # both are inside
                 clock.sleep_us(100)
+                all_of_them.wait()
                 for thread in threads:
                     thread.join()
             clock.sleep_us(1)
@@ -273,8 +274,9 @@ def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> 
         0,
     )
     assert books.adopted is not None
-    assert (books.adopted.calls, [one.name for one in books.adopted.by_name]) == (2, ["expert"])
-    assert f"in other threads for these steps: {formatting.duration(books.adopted.us)} in 2 calls, added up" in text
+    assert (books.adopted.calls, books.adopted.us) == (2, 200)  # a sum over threads, in a step of 101 µs
+    assert [one.name for one in books.adopted.by_name] == ["expert"]
+    assert "in other threads for these steps: 200.0 µs in 2 calls, added up" in text
     assert {row.name: row.percent for row in view.bricks} == {
         "experts": pytest.approx(100 * 100 / 101),
         "expert": None,
@@ -309,6 +311,18 @@ def test_a_sum_of_processes_with_different_samples_says_that_some_leave_steps_ou
     view = merged_view(records, MergeMode.SUM)
     assert view.sample_every is None
     assert "a sample: some processes leave steps out" in REPORTS["text"]([view], ["bricks"], None)
+
+
+def test_where_each_brick_is_that_of_the_slowest_rank_no_share_is_of_books_that_do_not_close(tmp_path: Path) -> None:
+    records = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        clock = Clock()
+        elapsed_longer_than_its_layer(profiler_in(tmp_path / name, clock), clock)
+        records.append(record_of(source_of(tmp_path / name)))
+    view = merged_view(records, MergeMode.MAX)
+    assert [row.percent for row in (*view.bricks, *view.categories)] == [None, None]
+    assert "books do not close" in REPORTS["text"]([merged_view(records, MergeMode.SUM)], ["bricks"], None)
 
 
 def test_a_clock_below_zero_is_rejected_and_the_rest_still_shown(runtime: Path) -> None:

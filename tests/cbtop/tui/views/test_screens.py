@@ -10,7 +10,7 @@ import pytest
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
-from cbtop.viewmodels.model import CeilingRow, SourceView
+from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 
@@ -66,6 +66,27 @@ async def test_a_state_looks_like_its_golden(
     name: str, source: SourceView | None, keys: tuple[str, ...], size: tuple[int, int], golden: Golden
 ) -> None:
     golden(f"{name}-{size[0]}x{size[1]}", await shown(source, size, *keys))
+
+
+BOOKS = samples.LIVE.books
+assert BOOKS is not None
+OUTSIDE = BesideView(10, 5_000, (NamedTime("detokenize", 5_000),))
+
+
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+async def test_every_view_says_that_the_books_do_not_close_and_that_it_is_a_sample(size: tuple[int, int]) -> None:
+    books = replace(BOOKS, close=False, over=3, over_us=400.0)
+    source = replace(samples.LIVE, books=books, sample_every=10)
+    for text in await shown_in_turn(source, size, *NUMBERS):
+        assert "books do not close: in 3 steps what ran took" in text
+        assert "a sample: one step in 10" in text
+
+
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+async def test_work_outside_of_steps_stands_beside_the_books(size: tuple[int, int]) -> None:
+    bricks, categories = await shown_in_turn(replace(samples.LIVE, outside=OUTSIDE), size, "1", "2")
+    assert "outside steps: 5.00 ms in 10 calls" in bricks
+    assert "outside steps: 5.00 ms in 10 calls" in categories
 
 
 async def test_two_hundred_columns_show_every_column_of_the_bricks() -> None:
