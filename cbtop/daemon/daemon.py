@@ -35,7 +35,7 @@ from cbtop.protocol.messages import (
     WireMessage,
 )
 from cbtop.protocol.process import boot_id, process_start
-from cbtop.protocol.publisher import CLOCK_PREFIX, HISTORY_PREFIX, LIVE, RECORDS, Publisher
+from cbtop.protocol.publisher import CLOCK_PREFIX, HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS, Publisher
 from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.version import __version__
@@ -43,6 +43,7 @@ from cbtop.version import __version__
 READ_S = 0.1  # a default ring holds a tenth of a second of 2.6 million records a second
 PUBLISH_S = 0.1
 DISCOVER_S = 0.2
+JOIN_S = 0.1  # who joins within it is answered together
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
 SHUT_OUT_S = 0.5
@@ -55,8 +56,6 @@ TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
 _FILE_NAME = re.compile(r"\d+-\d+-\d+\.(catalog|new)")
 _RING_NAME = re.compile(r"\d+-\d+-\d+\.ring")  # pid, process start, serial
-_CLOCK_TOPIC = re.compile(CLOCK_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
-_HISTORY_TOPIC = re.compile(HISTORY_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
 _log = logging.getLogger("cbtop.daemon")
 
 
@@ -78,6 +77,7 @@ class Daemon:
         self._publisher = Publisher(endpoint, keys)
         self._sources: dict[Path, Source] = {}
         self._refused: dict[Path, float] = {}  # files that are no rings, and when to look at them again
+        self._joins_due_s = 0.0
         self._history_s = history_s
         self._history = History(history_s)
         self._history_versions: dict[str, tuple[int, int]] | None = None  # at its last keyframe
@@ -103,8 +103,8 @@ class Daemon:
             while not stop.is_set():
                 for job in due.now():
                     job()
-                for topic in self._publisher.joined(due.wait_ms()):
-                    self._answer(topic)
+                self._publisher.hear(due.wait_ms())
+                self._answer()
             # However late we are: viewers still hear how the host beside which we ran has ended.
             self._read()
             self._beat()
@@ -174,6 +174,7 @@ class Daemon:
     def _beat(self) -> None:
         self._publish()
         self._say(FrameKind.LIVE, [self._heartbeat()])
+        self._publisher.begin_second()
 
     def _keyframe(self) -> None:
         self._publish()
@@ -189,21 +190,25 @@ class Daemon:
             messages = [codec.encode(message) for message in self._snapshots(lately)]
             self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), messages), time.monotonic())
 
-    def _answer(self, topic: bytes) -> None:
-        """Send one viewer the snapshots or, where it asks for that, the time or a piece of the history."""
-        if topic.startswith(CLOCK_PREFIX):
-            if asked := _CLOCK_TOPIC.fullmatch(topic):
-                reading = ClockReading(int(asked[1]), time.perf_counter_ns(), time.time_ns())
-                self._publisher.send(topic, [reading])
-            return
-        self._publish()
-        if not topic.startswith(HISTORY_PREFIX):
-            self._publisher.send(topic, self._snapshots(self._sources.values()))
-        elif asked := _HISTORY_TOPIC.fullmatch(topic):
-            first, frames = self._history.piece(int(asked[1]))
+    def _answer(self) -> None:
+        """Answer the viewers that ask for the time, for a piece of the history or, having joined, for everything."""
+        for topic in self._publisher.questions(CLOCK_PREFIX):
+            reading = ClockReading(_number(topic), time.perf_counter_ns(), time.time_ns())
+            self._publisher.answer([topic], [reading])
+        pieces = self._publisher.questions(HISTORY_PREFIX)
+        if pieces:
+            self._publish()
+        for topic in pieces:
+            first, frames = self._history.piece(_number(topic))
             hello = self._hello()
             head = HistoryPiece(first, self._history.end, hello.host, hello.monotonic_ns, hello.realtime_ns)
-            self._publisher.send_frames(topic, [codec.encode(head), *frames])
+            self._publisher.answer_frames([topic], [codec.encode(head), *frames])
+        if time.monotonic() < self._joins_due_s:
+            return
+        if joined := self._publisher.questions(JOIN_PREFIX):
+            self._joins_due_s = time.monotonic() + JOIN_S
+            self._publish()
+            self._publisher.answer(joined, self._snapshots(self._sources.values()))
 
     def _say(self, kind: FrameKind, messages: Iterable[WireMessage]) -> None:
         """Send `messages` to all who follow that kind, and keep them."""
@@ -245,6 +250,11 @@ class DaemonInside:
         self._thread = threading.Thread(target=self._run, name="cbtop-daemon", daemon=True)
         self._thread.start()
 
+    @property
+    def endpoint(self) -> str:
+        """The address that is served."""
+        return self._daemon.endpoint
+
     def close(self) -> None:
         """Stop it and wait until its address is free."""
         self._stop.set()
@@ -281,6 +291,11 @@ class _Timetable:
     def wait_ms(self) -> int:
         """How long nothing is due."""
         return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
+
+
+def _number(topic: bytes) -> int:
+    """What a question is about: its last part."""
+    return int(topic.rpartition(b"/")[2])
 
 
 def _ended_before(source: Source, seconds: float) -> bool:
