@@ -22,7 +22,6 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
-MAX_ANSWERS = 64  # a turn, so that a flood of viewers cannot hold up the daemon
 SAY_AGAIN_S = 60.0
 MAX_PEERS = 256  # whose last mention is remembered
 PROBE_S = 0.3
@@ -34,13 +33,14 @@ _log = logging.getLogger("cbtop.daemon")
 
 
 class ZapAuthenticator:
-    """Lets the viewers whose keys are on the allow-list into a daemon's socket, and nobody else.
+    """Lets the viewers whose keys are on the allow-list into a daemon's socket, and nobody else; all without `keys`.
 
-    The list is read again for each viewer. pyzmq's own Authenticator will not do: it reads its list only when told
-    to, and does not remember whom it has let in, so a key that is revoked could not be shown out.
+    Where all are let in, libzmq asks all the same: that keeps out ZMTP before version 3, of whose messages it does
+    not say who sent them. The list is read again for each viewer. pyzmq's own Authenticator will not do: it reads its
+    list only when told to, and does not remember whom it has let in: a revoked key could not be shown out.
     """
 
-    def __init__(self, keys: DaemonKeys, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, keys: DaemonKeys | None, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.refused = 0
         self._keys = keys
         self._clock_s = clock_s
@@ -50,48 +50,40 @@ class ZapAuthenticator:
     def guard(self, door: zmq.Socket[bytes]) -> None:
         """Decide who may connect to the socket `door`; call it before `door` binds. Until `answer` nobody gets in."""
         self._inside.clear()
-        self._questions = door.context.socket(zmq.REP)
-        self._questions.bind(ZAP_ENDPOINT)
-        door.setsockopt(zmq.CURVE_SERVER, 1)
-        door.setsockopt(zmq.CURVE_SECRETKEY, self._keys.own.secret)
+        self.questions = door.context.socket(zmq.REP)  # to poll: `answer` what comes
+        self.questions.bind(ZAP_ENDPOINT)
         door.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         door.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        failures = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        self._failures = door.get_monitor_socket(failures)
-
-    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """The sockets to poll; call `answer` when one of them has something."""
-        return self._questions, self._failures
+        if self._keys:
+            door.setsockopt(zmq.CURVE_SERVER, 1)
+            door.setsockopt(zmq.CURVE_SECRETKEY, self._keys.own.secret)
 
     def answer(self) -> None:
-        """Answer the viewers that wait to be let in, and count the handshakes that failed before that."""
-        for _ in range(MAX_ANSWERS):
-            if not self._questions.poll(0):
-                break
-            self._answer(self._questions.recv_multipart())
-        for _ in range(MAX_ANSWERS):
-            if not self._failures.poll(0):
-                break
-            _event, value = monitor_event(self._failures)
-            if value == _WRONG_SERVER_KEY:
-                self._refuse("who took us for another", "a viewer that expects another key of this daemon")
-            else:  # libzmq does not say from where
-                self._refuse("who has no key", "a peer that shows no key, or is no viewer")
+        """Answer the next viewer that waits to be let in, if one does."""
+        if self.questions.poll(0):
+            self._answer(self.questions.recv_multipart())
+
+    def failed(self, reason: int) -> None:
+        """Count a handshake that failed before anybody was asked; the monitor of the socket gives the reason."""
+        if not self._keys:
+            return
+        if reason == _WRONG_SERVER_KEY:
+            self._refuse("who took us for another", "a viewer that expects another key of this daemon")
+        else:  # libzmq does not say from where
+            self._refuse("who has no key", "a peer that shows no key, or is no viewer")
 
     def has_revoked(self) -> bool:
         """Whether a key that was let in is no longer allowed."""
-        return not self._inside <= self._allowed().keys() | {self._keys.own.public}
+        return not self._inside <= self._allowed()
 
-    def leave(self, door: zmq.Socket[bytes]) -> None:
-        """Stop watching `door`; call it before `door` closes, or its monitor keeps the context from ending."""
-        door.disable_monitor()
-        self._failures.close(linger=0)
-        self._questions.close(linger=0)
+    def leave(self) -> None:
+        """Answer no more; call it before the socket's context ends."""
+        self.questions.close(linger=0)
 
     def _answer(self, question: list[bytes]) -> None:
         _version, request, _domain, address, _routing_id, mechanism, *credentials = question
         key = credentials[0] if mechanism == b"CURVE" and len(credentials) == 1 else b""
-        if key == self._keys.own.public or key in self._allowed():
+        if key in self._allowed():
             self._inside.add(key)
             reply = [b"200", b"OK", key.hex().encode(), b""]
         else:
@@ -101,20 +93,22 @@ class ZapAuthenticator:
                 f"a viewer from {peer}, whose key is not allowed; to let it in: cbtop keys allow NAME {key.hex()}",
             )
             reply = [b"400", b"not allowed", b"", b""]
-        self._questions.send_multipart([b"1.0", request, *reply])
+        self.questions.send_multipart([b"1.0", request, *reply])
 
-    def _allowed(self) -> dict[bytes, str]:
+    def _allowed(self) -> set[bytes]:
+        if not self._keys:
+            return {b""}
         try:
-            return self._keys.allowed()
+            return {*self._keys.allowed(), self._keys.own.public}
         except (KeysError, EndpointError) as error:
-            self._say("the allow-list", f"{error}; until that is mended nobody is let in")
-            return {}
+            self.say("the allow-list", f"{error}; until that is mended nobody is let in")
+            return {self._keys.own.public}
 
     def _refuse(self, peer: str, what: str) -> None:
         self.refused += 1
-        self._say(peer, f"refused {what} ({self.refused} refused so far)")
+        self.say(peer, f"refused {what} ({self.refused} refused so far)")
 
-    def _say(self, about: str, line: str) -> None:
+    def say(self, about: str, line: str) -> None:
         """Log `line`, at most once in SAY_AGAIN_S for each `about`."""
         now_s = self._clock_s()
         self._said_s = {who: at_s for who, at_s in self._said_s.items() if now_s - at_s < SAY_AGAIN_S}
@@ -152,7 +146,11 @@ def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
         return (error.strerror or str(error)).lower(), False
     match mechanism:
         case None:
-            return "the connection is closed at once (through ssh -L: does the daemon run at the other end?)", False
+            return (
+                "the connection is closed at once: the daemon has no room for more viewers, or, through ssh -L, "
+                "does not run at the other end",
+                False,
+            )
         case b"CURVE" if keys is None:
             return (
                 "the daemon lets in viewers with a key only: cbtop keys new viewer, have its owner allow the key, "

@@ -1,9 +1,9 @@
 """The daemon's socket: XPUB, so that it hears who joins; it never waits for a viewer.
 
 A message goes out under a topic: LIVE reaches every viewer, RECORDS every recorder, a topic of its own (join,
-history) only the viewer that subscribed to it: that is how a viewer asks. What belongs together travels as one
+history, clock) only the viewer that subscribed to it: that is how a viewer asks. What belongs together travels as one
 multipart message, which ZeroMQ counts once against the high-water mark and delivers whole or not at all. A viewer
-that does not read loses messages, each viewer its own.
+that does not read loses messages, each viewer its own. What a viewer may take is in `cbtop.protocol.peers`.
 """
 
 from __future__ import annotations
@@ -11,27 +11,45 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import zmq
 
 from cbtop.protocol import codec
-from cbtop.protocol.auth import ZapAuthenticator
+from cbtop.protocol.auth import ZapAuthenticator, monitor_event
 from cbtop.protocol.endpoint import is_loopback, parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import WireMessage
+from cbtop.protocol.peers import Peers
 
 LIVE = b"live"
 RECORDS = b"records"
 JOIN_PREFIX = b"join/"
 CLOCK_PREFIX = b"clock/"
 HISTORY_PREFIX = b"history/"
-QUESTIONS = (JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX)
-MAX_TOPIC_BYTES = 64
+TOPICS = re.compile(
+    rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}"
+    % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX)
+)
+MAX_MESSAGE_BYTES = 512  # a viewer says topics, of at most 43 bytes; a handshake takes the most
 MAX_HEARD = 1000  # words of viewers a turn, so that a flood of them cannot hold up the daemon
+MAX_LET_IN = 8  # viewers a turn, of whom each may say much before he is cut off
+SOON_MS = 10
 SEND_HIGH_WATER_MARK = 32  # messages a viewer: three seconds at ten updates a second
+RECEIVE_HIGH_WATER_MARK = 16  # words of a viewer that libzmq holds before it takes them in, unasked and unbounded
+RECEIVE_BUFFER_BYTES = 4096  # and the system: what it holds is still taken in of a connection that is cut off
+HANDSHAKE_MS = 10_000
+HEARTBEAT_MS = 5_000
+SILENT_MS = 30_000  # who has not answered a heartbeat, or taken a byte, for so long is gone: it may come again
+MONITORED = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 
 class Publisher:
@@ -45,7 +63,7 @@ class Publisher:
         self.endpoint = parse_endpoint(endpoint)
         is_tcp = self.endpoint.startswith("tcp://")
         _check_keys(self.endpoint, keys if is_tcp else None, is_tcp)
-        self._authenticator = ZapAuthenticator(keys) if keys and is_tcp else None
+        self._authenticator = ZapAuthenticator(keys if is_tcp else None)
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
 
@@ -56,13 +74,22 @@ class Publisher:
         self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, 1024)  # all a viewer ever says is a topic
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RCVBUF, RECEIVE_BUFFER_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+        self._socket.setsockopt(zmq.TCP_MAXRT, SILENT_MS)
+        self._authenticator.guard(self._socket)
+        self._peers = Peers(TOPICS, lambda line: self._authenticator.say(line, line))
+        self._socket.monitor("inproc://peers", MONITORED)
+        self._monitor = self._context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # at a limit, libzmq would wait for us, and we for it as we close
+        self._monitor.connect("inproc://peers")
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        if self._authenticator:
-            self._authenticator.guard(self._socket)
-            for asked in self._authenticator.sockets():
-                self._poller.register(asked, zmq.POLLIN)
+        for listened in (self._socket, self._monitor, self._authenticator.questions):
+            self._poller.register(listened, zmq.POLLIN)
         try:
             self._bind()
         except zmq.ZMQError as error:
@@ -83,31 +110,70 @@ class Publisher:
     @property
     def refused(self) -> int:
         """How many handshakes failed, of those that keys were asked for."""
-        return self._authenticator.refused if self._authenticator else 0
+        return self._authenticator.refused
 
-    def joined(self, timeout_ms: int) -> list[bytes]:
-        """The topics of their own that viewers subscribed to; waits up to `timeout_ms` for the first."""
-        topics: list[bytes] = []
-        for turn in range(MAX_HEARD):
-            ready = dict(self._poller.poll(0 if turn else timeout_ms))
-            if not ready:
-                break
-            if self._authenticator and ready.keys() - {self._socket}:
+    def hear(self, timeout_ms: int) -> None:
+        """Take in who came, what they ask and who left; waits up to `timeout_ms` for the first."""
+        if self._peers.is_waiting:
+            timeout_ms = min(timeout_ms, SOON_MS)
+        if not self._poller.poll(timeout_ms):
+            return
+        has_heard_all = self._hear_words()
+        self._watch()
+        # Let in only now, they come to be heard when all that was said before is heard.
+        for _ in range(MAX_LET_IN if has_heard_all else 0):
+            if self._authenticator.questions.poll(0):
+                self._watch()  # who asks has been announced by now
                 self._authenticator.answer()
-            if self._socket in ready:
-                said = self._socket.recv()
-                is_question = said[:1] == b"\x01" and said[1:].startswith(QUESTIONS)
-                if is_question and len(said) <= MAX_TOPIC_BYTES:
-                    topics.append(said[1:])
-        return topics
+
+    def _hear_words(self) -> bool:
+        """Take in what viewers say, and whether that was all."""
+        for _ in range(MAX_HEARD):
+            try:
+                said = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            self._peers.said(_sender(said), said.bytes)
+        return False
+
+    def _watch(self) -> None:
+        """Learn from the monitor who came and who left."""
+        while self._monitor.poll(0):
+            event, value = monitor_event(self._monitor)
+            if event == zmq.EVENT_ACCEPTED:
+                self._peers.came(value)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._peers.left(value)
+            else:
+                self._authenticator.failed(value)
+
+    def questions(self, kind: bytes) -> list[bytes]:
+        """The topics that begin with `kind`, by which viewers ask, and wait for an `answer`."""
+        return self._peers.questions(kind)
+
+    def answer(self, topics: Iterable[bytes], messages: Iterable[WireMessage]) -> None:
+        """Answer each of `topics` with `messages`, which are kept once however many ask."""
+        self.answer_frames(topics, [codec.encode(message) for message in messages])
+
+    def answer_frames(self, topics: Iterable[bytes], frames: Sequence[bytes]) -> None:
+        """The same, with messages that are encoded already."""
+        shared = [zmq.Frame(frame) for frame in frames[:-1]]
+        for topic in topics:
+            last = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
+            self._socket.send_multipart([topic, *shared, last], zmq.NOBLOCK, copy=False)
+            self._peers.answered(topic, last.tracker)
+
+    def begin_second(self) -> None:
+        """A second has passed: its bounds hold anew."""
+        self._peers.begin_second()
 
     def shut_out_revoked(self) -> None:
         """End the links of viewers that are not allowed any more.
 
-        libzmq cannot end one link, so all end; who is still allowed is back within a second and hears everything
-        anew. Raises EndpointError when somebody took the address in between.
+        Who has which key is not known of every link, so all end; who is still allowed is back within a second and
+        hears everything anew. Raises EndpointError when somebody took the address in between.
         """
-        if self._authenticator and self._authenticator.has_revoked():
+        if self._authenticator.has_revoked():
             self._close_socket()
             self._open()
 
@@ -129,9 +195,18 @@ class Publisher:
     def _close_socket(self) -> None:
         if self._context.closed:
             return
-        if self._authenticator:
-            self._authenticator.leave(self._socket)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._authenticator.leave()
         self._context.destroy(linger=0)
+
+
+def _sender(said: zmq.Frame) -> int:
+    """The descriptor of the connection that said something; -1 where it has left, and libzmq gives up its topics."""
+    try:
+        return int(said.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
 
 
 def _check_keys(endpoint: str, keys: DaemonKeys | None, is_tcp: bool) -> None:

@@ -19,16 +19,16 @@ from cbtop.protocol.errors import KeysError
 from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
 from cbtop.telemetry import SERVICES, serving
 
-HELP = "serve what runs to any number of viewers"
+HELP = "serve what runs to many viewers"
 DESCRIPTION = (
     "Find every instrumented process of yours and publish what it records. Viewers start a daemon inside "
-    "themselves where none runs; one of its own serves many viewers, and keeps what ended processes left."
+    "themselves where none runs; one of its own serves up to 64 viewers, and keeps what ended processes left."
 )
 EPILOG = """\
 examples:
-  cbtop daemon                               your own viewers, on this machine
+  cbtop daemon                               your own viewers, also elsewhere through ssh -L here.sock:there.sock
   cbtop daemon --bind tcp://0.0.0.0:5555     viewers elsewhere whose keys are allowed: see cbtop keys
-  cbtop daemon --bind tcp://127.0.0.1:5555   through ssh -L; without a key pair, every user of this machine
+  cbtop daemon --bind tcp://127.0.0.1:5555   without a key pair, every user of this machine
 """
 
 PARENT_CHECK_S = 0.25

@@ -45,7 +45,7 @@ from cbtop.protocol.messages import (
     WireMessage,
 )
 from cbtop.protocol.process import boot_id, running_pids
-from cbtop.protocol.publisher import CLOCK_PREFIX, HISTORY_PREFIX, LIVE, RECORDS, Publisher
+from cbtop.protocol.publisher import CLOCK_PREFIX, HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS, Publisher
 from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.version import __version__
@@ -53,6 +53,7 @@ from cbtop.version import __version__
 READ_S = 0.1  # a default ring holds a tenth of a second of 2.6 million records a second
 PUBLISH_S = 0.1
 DISCOVER_S = 0.2
+JOIN_S = 0.1  # who joins within it is answered together
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
 SHUT_OUT_S = 0.5
@@ -67,8 +68,6 @@ MAX_COMPLAINTS = 16  # lines of the log, of all together less than a pipe holds
 RECORDS_TOGETHER_BYTES = 4 << 20  # about so much goes into one message
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
-_CLOCK_TOPIC = re.compile(CLOCK_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
-_HISTORY_TOPIC = re.compile(HISTORY_PREFIX + rb"[0-9a-f]{16}/(\d{1,18})")
 _log = logging.getLogger("cbtop.daemon")
 
 
@@ -94,6 +93,7 @@ class Daemon:
         self._list_again_s = 0.0
         self._left: dict[str, tuple[Left, float]] = {}  # by ended processes, and since when they are known for that
         self._complaints: set[str] = set()
+        self._joins_due_s = 0.0
         self._history_s = history_s
         self._history = History(history_s)
         self._history_versions: dict[str, tuple[int, int]] | None = None  # at its last keyframe
@@ -119,8 +119,8 @@ class Daemon:
             while not stop.is_set():
                 for job in due.now():
                     job()
-                for topic in self._publisher.joined(due.wait_ms()):
-                    self._answer(topic)
+                self._publisher.hear(due.wait_ms())
+                self._answer()
             # However late we are: viewers still hear how the host beside which we ran has ended.
             self._read()
             self._beat()
@@ -256,6 +256,7 @@ class Daemon:
     def _beat(self) -> None:
         self._publish()
         self._say(FrameKind.LIVE, [codec.encode(self._heartbeat())])
+        self._publisher.begin_second()
 
     def _keyframe(self) -> None:
         self._publish()
@@ -271,21 +272,25 @@ class Daemon:
             frames = [*self._snapshots(lately)]
             self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), frames), time.monotonic())
 
-    def _answer(self, topic: bytes) -> None:
-        """Send one viewer the snapshots or, where it asks for that, the time or a piece of the history."""
-        if topic.startswith(CLOCK_PREFIX):
-            if asked := _CLOCK_TOPIC.fullmatch(topic):
-                reading = ClockReading(int(asked[1]), time.perf_counter_ns(), time.time_ns())
-                self._publisher.send(topic, [reading])
-            return
-        self._publish()
-        if not topic.startswith(HISTORY_PREFIX):
-            self._publisher.send_frames(topic, [*self._snapshots(self._sources.values())])
-        elif asked := _HISTORY_TOPIC.fullmatch(topic):
-            first, frames = self._history.piece(int(asked[1]))
+    def _answer(self) -> None:
+        """Answer the viewers that ask for the time, for a piece of the history or, having joined, for everything."""
+        for topic in self._publisher.questions(CLOCK_PREFIX):
+            reading = ClockReading(_number(topic), time.perf_counter_ns(), time.time_ns())
+            self._publisher.answer([topic], [reading])
+        pieces = self._publisher.questions(HISTORY_PREFIX)
+        if pieces:
+            self._publish()
+        for topic in pieces:
+            first, frames = self._history.piece(_number(topic))
             hello = self._hello()
             head = HistoryPiece(first, self._history.end, hello.host, hello.monotonic_ns, hello.realtime_ns)
-            self._publisher.send_frames(topic, [codec.encode(head), *frames])
+            self._publisher.answer_frames([topic], [codec.encode(head), *frames])
+        if time.monotonic() < self._joins_due_s:
+            return
+        if joined := self._publisher.questions(JOIN_PREFIX):
+            self._joins_due_s = time.monotonic() + JOIN_S
+            self._publish()
+            self._publisher.answer_frames(joined, [*self._snapshots(self._sources.values())])
 
     def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
         """Send messages to all who follow that kind, and keep them."""
@@ -325,6 +330,11 @@ class DaemonInside:
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="cbtop-daemon", daemon=True)
         self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        """The address that is served."""
+        return self._daemon.endpoint
 
     def close(self) -> None:
         """Stop it and wait until its address is free."""
@@ -371,6 +381,11 @@ def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list
     except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
         source.fail(error)
         return []
+
+
+def _number(topic: bytes) -> int:
+    """What a question is about: its last part."""
+    return int(topic.rpartition(b"/")[2])
 
 
 def _ended_before(source: Source, seconds: float) -> bool:

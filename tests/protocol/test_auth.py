@@ -21,7 +21,7 @@ from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import DecodeError, EndpointError, KeysError
 from cbtop.protocol.keys import DaemonKeys, KeyPair, ViewerKeys
 from cbtop.protocol.messages import Heartbeat, SourceGone
-from cbtop.protocol.publisher import LIVE, Publisher
+from cbtop.protocol.publisher import JOIN_PREFIX, LIVE, Publisher
 from cbtop.protocol.subscriber import Subscriber
 from tests.integration.hosts import DEADLINE_S, eventually
 
@@ -63,8 +63,8 @@ class Serving:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            for topic in self.publisher.joined(10):
-                self.publisher.send(topic, [SourceGone("all there is")])
+            self.publisher.hear(10)
+            self.publisher.answer(self.publisher.questions(JOIN_PREFIX), [SourceGone("all there is")])
             self.publisher.send(LIVE, [Heartbeat(1, ())])
             self.publisher.shut_out_revoked()
         self.publisher.close()
@@ -354,7 +354,7 @@ def test_a_port_where_nobody_listens_is_told_and_a_daemon_that_comes_is_heard(ho
         assert (viewer.trouble, viewer.is_refused) == ("connection refused", False)
         second, heard = Publisher(first.endpoint, hosts.daemon), viewer.received
         while viewer.received == heard:
-            second.joined(5)
+            second.hear(5)
             second.send(LIVE, [Heartbeat(1, ())])
             viewer.receive(5)
         assert viewer.trouble == ""
@@ -406,7 +406,7 @@ def test_every_refusal_counts_and_is_logged_once_a_peer_and_minute(
     ]
     assert said[-1].endswith("(5 refused so far)")
     assert not any(secret.decode() in caplog.text for secret in secrets)
-    authenticator.leave(door)
+    authenticator.leave()
     context.destroy(linger=0)
 
 

@@ -9,17 +9,15 @@ import pytest
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.messages import Heartbeat, Message, SourceGone
-from cbtop.protocol.publisher import LIVE, SEND_HIGH_WATER_MARK, Publisher
+from cbtop.protocol.publisher import JOIN_PREFIX, LIVE, SEND_HIGH_WATER_MARK, Publisher
 from cbtop.protocol.subscriber import Subscriber
 from tests.integration.hosts import eventually
 
 
 def test_a_viewer_is_answered_on_its_own_topic_and_hears_what_is_live() -> None:
     publisher, first, second = Publisher(default_endpoint()), *(Subscriber(default_endpoint()) for _ in range(2))
-    topics = []
-    while len(topics) < 2:
-        topics += publisher.joined(1000)
-    publisher.send(topics[0], [SourceGone("only one of you"), SourceGone("hears this")])
+    topics = all_joined(publisher, 2)
+    publisher.answer(topics[:1], [SourceGone("only one of you"), SourceGone("hears this")])
     publisher.send(LIVE, [Heartbeat(1, ())])
     heard = sorted([_drain(first), _drain(second)], key=len)
     assert heard == [
@@ -53,15 +51,20 @@ def test_the_socket_file_of_a_dead_daemon_is_no_hindrance(runtime: Path) -> None
 def test_a_viewer_that_does_not_read_costs_the_daemon_and_the_others_nothing() -> None:
     publisher = Publisher(default_endpoint())
     stuck, reading = Subscriber(default_endpoint()), Subscriber(default_endpoint())
-    joined = 0
-    while joined < 2:
-        joined += len(publisher.joined(1000))
+    all_joined(publisher, 2)
     payload = [SourceGone("x" * 200)] * 200
     for _ in range(20 * SEND_HIGH_WATER_MARK):
         publisher.send(LIVE, payload)  # which would never return if it waited for the one that is stuck
         eventually(lambda: reading.receive(20) == payload)
     for end in (publisher, stuck, reading):
         end.close()
+
+
+def all_joined(publisher: Publisher, viewers: int) -> list[bytes]:
+    """The topics by which so many viewers have asked for everything."""
+    return eventually(
+        lambda: publisher.hear(20) or (len(found := publisher.questions(JOIN_PREFIX)) == viewers and found)
+    )
 
 
 def _drain(subscriber: Subscriber) -> list[Message]:

@@ -23,7 +23,7 @@ from cbtop.protocol.messages import (
     HostHello,
     SourceCatalog,
 )
-from cbtop.protocol.publisher import CLOCK_PREFIX, LIVE, Publisher
+from cbtop.protocol.publisher import CLOCK_PREFIX, JOIN_PREFIX, LIVE, Publisher
 from tests.integration.hosts import eventually
 
 DAY_NS = 86_400 * 10**9
@@ -88,17 +88,16 @@ def daemon_elsewhere(endpoint: str, offset_ns: int, delay_s: float) -> Iterator[
 
     def serve() -> None:
         while not stop.is_set():
-            for topic in publisher.joined(20):
-                if topic.startswith(CLOCK_PREFIX):
-                    time.sleep(delay_s)
-                    publisher.send(topic, [ClockReading(int(topic.rsplit(b"/")[-1]), *clocks())])
-                else:
-                    version = PROTOCOL_MAJOR, PROTOCOL_MINOR
-                    hello = HostHello(*version, 7, 1, "far", "another-boot", "x", "3.12", "python", *clocks(), rank=1)
-                    publisher.send(topic, [
-                        DaemonHello(*version, 1, "far", "another-boot", "0", *clocks()),
-                        SourceCatalog("far:7:1:0", complete=True, messages=(hello,)),
-                    ])  # fmt: skip
+            publisher.hear(20)
+            for topic in publisher.questions(CLOCK_PREFIX):
+                time.sleep(delay_s)
+                publisher.answer([topic], [ClockReading(int(topic.rsplit(b"/")[-1]), *clocks())])
+            version = PROTOCOL_MAJOR, PROTOCOL_MINOR
+            hello = HostHello(*version, 7, 1, "far", "another-boot", "x", "3.12", "python", *clocks(), rank=1)
+            publisher.answer(publisher.questions(JOIN_PREFIX), [
+                DaemonHello(*version, 1, "far", "another-boot", "0", *clocks()),
+                SourceCatalog("far:7:1:0", complete=True, messages=(hello,)),
+            ])  # fmt: skip
             publisher.send(LIVE, [Heartbeat(time.perf_counter_ns(), ())])
         publisher.close()
 

@@ -1,0 +1,176 @@
+"""Who is connected to a daemon's socket, and what each of them may take of it.
+
+Whoever can reach the address can connect, and on a loopback port without keys that is every user of the machine. So
+everything is bounded, for each connection and for all of them:
+
+- MAX_CONNECTIONS at once of the daemon's own user (and of root, of other hosts, of whom the system does not say), and
+  MAX_STRANGERS beside them of the machine's other users, who thus cannot keep the owner out. Where there is no room,
+  the one that has said nothing for the longest goes; where all have, the newcomer.
+- A connection has at most MAX_SUBSCRIPTIONS, says at most MAX_WORDS a second, and only what a viewer says. One that
+  does more is cut off.
+- Of its questions the newest of a kind counts, and it is answered when the answer before has left our memory: for
+  who does not read one answer waits, and SEND_HIGH_WATER_MARK of the messages that go to all, which all share.
+
+What belonged to a connection is forgotten with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import zmq
+
+MAX_CONNECTIONS = 64
+MAX_STRANGERS = 16
+MAX_SUBSCRIPTIONS = 8  # a viewer has four: live, records, a question and the time
+MAX_WORDS = 300  # a second; a history of 64 MiB is asked for in 130
+
+_NETLINK_SOCK_DIAG = 4  # sock_diag(7), from here on
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST = 1
+_UID_AT = 80  # in the answer: 16 bytes of nlmsghdr, then idiag_uid of inet_diag_msg
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One connection."""
+
+    name: object  # of its socket
+    is_stranger: bool
+    topics: set[bytes] = field(default_factory=set)
+    words: int = 0  # in this second
+    asked: dict[bytes, bytes] = field(default_factory=dict)  # the newest question of each kind
+    answer: zmq.MessageTracker | None = None  # the newest, on its way
+
+
+class Peers:
+    """The connections of one socket, by their descriptors.
+
+    They may subscribe to what matches `topics`; `say` is told why one was cut off.
+    """
+
+    def __init__(self, topics: re.Pattern[bytes], say: Callable[[str], None]) -> None:
+        self._topics = topics
+        self._say = say
+        self._peers: dict[int, _Peer] = {}
+
+    def came(self, descriptor: int) -> None:
+        """There is a new connection."""
+        try:
+            peer = _look_at(descriptor)
+        except OSError:  # it has left
+            return
+        self._peers[descriptor] = peer
+        alike = [number for number, other in self._peers.items() if other.is_stranger == peer.is_stranger]
+        most = MAX_STRANGERS if peer.is_stranger else MAX_CONNECTIONS
+        if len(alike) > most:
+            silent = next(number for number in alike if not self._peers[number].topics)
+            whose = "other users have" if peer.is_stranger else "there are"
+            self._cut_off(silent, f"{whose} more than {most} connections")
+
+    def left(self, descriptor: int) -> None:
+        """A connection has ended."""
+        self._peers.pop(descriptor, None)
+
+    def said(self, descriptor: int, word: bytes) -> None:
+        """A connection has subscribed to a topic, or given one up."""
+        peer = self._peers.get(descriptor)
+        if peer is None:
+            return
+        peer.words += 1
+        topic = word[1:]
+        kind = topic[: topic.find(b"/") + 1]
+        if word[0] > 1 or not self._topics.fullmatch(topic):
+            self._cut_off(descriptor, "it said what no viewer says")
+            return
+        if word[0]:
+            peer.topics.add(topic)
+            if kind:
+                peer.asked[kind] = topic
+        else:
+            peer.topics.discard(topic)
+            if peer.asked.get(kind) == topic:
+                del peer.asked[kind]
+        if len(peer.topics) > MAX_SUBSCRIPTIONS:
+            self._cut_off(descriptor, f"it has more than {MAX_SUBSCRIPTIONS} subscriptions")
+        elif peer.words > MAX_WORDS:
+            self._cut_off(descriptor, f"it said more than {MAX_WORDS} words in a second")
+
+    def begin_second(self) -> None:
+        """Everybody may speak again."""
+        for peer in self._peers.values():
+            peer.words = 0
+
+    def questions(self, kind: bytes) -> list[bytes]:
+        """The topics of the questions of a kind that can be answered now."""
+        return [peer.asked[kind] for peer in self._peers.values() if kind in peer.asked and not _is_busy(peer)]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a question waits until the answer before has left."""
+        return any(peer.asked and _is_busy(peer) for peer in self._peers.values())
+
+    def answered(self, topic: bytes, answer: zmq.MessageTracker) -> None:
+        """The question `topic` has an answer, which is on its way."""
+        for peer in self._peers.values():
+            for kind in [kind for kind, asked in peer.asked.items() if asked == topic]:
+                del peer.asked[kind]
+                peer.answer = answer
+
+    def _cut_off(self, descriptor: int, why: str) -> None:
+        """End a connection. libzmq cannot, but it sees that the system has."""
+        self._say(f"closed a connection: {why}")
+        name = self._peers.pop(descriptor).name
+        with suppress(OSError):  # it has left, and its number may be another's already
+            connection = socket.socket(fileno=descriptor)
+            try:
+                if _name(connection) == name:
+                    connection.shutdown(socket.SHUT_RDWR)
+            finally:
+                connection.detach()
+
+
+def _is_busy(peer: _Peer) -> bool:
+    return peer.answer is not None and not peer.answer.done
+
+
+def _name(connection: socket.socket) -> object:
+    return connection.getsockname(), connection.getpeername()
+
+
+def _look_at(descriptor: int) -> _Peer:
+    connection = socket.socket(fileno=descriptor)
+    try:
+        return _Peer(_name(connection), user_of(connection) not in (None, os.getuid(), 0))
+    finally:
+        connection.detach()
+
+
+def user_of(connection: socket.socket) -> int | None:
+    """The user at the other end of a TCP connection from this machine; None for others, and where nobody says."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "AF_NETLINK"):
+        return None
+    here, there = connection.getsockname(), connection.getpeername()
+    # inet_diag_req_v2, about the other end's own socket, in any state and on any interface.
+    packed = [
+        socket.inet_pton(connection.family, host.partition("%")[0]).ljust(16, b"\0") for host in (there[0], here[0])
+    ]
+    question = struct.pack("=BBBBI", connection.family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
+    question += struct.pack("!HH", there[1], here[1]) + b"".join(packed) + struct.pack("=I8s", 0, b"\xff" * 8)
+    head = struct.pack("=IHHII", 16 + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as system:
+            system.send(head + question)
+            answer = system.recv(4096)
+    except OSError:  # no descriptor, or a system that does not tell
+        return None
+    if len(answer) < _UID_AT + 4 or struct.unpack_from("=H", answer, 4) != (_SOCK_DIAG_BY_FAMILY,):
+        return None
+    found: int = struct.unpack_from("=I", answer, _UID_AT)[0]
+    return found

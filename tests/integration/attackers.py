@@ -1,0 +1,165 @@
+"""Peers of a daemon that are no viewers: they speak ZeroMQ's protocol (ZMTP 3.0, RFC 23) by hand, and badly."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from cbtop.protocol.endpoint import host_and_port
+from cbtop.protocol.publisher import HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS
+
+PATIENCE_S = 20.0
+
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+_READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+
+
+def connect(endpoint: str) -> socket.socket:
+    """A connection that says nothing."""
+    return socket.create_connection(host_and_port(endpoint))
+
+
+def greet(peer: socket.socket) -> None:
+    """Say what makes it a subscriber, and wait until it is one. Raises OSError where it is not let in."""
+    peer.sendall(_GREETING + b"\x04" + bytes([len(_READY)]) + _READY)
+    heard = peer.recv(len(_GREETING), socket.MSG_WAITALL)
+    head = peer.recv(2, socket.MSG_WAITALL)
+    if len(heard) < len(_GREETING) or len(head) < 2 or len(peer.recv(head[1], socket.MSG_WAITALL)) < head[1]:
+        raise ConnectionResetError("not let in")
+
+
+def word(topic: bytes, *, subscribe: bool = True) -> bytes:
+    """A frame that subscribes to a topic, or gives it up."""
+    said = bytes([subscribe]) + topic
+    if len(said) > 255:
+        return b"\x02" + len(said).to_bytes(8, "big") + said
+    return b"\x00" + bytes([len(said)]) + said
+
+
+def question(prefix: bytes, what: bytes = b"") -> bytes:
+    return prefix + secrets.token_hex(8).encode() + what
+
+
+def random_subscriptions() -> bytes:
+    """Very many subscriptions to what no viewer asks for."""
+    return b"".join(word(secrets.token_bytes(40)) for _ in range(5_000))
+
+
+def long_subscriptions() -> bytes:
+    """Subscriptions to topics as long as a frame of a handshake may be."""
+    return b"".join(word(secrets.token_bytes(500)) for _ in range(500))
+
+
+def questions_without_end() -> bytes:
+    """Very many questions, none of them given up."""
+    return b"".join(word(question(JOIN_PREFIX)) for _ in range(5_000))
+
+
+def joins_and_leaves() -> bytes:
+    """Very many questions, given up at once."""
+    topics = [question(JOIN_PREFIX) for _ in range(2_500)]
+    return b"".join(word(topic) + word(topic, subscribe=False) for topic in topics)
+
+
+def history_never_read() -> bytes:
+    """Everything that is published, and the whole history over and over, by one who reads nothing of it."""
+    topics = [question(HISTORY_PREFIX, b"/0") for _ in range(200)]
+    asked = b"".join(word(topic) + word(topic, subscribe=False) for topic in topics[:-1])
+    return word(LIVE) + word(RECORDS) + asked + word(topics[-1])
+
+
+def frames_too_large() -> bytes:
+    """The beginning of a frame of a gibibyte."""
+    return b"\x02" + (1 << 30).to_bytes(8, "big") + b"\x01" + bytes(1 << 16)
+
+
+ATTACKS: tuple[Callable[[], bytes], ...] = (
+    random_subscriptions,
+    long_subscriptions,
+    questions_without_end,
+    joins_and_leaves,
+    history_never_read,
+    frames_too_large,
+)
+
+
+class Attack:
+    """Connections that say `words` again and again, and come back when they are cut off."""
+
+    def __init__(self, endpoint: str, words: bytes, connections: int) -> None:
+        self.said = 0  # times that the words went out
+        self._endpoint = endpoint
+        self._words = words
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(connections)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with suppress(OSError), connect(self._endpoint) as peer:
+                peer.settimeout(PATIENCE_S)
+                greet(peer)
+                peer.settimeout(0.2)  # it may be that nobody listens to what we say
+                while not self._stop.is_set():
+                    with suppress(TimeoutError):
+                        peer.sendall(self._words)
+                    self.said += 1
+
+    def close(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@contextmanager
+def attacking(endpoint: str, words: bytes, connections: int = 4) -> Iterator[Attack]:
+    attack = Attack(endpoint, words, connections)
+    try:
+        yield attack
+    finally:
+        attack.close()
+
+
+@contextmanager
+def forwarding(here: str, there: str) -> Iterator[None]:
+    """A socket file whose connections lead to another: what `ssh -L here.sock:there.sock` makes."""
+    stop = threading.Event()
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while said := source.recv(1 << 16):
+                sink.sendall(said)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def connected(near: socket.socket) -> None:
+        with near, socket.socket(socket.AF_UNIX) as far, suppress(OSError):
+            far.connect(there.removeprefix("ipc://"))  # where nobody listens, ssh closes the near end
+            back = threading.Thread(target=pump, args=(far, near))
+            back.start()
+            pump(near, far)
+            back.join()
+
+    def run() -> None:
+        while not stop.is_set():
+            with suppress(TimeoutError):
+                near = server.accept()[0]
+                near.setblocking(True)
+                threading.Thread(target=connected, args=(near,)).start()
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(here.removeprefix("ipc://"))
+        server.listen()
+        server.settimeout(0.05)
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()

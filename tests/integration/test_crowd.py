@@ -1,0 +1,123 @@
+"""A daemon at a loopback address without keys, where every user of the machine may come and do as he likes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cbtop.client.feed import Feed
+from cbtop.daemon import daemon as daemon_module
+from cbtop.daemon.daemon import Daemon, DaemonInside
+from cbtop.daemon.source import Source
+from cbtop.protocol import peers
+from cbtop.protocol.messages import WireMessage
+from tests.integration import attackers
+from tests.integration.attackers import ATTACKS, attacking
+from tests.integration.hosts import CBTOP, daemon, eventually, host
+
+LOOPBACK = "tcp://127.0.0.1:0"
+MUCH_BYTES = 200 << 20  # attacks took 2 GiB within a minute when nothing was bounded; now they take some 20 MiB
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_whoever_floods_the_daemon_keeps_nobody_out_and_leaves_nothing_behind(attack: Callable[[], bytes]) -> None:
+    with host(), serving() as (process, endpoint):
+        join(endpoint)
+        before_bytes = resident_bytes(process.pid)
+        with attacking(endpoint, attack()) as attackers_:
+            eventually(lambda: attackers_.said >= 50)
+            for _ in range(3):
+                join(endpoint)
+        assert resident_bytes(process.pid) - before_bytes < MUCH_BYTES
+        eventually(lambda: connections(process.pid) == 0)
+        join(endpoint)
+
+
+def test_connections_that_say_nothing_are_bounded_and_keep_nobody_out() -> None:
+    with host(), serving() as (process, endpoint), Feed([endpoint]) as viewer:
+        eventually(lambda: viewer.poll(20) or not viewer.unanswered)
+        silent = [attackers.connect(endpoint) for _ in range(1_100)]
+        for _ in range(3):
+            join(endpoint)
+        eventually(lambda: connections(process.pid) <= peers.MAX_CONNECTIONS)
+        heard = viewer.view()
+        assert heard
+        eventually(lambda: viewer.poll(20) or ((now := viewer.view()) and now.steps and now.steps != heard.steps))
+        for peer in silent:
+            peer.close()
+
+
+def test_those_who_join_within_a_moment_are_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    snapshots = Daemon._snapshots
+
+    def counted(self: Daemon, sources: Iterable[Source]) -> Iterator[WireMessage]:
+        nonlocal made
+        made += 1
+        return snapshots(self, sources)
+
+    monkeypatch.setattr(Daemon, "_snapshots", counted)
+    began_s = time.monotonic()
+    with DaemonInside(LOOPBACK) as inside, attacking(inside.endpoint, attackers.joins_and_leaves()) as attack:
+        eventually(lambda: attack.said >= 50)
+        join(inside.endpoint)
+        took_s = time.monotonic() - began_s
+        assert made <= 2 + took_s / daemon_module.JOIN_S + took_s / daemon_module.KEYFRAME_S
+
+
+def test_a_daemon_is_watched_through_a_forwarded_socket_as_ssh_forwards_it(runtime: Path) -> None:
+    there, here = f"ipc://{runtime}/there.sock", f"ipc://{runtime}/here.sock"
+    with attackers.forwarding(here, there), Feed([here]) as viewer, host():
+        for _ in range(2):  # the second time, nobody was at the other end for a while
+            with daemon("--bind", there):
+                assert (runtime / "there.sock").stat().st_mode & 0o777 == 0o600
+                eventually(
+                    lambda: viewer.poll(20) or ((view := viewer.view()) and view.stale_s is None and view.steps)
+                )
+            eventually(lambda: viewer.poll(20) or ((view := viewer.view()) and view.stale_s))
+
+
+def is_stale(viewer: Feed) -> bool:
+    """Whether what is shown was not heard of for a while."""
+    view = viewer.view()
+    return view is not None and view.stale_s is not None
+
+
+def join(endpoint: str) -> None:
+    """Be a viewer until the daemon has answered."""
+    with Feed([endpoint]) as viewer:
+        eventually(lambda: viewer.poll(20) or not viewer.unanswered)
+
+
+@contextmanager
+def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A daemon at a free port of loopback, and its address."""
+    with subprocess.Popen([*CBTOP, "daemon", "--bind", LOOPBACK], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        said = re.search(r"serving (\S+);", process.stderr.readline())
+        assert said
+        try:
+            yield process, said[1]
+        finally:
+            process.terminate()
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def connections(pid: int) -> int:
+    """How many TCP connections a process holds."""
+    held = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    found = 0
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        columns = line.split()
+        found += columns[3] == "01" and f"socket:[{columns[9]}]" in held  # ESTABLISHED
+    return found

@@ -1,0 +1,202 @@
+"""What a connection to a daemon may take, counted at the publisher."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from cbtop.protocol import peers
+from cbtop.protocol import publisher as publisher_module
+from cbtop.protocol.messages import Heartbeat, SourceGone
+from cbtop.protocol.publisher import HISTORY_PREFIX, JOIN_PREFIX, LIVE, Publisher
+from cbtop.protocol.subscriber import Subscriber
+from tests.integration import attackers
+from tests.integration.attackers import connect, greet, question, word
+from tests.integration.hosts import eventually
+
+PIECE = [SourceGone("x" * 1000)] * 1000
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher("tcp://127.0.0.1:0")
+    yield publisher
+    publisher.close()
+
+
+def subscribed(publisher: Publisher, *topics: bytes) -> socket.socket:
+    """A subscriber by hand."""
+    peer = connect(publisher.endpoint)
+    with ThreadPoolExecutor() as thread:
+        greeted = thread.submit(greet, peer)
+        eventually(lambda: publisher.hear(5) or greeted.done())
+    with suppress(ConnectionError):  # it may be that there is no room
+        greeted.result()
+        peer.sendall(b"".join(word(topic) for topic in topics))
+    return peer
+
+
+def asked(publisher: Publisher, kind: bytes, how_many: int = 1) -> list[bytes]:
+    """The questions, once there are so many."""
+    eventually(lambda: publisher.hear(20) or len(publisher.questions(kind)) == how_many)
+    return publisher.questions(kind)
+
+
+def is_cut_off(publisher: Publisher, peer: socket.socket) -> bool:
+    """Whether the other end has closed; what it said before is read."""
+    publisher.hear(5)
+    peer.setblocking(False)
+    try:
+        while peer.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+    return True
+
+
+def test_of_the_questions_of_a_connection_the_newest_of_a_kind_is_answered(publisher: Publisher) -> None:
+    topics = [question(JOIN_PREFIX) for _ in range(3)]
+    with subscribed(publisher, *topics):
+        asked(publisher, JOIN_PREFIX)
+        assert eventually(lambda: publisher.hear(20) or publisher.questions(JOIN_PREFIX) == topics[-1:])
+
+
+def test_a_question_that_was_given_up_or_whose_viewer_left_is_forgotten(publisher: Publisher) -> None:
+    topic = question(JOIN_PREFIX)
+    with subscribed(publisher, topic) as gives_up, subscribed(publisher, question(HISTORY_PREFIX, b"/7")):
+        asked(publisher, JOIN_PREFIX)
+        asked(publisher, HISTORY_PREFIX)
+        gives_up.sendall(word(topic, subscribe=False))
+        asked(publisher, JOIN_PREFIX, 0)
+    asked(publisher, HISTORY_PREFIX, 0)
+    eventually(lambda: publisher.hear(20) or len(known(publisher)) == 0)
+
+
+def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publisher) -> None:
+    answered = 0
+    with subscribed(publisher) as stuck:
+
+        def ask() -> bytes:
+            """Until it is heard."""
+            topic = question(HISTORY_PREFIX, b"/0")
+            stuck.sendall(word(topic))
+            eventually(lambda: publisher.hear(20) or any(topic in peer.topics for peer in known(publisher)))
+            publisher.hear(20)  # the answer before may still be on its way
+            return topic
+
+        for _ in range(100):
+            topic = ask()
+            if publisher.questions(HISTORY_PREFIX):
+                publisher.answer([topic], PIECE)
+                answered += 1
+            stuck.sendall(word(topic, subscribe=False))
+        assert 0 < answered < 50  # of a megabyte each: what the system keeps for the two ends
+        topic = ask()
+        eventually(lambda: is_cut_off(publisher, stuck) or publisher.questions(HISTORY_PREFIX) == [topic])
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_who_takes_nothing_or_answers_no_heartbeat_is_gone_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    monkeypatch.setattr(publisher_module, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(publisher_module, "SILENT_MS", 1000)
+    publisher = Publisher("tcp://127.0.0.1:0")
+    with subscribed(publisher, LIVE) as peer:
+        eventually(lambda: publisher.hear(20) or any(other.topics for other in known(publisher)))
+
+        def is_gone() -> bool:
+            publisher.send(LIVE, PIECE[:1] if reads else PIECE)
+            return is_cut_off(publisher, peer) if reads else publisher.hear(20) or not known(publisher)
+
+        eventually(is_gone)
+    publisher.close()
+
+
+def known(publisher: Publisher) -> list[peers._Peer]:
+    return list(publisher._peers._peers.values())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        word(b""),  # everybody's answers
+        word(b"join/"),
+        word(b"join/0123456789abcdef/7"),
+        word(b"history/0123456789abcdef/" + b"9" * 19),
+        word(bytes(400)),
+        b"\x00\x05hello",
+        attackers.random_subscriptions(),
+        attackers.frames_too_large(),
+        b"".join(word(question(JOIN_PREFIX)) for _ in range(peers.MAX_SUBSCRIPTIONS + 1)),
+        word(LIVE) * (peers.MAX_WORDS + 1),
+    ],
+    ids=range(10),
+)
+def test_who_says_what_no_viewer_says_or_too_much_is_cut_off_and_no_other(publisher: Publisher, said: bytes) -> None:
+    viewer = Subscriber(publisher.endpoint)
+    asked(publisher, JOIN_PREFIX)
+    with subscribed(publisher) as peer:
+        peer.sendall(said)
+        eventually(lambda: is_cut_off(publisher, peer))
+    publisher.send(LIVE, [Heartbeat(1, ())])
+    eventually(lambda: publisher.hear(5) or viewer.receive(20) == [Heartbeat(1, ())])
+    viewer.close()
+
+
+def test_a_version_of_zeromq_whose_words_could_not_be_told_apart_is_not_let_in(publisher: Publisher) -> None:
+    with connect(publisher.endpoint) as peer:
+        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x01\x02\x00\x00")  # ZMTP 2.0, a SUB without a name
+        eventually(lambda: is_cut_off(publisher, peer))
+
+
+def test_of_silent_connections_the_oldest_makes_room_and_without_one_the_newcomer_goes(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "MAX_CONNECTIONS", 3)
+    with subscribed(publisher, LIVE) as first, connect(publisher.endpoint) as silent:
+        eventually(lambda: publisher.hear(20) or len(known(publisher)) == 2)
+        with subscribed(publisher, LIVE) as second, subscribed(publisher, LIVE) as third:
+            eventually(lambda: is_cut_off(publisher, silent))
+            eventually(lambda: publisher.hear(20) or all(peer.topics for peer in known(publisher)))
+            with connect(publisher.endpoint) as newcomer:
+                eventually(lambda: is_cut_off(publisher, newcomer))
+            assert not any(is_cut_off(publisher, peer) for peer in (first, second, third))
+
+
+def test_other_users_of_the_machine_cannot_take_the_owners_room(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = os.getuid() + 1
+    monkeypatch.setattr(peers, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(peers, "MAX_STRANGERS", 1)
+    monkeypatch.setattr(peers, "user_of", lambda _connection: stranger)
+    with subscribed(publisher, LIVE):
+        eventually(lambda: publisher.hear(20) or any(peer.topics for peer in known(publisher)))
+        with subscribed(publisher, LIVE) as too_many:
+            eventually(lambda: is_cut_off(publisher, too_many))
+        monkeypatch.undo()
+        owner = Subscriber(publisher.endpoint)
+        asked(publisher, JOIN_PREFIX)
+        owner.close()
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_the_system_says_whose_a_connection_from_this_machine_is(family: socket.AddressFamily, host: str) -> None:
+    with socket.create_server((host, 0), family=family) as server, socket.socket(family) as client:
+        client.connect(server.getsockname())
+        with server.accept()[0] as accepted:
+            assert peers.user_of(accepted) == os.getuid()
+
+
+def test_of_a_socket_file_the_system_is_not_asked() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peers.user_of(ours) is None
