@@ -11,7 +11,7 @@ from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.protocol import codec
 from cbtop.protocol.messages import DaemonHello, Node, SourceCatalog, StatsUpdate, WireMessage
-from cbtop.protocol.publisher import Publisher
+from cbtop.protocol.publisher import JOIN_PREFIX, Publisher
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import eventually
@@ -48,8 +48,8 @@ def test_one_source_that_cannot_be_read_does_not_silence_those_after_it(runtime:
     endpoint = f"ipc://{runtime}/wire"
     publisher, collector = Publisher(endpoint), Collector(endpoint, Store())
     try:
-        (asked,) = eventually(lambda: collector.poll() or [t for t in publisher.joined(20) if t != b"live"])
-        publisher.send_frames(asked, [codec.encode(HELLO), *frames, *map(codec.encode, good)])
+        (asked,) = eventually(lambda: collector.poll() or publisher.hear(20) or publisher.questions(JOIN_PREFIX))
+        publisher.answer_frames([asked], [codec.encode(HELLO), *frames, *map(codec.encode, good)])
         eventually(lambda: collector.poll(20) or "good" in collector.store.sources)
         assert collector.store.sources["good"].stats.received == 1
         assert collector.store.sources["good"].state is not None

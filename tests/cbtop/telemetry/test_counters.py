@@ -25,7 +25,7 @@ from cbtop.protocol.messages import (
     StatsUpdate,
     WireMessage,
 )
-from cbtop.protocol.publisher import LIVE, Publisher
+from cbtop.protocol.publisher import JOIN_PREFIX, LIVE, Publisher
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.telemetry import metrics, serving
 from cbtop.telemetry import subscription as subscription_module
@@ -134,9 +134,9 @@ def told() -> Iterator[Told]:
         endpoint = f"ipc://{directory}/wire"
         publisher = Publisher(endpoint)
         with serving(endpoint, None, {"metrics": "127.0.0.1:0"}) as (line,):
-            (asked,) = eventually(lambda: [t for t in publisher.joined(20) if t != LIVE])
+            (asked,) = eventually(lambda: publisher.hear(20) or publisher.questions(JOIN_PREFIX))
             beacon = SourceCatalog(BEACON, complete=True, messages=())
-            publisher.send(asked, [HELLO, beacon, Heartbeat(0, ())])
+            publisher.answer([asked], [HELLO, beacon, Heartbeat(0, ())])
             found = Told(Path(directory), publisher, line.removeprefix("metrics at "))
             try:
                 yield found
