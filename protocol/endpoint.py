@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from cbtop.protocol.errors import EndpointError
 
+WANTED_DESCRIPTORS = 24  # by one end of a link: libzmq's threads and sockets, and ours
 MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un(7), less the closing zero
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
 
@@ -55,6 +56,21 @@ def private_directory(path: Path, what: str, variable: str) -> Path:
             f"chmod 700 {path}, or set {variable}"
         )
     return path
+
+
+def check_descriptors() -> None:
+    """Raises EndpointError where too few files can be opened still: libzmq would end the process over it."""
+    opened: list[int] = []
+    try:
+        for _ in range(WANTED_DESCRIPTORS):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise EndpointError(
+            f"{error.strerror.lower()}: {len(opened)} more can be, {WANTED_DESCRIPTORS} are wanted; see ulimit -n"
+        ) from error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def default_endpoint() -> str:

@@ -19,7 +19,7 @@ import zmq
 
 from cbtop.protocol import codec
 from cbtop.protocol.auth import ZapAuthenticator, monitor_event
-from cbtop.protocol.endpoint import is_loopback, parse_endpoint
+from cbtop.protocol.endpoint import check_descriptors, is_loopback, parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import WireMessage
@@ -64,8 +64,10 @@ class Publisher:
         is_tcp = self.endpoint.startswith("tcp://")
         _check_keys(self.endpoint, keys if is_tcp else None, is_tcp)
         self._authenticator = ZapAuthenticator(keys if is_tcp else None)
+        check_descriptors()
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
+        _tracked(b"")  # pyzmq's thread for these opens files: not later, when there may be none left
 
     def _open(self) -> None:
         self._context = zmq.Context()
@@ -159,7 +161,7 @@ class Publisher:
         """The same, with messages that are encoded already."""
         shared = [zmq.Frame(frame) for frame in frames[:-1]]
         for topic in topics:
-            last = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
+            last = _tracked(frames[-1])
             self._socket.send_multipart([topic, *shared, last], zmq.NOBLOCK, copy=False)
             self._peers.answered(topic, last.tracker)
 
@@ -199,6 +201,11 @@ class Publisher:
         self._monitor.close(linger=0)
         self._authenticator.leave()
         self._context.destroy(linger=0)
+
+
+def _tracked(data: bytes) -> zmq.Frame:
+    """A frame that tells when libzmq needs it no more."""
+    return zmq.Frame(data, track=True, copy=False, copy_threshold=0)
 
 
 def _sender(said: zmq.Frame) -> int:
