@@ -13,13 +13,12 @@ import fcntl
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import zmq
 
 from cbtop.protocol import codec
 from cbtop.protocol.auth import ZapAuthenticator, monitor_event
-from cbtop.protocol.endpoint import check_descriptors, is_loopback, parse_endpoint
+from cbtop.protocol.endpoint import check_descriptors, is_loopback, lock_of, parse_endpoint, stopped_holder
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import WireMessage
@@ -227,8 +226,7 @@ def _check_keys(endpoint: str, keys: DaemonKeys | None, is_tcp: bool) -> None:
 
 def _lock_ipc(endpoint: str) -> int:
     """The right to bind an ipc path: libzmq itself would let a second daemon steal it."""
-    path = Path(endpoint.removeprefix("ipc://"))
-    lock = path.with_suffix(".lock")
+    lock = lock_of(endpoint)
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -238,6 +236,7 @@ def _lock_ipc(endpoint: str) -> int:
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise EndpointError(f"{endpoint}: another cbtop daemon serves this address") from error
+            who = stopped_holder(endpoint) or "another cbtop daemon serves this address"
+            raise EndpointError(f"{endpoint}: {who}") from error
         raise EndpointError(f"{lock}: {error.strerror}") from error
     return descriptor
