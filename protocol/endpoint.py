@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from cbtop.protocol.errors import EndpointError
 
+WANTED_DESCRIPTORS = 24  # by one end of a link: libzmq's threads and sockets, and ours
 MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un(7), less the closing zero
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
 
@@ -55,6 +56,22 @@ def private_directory(path: Path, what: str, variable: str) -> Path:
             f"chmod 700 {path}, or set {variable}"
         )
     return path
+
+
+def check_descriptors() -> None:
+    """Raises EndpointError where too few files can be opened still: libzmq would end the process over it."""
+    opened: list[int] = []
+    try:
+        for _ in range(WANTED_DESCRIPTORS):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        why = os.strerror(error.errno or 0).lower()
+        raise EndpointError(
+            f"{why}: {len(opened)} more can be, {WANTED_DESCRIPTORS} are wanted; see ulimit -n"
+        ) from error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def default_endpoint() -> str:
@@ -112,3 +129,23 @@ def is_loopback(endpoint: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # a name
+
+
+def lock_of(endpoint: str) -> Path:
+    """The file beside an ipc socket whose lock is the right to serve there."""
+    return Path(endpoint.removeprefix("ipc://")).with_suffix(".lock")
+
+
+def stopped_holder(endpoint: str) -> str:
+    """Which stopped process serves an ipc address of this machine, and the way out; empty where that is not so."""
+    if not endpoint.startswith("ipc://"):
+        return ""
+    try:
+        file = lock_of(endpoint).stat()
+        wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+        locks = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+        pid = next((lock[4] for lock in locks if lock[1] == "FLOCK" and lock[5] == wanted), "")
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):  # no such file or process, or no /proc
+        return ""
+    return f"pid {pid} serves it and is stopped: fg or kill -CONT {pid} resumes it" if state in "Tt" else ""

@@ -13,13 +13,12 @@ import fcntl
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import zmq
 
 from cbtop.protocol import codec
 from cbtop.protocol.auth import ZapAuthenticator, monitor_event
-from cbtop.protocol.endpoint import is_loopback, parse_endpoint
+from cbtop.protocol.endpoint import check_descriptors, is_loopback, lock_of, parse_endpoint, stopped_holder
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import WireMessage
@@ -64,8 +63,10 @@ class Publisher:
         is_tcp = self.endpoint.startswith("tcp://")
         _check_keys(self.endpoint, keys if is_tcp else None, is_tcp)
         self._authenticator = ZapAuthenticator(keys if is_tcp else None)
+        check_descriptors()
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
+        _tracked(b"")  # pyzmq's thread for these opens files: not later, when there may be none left
 
     def _open(self) -> None:
         self._context = zmq.Context()
@@ -159,7 +160,7 @@ class Publisher:
         """The same, with messages that are encoded already."""
         shared = [zmq.Frame(frame) for frame in frames[:-1]]
         for topic in topics:
-            last = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
+            last = _tracked(frames[-1])
             self._socket.send_multipart([topic, *shared, last], zmq.NOBLOCK, copy=False)
             self._peers.answered(topic, last.tracker)
 
@@ -201,6 +202,11 @@ class Publisher:
         self._context.destroy(linger=0)
 
 
+def _tracked(data: bytes) -> zmq.Frame:
+    """A frame that tells when libzmq needs it no more."""
+    return zmq.Frame(data, track=True, copy=False, copy_threshold=0)
+
+
 def _sender(said: zmq.Frame) -> int:
     """The descriptor of the connection that said something; -1 where it has left, and libzmq gives up its topics."""
     try:
@@ -220,8 +226,7 @@ def _check_keys(endpoint: str, keys: DaemonKeys | None, is_tcp: bool) -> None:
 
 def _lock_ipc(endpoint: str) -> int:
     """The right to bind an ipc path: libzmq itself would let a second daemon steal it."""
-    path = Path(endpoint.removeprefix("ipc://"))
-    lock = path.with_suffix(".lock")
+    lock = lock_of(endpoint)
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -231,6 +236,7 @@ def _lock_ipc(endpoint: str) -> int:
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise EndpointError(f"{endpoint}: another cbtop daemon serves this address") from error
+            who = stopped_holder(endpoint) or "another cbtop daemon serves this address"
+            raise EndpointError(f"{endpoint}: {who}") from error
         raise EndpointError(f"{lock}: {error.strerror}") from error
     return descriptor

@@ -11,7 +11,7 @@ import zmq
 
 from cbtop.protocol import codec
 from cbtop.protocol.auth import monitor_event, not_allowed, why_not
-from cbtop.protocol.endpoint import is_loopback, parse_endpoint
+from cbtop.protocol.endpoint import check_descriptors, is_loopback, parse_endpoint
 from cbtop.protocol.errors import DecodeError, EndpointError, KeysError
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Message
@@ -47,6 +47,7 @@ class Subscriber:
             raise KeysError(
                 f"{self.endpoint}: another host is only talked to with keys: pass --server-key, or go through ssh -L"
             )
+        check_descriptors()
         self.received = 0
         self.trouble = ""  # why there is no link over tcp; empty while there is one, or hope
         self.is_refused = False  # whether the trouble will not pass by itself

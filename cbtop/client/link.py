@@ -7,6 +7,7 @@ from cbtop.client.collector import Collector
 from cbtop.client.own_daemon import DaemonIfNone
 from cbtop.client.store import Store
 from cbtop.client.window import DEFAULT_WINDOW_S
+from cbtop.protocol.endpoint import stopped_holder
 from cbtop.protocol.keys import ViewerKeys
 
 
@@ -50,8 +51,10 @@ class Link:
 
     @property
     def trouble(self) -> str:
-        """Why there is no link to the daemon; empty while there is one, or nothing is known."""
-        return self._collector.trouble
+        """Why nothing comes from the daemon; empty while something does, or nothing is known."""
+        if self.is_complete and self.stale_s is None:
+            return self._collector.trouble
+        return self._collector.trouble or stopped_holder(self.endpoint)
 
     @property
     def stale_s(self) -> float | None:

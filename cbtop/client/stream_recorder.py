@@ -14,6 +14,7 @@ from cbtop.client.store import Store
 from cbtop.daemon.history import MAX_HISTORY_BYTES
 from cbtop.errors import CbtopError
 from cbtop.protocol import codec
+from cbtop.protocol.endpoint import stopped_holder
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import DaemonGoodbye, HistoryPiece, Message, SourceCatalog
@@ -76,6 +77,11 @@ class StreamRecorder:
     def silent_s(self) -> float:
         """How long nothing was heard of the daemon."""
         return time.monotonic() - self._heard_s
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes from the daemon; empty where nothing is known."""
+        return self._subscriber.trouble or stopped_holder(self.endpoint)
 
     @property
     def refused(self) -> str:

@@ -62,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
             if recorder.refused:
                 raise CbtopError(recorder.refused)
             if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
-                raise NoDataError(f"no daemon answers at {recorder.endpoint}")
+                why = f": {recorder.trouble}" if recorder.trouble else ""
+                raise NoDataError(f"no daemon answers at {recorder.endpoint}{why}")
             line.show(f"recording: {time.monotonic() - begun_s:.0f} s, {fmt.size_bytes(recorder.size_bytes)}")
     except KeyboardInterrupt:
         pass  # that is how one stops it

@@ -8,8 +8,9 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,8 @@ METAVAR = "[HOST:]PORT"
 HELP = "serve OpenMetrics over HTTP, on 127.0.0.1 unless HOST is given"
 
 DEFAULT_HOST = "127.0.0.1"
-MAX_CONNECTIONS = 8
-SLOW_S = 5.0  # a scraper that takes longer to ask, or to take the answer, is cut off
+MAX_CONNECTIONS = 32  # each has a thread
+SLOW_S = 5.0  # a scraper that takes longer to ask and take the answer, however it spreads them, is cut off
 
 _log = logging.getLogger("cbtop.daemon")
 
@@ -121,37 +122,67 @@ def _buckets(value: Durations) -> list[tuple[str, float]]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Bounded in threads and in time: who asks slowly, or too often, harms nobody else."""
+    """Bounded in threads and in time: who asks slowly, or never, harms nobody else.
+
+    Where there is no room, the connection that has asked nothing for the longest goes; where all have, the newcomer.
+    """
 
     daemon_threads = True  # the daemon's end waits for no scraper
+    request_queue_size = 128
 
     def __init__(self, address: str, subscription: Subscription) -> None:
         host, _, port = address.rpartition(":")
         (self.address_family, _, _, _, where), *_ = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._since_s: dict[Any, float] = {}  # when each connection came
+        self._asked: set[Any] = set()  # those that have sent a whole request
         super().__init__((str(where[0]), int(where[1])), _Handler)
         self.set_app(_app(subscription))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        self._since_s[request] = time.monotonic()
+        if len(self._since_s) > MAX_CONNECTIONS:
+            self._cut_off(next(other for other in list(self._since_s) if other not in self._asked))
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._forget(request)
+
+    def has_asked(self, request: Any) -> None:
+        """A connection has sent a whole request."""
+        self._asked.add(request)
+
+    def service_actions(self) -> None:
+        """Cut off who is too slow; socketserver calls it ten times a second."""
+        for request, since_s in list(self._since_s.items()):
+            if time.monotonic() - since_s > SLOW_S:
+                self._cut_off(request)
+
+    def _cut_off(self, request: Any) -> None:
+        self._forget(request)
+        with suppress(OSError):  # its thread has closed it
+            request.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, request: Any) -> None:
+        self._since_s.pop(request, None)
+        self._asked.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("metrics, asked by %s", client_address, exc_info=sys.exception())
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = SLOW_S
+    server: _Server
+
+    def parse_request(self) -> bool:
+        is_whole = super().parse_request()
+        if is_whole:
+            self.server.has_asked(self.connection)
+        return is_whole
 
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug(format, *args)

@@ -23,7 +23,8 @@ ANSWER_S = 2.0
 class Subscription:
     """Follows the daemon at `endpoint`, and makes a snapshot when asked, from any thread.
 
-    Data flows one way: the daemon sees one more subscriber, which it never waits for.
+    Data flows one way: the daemon sees one more subscriber, which it never waits for. Raises EndpointError where too
+    few files can be opened.
     """
 
     def __init__(self, endpoint: str, keys: ViewerKeys | None = None) -> None:
@@ -31,6 +32,7 @@ class Subscription:
         self.keys = keys
         self._stop = threading.Event()
         self._asked: SimpleQueue[Future[Snapshot]] = SimpleQueue()
+        self._collector = Collector(endpoint, Store(), keys=keys)  # the thread's, from here on
         self._thread = threading.Thread(target=self._run, name="cbtop-telemetry", daemon=True)
         self._thread.start()
 
@@ -56,7 +58,7 @@ class Subscription:
         self.close()
 
     def _run(self) -> None:
-        collector, counters = Collector(self.endpoint, Store(), keys=self.keys), Counters()
+        collector, counters = self._collector, Counters()
         try:
             while not self._stop.is_set():
                 collector.poll(POLL_MS)

@@ -311,6 +311,9 @@ def watch_terminal(leave: Callable[[], object]) -> None:
     """
     while os.isatty(0):
         time.sleep(TERMINAL_CHECK_S)
+    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    for descriptor in (1, 2):  # or what is still to be written fails as Python ends, whose exit code is then 120
+        os.dup2(nowhere, descriptor)
     with suppress(RuntimeError):  # the loop is closed: the app has left already
         leave()
     time.sleep(LEAVE_WITHIN_S)

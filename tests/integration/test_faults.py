@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -537,3 +538,25 @@ def view_of(feed: Feed, stem: str = "", pid: int = 0) -> SourceView | None:
 def state_of(feed: Feed, stem: str = "", pid: int = 0) -> str:
     view = view_of(feed, stem, pid)
     return view.state if view else ""
+
+
+@pytest.mark.parametrize("files", [8, 16, 24, 32, 48, 64])
+@pytest.mark.parametrize("command", ["daemon", "daemon --metrics 0", "--headless --once --timeout 1", "ls"])
+def test_where_few_files_may_be_open_there_is_one_true_line_or_all_works(command: str, files: int) -> None:
+    limited = f"ulimit -c 0 -n {files}; exec {shlex.join(CBTOP)} {command}"
+    with subprocess.Popen(
+        ["bash", "-c", limited], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr
+        line = process.stderr.readline()
+        if "serving" in line:
+            process.terminate()
+        assert re.fullmatch(r"(cbtop daemon: metrics at .*\n)?", process.stderr.read())
+        said, code = line.removeprefix("cbtop: "), process.wait(DEADLINE_S)
+        if code == 1:
+            assert re.fullmatch(r"too many open files: \d+ more can be, 24 are wanted; see ulimit -n\n", said)
+        else:
+            assert said.startswith(("nothing is running", "cbtop daemon: serving")), said
+            assert code in (3, -signal.SIGTERM, 143)
+    assert files >= 32 or code == 1
+    assert files < 64 or code != 1

@@ -313,6 +313,24 @@ def test_an_address_where_nobody_answers_is_named() -> None:
     assert f"no daemon answers at {address}" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["--headless --once --timeout 1", "ls --timeout 1", "record -o x", "daemon"])
+def test_a_viewer_that_was_suspended_while_it_serves_the_others_is_named_with_the_way_out(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with host(), subprocess.Popen([sys.executable, "-c", SEEING, "--headless"], stderr=subprocess.PIPE) as viewer:
+        wait_until_seen(viewer)
+        viewer.send_signal(signal.SIGSTOP)
+        try:
+            os.waitid(os.P_PID, viewer.pid, os.WSTOPPED | os.WNOWAIT)
+            done = cbtop(*command.split())
+        finally:
+            viewer.kill()
+    assert done.returncode in (1, 3)
+    *_, line = done.stderr.splitlines()
+    assert line.endswith(f"pid {viewer.pid} serves it and is stopped: fg or kill -CONT {viewer.pid} resumes it")
+
+
 @pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
 def test_output_that_cannot_be_written_is_one_line(where: str) -> None:
     with host():

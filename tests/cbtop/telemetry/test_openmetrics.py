@@ -6,8 +6,10 @@ import argparse
 import json
 import re
 import socket
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from urllib.error import HTTPError
@@ -29,7 +31,7 @@ from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
 from cbtop.telemetry.subscription import Subscription
 from tests.cbtop.recorded import decode_run
 from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of
-from tests.integration.hosts import DEADLINE_S
+from tests.integration.hosts import DEADLINE_S, eventually
 
 README = Path(__file__).parents[3] / "README.md"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -145,25 +147,71 @@ def test_only_some_metrics_can_be_asked_for(address: str) -> None:
     assert {family.name for family in text_string_to_metric_families(text)} == {"cbtop_left_out"}
 
 
-def test_scrapers_that_say_nothing_hold_nobody_up(address: str) -> None:
+def connect(address: str) -> socket.socket:
     host, port = address.removeprefix("http://").removesuffix("/metrics").split(":")
-    silent = [socket.create_connection((host, int(port))) for _ in range(openmetrics.MAX_CONNECTIONS - 1)]
+    return socket.create_connection((host, int(port)))
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed, as far as is known by now."""
+    connection.setblocking(False)
     try:
-        assert "cbtop_daemon_info" in scrape(address)[1]
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_connections_that_ask_nothing_hold_nobody_up_however_many_they_are(address: str) -> None:
+    before = threading.active_count()
+    silent = [connect(address) for _ in range(10 * openmetrics.MAX_CONNECTIONS)]
+    try:
+        for _ in range(3):
+            assert "cbtop_daemon_info" in scrape(address)[1]
+        eventually(lambda: threading.active_count() <= before + openmetrics.MAX_CONNECTIONS)
+        eventually(lambda: is_closed(silent[0]))  # the oldest went
     finally:
         for connection in silent:
             connection.close()
 
 
-def test_more_connections_than_there_is_room_for_are_closed_at_once(address: str) -> None:
-    host, port = address.removeprefix("http://").removesuffix("/metrics").split(":")
-    connections = [socket.create_connection((host, int(port))) for _ in range(openmetrics.MAX_CONNECTIONS + 1)]
+def test_connections_that_ask_byte_by_byte_are_cut_off_and_hold_nobody_up(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = [connect(address) for _ in range(openmetrics.MAX_CONNECTIONS)]
+    monkeypatch.setattr(openmetrics, "SLOW_S", 1.0)
+
+    def drip(connection: socket.socket) -> bool:
+        """Send one byte more of a request that never ends; whether it was cut off."""
+        with suppress(ConnectionError):
+            connection.send(b"G")
+        return is_closed(connection)
+
     try:
-        connections[-1].settimeout(DEADLINE_S)
-        assert connections[-1].recv(1) == b""
+        assert "cbtop_daemon_info" in scrape(address)[1]
+        eventually(lambda: sum(map(drip, slow)) == len(slow))
     finally:
-        for connection in connections:
+        for connection in slow:
             connection.close()
+
+
+def test_who_asks_and_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmetrics, "SLOW_S", 1.0)
+    asked = threading.Event()
+
+    def app(_environ: object, start_response: Callable[..., object]) -> list[bytes]:
+        start_response("200 OK", [])
+        asked.set()
+        return [bytes(64 << 20)]  # more than the system keeps for the two ends
+
+    monkeypatch.setattr(openmetrics, "_app", lambda _subscription: app)
+    with serving(default_endpoint(), None, {"metrics": "127.0.0.1:0"}) as (line,):
+        before = threading.active_count()
+        with connect(line.removeprefix("metrics at ")) as connection:
+            connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert asked.wait(DEADLINE_S)
+            eventually(lambda: threading.active_count() == before)  # its thread has ended
 
 
 def test_without_a_daemon_a_scrape_fails_instead_of_serving_nothing(
