@@ -186,7 +186,7 @@ class WindowView:
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The rank that is busy longer with a step than the others, over about the last second; derived."""
+    """The rank that is busy longer with a step than each of the others, over the last two seconds; derived."""
 
     key: str
     rank: int
@@ -195,8 +195,8 @@ class StragglerView:
     ranks: int  # compared, itself among them
     phase: str
     steps: int  # its own that were looked at
-    busy_us: float  # a step: the exclusive time of its bricks, collectives left out
-    others_us: float  # the median of the others
+    busy_us: float  # a step, median of slices: the exclusive time of its bricks, collectives left out
+    others_us: float  # the median of the others' medians
     percent: float  # slower than that
     brick: str  # contributes most
     brick_excess_us: float  # a step, over the median of the others
