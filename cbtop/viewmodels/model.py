@@ -73,8 +73,8 @@ class GraphRow:
     category: BrickCategory | None
     backend: str
     count: int | None
-    total_us: float | None
-    avg_us: float | None
+    total_inclusive_us: float | None
+    avg_inclusive_us: float | None
     p50_us: float | None
     p99_us: float | None
     elements: int | None  # per call, mean
@@ -238,6 +238,7 @@ class RankRow:
     """One brick in every rank: its exclusive time, as RanksView.unit says; derived."""
 
     brick: str
+    category: str
     us: tuple[float | None, ...]
     slowest: int  # which of them
     spread_percent: float | None  # the slowest over the median
@@ -297,6 +298,16 @@ class SourceView:
     merged: MergedView | None = None  # None: one source; else `pid`, `host` and the like are its first member's
     ranks: RanksView | None = None  # with MergeMode.RANKS
     critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
+
+    @property
+    def shares_close(self) -> bool | None:
+        """Whether the bricks' shares are parts of one whole; None where there are none.
+
+        What runs at the same time inside one step may add up to more than the step, and what is taken from several
+        ranks is of several steps.
+        """
+        shares = [row.percent for row in self.bricks if row.percent is not None]
+        return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
 
     @property
     def has_data(self) -> bool:
