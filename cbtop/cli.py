@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from cbtop.commands import COMMANDS, DEFAULT_COMMAND, Command
+from cbtop.commands import COMMANDS, DEFAULT_COMMAND, Command, load
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.version import __version__
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `cbtop` with `argv` (default: the process's own) and give its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    command = COMMANDS[name] if name else DEFAULT_COMMAND
+    command = load(name or DEFAULT_COMMAND)
     parser = _parser(command, name)
     options, unknown = parser.parse_known_args(arguments[1:] if name else arguments)
     if unknown:
@@ -65,7 +65,7 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
-    others = "\n".join(f"  {key:<13}{value.HELP}" for key, value in COMMANDS.items())
+    others = "\n".join(f"  {key:<13}{line}" for key, line in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog=f"cbtop {name}" if name else "cbtop",
         description=command.DESCRIPTION if name else DESCRIPTION,

@@ -133,20 +133,24 @@ _BRICK_AND_NODE = (Of.BRICK, Of.NODE)
 STATISTICS = (
     Statistic("count", "count", "count", Origin.MEASURED, "calls recorded", _ALL, word="calls"),
     Statistic("failed", "failed", "count", Origin.MEASURED, "calls that raised an error, or were said to fail"),
-    Statistic("total_us", "incl µs", "µs", Origin.MEASURED, "time of all calls, with what ran inside them", _ALL,
-              word="inclusive"),
-    Statistic("exclusive_us", "excl µs", "µs", Origin.MEASUREMENTS, "time of all calls, without bricks inside them",
-              _BRICK_AND_CATEGORY, word="exclusive"),
+    Statistic("total_inclusive_us", "incl µs", "µs", Origin.MEASURED,
+              "time of all calls added up, each with what ran inside it", _BRICK_AND_NODE, word="inclusive"),
+    Statistic("avg_inclusive_us", "incl avg", "µs", Origin.MEASURED,
+              "mean µs of one call, with what ran inside it: times calls it is incl µs", _BRICK_AND_NODE,
+              report_title="incl avg µs", word="incl avg"),
+    Statistic("total_exclusive_us", "excl µs", "µs", Origin.MEASUREMENTS,
+              "time of all calls, without bricks inside them", _BRICK_AND_CATEGORY, word="exclusive"),
+    Statistic("avg_exclusive_us", "excl avg", "µs", Origin.MEASUREMENTS,
+              "mean µs of one call, without bricks inside it: times calls it is excl µs", _BRICK_AND_CATEGORY,
+              report_title="excl avg µs", word="excl avg"),
     Statistic("percent", "wall %", "%", Origin.MEASUREMENTS, "exclusive time as a part of the step's wall time",
-              _BRICK_AND_CATEGORY, report_title="%", word="of the step", sort_key="exclusive_us"),
+              _BRICK_AND_CATEGORY, report_title="%", word="of the step", sort_key="total_exclusive_us"),
     Statistic("percent", "wall %", "%", Origin.MEASUREMENTS, "of the step's wall time", (Of.NODE,)),
     Statistic("us_per_token", "µs/tok", "µs", Origin.MEASUREMENTS,
-              "µs for one token, all layers together, with the bricks that ran inside it",
+              "µs for one token, all layers together, with what ran inside it (of its own name once)",
               report_title="µs/token", word="per token"),
-    Statistic("us_per_token", "µs/tok", "µs", Origin.MEASUREMENTS, "exclusive µs for one token", (Of.CATEGORY,),
-              report_title="µs/token"),
-    Statistic("avg_us", "avg µs", "µs", Origin.MEASURED, "mean time of one call; of a category, exclusive (derived)",
-              _ALL, word="avg"),
+    Statistic("exclusive_us_per_token", "excl/tok", "µs", Origin.MEASUREMENTS, "exclusive µs for one token",
+              (Of.CATEGORY,), report_title="excl µs/token"),
     Statistic("p50_us", "p50 µs", "µs", Origin.MEASURED, "half of the calls took at most this", _BRICK_AND_NODE,
               word="p50"),
     Statistic("p95_us", "p95 µs", "µs", Origin.MEASURED, "95 of 100 calls took at most this", word="p95"),
@@ -230,7 +234,7 @@ BRICK_COLUMNS = _places(
     Of.BRICK,
     ("percent", 7, 1),
     ("us_per_token", 8, 2),
-    ("avg_us", 8, 7),
+    ("avg_inclusive_us", 8, 7),
     ("p50_us", 8, 4),
     ("p95_us", 8, 9),
     ("p99_us", 8, 5),
@@ -249,15 +253,17 @@ POINT_COLUMNS = _places(
     ("bound", 7, 5),
     ("percent", 7, 6),
 )
-CATEGORY_COLUMNS = _places(Of.CATEGORY, ("percent", 7, 1), ("us_per_token", 8, 2), ("avg_us", 8, 4), ("count", 10, 5))
-NODE_COLUMNS = _places(Of.NODE, ("avg_us", 8, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
+CATEGORY_COLUMNS = _places(
+    Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 8, 2), ("avg_exclusive_us", 8, 4), ("count", 10, 5)
+)
+NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 8, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
 NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # beside the bar
 PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # where anything lies beside the critical path
 
 BRICK_PANEL = {
     "time": _rows(
-        "exclusive_us", "total_us", "percent", "us_per_token", "count", "failed", "avg_us", "p50_us", "min_us",
-        "p95_us", "max_us", "p99_us",
+        "total_exclusive_us", "total_inclusive_us", "percent", "us_per_token", "count", "failed", "avg_exclusive_us",
+        "avg_inclusive_us", "p50_us", "min_us", "p95_us", "max_us", "p99_us",
     ),
     "work": _rows(
         "flops", "gflops", "bytes", "gb_per_sec", "intensity", "percent_of_roof", "elements", "bound",
@@ -265,10 +271,14 @@ BRICK_PANEL = {
     "budget": _rows("budget_us_per_token", "budget_used_percent"),
 }  # fmt: skip
 
-# Tables of the text report, each for 80 columns: where the time goes, what it was for, how near that is to the roof.
-TIME_REPORT = _rows("exclusive_us", "percent", "avg_us", "p50_us", "p95_us", "p99_us")
-WORK_REPORT = _rows("count", "us_per_token", "budget_us_per_token", "budget_used_percent", "budget_met",
+# Tables of the text report, each for 80 columns: where the time goes, how long a call takes and what it was for, how
+# near that is to the roof.
+OWN_REPORT = _rows("count", "total_exclusive_us", "avg_exclusive_us", "percent")
+CALL_REPORT = _rows("count", "total_inclusive_us", "avg_inclusive_us", "p50_us", "p95_us", "p99_us")
+WORK_REPORT = _rows("us_per_token", "budget_us_per_token", "budget_used_percent", "budget_met",
                       "gb_per_sec", "gflops", "checks_failed")  # fmt: skip
 ROOF_REPORT = _rows("intensity", "percent_of_roof", "bound")
 POINT_REPORT = _rows("bound", "intensity", "gflops", "gb_per_sec", "percent_of_roof")
-CATEGORY_REPORT = _rows("count", "exclusive_us", "percent", "avg_us", "us_per_token", of=Of.CATEGORY)
+CATEGORY_REPORT = _rows(
+    "count", "total_exclusive_us", "avg_exclusive_us", "percent", "exclusive_us_per_token", of=Of.CATEGORY
+)

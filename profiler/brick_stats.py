@@ -14,19 +14,23 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 @dataclass(frozen=True, slots=True)
 class ClosedTime:
-    """The part of a time that lies in steps that have ended."""
+    """The part of a time that lies in steps that have ended.
 
-    total_ns: int
+    `once_ns` counts a brick that runs inside another of its name once: it is what all of them together take.
+    """
+
+    once_ns: int
     exclusive_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class BrickStats:
-    """All calls of the bricks with one name.
+    """All calls of the bricks with one name and category.
 
     Elements, tokens, flops and bytes are four different things: elements are what the caller counted, tokens are
     counted once a step, flops and bytes are derived from the declared work (None where none was declared).
-    `exclusive_ns` leaves out the bricks that ran inside this one. `closed` leaves out what was adopted.
+    `exclusive_ns` leaves out the bricks that ran inside this one; `calls.total_ns` adds up whole calls, so one inside
+    another of its name counts in both. `closed` leaves out what was adopted.
     """
 
     name: str
@@ -70,13 +74,18 @@ class CategoryStats:
 
 def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     """The bricks that ran, the largest exclusive time first."""
-    groups: dict[str, list[Node]] = {}
+    groups: dict[tuple[str, BrickCategory], list[Node]] = {}
     for node in totals.nodes:
         if node.kind is NodeKind.BRICK and totals.count[node.id]:
-            groups.setdefault(node.name, []).append(node)
+            groups.setdefault(name_and_category(node), []).append(node)
     calls = totals.stats.calls_of([[node.id for node in nodes] for nodes in groups.values()])
-    found = [_stats(*group, c, totals) for group, c in zip(groups.items(), calls, strict=True) if c]
+    found = [_stats(nodes, c, totals) for nodes, c in zip(groups.values(), calls, strict=True) if c]
     return sorted(found, key=lambda stats: -stats.exclusive_ns)
+
+
+def name_and_category(node: Node) -> tuple[str, BrickCategory]:
+    """What the bricks have in common that are counted together."""
+    return node.name, BrickCategory.OTHER if node.category is None else node.category
 
 
 def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
@@ -92,7 +101,7 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
                     total_ns=sum(stats.calls.total_ns for stats in members),
                     exclusive_ns=sum(stats.exclusive_ns for stats in members),
                     closed=ClosedTime(
-                        total_ns=sum(stats.closed.total_ns for stats in members),
+                        once_ns=sum(stats.closed.once_ns for stats in members),
                         exclusive_ns=sum(stats.closed.exclusive_ns for stats in members),
                     ),
                     elements=sum(stats.calls.elements for stats in members),
@@ -140,29 +149,44 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _stats(name: str, nodes: list[Node], calls: Calls, totals: PhaseTotals) -> BrickStats:
+def _stats(nodes: list[Node], calls: Calls, totals: PhaseTotals) -> BrickStats:
     closed_ns = {node.id: totals.exclusive_ns(node, totals.closed_ns) for node in nodes}
     # Of a call that still runs, what has ended inside it is not taken off the calls before.
     exclusive_ns = sum(max(closed_ns[node.id], totals.exclusive_ns(node, totals.total_ns)) for node in nodes)
     adopted_ns = sum(closed_ns[node.id] for node in nodes if node.id in totals.adopted)
     rates = {node.budget_gb_per_sec for node in nodes}
+    name, category = name_and_category(nodes[0])
+    outermost = _outermost(nodes, totals)
     return BrickStats(
         name=name,
-        category=nodes[0].category if nodes[0].category is not None else BrickCategory.OTHER,
+        category=category,
         backend=nodes[0].backend,
         calls=calls,
         exclusive_ns=exclusive_ns,
         closed=ClosedTime(
-            total_ns=sum(totals.closed_ns[node.id] for node in nodes),
+            once_ns=sum(totals.closed_ns[node.id] for node in outermost),
             exclusive_ns=sum(closed_ns.values()) - adopted_ns,
         ),
         flops=_flops(nodes, totals),
         bytes=_bytes(nodes, totals),
         budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
-        budget_us_per_token=_sum([_budget_us_per_token(node, totals) for node in nodes]),
+        budget_us_per_token=_sum([_budget_us_per_token(node, totals) for node in outermost]),
         uncounted=totals.stats.rare("uncounted", [node.id for node in nodes]),
         adopted_ns=adopted_ns,
     )
+
+
+def _outermost(nodes: list[Node], totals: PhaseTotals) -> list[Node]:
+    """Those of `nodes` that lie in no other of them."""
+    ids = {node.id for node in nodes}
+
+    def is_inside(node: Node) -> bool:
+        outer = node.parent
+        while outer is not None and outer not in ids:
+            outer = totals.table[outer].parent
+        return outer is not None
+
+    return [node for node in nodes if not is_inside(node)]
 
 
 def _rate(amount: float | None, time_ns: int, factor: float = 1.0) -> float | None:

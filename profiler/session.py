@@ -88,9 +88,11 @@ class Report:
         for stats in self.bricks:
             share = f"{100 * stats.closed.exclusive_ns / self.wall_ns:5.1f}%" if self.wall_ns else "  n/a"
             calls = stats.calls
-            lines.append(f"  {stats.name:20} {calls.mean_ns / 1e3:10.2f}µs avg ({share}) [{calls.count} samples]")
+            lines.append(
+                f"  {stats.name:20} {calls.mean_ns / 1e3:10.2f}µs incl avg ({share} excl) [{calls.count} samples]"
+            )
         for category in self.categories:
-            lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs total")
+            lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs excl total")
         for phase, books in self.books:
             lines += [f"  {phase}: {said}" for said in _said_of(books)]
         if self.outside and self.books:

@@ -1,4 +1,4 @@
-"""What a rank was busy with in its last second, in slices: to compare it with the others."""
+"""What a rank was busy with in its last two seconds, in slices: to compare it with the others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import Column, NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
-SLICE_S = 0.2  # two updates
-SLICES = 5
-MAX_SILENT_SLICES = 10  # without a step for so many slices: it is not running steps now
+SLICE_S = 0.1  # an update
+SLICES = 20
+MAX_SILENT_SLICES = 20  # without a step for so many slices: it is not running steps now
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,23 @@ class BusySlices:
                 return
         self._taken.append((monotonic_ns, count.copy(), stats.column("closed_ns").copy()))
 
+    @property
+    def count(self) -> int:
+        """How many slices there are, of whatever phase."""
+        return max(0, len(self._taken) - 1)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether no step has ended for long, measured by how long they took before."""
+        if not self._taken:
+            return True
+        longest_ns = max((after[0] - before[0] for before, after in self._pairs()), default=0)
+        return self._now_ns - self._taken[-1][0] > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9)
+
     def slices(self, nodes: NodeTable, phase: str) -> list[Slice]:
-        """The last SLICES in which steps of `phase` ended, the oldest first; none of a source that has stopped."""
+        """Of the last SLICES those in which steps of `phase` ended, the oldest first."""
         step = next((n for n in nodes.children[None] if n.kind is NodeKind.STEP and display_name(n) == phase), None)
-        if step is None or len(self._taken) < 2:
-            return []
-        longest_ns = max(after[0] - before[0] for before, after in self._pairs())
-        if self._now_ns - self._taken[-1][0] > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9):
+        if step is None:
             return []
         owner = _owners(nodes, step.id)
         found = []

@@ -1,17 +1,18 @@
-"""The subcommands, in the order `cbtop --help` lists them. Each is a module with `add_arguments` and `run`."""
+"""The subcommands, in the order `cbtop --help` lists them. Each is a module with `add_arguments` and `run`.
+
+Only the one that runs is imported: `cbtop keys` need not wait for all that the others need.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Protocol
-
-from cbtop.commands import daemon, demo, doctor, export, keys, ls, overhead, post_mortem, record, replay, top
+from importlib import import_module
+from typing import Protocol, cast
 
 
 class Command(Protocol):
     """What `cbtop.cli` needs of a command module."""
 
-    HELP: str
     DESCRIPTION: str
     EPILOG: str
 
@@ -20,16 +21,22 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {
-    "demo": demo,
-    "ls": ls,
-    "record": record,
-    "replay": replay,
-    "export": export,
-    "post-mortem": post_mortem,
-    "daemon": daemon,
-    "keys": keys,
-    "overhead": overhead,
-    "doctor": doctor,
+# The line of each in the help; its module is called as it is, with _ for -.
+COMMANDS = {
+    "demo": "decode a model with instrumented bricks, and watch it",
+    "ls": "list what runs, on one host or several",
+    "record": "record what runs into a file",
+    "replay": "show a recording",
+    "export": "write what was recorded for other tools",
+    "post-mortem": "what a process was doing when it ended",
+    "daemon": "serve what runs to many viewers",
+    "keys": "who may listen from another machine",
+    "overhead": "measure what profiling costs on this machine",
+    "doctor": "say what profiling finds on this machine, and what is missing",
 }
-DEFAULT_COMMAND: Command = top
+DEFAULT_COMMAND = "top"
+
+
+def load(name: str) -> Command:
+    """The module of the command called `name`."""
+    return cast(Command, import_module(f"cbtop.commands.{name.replace('-', '_')}"))

@@ -19,7 +19,6 @@ from cbtop.protocol.errors import KeysError
 from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
 from cbtop.telemetry import SERVICES, serving
 
-HELP = "serve what runs to many viewers"
 DESCRIPTION = (
     "Find every instrumented process of yours and publish what it records. Viewers start a daemon inside "
     "themselves where none runs; one of its own serves up to 64 viewers, and keeps what ended processes left."

@@ -29,7 +29,6 @@ from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import SourceSummary, SourceView
 
-HELP = "decode a model with instrumented bricks, and watch it"
 DESCRIPTION = (
     "Decode a GGUF model (qwen2 and llama families; F32, F16, BF16, Q8_0, Q4_K, Q6_K) on the CPU in a process of "
     "its own, and show it. Without --model, a small random one is written once into the cache."

@@ -29,7 +29,6 @@ from cbtop.protocol.endpoint import default_endpoint, runtime_dir
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.ring import DEFAULT_RING_BYTES
 
-HELP = "say what profiling finds on this machine, and what is missing"
 DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
 EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"
 

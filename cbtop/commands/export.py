@@ -19,7 +19,6 @@ from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
 from cbtop.protocol.recording import FrameKind, RecordingReader
 
-HELP = "write what was recorded for other tools"
 DESCRIPTION = (
     "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "
     "format other tools read. Formats that can hold several processes hold them all, unless --source chooses. "

@@ -11,7 +11,6 @@ from cbtop.errors import UsageError
 from cbtop.protocol.errors import KeysError
 from cbtop.protocol.keys import DAEMON_KEY, allow, allowed, keys_dir, make_pair, pairs, parse_public_key, revoke
 
-HELP = "who may listen from another machine"
 DESCRIPTION = (
     "Make CURVE key pairs, and keep the list of the viewers that the daemon of this machine lets in. They lie in "
     "$CBTOP_KEYS_DIR, else in $XDG_CONFIG_HOME or ~/.config, cbtop/keys, for you alone. Secrets are never shown."

@@ -14,7 +14,6 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.viewmodels.model import SourceView
 
-HELP = "list what runs, on one host or several"
 DESCRIPTION = (
     "List every instrumented process: rank, model, state, speed and losses, how far its host's clock is from ours, "
     "and the rank that is slower than the others."

@@ -22,7 +22,6 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.vocabulary import BrickId, SyncMode
 
-HELP = "measure what profiling costs on this machine"
 DESCRIPTION = (
     "Measure what timing one brick costs in each sync mode, beside two bare reads of the clock, and what it costs "
     "a real decode step. Rounds take turns, so that a busy machine hits all alike; the medians are shown."

@@ -17,7 +17,6 @@ from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.vocabulary import SourceStatus
 
-HELP = "what a process was doing when it ended"
 DESCRIPTION = (
     "Read what ended processes left: how they ended, their last steps and records, and the brick each thread was in: "
     "measured where the thread wrote it down itself (the compiled recorder does), else derived from the order of an "

@@ -17,7 +17,6 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.errors import KeysError, RecordingError
 from cbtop.protocol.recording import SUFFIX
 
-HELP = "record what runs into a file"
 DESCRIPTION = (
     "Record every instrumented process of yours, or those of the daemon at --connect, until the duration is over, "
     "the file is full or Ctrl-C. Killed at any moment, it leaves a file that opens."

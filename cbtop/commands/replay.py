@@ -20,7 +20,6 @@ from cbtop.errors import NoDataError, UntrustedError, UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.vocabulary import SourceStatus
 
-HELP = "show a recording"
 DESCRIPTION = (
     "Show a recording on the same screens as what runs, labelled REPLAY with its date. ← → move by 5 s, PgUp PgDn by "
     "a minute, Home and End to its ends; Space holds it."

@@ -24,8 +24,7 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import SourceView
 
-HELP = "attach to whatever runs"
-DESCRIPTION = HELP
+DESCRIPTION = "attach to whatever runs"
 EPILOG = """\
 examples:
   cbtop                              watch every instrumented process of yours

@@ -108,6 +108,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "steps": _steps(view.steps),
         "phases": [_steps(steps) for steps in view.phases],
         "bricks": [_brick(row) for row in view.bricks],
+        "shares_close": view.shares_close,
         "ranks": None if view.ranks is None else asdict(view.ranks),
         "categories": [_category(row) for row in view.categories],
         "roofline": _roofline(view.roofline),

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
-from cbtop.statistics import CATEGORY_REPORT, POINT_REPORT, ROOF_REPORT, TIME_REPORT, WORK_REPORT, Statistic
+from cbtop.statistics import (
+    CALL_REPORT,
+    CATEGORY_REPORT,
+    OWN_REPORT,
+    POINT_REPORT,
+    ROOF_REPORT,
+    WORK_REPORT,
+    Statistic,
+)
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
@@ -15,6 +23,10 @@ from cbtop.viewmodels.model import GraphRow, RanksView, ReplayView, SourceView, 
 Table = list[tuple[str, ...]]
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
+TIMES_LINE = (
+    "excl is without the bricks that ran inside (derived), incl and p50 to p99 with them; avg × count = total"
+)
+OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
 NO_BRICKS = "n/a (no brick of this phase has been recorded)"
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
@@ -100,18 +112,26 @@ def _bricks(view: SourceView) -> str:
     if not view.bricks:
         return f"bricks: {NO_BRICKS}\n{_books(view)}"
     of_ranks = any(row.rank is not None for row in view.bricks)
-    times = [("brick", "category", *_heads(TIME_REPORT), *(("of",) if of_ranks else ()))]
+    owns = [("brick", "category", *_heads(OWN_REPORT), *(("of",) if of_ranks else ()))]
+    calls = [("brick", *_heads(CALL_REPORT))]
     works = [("brick", *_heads(WORK_REPORT))]
     roofs = [("brick", *_heads(ROOF_REPORT))]
     for row in view.bricks:
         rank = (row.rank or "",) if of_ranks else ()
-        times.append((row.name, row.category.display_name, *_cells(TIME_REPORT, row), *rank))
+        owns.append((row.name, row.category.display_name, *_cells(OWN_REPORT, row), *rank))
+        calls.append((row.name, *_cells(CALL_REPORT, row)))
         works.append((row.name, *_cells(WORK_REPORT, row)))
         roofs.append((row.name, *_cells(ROOF_REPORT, row)))
-    tables = [table(times, left=2), "", table(works, left=1)]
+    tables = [table(owns, left=2), "", table(calls, left=1), "", table(works, left=1)]
     if view.roofline.points:
         tables += ["", table(roofs, left=1)]
-    return "\n".join((*tables, PROVENANCE_LINE, BUDGET_LINE, _books(view)))
+    notes = [TIMES_LINE, PROVENANCE_LINE, BUDGET_LINE, *_shares(view), _books(view)]
+    return "\n".join((*tables, *notes))
+
+
+def _shares(view: SourceView) -> list[str]:
+    """A line where the shares of the bricks are no parts of one whole."""
+    return [OPEN_LINE] if view.shares_close is False else []
 
 
 def _heads(statistics: Sequence[Statistic]) -> tuple[str, ...]:
@@ -163,7 +183,7 @@ def _categories(view: SourceView) -> str:
         return f"categories: {NO_BRICKS}"
     rows = [("category", *_heads(CATEGORY_REPORT))]
     rows += [(row.name, *_cells(CATEGORY_REPORT, row)) for row in view.categories]
-    return table(rows, left=1)
+    return "\n".join((table(rows, left=1), *_shares(view)))
 
 
 def _roofline(view: SourceView) -> str:

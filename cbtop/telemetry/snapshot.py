@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cbtop.client.store import SourceRecord, Store
-from cbtop.profiler.brick_stats import BrickStats, brick_stats
+from cbtop.profiler.brick_stats import BrickStats, brick_stats, name_and_category
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls, NodeStats, bucket_of
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.telemetry.metrics import (
     BRICK_BUDGET,
     BRICK_DURATION,
@@ -113,15 +114,15 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
         totals = PhaseTotals.of(record.nodes, record.stats, phase)
         if values := list(_phase(record.key, totals)):
             yield _Part("phase", rank := rank + 1, values, since_ns)
-        nodes: dict[str, list[int]] = {}
+        nodes: dict[tuple[str, BrickCategory], list[Node]] = {}
         for node in totals.nodes:
             if node.kind is NodeKind.BRICK:
-                nodes.setdefault(node.name, []).append(node.id)
-        bricks = {stats.name: stats for stats in brick_stats(totals)}
-        ran = [name for name in nodes if name in bricks]  # in the order they were first met, which never changes
+                nodes.setdefault(name_and_category(node), []).append(node)
+        bricks = {(stats.name, stats.category): stats for stats in brick_stats(totals)}
+        ran = [key for key in nodes if key in bricks]  # in the order they were first met, which never changes
         left_out["brick"] += len(ran[MAX_BRICKS:])
-        for name in ran[:MAX_BRICKS]:
-            found = list(_brick(record.key, totals, bricks[name], nodes[name]))
+        for key in ran[:MAX_BRICKS]:
+            found = list(_brick(record.key, totals, bricks[key], nodes[key]))
             yield _Part("brick", rank := rank + 1, found, since_ns)
 
 
@@ -154,16 +155,16 @@ def _phase(key: str, totals: PhaseTotals) -> Iterator[tuple[Metric, tuple[str, .
 
 
 def _brick(
-    key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[int]
+    key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]
 ) -> Iterator[tuple[Metric, tuple[str, ...], float | Durations]]:
     labels = (
         key,
         display_name(totals.step) if totals.step else "",
         stats.name,
         stats.category.display_name,
-        stats.backend,
+        min(nodes, key=lambda node: node.id).backend,  # of the first announced: one that runs later changes nothing
     )
-    yield BRICK_DURATION, labels, _durations(totals.stats, nodes, stats.calls)
+    yield BRICK_DURATION, labels, _durations(totals.stats, [node.id for node in nodes], stats.calls)
     yield BRICK_FAILED, labels, stats.calls.failed
     yield BRICK_ELEMENTS, labels, stats.calls.elements
     if totals.step:

@@ -1,4 +1,4 @@
-"""Bricks: one row a name, from its statistics and its checks."""
+"""Bricks: one row a name and category, from its statistics and its checks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class BrickRow:
     category: BrickCategory
     count: int
     failed: int
-    total_us: float
-    exclusive_us: float
-    avg_us: float
+    total_inclusive_us: float  # each call with what ran inside it
+    total_exclusive_us: float  # without the bricks that ran inside it
+    avg_inclusive_us: float
     min_us: float | None
     max_us: float | None
     cv: float | None  # standard deviation / mean
@@ -47,6 +47,15 @@ class BrickRow:
     rank: str | None = None  # in a merge by maximum: whose figures these are
     budget_gb_per_sec: float | None = None  # the rate that the budget a token was derived from; None: it is static
     uncounted: int = 0  # calls that gave no count of elements
+
+    @property
+    def key(self) -> tuple[str, BrickCategory]:
+        """What tells it from the other rows: bricks of one name may be of several categories."""
+        return self.name, self.category
+
+    @property
+    def avg_exclusive_us(self) -> float:
+        return self.total_exclusive_us / self.count
 
     @property
     def budget_used_percent(self) -> float | None:
@@ -98,9 +107,9 @@ def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> Bric
         category=stats.category,
         count=calls.count,
         failed=calls.failed,
-        total_us=calls.total_ns / 1e3,
-        exclusive_us=stats.exclusive_ns / 1e3,
-        avg_us=calls.mean_ns / 1e3,
+        total_inclusive_us=calls.total_ns / 1e3,
+        total_exclusive_us=stats.exclusive_ns / 1e3,
+        avg_inclusive_us=calls.mean_ns / 1e3,
         min_us=_us(calls.min_ns),
         max_us=_us(calls.max_ns),
         cv=calls.cv,
@@ -109,7 +118,7 @@ def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> Bric
         p99_us=_us(calls.p99_ns),
         p999_us=_us(calls.p999_ns),
         # What ran in no ended step has no time a token yet.
-        us_per_token=totals.us_per_token(stats.closed.total_ns) if stats.closed.total_ns else None,
+        us_per_token=totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None,
         elements=calls.elements,
         flops=stats.flops,
         bytes=stats.bytes,

@@ -20,11 +20,13 @@ class CategoryRow:
     name: str
     category: BrickCategory
     count: int
-    total_us: float
-    exclusive_us: float
-    avg_us: float
-    us_per_token: float | None
+    total_exclusive_us: float  # of its bricks, none of it twice
+    exclusive_us_per_token: float | None
     percent: float | None
+
+    @property
+    def avg_exclusive_us(self) -> float:
+        return self.total_exclusive_us / self.count
 
 
 def category_rows(categories: Iterable[CategoryStats], totals: PhaseTotals) -> tuple[CategoryRow, ...]:
@@ -34,10 +36,8 @@ def category_rows(categories: Iterable[CategoryStats], totals: PhaseTotals) -> t
             name=stats.category.display_name,
             category=stats.category,
             count=stats.count,
-            total_us=stats.total_ns / 1e3,
-            exclusive_us=stats.exclusive_ns / 1e3,
-            avg_us=stats.exclusive_ns / stats.count / 1e3,
-            us_per_token=totals.us_per_token(stats.closed.exclusive_ns),
+            total_exclusive_us=stats.exclusive_ns / 1e3,
+            exclusive_us_per_token=totals.us_per_token(stats.closed.exclusive_ns),
             percent=totals.percent(stats.closed.exclusive_ns, stats.adopted_ns),
         )
         for stats in categories

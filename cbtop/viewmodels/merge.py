@@ -17,7 +17,7 @@ from cbtop.client.window import Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, Column, NodeStats
 from cbtop.protocol.messages import Dependency, Node, SourceState
-from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.protocol.vocabulary import BrickCategory, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.model import (
@@ -261,25 +261,23 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
     What is taken from several ranks adds up to nothing: there are no books and no graph.
     """
     slowest = max(members.values(), key=lambda member: (member.steps and member.steps.mean_us) or 0)
-    bricks: dict[str, BrickRow] = {}
-    categories: dict[str, CategoryRow] = {}
-    max_us: dict[str, float] = {}
+    bricks: dict[tuple[str, BrickCategory], BrickRow] = {}
+    categories: dict[BrickCategory, CategoryRow] = {}
+    max_us: dict[object, float] = {}
     for name, member in members.items():
         for brick in member.bricks:
-            if (us := _a_step(brick, member)) > max_us.get(brick.name, -1):
+            if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
                 percent = brick.percent if _closes(member) else None  # there is no place here to say it
-                max_us[brick.name], bricks[brick.name] = us, replace(brick, rank=name, roof=None, percent=percent)
-    max_us.clear()
-    for member in members.values():
+                max_us[brick.key], bricks[brick.key] = us, replace(brick, rank=name, roof=None, percent=percent)
         for category in member.categories:
-            if (us := _a_step(category, member)) > max_us.get(category.name, -1):
+            if (us := _a_step(category, member)) > max_us.get(category.category, -1):
                 percent = category.percent if _closes(member) else None
-                max_us[category.name], categories[category.name] = us, replace(category, percent=percent)
+                max_us[category.category], categories[category.category] = us, replace(category, percent=percent)
     return replace(
         view,
         steps=slowest.steps,
         phases=slowest.phases,
-        bricks=tuple(sorted(bricks.values(), key=lambda row: -row.exclusive_us)),
+        bricks=tuple(sorted(bricks.values(), key=lambda row: -row.total_exclusive_us)),
         categories=tuple(sorted(categories.values(), key=lambda row: row.category)),
         roofline=_no_roof(tuple(bricks.values())),
         graph=(),
@@ -307,20 +305,21 @@ def _ranks(view: SourceView, members: Mapping[str, SourceView]) -> RanksView:
         )
         for name, member in members.items()
     )
-    took = [{row.name: _a_step(row, member) for row in member.bricks} for member in members.values()]
-    rows = [_rank_row(brick.name, [us.get(brick.name) for us in took]) for brick in view.bricks]
+    took = [{row.key: _a_step(row, member) for row in member.bricks} for member in members.values()]
+    rows = [_rank_row(brick, [us.get(brick.key) for us in took]) for brick in view.bricks]
     return RanksView("step" if view.steps else "call", columns, tuple(rows))
 
 
-def _rank_row(name: str, us: Sequence[float | None]) -> RankRow:
+def _rank_row(brick: BrickRow, us: Sequence[float | None]) -> RankRow:
     known = [value for value in us if value is not None]
     usual = median(known)
     at = us.index(max(known))
-    return RankRow(name, tuple(us), slowest=at, spread_percent=100 * (max(known) / usual - 1) if usual else None)
+    spread_percent = 100 * (max(known) / usual - 1) if usual else None
+    return RankRow(brick.name, brick.category.display_name, tuple(us), slowest=at, spread_percent=spread_percent)
 
 
 def _a_step(row: BrickRow | CategoryRow, member: SourceView) -> float:
     """Exclusive time (µs) in a step that has ended or, for a process without steps, in a call."""
     if row.percent is None or member.steps is None or member.steps.mean_us is None:
-        return row.exclusive_us / row.count
+        return row.total_exclusive_us / row.count
     return row.percent / 100 * member.steps.mean_us

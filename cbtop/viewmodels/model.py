@@ -73,8 +73,8 @@ class GraphRow:
     category: BrickCategory | None
     backend: str
     count: int | None
-    total_us: float | None
-    avg_us: float | None
+    total_inclusive_us: float | None
+    avg_inclusive_us: float | None
     p50_us: float | None
     p99_us: float | None
     elements: int | None  # per call, mean
@@ -206,7 +206,7 @@ class WindowView:
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The rank that is busy longer with a step than the others, over about the last second; derived."""
+    """The rank that is busy longer with a step than each of the others, over the last two seconds; derived."""
 
     key: str
     rank: int
@@ -215,8 +215,8 @@ class StragglerView:
     ranks: int  # compared, itself among them
     phase: str
     steps: int  # its own that were looked at
-    busy_us: float  # a step: the exclusive time of its bricks, collectives left out
-    others_us: float  # the median of the others
+    busy_us: float  # a step, median of slices: the exclusive time of its bricks, collectives left out
+    others_us: float  # the median of the others' medians
     percent: float  # slower than that
     brick: str  # contributes most
     brick_excess_us: float  # a step, over the median of the others
@@ -258,6 +258,7 @@ class RankRow:
     """One brick in every rank: its exclusive time, as RanksView.unit says; derived."""
 
     brick: str
+    category: str
     us: tuple[float | None, ...]
     slowest: int  # which of them
     spread_percent: float | None  # the slowest over the median
@@ -319,6 +320,16 @@ class SourceView:
     merged: MergedView | None = None  # None: one source; else `pid`, `host` and the like are its first member's
     ranks: RanksView | None = None  # with MergeMode.RANKS
     critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
+
+    @property
+    def shares_close(self) -> bool | None:
+        """Whether the bricks' shares are parts of one whole; None where there are none.
+
+        What runs at the same time inside one step may add up to more than the step, and what is taken from several
+        ranks is of several steps.
+        """
+        shares = [row.percent for row in self.bricks if row.percent is not None]
+        return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
 
     @property
     def has_data(self) -> bool:

@@ -70,9 +70,9 @@ def _brick(
         category=category,
         count=calls * STEPS,
         failed=0,
-        total_us=us * STEPS,
-        exclusive_us=us * STEPS,
-        avg_us=avg,
+        total_inclusive_us=us * STEPS,
+        total_exclusive_us=us * STEPS,
+        avg_inclusive_us=avg,
         min_us=avg * 0.91,
         max_us=avg * 4.2,
         cv=0.12,
@@ -95,21 +95,19 @@ def _brick(
     )
 
 
-BRICKS = tuple(sorted((_brick(*row) for row in _BRICKS), key=lambda row: -row.exclusive_us))
-BRICKS_US = sum(row.exclusive_us for row in BRICKS) / STEPS
+BRICKS = tuple(sorted((_brick(*row) for row in _BRICKS), key=lambda row: -row.total_exclusive_us))
+BRICKS_US = sum(row.total_exclusive_us for row in BRICKS) / STEPS
 
 
 def _category(category: BrickCategory) -> CategoryRow:
     rows = [row for row in BRICKS if row.category == category]
-    total, calls = sum(row.total_us for row in rows), sum(row.count for row in rows)
+    total, calls = sum(row.total_exclusive_us for row in rows), sum(row.count for row in rows)
     return CategoryRow(
         name=category.display_name,
         category=category,
         count=calls,
-        total_us=total,
-        exclusive_us=total,
-        avg_us=total / calls,
-        us_per_token=total / STEPS,
+        total_exclusive_us=total,
+        exclusive_us_per_token=total / STEPS,
         percent=100 * total / STEPS / WALL_US,
     )
 
@@ -125,6 +123,7 @@ def _graph() -> tuple[GraphRow, ...]:
 
     def add(parent: int | None, depth: int, kind: NodeKind, name: str, label: str, brick: BrickRow | None) -> int:
         timed = brick is not None and kind is NodeKind.BRICK
+        avg_us = brick.avg_inclusive_us if brick and timed else 691.5 if kind is NodeKind.LAYER else None
         rows.append(
             GraphRow(
                 id=len(rows) + 1,
@@ -136,12 +135,12 @@ def _graph() -> tuple[GraphRow, ...]:
                 category=brick.category if brick else None,
                 backend="numba" if brick else "",
                 count=STEPS if kind is not NodeKind.KERNEL else None,
-                total_us=brick.avg_us * STEPS if brick and timed else None,
-                avg_us=brick.avg_us if brick and timed else 691.5 if kind is NodeKind.LAYER else None,
+                total_inclusive_us=None if avg_us is None else avg_us * STEPS,
+                avg_inclusive_us=avg_us,
                 p50_us=brick.p50_us if brick and timed else 688.0 if kind is NodeKind.LAYER else None,
                 p99_us=brick.p99_us if brick and timed else 803.1 if kind is NodeKind.LAYER else None,
                 elements=1_024 if timed else None,
-                percent=100 * brick.avg_us / WALL_US if brick and timed else 8.2 if kind is NodeKind.LAYER else None,
+                percent=8.2 if kind is NodeKind.LAYER else None if avg_us is None else 100 * avg_us / WALL_US,
             )
         )
         return len(rows)
@@ -150,7 +149,7 @@ def _graph() -> tuple[GraphRow, ...]:
     for layer in range(LAYERS):
         at = add(None, 0, NodeKind.LAYER, f"Layer {layer}", f"Layer {layer}", None)
         for brick in in_layers:
-            label = f"{brick.name}  {brick.avg_us:.1f}µs (1024 elem)"
+            label = f"{brick.name}  {brick.avg_inclusive_us:.1f}µs (1024 elem)"
             child = add(at, 1, NodeKind.BRICK, brick.name, label, brick)
             kernel = f"{brick.name.lower()}_kernel"
             add(child, 2, NodeKind.KERNEL, kernel, f"{kernel}  numba", brick)
@@ -291,7 +290,13 @@ SIDE_BY_SIDE = replace(
             for at, factor in enumerate(_FACTORS)
         ),
         tuple(
-            RankRow(row.name, tuple(row.exclusive_us / STEPS * factor for factor in _FACTORS), 2, 14.4)
+            RankRow(
+                row.name,
+                row.category.display_name,
+                tuple(row.total_exclusive_us / STEPS * factor for factor in _FACTORS),
+                2,
+                14.4,
+            )
             for row in BRICKS
         ),
     ),

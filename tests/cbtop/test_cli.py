@@ -11,7 +11,7 @@ import pytest
 
 import cbtop
 from cbtop.cli import main
-from cbtop.commands import COMMANDS
+from cbtop.commands import COMMANDS, DEFAULT_COMMAND
 from tests.integration.hosts import cbtop as run
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +26,8 @@ def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     text = capsys.readouterr().out
-    for name, command in COMMANDS.items():
-        assert name in text
-        assert command.HELP in text
+    for name, line in COMMANDS.items():
+        assert f"{name:<13}{line}" in text
     assert "exit codes: 0 data seen" in text
 
 
@@ -37,6 +36,19 @@ def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     assert f"usage: cbtop {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "others"), [("keys", set()), ("doctor", set()), ("ls", {"top", "replay"})])
+def test_a_command_loads_no_other_that_it_has_no_use_for(name: str, others: set[str]) -> None:
+    script = (
+        f"import contextlib, sys; from cbtop.cli import main\n"
+        f"with contextlib.suppress(SystemExit): main([{name!r}, '--help'])\n"
+        "sys.stderr.write(' '.join(m for m in sys.modules if m.startswith('cbtop.commands.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = {module.removeprefix("cbtop.commands.") for module in done.stderr.split()}
+    known = {command.replace("-", "_") for command in COMMANDS} | {DEFAULT_COMMAND}
+    assert loaded & known == {name} | others
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_headless_decodes_the_steps_asked_for_and_reports_every_brick(models: di
     assert {row["kind"] for row in source["graph"]} == {"layer", "brick", "kernel"}
     books, loss = source["books"], source["loss"]
     assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
-    assert sum(row["exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
+    assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
     assert (loss["dropped"], loss["produced"]) == (0, loss["received"])
 
 

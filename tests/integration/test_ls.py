@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, host, once_answered
 from tests.integration.test_many_daemons import elsewhere
-from tests.integration.test_stragglers import SLOW_RANK, ranks
+from tests.integration.test_stragglers import SLOW_RANK, kept_running, ranks
 
 
 def ls(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,7 +38,7 @@ def test_it_lists_what_runs_and_text_and_json_agree() -> None:
 
 def test_it_names_the_straggler_of_several_ranks(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
-    with daemon(), ranks(count=SLOW_RANK + 1):
+    with daemon(), ranks(count=SLOW_RANK + 1) as processes, kept_running(processes):
         eventually(lambda: f"{SLOW_RANK}/{SLOW_RANK + 1}" in (text := ls().stdout) and "straggler" in text)
         # A look may be too short.
         found = eventually(lambda: (seen := json.loads(ls("--format", "json").stdout))["stragglers"] and seen)

@@ -42,7 +42,7 @@ def test_the_sum_of_three_ranks_closes_its_books() -> None:
     assert source["pid"] is None
     books, loss = source["books"], source["loss"]
     assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
-    assert sum(row["exclusive_us"] for row in source["bricks"]) == pytest.approx(
+    assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(
         books["bricks_us"] + books["open_us"]
     )
     assert loss["produced"] == loss["received"] + loss["dropped"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from cbtop.client.busy import SLICES
 from cbtop.client.feed import Feed
 from cbtop.viewmodels.model import StragglerView
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, snapshot
@@ -18,10 +20,10 @@ from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, snapsh
 RANKS = 4
 SLOW_RANK = 2
 
-# Each step really takes its time; what its bricks took is said, so that a busy machine does not decide the test.
-# A rank that has the file `slow-N` beside its ring is 15 % slower in one brick from then on, and waits less.
+# A rank runs the steps it is told to on stdin; what its bricks took is said: how busy the machine is decides nothing.
+# One that has the file `slow-N` beside its ring is 15 % slower in one brick from then on, and waits less.
 RANK = """
-import os, sys, time
+import os, sys
 from pathlib import Path
 from typing import Any
 from cbtop import BrickId, BrickProfiler
@@ -31,64 +33,101 @@ slow = Path(os.environ["CBTOP_RUNTIME_DIR"]) / f"slow-{rank}"
 profiler = BrickProfiler()
 profiler.announce(Manifest("toy", "qwen2", "numba", "F32", 1, 2, 64, 512, 1000, 4000))
 noise = (0.98, 1.01, 1.0, 0.99, 1.02, 1.0)
-number = rank
-while True:
-    number += 1
+for number, _ in enumerate(sys.stdin, rank):
     jitter = noise[number % len(noise)]
+    pause_ns = 50_000_000 if (number + 400 * rank) % 1600 == 0 else 0  # rare, and of each rank at another time
     extra_ns = 600_000 if slow.exists() else 0
     with profiler.step("decode", tokens=1):
         for layer in range(2):
             with profiler.layer(layer):
-                profiler.record_elapsed(BrickId.RMS_NORM, int(400_000 * jitter))
+                profiler.record_elapsed(BrickId.RMS_NORM, int(400_000 * jitter) + pause_ns)
                 profiler.record_elapsed(BrickId.DOWN_PROJECTION, int(1_600_000 * jitter) + extra_ns // 2)
                 profiler.record_elapsed("AllReduce", 900_000 - extra_ns // 2)
-        time.sleep(0.01)
 """
+STEPS = 10  # at a time
+
+
+Ranks = list[subprocess.Popen[bytes]]
 
 
 @contextmanager
-def ranks(script: str = RANK, count: int = RANKS) -> Iterator[list[subprocess.Popen[bytes]]]:
+def ranks(script: str = RANK, count: int = RANKS) -> Iterator[Ranks]:
     with ExitStack() as running:
         found = []
         for rank in range(count):
             environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-            process = running.enter_context(subprocess.Popen([sys.executable, "-c", script], env=environment))
+            process = running.enter_context(
+                subprocess.Popen([sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE)
+            )
             running.callback(process.kill)
             found.append(process)
         yield found
 
 
-def named(feed: Feed) -> StragglerView | None:
+def run_on(processes: Ranks) -> None:
+    """Every rank runs STEPS more steps."""
+    for process in processes:
+        assert process.stdin
+        process.stdin.write(b"\n" * STEPS)
+        process.stdin.flush()
+
+
+@contextmanager
+def kept_running(processes: Ranks) -> Iterator[None]:
+    """The ranks run on while somebody else looks."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.02):
+            run_on(processes)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def look(feed: Feed, processes: Ranks) -> StragglerView | None:
+    """Who is named after the ranks have run on."""
+    run_on(processes)
     feed.poll(20)
     view = feed.view()
     return view.straggler if view else None
 
 
-def are_comparable(feed: Feed, count: int = RANKS) -> bool:
+def are_comparable(feed: Feed, processes: Ranks) -> bool:
     """Whether every rank has been seen for as long as a verdict looks back."""
+    run_on(processes)
     feed.poll(20)
-    views = [view for source in feed.sources() if (view := feed.view(source.key))]
-    return len(views) == count and all(view.steps and view.steps.count > 100 for view in views)
+    records = [seen.record for seen in feed.seen().values()]
+    return len(records) == RANKS and all(record.busy and record.busy.count == SLICES for record in records)
 
 
 def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
     with daemon(), ranks() as processes, Feed() as feed:
-        eventually(lambda: are_comparable(feed))
+        eventually(lambda: are_comparable(feed, processes))
         for _ in range(50):
-            assert named(feed) is None
+            assert look(feed, processes) is None
         (runtime / f"slow-{SLOW_RANK}").touch()
         # It rises as its quick steps are forgotten.
-        found = eventually(lambda: (seen := named(feed)) and seen.percent == pytest.approx(15, abs=2) and seen)
-    assert (found.rank, found.pid, found.ranks) == (SLOW_RANK, processes[SLOW_RANK].pid, RANKS)
-    assert found.brick == "DownProjection"
-    assert found.brick_excess_us == pytest.approx(600, rel=0.1)
+        found = eventually(
+            lambda: (seen := look(feed, processes)) and seen.percent == pytest.approx(15, abs=2) and seen
+        )
+        assert (found.rank, found.pid, found.ranks) == (SLOW_RANK, processes[SLOW_RANK].pid, RANKS)
+        assert found.brick == "DownProjection"
+        assert found.brick_excess_us == pytest.approx(600, rel=0.1)
+        (runtime / "slow-0").touch()  # and now another is as slow
+        eventually(lambda: look(feed, processes) is None)
+        for _ in range(50):
+            assert look(feed, processes) is None
 
 
 def test_once_names_the_straggler_in_text_and_json(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
-    with daemon(), ranks() as processes, Feed() as feed:
-        eventually(lambda: are_comparable(feed))
-        eventually(lambda: named(feed))
+    with daemon(), ranks() as processes, kept_running(processes):
         # A look may be too short.
         sources = eventually(lambda: (seen := snapshot()) and all(one["straggler"] for one in seen) and seen)
         once = ("--headless", "--once", *PATIENTLY, "--view", "bricks")

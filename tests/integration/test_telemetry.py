@@ -143,9 +143,11 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
         brick = here | {"phase": "decode", "brick": row["name"]}
         assert value_of(families, "cbtop_brick_duration_seconds_count", **brick) == row["count"]
         assert value_of(families, "cbtop_brick_duration_seconds_bucket", **brick, le="+Inf") == row["count"]
-        assert value_of(families, "cbtop_brick_duration_seconds_sum", **brick) == pytest.approx(row["total_us"] / 1e6)
+        assert value_of(families, "cbtop_brick_duration_seconds_sum", **brick) == pytest.approx(
+            row["total_inclusive_us"] / 1e6
+        )
         assert value_of(families, "cbtop_brick_exclusive_seconds_total", **brick) == pytest.approx(
-            row["exclusive_us"] / 1e6
+            row["total_exclusive_us"] / 1e6
         )
         assert value_of(families, "cbtop_brick_elements_total", **brick) == row["elements"]
     down = here | {"brick": "DownProjection", "backend": "numba", "category": "FFN"}
@@ -292,7 +294,7 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
         for row in source["bricks"]:
             assert collector.value_of("cbtop.brick.duration", row["name"]) == row["count"]
             assert collector.value_of("cbtop.brick.exclusive", row["name"]) == pytest.approx(
-                row["exclusive_us"] / 1e6
+                row["total_exclusive_us"] / 1e6
             )
 
 

@@ -30,7 +30,7 @@ def test_all_traces_of_a_run_are_reported_and_its_books_still_balance(model: str
     assert own["category"] == "Other"
     books = source["books"]
     assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
-    assert sum(row["exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
+    assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
 
 
 def test_only_what_was_asked_for_is_traced_and_shown(model: str) -> None:

@@ -59,7 +59,7 @@ def test_once_prints_what_runs_and_the_books_and_the_losses_add_up() -> None:
     books, loss = source["books"], source["loss"]
     assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
     assert loss["produced"] == loss["received"] + loss["dropped"]
-    assert sum(row["exclusive_us"] for row in source["bricks"]) == pytest.approx(
+    assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(
         books["bricks_us"] + books["open_us"]
     )
 

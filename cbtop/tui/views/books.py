@@ -58,7 +58,7 @@ def books_parts(source: SourceView) -> list[Part]:
         return []
     parts = [
         Part(
-            row.exclusive_us,
+            row.total_exclusive_us,
             CATEGORY_LOOKS[row.category].fill,
             f"{CATEGORY_LOOKS[row.category].glyph} {clean(row.name)}",
         )

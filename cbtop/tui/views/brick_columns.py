@@ -12,7 +12,7 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, clip
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import RanksView
+from cbtop.viewmodels.model import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 
@@ -47,15 +47,19 @@ def _budget(row: BrickRow) -> Line:
 
 def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple[Column[BrickRow], ...]:
     """Of `columns` those that say which brick and how much of the whole, and one a rank."""
-    rows = {row.brick: row for row in ranks.rows}
+    rows = {(row.brick, row.category): row for row in ranks.rows}
+
+    def of(row: BrickRow) -> RankRow | None:
+        return rows.get((row.name, row.category.display_name))
 
     def of_rank(at: int) -> Column[BrickRow]:
         def us(row: BrickRow) -> float | None:
-            return rows[row.name].us[at] if row.name in rows else None
+            found = of(row)
+            return found.us[at] if found else None
 
         def cell(row: BrickRow, width: int) -> Line:
-            slowest = row.name in rows and rows[row.name].slowest == at
-            return figure(formatting.number(us(row)), "strong warn" if slowest else "")
+            found = of(row)
+            return figure(formatting.number(us(row)), "strong warn" if found and found.slowest == at else "")
 
         def sort_value(row: BrickRow) -> float:
             found = us(row)

@@ -43,7 +43,7 @@ class Bricks(View):
     def compose(self) -> ComposeResult:
         self._table: SortedTable[BrickRow] = SortedTable(
             brick_columns(100.0, budgets=False, checks=False),
-            lambda row: row.name,
+            lambda row: row.key,
             sort_by="wall %",
             empty="no brick of this phase has been recorded yet",
             id="bricks-table",

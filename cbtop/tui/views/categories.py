@@ -131,7 +131,7 @@ def _category_lines(source: SourceView, width: int, *, details: bool, air: bool)
 def _bricks_of(row: CategoryRow, source: SourceView, width: int) -> Line:
     bricks = sorted(
         (brick for brick in source.bricks if brick.category == row.category),
-        key=lambda brick: brick.exclusive_us,
+        key=lambda brick: brick.total_exclusive_us,
         reverse=True,
     )
     parts: list[Line] = [

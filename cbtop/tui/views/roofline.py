@@ -91,12 +91,12 @@ class Roofline(View):
     columns_doc = tuple((column.title, column.doc) for column in POINT_COLUMNS)
 
     def compose(self) -> ComposeResult:
-        self._letters: dict[str, str] = {}
+        self._letters: dict[object, str] = {}
         self._letters_of = ""
         self._plot = RooflinePlot(id="roofline-plot")
         self._table: SortedTable[LetteredPoint] = SortedTable(
             POINT_COLUMNS,
-            lambda row: row.point.name,
+            lambda row: row.point.key,
             sort_by="wall %",
             empty="n/a: no brick with declared flops and bytes has run yet",
             id="roofline-table",
@@ -115,8 +115,8 @@ class Roofline(View):
             self._letters, self._letters_of = {}, source.key
         points = source.roofline.points
         for point in points:
-            self._letters.setdefault(point.name, LETTERS[min(len(self._letters), len(LETTERS) - 1)])
-        rows = [LetteredPoint(self._letters[point.name], point) for point in points]
+            self._letters.setdefault(point.key, LETTERS[min(len(self._letters), len(LETTERS) - 1)])
+        rows = [LetteredPoint(self._letters[point.key], point) for point in points]
         self._table.show_rows(rows)
         self._plot.show_points(source.roofline, rows, self._table.current)
         self._notes.show_roofline(source.roofline)

@@ -58,13 +58,14 @@ class SortedTable(Table[RowT]):
     def __init__(
         self,
         columns: Sequence[Column[RowT]],
-        key: Callable[[RowT], str],
+        key: Callable[[RowT], tuple[str, object]],
         *,
         sort_by: str,
         empty: str = "",
         id: str | None = None,
     ) -> None:
         super().__init__(columns, key, empty=empty, id=id)
+        self._name_and_more = key
         self.sort_by = sort_by
         self.descending = True
         self.filter_text = ""
@@ -89,7 +90,8 @@ class SortedTable(Table[RowT]):
         wanted = self.filter_text.casefold()
         nothing_such = f"none of {len(self._all)} has {clean(self.filter_text)!r} in its name; esc shows all"
         self.empty = nothing_such if wanted and self._all else self._nothing_at_all
-        super().show_rows([by_key[key] for key in self._order if wanted in str(key).casefold()])
+        ordered = [by_key[key] for key in self._order]
+        super().show_rows([row for row in ordered if wanted in self._name_and_more(row)[0].casefold()])
 
     def set_filter(self, text: str) -> None:
         """Show only the rows whose name contains `text`, in any case; all of them for an empty one."""

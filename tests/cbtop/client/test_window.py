@@ -78,7 +78,7 @@ def test_the_window_holds_what_ran_in_it_and_nothing_before(runtime: Path) -> No
     assert view.steps.count == view.steps.tokens == 10
     assert view.steps.mean_us == pytest.approx(801)
     inner = next(row for row in view.bricks if row.name == "inner")
-    assert (inner.count, inner.avg_us, inner.exclusive_us) == (10, 400, 4000)
+    assert (inner.count, inner.avg_inclusive_us, inner.total_exclusive_us) == (10, 400, 4000)
     assert inner.p50_us == pytest.approx(400, rel=0.01)
     assert inner.min_us == pytest.approx(400, rel=0.01)
     assert inner.max_us == pytest.approx(400, rel=0.01)
@@ -116,8 +116,8 @@ def test_a_window_cut_through_a_step_still_closes_its_books(runtime: Path) -> No
     assert balanced(view)
     assert view.books is not None
     assert view.books.open_us == 50
-    assert {row.name: row.exclusive_us for row in view.bricks} == {"inner": 7000, "outer": 2000, "head": 500}
-    assert sum(row.exclusive_us for row in view.bricks) == view.books.bricks_us
+    assert {row.name: row.total_exclusive_us for row in view.bricks} == {"inner": 7000, "outer": 2000, "head": 500}
+    assert sum(row.total_exclusive_us for row in view.bricks) == view.books.bricks_us
 
 
 def test_a_window_longer_than_was_watched_says_what_it_covers(runtime: Path) -> None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports import REPORTS, SECTIONS
 from cbtop.reports.sources import sources_json, sources_text
-from cbtop.viewmodels.model import SourceView, WindowView
+from cbtop.viewmodels.merge import merged_view
+from cbtop.viewmodels.model import MergeMode, SourceView, WindowView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples
-from tests.cbtop.recorded import decode_run
+from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -50,9 +58,10 @@ def test_the_json_holds_what_was_promised(view: SourceView) -> None:
             "loss"} <= source.keys()  # fmt: skip
     assert {"count", "tokens", "tokens_per_sec", "wall_us"} <= source["steps"].keys()
     assert source["steps"]["wall_us"].keys() == {"mean", "p50", "p95", "p99"}
-    assert {"name", "category", "count", "total_us", "exclusive_us", "avg_us", "p50_us", "p95_us", "p99_us",
+    assert {"name", "category", "count", "total_inclusive_us", "total_exclusive_us", "avg_inclusive_us",
+            "avg_exclusive_us", "p50_us", "p95_us", "p99_us",
             "elements", "flops", "bytes", "percent"} <= source["bricks"][0].keys()  # fmt: skip
-    assert {"name", "avg_us", "percent", "count"} <= source["categories"][0].keys()
+    assert {"name", "total_exclusive_us", "avg_exclusive_us", "percent", "count"} <= source["categories"][0].keys()
     assert {"name", "value", "unit", "provenance"} <= source["roofline"]["ceilings"][0].keys()
     assert {"brick", "intensity", "gflops", "percent_of_roof"} <= source["roofline"]["points"][0].keys()
     assert {"id", "parent", "kind", "name"} <= source["graph"][0].keys()
@@ -72,13 +81,15 @@ def test_what_was_not_measured_is_null_never_zero(view: SourceView) -> None:
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     down = next(row for row in source["bricks"] if row["name"] == "DownProjection")
     assert (down["flops"], down["gflops"], down["budget_us_per_token"]) == (None, None, None)
-    assert all(row["avg_us"] is None for row in source["graph"] if row["kind"] == "kernel")
+    assert all(row["avg_inclusive_us"] is None for row in source["graph"] if row["kind"] == "kernel")
 
 
 def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
-    columns = {"count": "count", "excl µs": "exclusive_us", "%": "percent", "avg µs": "avg_us", "p50 µs": "p50_us",
-               "p95 µs": "p95_us", "p99 µs": "p99_us", "µs/token": "us_per_token", "GB/s": "gb_per_sec",
+    columns = {"count": "count", "excl µs": "total_exclusive_us", "excl avg µs": "avg_exclusive_us", "%": "percent",
+               "incl µs": "total_inclusive_us", "incl avg µs": "avg_inclusive_us", "p50 µs": "p50_us",
+               "p95 µs": "p95_us", "p99 µs": "p99_us", "µs/token": "us_per_token",
+               "GB/s": "gb_per_sec",
                "GFLOP/s": "gflops", "budget": "budget_us_per_token", "used %": "budget_used_percent"}  # fmt: skip
     table = _table(REPORTS["text"]([view], ["bricks"]))
     assert [row["met"] for row in table.values()] == ["n/a", "yes", "NO"]
@@ -91,6 +102,118 @@ def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
                 assert text == "n/a"
             else:
                 assert float(text.replace(",", "")) == pytest.approx(value, rel=5e-3, abs=5e-3)
+
+
+# A brick: its name, its category, its own µs, and what runs inside it.
+Bricks = list[tuple[str, BrickCategory, int, "Bricks"]]
+made_bricks: st.SearchStrategy[Bricks] = st.recursive(
+    st.just([]),
+    lambda inner: st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from(BrickCategory), st.integers(0, 10**7), inner), max_size=3
+    ),
+    max_leaves=8,
+)
+
+
+def run_bricks(profiler: BrickProfiler, clock: Clock, bricks: Bricks) -> None:
+    for name, category, us, inside in bricks:
+        with profiler.brick(BrickDefinition(name, category), 1):
+            clock.sleep_us(us)
+            run_bricks(profiler, clock, inside)
+
+
+def run_at_once(profiler: BrickProfiler, clock: Clock, us: int) -> None:
+    """Bricks whose times, told from outside, overlap: together they may take longer than the step."""
+    with profiler.step("decode", tokens=1):
+        clock.sleep_us(us)
+        for _ in range(3):
+            profiler.record_elapsed("beside", us * 1000)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(made_bricks, st.integers(0, 100)), min_size=1, max_size=4),
+    st.integers(0, 1000),
+    st.booleans(),
+    st.sampled_from(["life", "window", *MergeMode]),
+)
+def test_in_every_row_avg_times_count_is_the_total_and_the_shares_close_or_it_is_said(
+    steps: list[tuple[Bricks, int]], beside_us: int, has_steps: bool, shown: str
+) -> None:
+    records = []
+    for _ in range(2):
+        with TemporaryDirectory() as directory:
+            clock = Clock()
+            profiler = profiler_in(Path(directory), clock)
+            for bricks, rest_us in steps:
+                with profiler.step("decode", tokens=2) if has_steps else nullcontext():
+                    run_bricks(profiler, clock, bricks)
+                    clock.sleep_us(rest_us + 1)
+            if beside_us:
+                run_at_once(profiler, clock, beside_us)
+            source = source_of(Path(directory)) if profiler.recording and [*Path(directory).glob("*.ring")] else None
+            if source is not None:
+                records.append(record_of(source))
+                source.close()
+            profiler.close()
+    if not records:
+        return  # nothing was recorded
+    view = (
+        source_view(records[0], window=shown == "window")
+        if shown in ("life", "window")
+        else merged_view(records, MergeMode(shown))
+    )
+    (said,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    text = REPORTS["text"]([view], ["bricks", "categories"])
+    for row in said["bricks"]:
+        assert row["avg_inclusive_us"] * row["count"] == pytest.approx(row["total_inclusive_us"], rel=1e-12)
+        assert row["avg_exclusive_us"] * row["count"] == pytest.approx(row["total_exclusive_us"], rel=1e-12)
+        assert row["total_exclusive_us"] <= row["total_inclusive_us"]
+    for row in said["categories"]:
+        assert row["avg_exclusive_us"] * row["count"] == pytest.approx(row["total_exclusive_us"], rel=1e-12)
+    for row in said["graph"]:
+        if row["total_inclusive_us"] is not None:
+            assert row["avg_inclusive_us"] * row["count"] == pytest.approx(row["total_inclusive_us"], rel=1e-12)
+    for table in tables(text):
+        for kind in ("excl", "incl"):
+            for row in table:
+                if f"{kind} µs" in row:
+                    product, total = number(row[f"{kind} avg µs"]) * int(row["count"]), number(row[f"{kind} µs"])
+                    assert product == pytest.approx(total, rel=2e-2, abs=0.011 * (int(row["count"]) + 1))
+    for rows in ("bricks", "categories"):
+        shares = [row["percent"] for row in said[rows] if row["percent"] is not None]
+        if shares and (sum(shares) > 100 + 1e-6 or min(shares) < 0):
+            assert said["shares_close"] is False
+    if shown != MergeMode.RANKS:
+        assert (said["shares_close"] is False) == ("the shares are no parts of one whole" in text)
+
+
+def test_where_bricks_run_at_the_same_time_the_report_says_that_the_shares_do_not_close(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    run_at_once(profiler, clock, 100)
+    view = source_view(record_of(source_of(tmp_path)))
+    (said,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    assert [row["percent"] for row in said["bricks"]] == [300]
+    assert said["shares_close"] is False
+    for section in ("bricks", "categories"):
+        assert "the shares are no parts of one whole" in REPORTS["text"]([view], [section])
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def tables(text: str) -> list[list[dict[str, str]]]:
+    """The tables with totals of a text report, row by row; a name, and a category, hold no blanks."""
+    found = []
+    for block in text.split("\n\n"):
+        head, *lines = block.splitlines()
+        titles = re.split(r"\s{2,}", head.strip())
+        if titles[0] in ("brick", "category"):
+            cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
+            found.append([dict(zip(titles, row, strict=True)) for row in cells if len(row) == len(titles)])
+    return found
 
 
 def test_a_report_on_a_window_says_so(view: SourceView) -> None:
@@ -112,7 +235,7 @@ def _table(text: str) -> dict[str, dict[str, str]]:
     """The brick tables of a text report, by brick and column."""
     found: dict[str, dict[str, Any]] = {}
     for block in (part.splitlines() for part in text.split("\n\n") if part.startswith("brick")):
-        notes = ("books", "times", "budgets")
+        notes = ("books", "times", "budgets", "excl is")
         head, *rows = [re.split(r"\s{2,}", line.strip()) for line in block if not line.startswith(notes)]
         for row in rows:
             found.setdefault(row[0], {}).update(zip(head, row, strict=True))

@@ -64,9 +64,9 @@ def test_the_numbers_are_those_that_reports_and_screens_show(tmp_path: Path) -> 
             here = {"phase": phase, "brick": row.name, "category": row.category.display_name, "backend": row.backend}
             (calls,) = values(found, metrics.BRICK_DURATION, **here)
             assert isinstance(calls, Durations)
-            assert (sum(calls.counts), calls.total_ns / 1e3) == (row.count, row.total_us)
+            assert (sum(calls.counts), calls.total_ns / 1e3) == (row.count, row.total_inclusive_us)
             assert (calls.min_ns / 1e3, calls.max_ns / 1e3) == (row.min_us, row.max_us)
-            assert values(found, metrics.BRICK_EXCLUSIVE, **here) == [pytest.approx(row.exclusive_us / 1e6)]
+            assert values(found, metrics.BRICK_EXCLUSIVE, **here) == [pytest.approx(row.total_exclusive_us / 1e6)]
             assert values(found, metrics.BRICK_ELEMENTS, **here) == [row.elements]
             assert values(found, metrics.BRICK_FAILED, **here) == [row.failed]
             assert values(found, metrics.BRICK_FLOPS, **here) == ([] if row.flops is None else [row.flops])

@@ -51,14 +51,14 @@ def rank_run(directory: Path, rank: int, down_us: list[int], *, extra: bool = Fa
 
 
 def bricks_of(view: SourceView) -> dict[str, tuple[int, float, float | None]]:
-    return {row.name: (row.count, row.exclusive_us, row.flops) for row in view.bricks}
+    return {row.name: (row.count, row.total_exclusive_us, row.flops) for row in view.bricks}
 
 
 def assert_books_close(view: SourceView) -> None:
     books = view.books
     assert books is not None
     assert books.wall_us == pytest.approx(books.bricks_us + books.gaps_us + books.unattributed_us)
-    assert sum(row.exclusive_us for row in view.bricks) == pytest.approx(books.bricks_us + books.open_us)
+    assert sum(row.total_exclusive_us for row in view.bricks) == pytest.approx(books.bricks_us + books.open_us)
 
 
 runs = st.lists(st.lists(st.integers(1, 500), min_size=1, max_size=6), min_size=1, max_size=4)
@@ -76,7 +76,7 @@ def test_the_sum_is_what_one_process_with_all_calls_would_show(
     durations = sorted(us for down_us in runs for us in down_us * LAYERS)
     down = next(row for row in summed.bricks if row.name == "DownProjection")
     assert down.count == len(durations)
-    assert down.total_us == sum(durations)
+    assert down.total_inclusive_us == sum(durations)
     assert (down.min_us, down.max_us) == (durations[0], durations[-1])
     for fraction, found in ((0.5, down.p50_us), (0.95, down.p95_us), (0.99, down.p99_us)):
         exact = durations[max(1, int(np.ceil(fraction * len(durations)))) - 1]
@@ -200,7 +200,7 @@ def test_the_slowest_takes_each_brick_from_the_rank_it_takes_longest_a_step(tmp_
         "DownProjection": "rank 1", "Router": "rank 2", "RmsNorm": "rank 0",
     }  # fmt: skip
     down = next(row for row in slowest.bricks if row.name == "DownProjection")
-    assert (down.count, down.exclusive_us) == (LAYERS, 30 * LAYERS)
+    assert (down.count, down.total_exclusive_us) == (LAYERS, 30 * LAYERS)
     assert slowest.steps is not None
     assert slowest.steps.mean_us == 2 * 36
     assert (slowest.books, slowest.graph) == (None, ())
@@ -228,4 +228,4 @@ def test_a_rank_that_has_not_run_the_phase_does_not_lend_it_another(tmp_path: Pa
     assert view.ranks is not None
     assert [column.name for column in view.ranks.ranks] == ["rank 0", "rank 1"]
     down = next(row for row in merged_view([*records, prefill], MergeMode.MAX, "decode").bricks)
-    assert (down.rank, down.exclusive_us) == ("rank 1", 20 * LAYERS)
+    assert (down.rank, down.total_exclusive_us) == ("rank 1", 20 * LAYERS)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -35,8 +36,8 @@ def test_steps_count_tokens_once_a_forward_pass(view: SourceView) -> None:
 
 def test_a_brick_is_summed_over_its_layers(view: SourceView) -> None:
     down = view.bricks[0]
-    assert (down.name, down.count, down.avg_us, down.us_per_token) == ("DownProjection", 20, 26, 52)
-    assert (down.total_us, down.elements, down.percent) == (520, 1280, 52)
+    assert (down.name, down.count, down.avg_inclusive_us, down.us_per_token) == ("DownProjection", 20, 26, 52)
+    assert (down.total_inclusive_us, down.elements, down.percent) == (520, 1280, 52)
     assert down.p50_us == pytest.approx(26, rel=0.01)
     assert (down.flops, down.gflops) == (None, None)
     qkv = view.bricks[1]
@@ -98,8 +99,41 @@ def test_a_process_without_steps_has_bricks_but_no_books(runtime: Path) -> None:
             clock.sleep_us(7)
     view = source_view(record_of(source_of(runtime)))
     assert (view.phase, view.steps, view.books) == (None, None, None)
-    assert {(row.name, row.total_us, row.exclusive_us) for row in view.bricks} == {("outer", 10, 3), ("inner", 7, 7)}
+    took = {row.name: (row.total_inclusive_us, row.total_exclusive_us) for row in view.bricks}
+    assert took == {"outer": (10, 3), "inner": (7, 7)}
     assert all(row.percent is None for row in view.bricks)
+
+
+def test_bricks_of_one_name_and_two_categories_are_two_rows_each_in_its_own(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", tokens=1):
+        for category, us in ((BrickCategory.ATTENTION, 3), (BrickCategory.FFN, 7)):
+            with profiler.brick(BrickDefinition("Linear", category)):
+                clock.sleep_us(us)
+    view = source_view(record_of(source_of(runtime)))
+    assert {row.key: row.total_exclusive_us for row in view.bricks} == {
+        ("Linear", BrickCategory.ATTENTION): 3,
+        ("Linear", BrickCategory.FFN): 7,
+    }
+    assert [(row.category, row.total_exclusive_us) for row in view.categories] == [
+        (BrickCategory.ATTENTION, 3),
+        (BrickCategory.FFN, 7),
+    ]
+
+
+def test_of_a_brick_inside_another_of_its_name_a_token_takes_the_time_once(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    block = BrickDefinition("Block", BrickCategory.OTHER, budget=TokenBudget(6))
+    with profiler.step("decode", tokens=2), profiler.brick(block):
+        clock.sleep_us(3)
+        with profiler.brick(block):
+            clock.sleep_us(7)
+    (row,) = source_view(record_of(source_of(runtime))).bricks
+    assert (row.count, row.total_inclusive_us, row.total_exclusive_us) == (2, 17, 10)
+    assert (row.us_per_token, row.percent) == (5, 100)
+    assert (row.budget_us_per_token, row.budget_met) == (6, True)
 
 
 def test_a_share_is_of_what_has_ended_while_a_long_step_still_runs(runtime: Path) -> None:
@@ -111,7 +145,7 @@ def test_a_share_is_of_what_has_ended_while_a_long_step_still_runs(runtime: Path
     with profiler.brick("a"):
         clock.sleep_us(900)
     (row,) = source_view(record_of(source_of(runtime))).bricks
-    assert (row.percent, row.us_per_token, row.total_us) == (100, 100, 1000)
+    assert (row.percent, row.us_per_token, row.total_inclusive_us) == (100, 100, 1000)
 
 
 def test_what_a_brick_holds_is_not_a_gap_of_the_step(runtime: Path) -> None:
@@ -126,7 +160,7 @@ def test_what_a_brick_holds_is_not_a_gap_of_the_step(runtime: Path) -> None:
     view = source_view(record_of(source_of(runtime)))
     assert view.books is not None
     assert (view.books.bricks_us, view.books.gaps_us, view.books.unattributed_us) == (7, 0, 0)
-    assert {row.name: row.exclusive_us for row in view.bricks} == {"outer": 3, "inner": 4}
+    assert {row.name: row.total_exclusive_us for row in view.bricks} == {"outer": 3, "inner": 4}
 
 
 # A step is layers of bricks (µs); every thing is followed by a pause outside of it (µs).
@@ -173,7 +207,7 @@ def test_wall_is_bricks_plus_gaps_plus_unattributed_whatever_ran(
         assert books.unattributed_us == sum(pause for layers in ended for _, pause in layers)
         assert books.wall_us == books.bricks_us + books.gaps_us + books.unattributed_us
         assert books.open_us == sum(in_bricks) - books.bricks_us
-        assert sum(row.exclusive_us for row in view.bricks) == books.bricks_us + books.open_us
+        assert sum(row.total_exclusive_us for row in view.bricks) == books.bricks_us + books.open_us
         assert view.loss.produced == view.loss.received + view.loss.dropped
     profiler.close()
     for path in directory.iterdir():

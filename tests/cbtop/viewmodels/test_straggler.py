@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cbtop.client.busy import MAX_SILENT_SLICES, SLICE_S, SLICES
+from cbtop.client.busy import MAX_SILENT_SLICES, SLICE_S, SLICES, BusySlices
 from cbtop.client.store import SourceRecord, Store
+from cbtop.client.window import Window
 from cbtop.daemon.source import Source
-from cbtop.viewmodels.straggler import straggler
+from cbtop.profiler.stats import COLUMNS
+from cbtop.protocol.messages import HostHello, Node
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.viewmodels.straggler import MIN_SLICES, bound_of_median, straggler
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
 SLICE_NS = round(SLICE_S * 1e9)
@@ -60,8 +69,6 @@ class RankRun:
 
 
 def apply_rank(record: SourceRecord, rank: int) -> None:
-    from cbtop.client.busy import BusySlices
-
     assert record.hello is not None
     record.hello = replace(record.hello, rank=rank, world_size=8)
     record.busy = BusySlices()
@@ -137,3 +144,108 @@ def test_a_rank_that_has_stopped_and_one_alone_are_not_compared(three: list[Rank
     for _ in range(MAX_SILENT_SLICES + 1):
         three[1].slice()
     assert found(three) is None
+
+
+# --- verdicts over generated histories: no clock, no process ------------------------------------------------------
+
+
+class MadeRank:
+    """A rank of which each slice says only how long its one brick took, a step."""
+
+    STEPS = 100  # a slice
+
+    def __init__(self, rank: int) -> None:
+        hello = HostHello(1, 1, 100 + rank, 1, "here", "boot", "train.py", "3", "made", 0, 0, rank, rank, 8)
+        self.record = SourceRecord(f"here:{rank}", Window(10.0), hello=hello, busy=BusySlices())
+        self.record.nodes.add(Node(1, None, NodeKind.STEP, "decode"))
+        self.record.nodes.add(Node(2, 1, NodeKind.BRICK, "Ffn"))
+        self.now_ns = 0
+        self.took_us = 0.0
+        self.steps = 0
+
+    def slice(self, step_us: float) -> None:
+        assert self.record.busy is not None
+        self.steps += self.STEPS
+        self.took_us += self.STEPS * step_us
+        self.now_ns += SLICE_NS
+        columns = {name: np.zeros(2, np.int64) for name in COLUMNS}
+        columns["count"][:] = self.steps
+        columns["closed_ns"][:] = columns["total_ns"][:] = round(self.took_us * 1e3)
+        self.record.stats.set(np.array([1, 2]), columns)
+        self.record.busy.tick(self.now_ns, self.record.nodes, self.record.stats)
+
+
+def verdict_on(histories: Sequence[Sequence[float]]) -> int | None:
+    """Who is named after the ranks have run so: of each rank µs a step, slice by slice."""
+    ranks = [MadeRank(number) for number in range(len(histories))]
+    for rank, history in zip(ranks, histories, strict=True):
+        for step_us in (1000, *history):  # the first slice begins with its end
+            rank.slice(step_us)
+    found = straggler([rank.record for rank in ranks], "decode")
+    return found.rank if found else None
+
+
+RARE = bound_of_median(SLICES) - 1  # of the slices of a look
+pauses = st.dictionaries(st.integers(0, SLICES - 1), st.floats(0, 1e6), max_size=RARE)  # µs a step, by slice
+noises = st.lists(st.floats(0.98, 1.02), min_size=SLICES, max_size=SLICES)
+histories = st.tuples(noises, pauses).map(
+    lambda made: [1000 * n + made[1].get(at, 0) for at, n in enumerate(made[0])]
+)
+many_histories = st.lists(histories, min_size=2, max_size=8)
+
+
+@given(many_histories)
+def test_rare_pauses_name_nobody_whenever_they_come_and_however_long_they_are(ranks: list[list[float]]) -> None:
+    assert verdict_on(ranks) is None
+
+
+@given(many_histories, st.floats(1.15, 10), st.data())
+def test_a_true_straggler_is_named_whatever_pauses_there_are(
+    ranks: list[list[float]], factor: float, data: st.DataObject
+) -> None:
+    slow = data.draw(st.integers(0, len(ranks) - 1))
+    assert verdict_on([[us * factor for us in h] if at == slow else h for at, h in enumerate(ranks)]) == slow
+
+
+@given(st.lists(histories, min_size=3, max_size=8), st.floats(1.15, 10), st.data())
+def test_two_ranks_that_are_equally_slow_name_nobody(
+    ranks: list[list[float]], factor: float, data: st.DataObject
+) -> None:
+    slow = data.draw(st.sets(st.integers(0, len(ranks) - 1), min_size=2))
+    assert verdict_on([[us * factor for us in h] if at in slow else h for at, h in enumerate(ranks)]) is None
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_ten_of_ten_looks_are_right_both_ways(count: int) -> None:
+    """Ten runs each, with noise of 3 % and pauses as long as 20 steps in one slice of ten; seeded."""
+
+    def history(chance: random.Random, factor: float) -> list[float]:
+        paused = (20 / MadeRank.STEPS if chance.random() < 0.1 else 0 for _ in range(SLICES))
+        return [1000 * factor * (chance.gauss(1, 0.03) + pause) for pause in paused]
+
+    for run in range(10):
+        chance = random.Random(run)
+        assert verdict_on([history(chance, 1) for _ in range(count)]) is None
+        assert verdict_on([history(chance, 1.2 if at == 1 else 1) for at in range(count)]) == 1
+        two = [history(chance, 1.2 if at < 2 else 1) for at in range(count)]
+        assert verdict_on(two) is None
+
+
+def test_while_a_rank_is_new_nobody_is_named_for_it_may_be_as_slow() -> None:
+    ranks = [MadeRank(number) for number in range(4)]
+    for _ in range(MIN_SLICES + 3):
+        for rank in ranks[:3]:
+            rank.slice(1500 if rank is ranks[2] else 1000)
+    ranks[3].slice(1500)
+    for _ in range(MIN_SLICES - 1):
+        assert straggler([rank.record for rank in ranks], "decode") is None
+        ranks[3].slice(1500)
+    assert straggler([rank.record for rank in ranks], "decode") is None
+    found = straggler([rank.record for rank in ranks[:3]], "decode")
+    assert found is not None
+    assert found.rank == 2
+
+
+@pytest.mark.parametrize(("count", "bound"), [(3, 0), (4, 1), (10, 3), (20, 7)])
+def test_the_bound_of_a_median_is_that_of_the_binomial_distribution(count: int, bound: int) -> None:
+    assert bound_of_median(count) == bound
