@@ -135,21 +135,21 @@ STATISTICS = (
     Statistic("failed", "failed", "count", Origin.MEASURED, "calls that raised an error, or were said to fail"),
     Statistic("total_inclusive_us", "incl µs", "µs", Origin.MEASURED,
               "time of all calls added up, each with what ran inside it", _BRICK_AND_NODE, word="inclusive"),
-    Statistic("avg_inclusive_us", "incl avg", "µs", Origin.MEASURED,
+    Statistic("avg_inclusive_us", "incl avg µs", "µs", Origin.MEASURED,
               "mean µs of one call, with what ran inside it: times calls it is incl µs", _BRICK_AND_NODE,
-              report_title="incl avg µs", word="incl avg"),
+              word="incl avg"),
     Statistic("total_exclusive_us", "excl µs", "µs", Origin.MEASUREMENTS,
               "time of all calls, without bricks inside them", _BRICK_AND_CATEGORY, word="exclusive"),
-    Statistic("avg_exclusive_us", "excl avg", "µs", Origin.MEASUREMENTS,
+    Statistic("avg_exclusive_us", "excl avg µs", "µs", Origin.MEASUREMENTS,
               "mean µs of one call, without bricks inside it: times calls it is excl µs", _BRICK_AND_CATEGORY,
-              report_title="excl avg µs", word="excl avg"),
+              word="excl avg"),
     Statistic("percent", "wall %", "%", Origin.MEASUREMENTS, "exclusive time as a part of the step's wall time",
               _BRICK_AND_CATEGORY, report_title="%", word="of the step", sort_key="total_exclusive_us"),
     Statistic("percent", "wall %", "%", Origin.MEASUREMENTS, "of the step's wall time", (Of.NODE,)),
     Statistic("us_per_token", "µs/tok", "µs", Origin.MEASUREMENTS,
               "µs for one token, all layers together, with what ran inside it (of its own name once)",
               report_title="µs/token", word="per token"),
-    Statistic("exclusive_us_per_token", "excl/tok", "µs", Origin.MEASUREMENTS, "exclusive µs for one token",
+    Statistic("exclusive_us_per_token", "excl µs/tok", "µs", Origin.MEASUREMENTS, "exclusive µs for one token",
               (Of.CATEGORY,), report_title="excl µs/token"),
     Statistic("p50_us", "p50 µs", "µs", Origin.MEASURED, "half of the calls took at most this", _BRICK_AND_NODE,
               word="p50"),
@@ -234,7 +234,7 @@ BRICK_COLUMNS = _places(
     Of.BRICK,
     ("percent", 7, 1),
     ("us_per_token", 8, 2),
-    ("avg_inclusive_us", 8, 7),
+    ("avg_inclusive_us", 12, 7),
     ("p50_us", 8, 4),
     ("p95_us", 8, 9),
     ("p99_us", 8, 5),
@@ -254,9 +254,9 @@ POINT_COLUMNS = _places(
     ("percent", 7, 6),
 )
 CATEGORY_COLUMNS = _places(
-    Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 8, 2), ("avg_exclusive_us", 8, 4), ("count", 10, 5)
+    Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 11, 2), ("avg_exclusive_us", 11, 4), ("count", 10, 5)
 )
-NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 8, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
+NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 11, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
 NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # beside the bar
 PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # where anything lies beside the critical path
 

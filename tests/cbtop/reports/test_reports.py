@@ -130,7 +130,7 @@ def run_at_once(profiler: BrickProfiler, clock: Clock, us: int) -> None:
             profiler.record_elapsed("beside", us * 1000)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(made_bricks, st.integers(0, 100)), min_size=1, max_size=4),
     st.integers(0, 1000),
@@ -201,7 +201,9 @@ def test_where_bricks_run_at_the_same_time_the_report_says_that_the_shares_do_no
 
 
 def number(text: str) -> float:
-    return float(text.replace(",", ""))
+    """A number as reports write it: `12,345` or `12.3M`."""
+    scale = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.get(text[-1])
+    return float(text[:-1]) * scale if scale else float(text.replace(",", ""))
 
 
 def tables(text: str) -> list[list[dict[str, str]]]:
