@@ -18,8 +18,9 @@ import zmq
 
 from cbtop.protocol import codec
 from cbtop.protocol.auth import ZapAuthenticator
-from cbtop.protocol.endpoint import is_loopback, parse_endpoint
+from cbtop.protocol.endpoint import is_loopback, parse_endpoint, refuse_without_descriptors
 from cbtop.protocol.errors import EndpointError, KeysError
+from cbtop.protocol.filesystem import in_words
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import WireMessage
 
@@ -43,6 +44,7 @@ class Publisher:
 
     def __init__(self, endpoint: str, keys: DaemonKeys | None = None) -> None:
         self.endpoint = parse_endpoint(endpoint)
+        refuse_without_descriptors()
         is_tcp = self.endpoint.startswith("tcp://")
         _check_keys(self.endpoint, keys if is_tcp else None, is_tcp)
         self._authenticator = ZapAuthenticator(keys) if keys and is_tcp else None
@@ -150,12 +152,12 @@ def _lock_ipc(endpoint: str) -> int:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise EndpointError(f"{lock}: {error.strerror}") from error
+        raise EndpointError(f"{lock}: {in_words(error)}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):
             raise EndpointError(f"{endpoint}: another cbtop daemon serves this address") from error
-        raise EndpointError(f"{lock}: {error.strerror}") from error
+        raise EndpointError(f"{lock}: {in_words(error)}") from error
     return descriptor

@@ -11,7 +11,7 @@ import zmq
 
 from cbtop.protocol import codec
 from cbtop.protocol.auth import monitor_event, not_allowed, why_not
-from cbtop.protocol.endpoint import is_loopback, parse_endpoint
+from cbtop.protocol.endpoint import is_loopback, parse_endpoint, refuse_without_descriptors
 from cbtop.protocol.errors import DecodeError, EndpointError, KeysError
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Message
@@ -53,6 +53,7 @@ class Subscriber:
         self._keys = keys if self._is_tcp else None
         self._topics = topics
         self._asked = _question(JOIN_PREFIX)
+        refuse_without_descriptors()
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
         self._link = _Link.DOWN

@@ -59,8 +59,9 @@ class StreamRecorder:
         self._began = self._has_left = False
 
     @property
-    def endpoint(self) -> str:
-        return self._daemon.endpoint
+    def unanswered(self) -> str:
+        """The address, and why no daemon could be started there where that is known."""
+        return ": ".join(filter(None, (self._daemon.endpoint, self._daemon.trouble)))
 
     @property
     def size_bytes(self) -> int:

@@ -111,6 +111,10 @@ def _runtime_directory() -> Iterator[Fact]:
     except EndpointError as error:
         yield Fact("runtime directory", str(error), "failed", "until then nothing is recorded and no daemon can run")
         return
+    if not os.access(path, os.W_OK):
+        way_out = "nothing is recorded; set CBTOP_RUNTIME_DIR to a directory of yours that can be written"
+        yield Fact("runtime directory", f"{path} cannot be written", "failed", way_out)
+        return
     free = shutil.disk_usage(path).free
     value = f"{path}, mode {stat.S_IMODE(path.stat().st_mode):04o}, yours alone, {fmt.size_bytes(free)} free"
     if free < DEFAULT_RING_BYTES:
