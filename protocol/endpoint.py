@@ -37,7 +37,7 @@ def runtime_dir() -> Path:
         if SHARED_MEMORY.is_dir():
             return _runtime_directory(SHARED_MEMORY / name)
         raise EndpointError("no temporary directory can be written; set CBTOP_RUNTIME_DIR") from error
-    if SHARED_MEMORY.is_dir() and _copies_on_write(path):
+    if SHARED_MEMORY.is_dir() and is_copied_on_write(path):
         return _runtime_directory(SHARED_MEMORY / name)
     return path
 
@@ -46,7 +46,8 @@ def _runtime_directory(path: Path) -> Path:
     return private_directory(path, "runtime directory", "CBTOP_RUNTIME_DIR")
 
 
-def _copies_on_write(path: Path) -> bool:
+def is_copied_on_write(path: Path) -> bool:
+    """Whether no ring can be made in this directory of ours, see `cbtop.protocol.ring`. Raises EndpointError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

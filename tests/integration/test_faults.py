@@ -488,6 +488,9 @@ def test_where_a_full_disk_would_kill_the_host_it_goes_on_unprofiled(image_disk:
     assert "copies on write" in said
     assert "set CBTOP_RUNTIME_DIR to a directory of a tmpfs, such as /dev/shm" in said
     assert list((image_disk / "runtime").iterdir()) == []
+    doctor = cbtop_apart("doctor")
+    assert doctor.returncode == 1
+    assert f"{image_disk / 'runtime'} is on btrfs" in doctor.stdout
 
 
 @pytest.fixture
