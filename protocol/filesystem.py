@@ -34,8 +34,8 @@ def copies_on_write(descriptor: int) -> bool:
             fcntl.ioctl(descriptor, _SET_FLAGS, _FLAGS.pack(wanted))
         fcntl.ioctl(descriptor, _SET_FLAGS, _FLAGS.pack(wanted | _NO_COPY_ON_WRITE))
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)  # it knows the flag, and has no room to note it
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
 
 
