@@ -21,6 +21,7 @@ from typing import get_args
 
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, RingError
+from cbtop.protocol.filesystem import in_words
 from cbtop.protocol.messages import CatalogMessage, Goodbye
 
 try:
@@ -52,12 +53,12 @@ class CatalogWriter:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
         except OSError as error:
-            raise RingError(f"catalog {path}: {error.strerror}") from error
+            raise RingError(f"catalog {path}: {in_words(error)}") from error
         try:
             self._file = os.fstat(self._descriptor)
         except OSError as error:
             os.close(self._descriptor)
-            raise RingError(f"catalog {path}: {error.strerror}") from error
+            raise RingError(f"catalog {path}: {in_words(error)}") from error
         with suppress(OSError):  # a file system without locks
             if HAS_LOCKS:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

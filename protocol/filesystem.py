@@ -1,13 +1,15 @@
-"""What a file system does that a mapped file depends on."""
+"""What a file system does that a mapped file depends on, and what to do where it does not let us."""
 
 from __future__ import annotations
 
+import errno
 import struct
 import sys
 
 # linux/fs.h, as x86-64, aarch64 and riscv64 number them; elsewhere the kernel knows no such call.
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
-_NO_COPY_ON_WRITE, _COMPRESSED = 0x00800000, 0x00000004  # btrfs takes one of them
+_NO_COPY_ON_WRITE = 0x00800000
+_COMPRESSION = 0x00000404  # "compress" and "do not": while one is set, btrfs lets the other flag not be set
 _FLAGS = struct.Struct("@ixxxx")  # the kernel says a long, and moves an int
 
 
@@ -26,9 +28,22 @@ def copies_on_write(descriptor: int) -> bool:
     flags = bytearray(_FLAGS.size)
     try:
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
-        wanted = _FLAGS.unpack(flags)[0] & ~_COMPRESSED | _NO_COPY_ON_WRITE
-        fcntl.ioctl(descriptor, _SET_FLAGS, _FLAGS.pack(wanted))
+        wanted = _FLAGS.unpack(flags)[0]
+        if wanted & _COMPRESSION:
+            wanted &= ~_COMPRESSION
+            fcntl.ioctl(descriptor, _SET_FLAGS, _FLAGS.pack(wanted))
+        fcntl.ioctl(descriptor, _SET_FLAGS, _FLAGS.pack(wanted | _NO_COPY_ON_WRITE))
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)  # it knows the flag, and has no room to note it
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
+
+
+def in_words(error: OSError) -> str:
+    """What happened to a file of the runtime directory, and the way out."""
+    what = error.strerror or type(error).__name__
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{what}; raise the limit (ulimit -n)"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{what}; make room, or set CBTOP_RUNTIME_DIR to a directory with room"
+    return f"{what}; set CBTOP_RUNTIME_DIR to a directory of yours that can be written"

@@ -20,6 +20,7 @@ from cbtop.protocol import codec
 from cbtop.protocol.auth import ZapAuthenticator, monitor_event
 from cbtop.protocol.endpoint import check_descriptors, is_loopback, lock_of, parse_endpoint, stopped_holder
 from cbtop.protocol.errors import EndpointError, KeysError
+from cbtop.protocol.filesystem import in_words
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import WireMessage
 from cbtop.protocol.peers import Peers
@@ -230,7 +231,7 @@ def _lock_ipc(endpoint: str) -> int:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise EndpointError(f"{lock}: {error.strerror}") from error
+        raise EndpointError(f"{lock}: {in_words(error)}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -238,5 +239,5 @@ def _lock_ipc(endpoint: str) -> int:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             who = stopped_holder(endpoint) or "another cbtop daemon serves this address"
             raise EndpointError(f"{endpoint}: {who}") from error
-        raise EndpointError(f"{lock}: {error.strerror}") from error
+        raise EndpointError(f"{lock}: {in_words(error)}") from error
     return descriptor

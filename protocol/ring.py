@@ -74,7 +74,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.protocol.errors import RingError
-from cbtop.protocol.filesystem import copies_on_write
+from cbtop.protocol.filesystem import copies_on_write, in_words
 from cbtop.protocol.process import boot_id, process_start
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class RingWriter:
         try:
             descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise RingError(f"ring {path}: {error.strerror}") from error
+            raise RingError(f"ring {path}: {in_words(error)}") from error
         try:
             try:
                 if copies_on_write(descriptor):
@@ -213,7 +213,7 @@ class RingWriter:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             if isinstance(error, OSError):
-                raise RingError(f"ring {path} of {total} bytes: {error.strerror}") from error
+                raise RingError(f"ring {path} of {total} bytes: {in_words(error)}") from error
             raise
         self.memory = memoryview(self._memory)
         self.capacity = capacity

@@ -157,7 +157,7 @@ class Feed(Views):
     def unanswered(self) -> tuple[str, ...]:
         """The addresses where no daemon has answered yet, with the reason where one is known."""
         silent = [link for link in self._links if not link.is_complete]
-        return tuple(f"{link.endpoint}: {link.trouble}" if link.trouble else link.endpoint for link in silent)
+        return tuple(": ".join(filter(None, (link.endpoint, link.trouble or link.no_daemon))) for link in silent)
 
     @property
     def refused(self) -> str:

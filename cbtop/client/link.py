@@ -57,6 +57,11 @@ class Link:
         return self._collector.trouble or stopped_holder(self.endpoint)
 
     @property
+    def no_daemon(self) -> str:
+        """Why no daemon could be started inside; empty where one was, or where another was asked for."""
+        return self._daemon.trouble
+
+    @property
     def stale_s(self) -> float | None:
         """How long nothing was heard; None while something is."""
         return self._collector.silent_s if self._collector.is_silent else None

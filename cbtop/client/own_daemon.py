@@ -20,6 +20,7 @@ class DaemonIfNone:
     def __init__(self, endpoint: str | None) -> None:
         self.endpoint = default_endpoint() if endpoint is None else endpoint
         self.inside: DaemonInside | None = None
+        self.trouble = ""  # why none could be started inside
         self._own = endpoint is None
         self._tried_s = time.monotonic()
         if self._own:
@@ -38,7 +39,9 @@ class DaemonIfNone:
             self.inside.close()
 
     def _start(self) -> None:
+        self.trouble = ""
         try:
             self.inside = DaemonInside(self.endpoint)
-        except EndpointError:
+        except EndpointError as error:
             self.inside = None  # one runs already, or is about to: that is the one to listen to
+            self.trouble = str(error)

@@ -60,8 +60,9 @@ class StreamRecorder:
         self._began = self._has_left = False
 
     @property
-    def endpoint(self) -> str:
-        return self._daemon.endpoint
+    def unanswered(self) -> str:
+        """The address, and why no daemon could be started there where that is known."""
+        return ": ".join(filter(None, (self._daemon.endpoint, self._daemon.trouble or self.trouble)))
 
     @property
     def size_bytes(self) -> int:
@@ -81,7 +82,7 @@ class StreamRecorder:
     @property
     def trouble(self) -> str:
         """Why nothing comes from the daemon; empty where nothing is known."""
-        return self._subscriber.trouble or stopped_holder(self.endpoint)
+        return self._subscriber.trouble or stopped_holder(self._daemon.endpoint)
 
     @property
     def refused(self) -> str:

@@ -25,7 +25,7 @@ from cbtop.client.store import Store
 from cbtop.commands.shared.compiled import why_in_python
 from cbtop.profiler.hot_path import chosen
 from cbtop.protocol.ended import rings_of, runs
-from cbtop.protocol.endpoint import default_endpoint, runtime_dir
+from cbtop.protocol.endpoint import default_endpoint, is_copied_on_write, runtime_dir
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.ring import DEFAULT_RING_BYTES
 
@@ -109,6 +109,14 @@ def _runtime_directory() -> Iterator[Fact]:
         path = runtime_dir()
     except EndpointError as error:
         yield Fact("runtime directory", str(error), "failed", "until then nothing is recorded and no daemon can run")
+        return
+    if not os.access(path, os.W_OK):
+        way_out = "nothing is recorded; set CBTOP_RUNTIME_DIR to a directory of yours that can be written"
+        yield Fact("runtime directory", f"{path} cannot be written", "failed", way_out)
+        return
+    if is_copied_on_write(path):
+        way_out = "no ring can be made there; set CBTOP_RUNTIME_DIR to a directory of a tmpfs, such as /dev/shm"
+        yield Fact("runtime directory", f"{path} is on btrfs, which copies on write", "failed", way_out)
         return
     free = shutil.disk_usage(path).free
     value = f"{path}, mode {stat.S_IMODE(path.stat().st_mode):04o}, yours alone, {fmt.size_bytes(free)} free"

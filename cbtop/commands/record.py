@@ -61,8 +61,7 @@ def run(options: argparse.Namespace) -> int:
             if recorder.refused:
                 raise CbtopError(recorder.refused)
             if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
-                why = f": {recorder.trouble}" if recorder.trouble else ""
-                raise NoDataError(f"no daemon answers at {recorder.endpoint}{why}")
+                raise NoDataError(f"no daemon answers at {recorder.unanswered}")
             line.show(f"recording: {time.monotonic() - begun_s:.0f} s, {fmt.size_bytes(recorder.size_bytes)}")
     except KeyboardInterrupt:
         pass  # that is how one stops it
@@ -75,6 +74,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--max-size {options.max_size}: what the daemon knows to begin with did not fit")
     if silent_s > SILENT_AFTER_S:
         raise UntrustedError(f"nothing was heard of the daemon in the last {silent_s:.1f} s: they are not recorded")
+    if not recorder.has_begun:
+        raise NoDataError(f"no daemon answers at {recorder.unanswered}")
     if not recorder.tallies:
         raise NoDataError(f"nothing was running: {options.output} holds no process")
     return 0

@@ -29,7 +29,7 @@ from cbtop.daemon.history import MAX_HISTORY_S, History
 from cbtop.daemon.source import Source
 from cbtop.protocol import codec
 from cbtop.protocol.ended import MAX_ENDED, MAX_ENDED_BYTES, Left, beyond_bounds, left_by, rings_of, runs
-from cbtop.protocol.endpoint import runtime_dir
+from cbtop.protocol.endpoint import check_descriptors, runtime_dir
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.protocol.messages import (
@@ -176,6 +176,7 @@ class Daemon:
                 return
         if not path.exists() or not self._has_room_for(left):
             return
+        check_descriptors()  # the next viewer needs some, or libzmq ends the daemon
         source = Source(path)
         source.poll()
         self._sources[path] = source

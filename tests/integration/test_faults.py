@@ -420,6 +420,128 @@ steps(5)
     assert seen() == [("ended", 2010)]
 
 
+@pytest.fixture
+def image_disk(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory on a disk of 256 MiB with the file system asked for."""
+    make: list[str] = request.param
+    if os.getuid() != 0 or shutil.which(make[0]) is None:
+        pytest.skip(f"needs root and {make[0]}")
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+    subprocess.run([*make, str(image)], check=True, capture_output=True)
+    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(disk)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        (disk / "runtime").mkdir(mode=0o700)
+        monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(disk / "runtime"))
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+FILLED = """
+import time
+steps(5)
+print("up", flush=True)
+sys.stdin.readline()
+for _ in range(3):  # each time round the ring: every page of it is written, to the disk and again
+    steps(140_000)
+    os.sync()
+print("still up", flush=True)
+"""
+
+
+def survive(disk: Path) -> str:
+    """What a host says on stderr that writes all of its ring, again and again, on a disk that is full."""
+    with subprocess.Popen(
+        [sys.executable, "-c", COUNTING + FILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        fill(disk)
+        os.sync()
+        out, err = process.communicate("\n", timeout=DEADLINE_S)
+    assert (process.returncode, out) == (0, "still up\n"), err
+    return err
+
+
+@pytest.mark.parametrize("image_disk", [["mkfs.ext4", "-q"], ["mkfs.xfs", "-q"]], indirect=True, ids=lambda x: x[0])
+def test_a_disk_that_fills_up_takes_nothing_from_a_ring_on_it(image_disk: Path) -> None:
+    assert survive(image_disk) == ""
+    assert [state for state, _steps in seen()] == ["ended"]
+
+
+@pytest.mark.parametrize(
+    "image_disk", [["mkfs.btrfs", "-q"], ["mkfs.btrfs", "-q", "--mixed"]], indirect=True, ids=["data apart", "mixed"]
+)
+@pytest.mark.parametrize("attribute", ["", "+c", "+C"], ids=["plain", "compressed", "no copy-on-write"])
+def test_where_a_full_disk_would_kill_the_host_it_goes_on_unprofiled(image_disk: Path, attribute: str) -> None:
+    if attribute:
+        subprocess.run(["chattr", attribute, str(image_disk / "runtime")], check=True)
+    said = survive(image_disk)
+    assert len(said.splitlines()) == 1
+    assert "cbtop records nothing" in said
+    assert str(image_disk / "runtime") in said
+    assert "copies on write" in said
+    assert "set CBTOP_RUNTIME_DIR to a directory of a tmpfs, such as /dev/shm" in said
+    assert list((image_disk / "runtime").iterdir()) == []
+    doctor = cbtop_apart("doctor")
+    assert doctor.returncode == 1
+    assert f"{image_disk / 'runtime'} is on btrfs" in doctor.stdout
+
+
+@pytest.fixture
+def read_only(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory that is there, and cannot be written."""
+    disk = runtime / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "ro,size=1m,mode=0700", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a read-only disk can be mounted by root only")
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(disk))
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_in_a_directory_that_cannot_be_written_everybody_says_so_in_one_line(read_only: Path, tmp_path: Path) -> None:
+    done = run("steps(50); print('through')")
+    assert (done.returncode, done.stdout) == (0, "through\n")
+    said = [done.stderr]
+    for command in (
+        ["--headless", "--once", "--timeout", "1"],
+        ["ls", "--timeout", "1"],
+        ["daemon"],
+        ["record", "-o", str(tmp_path / "out.cbtop"), "--duration", "1"],
+    ):
+        done = cbtop_apart(*command)
+        assert done.returncode in (1, 3)
+        said.append(done.stderr.strip().splitlines()[-1])
+    for line in said:
+        assert len(line.strip().splitlines()) == 1
+        assert str(read_only) in line
+        assert "Read-only file system; set CBTOP_RUNTIME_DIR to a directory of yours that can be written" in line
+    assert "cannot be written" in cbtop_apart("doctor").stdout
+
+
+def test_with_sixteen_descriptors_a_host_is_profiled_and_viewers_say_what_they_lack(runtime: Path) -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
+    done = run(few + "steps(50); print('through')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "through\n", "")
+    for command in (["--headless", "--once"], ["ls"], ["daemon"], ["demo", "--headless", "--steps", "3"]):
+        script = f"{few}import sys; from cbtop.cli import main; sys.exit(main({command!r}))"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        last = done.stderr.strip().splitlines()[-1]
+        assert "too many open files" in last
+        assert "ulimit -n 1024" in last
+
+
 def test_a_daemon_without_descriptors_serves_on_what_it_has(runtime: Path) -> None:
     with ExitStack() as running:
         script = "steps(1); print('up', flush=True); sys.stdin.readline(); steps(20)"
@@ -554,7 +676,8 @@ def test_where_few_files_may_be_open_there_is_one_true_line_or_all_works(command
         assert re.fullmatch(r"(cbtop daemon: metrics at .*\n)?", process.stderr.read())
         said, code = line.removeprefix("cbtop: "), process.wait(DEADLINE_S)
         if code == 1:
-            assert re.fullmatch(r"too many open files: \d+ more can be, 24 are wanted; see ulimit -n\n", said)
+            wanted = r"too many open files: \d+ more can be, 24 are wanted: raise the limit \(ulimit -n 1024\)\n"
+            assert re.fullmatch(wanted, said)
         else:
             assert said.startswith(("nothing is running", "cbtop daemon: serving")), said
             assert code in (3, -signal.SIGTERM, 143)

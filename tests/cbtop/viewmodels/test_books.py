@@ -166,7 +166,7 @@ def test_a_call_stopped_twice_out_of_order_or_after_its_step_is_in_no_books_and_
     assert "in no books: 130.0 µs in 3 calls, stopped twice, out of order or late" in text
     assert isinstance(report["books"], dict)
     assert (report["books"]["loose_calls"], report["books"]["loose_us"]) == (3, 130)
-    assert {row.name: (row.count, row.total_us) for row in view.bricks}["a"] == (2, 120)
+    assert {row.name: (row.count, row.total_inclusive_us) for row in view.bricks}["a"] == (2, 120)
 
 
 def test_what_runs_outside_of_steps_is_a_row_of_its_own() -> None:
@@ -217,7 +217,7 @@ def test_a_step_inside_a_step_is_named_in_the_books_of_both() -> None:
     )
     assert [(gap.name, gap.us) for gap in books.gaps] == [("steps inside", 160)]
     assert "+ steps inside 160.0 µs" in text
-    assert {row.name: row.exclusive_us for row in view.bricks} == {"a": 20, "b": 80}
+    assert {row.name: row.total_exclusive_us for row in view.bricks} == {"a": 20, "b": 80}
 
 
 def test_steps_beyond_fifteen_at_once_are_counted_and_said() -> None:
@@ -374,6 +374,6 @@ def test_whatever_a_host_does_shares_are_between_0_and_100_percent_or_it_is_said
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("logging.Logger.warning", lambda *_: None)
         view, text, _ = seen(host)
-    shown = [*shares(view), *(row.exclusive_us for row in view.bricks)]
+    shown = [*shares(view), *(row.total_exclusive_us for row in view.bricks)]
     assert "books do not close: " in text or (min(shown, default=0) >= -1e-6 and max(shares(view)) <= 100 + 1e-6)
     assert view.outside is None or view.outside.us >= 0
