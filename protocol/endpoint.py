@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from cbtop.protocol.errors import EndpointError
 
 MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un(7), less the closing zero
+SPARE_DESCRIPTORS = 32  # a viewer with a daemon inside takes 20, and two for each process it watches
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
 
 
@@ -32,6 +33,20 @@ def runtime_dir() -> Path:
         except FileNotFoundError as error:
             raise EndpointError("no temporary directory can be written; set CBTOP_RUNTIME_DIR") from error
     return private_directory(path, "runtime directory", "CBTOP_RUNTIME_DIR")
+
+
+def check_descriptors() -> None:
+    """Raises EndpointError where too few files may be opened: libzmq, which finds none left, aborts the process."""
+    held: list[int] = []
+    try:
+        while len(held) < SPARE_DESCRIPTORS:
+            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        wanted = f"{SPARE_DESCRIPTORS} are wanted beside those that are open"
+        raise EndpointError(f"only {len(held)} more files can be opened, {wanted}: raise ulimit -n") from error
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def private_directory(path: Path, what: str, variable: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cbtop.daemon.daemon import DaemonInside
-from cbtop.protocol.endpoint import default_endpoint
+from cbtop.protocol.endpoint import check_descriptors, default_endpoint
 from cbtop.protocol.errors import EndpointError
 
 RETRY_INSIDE_S = 1.0
@@ -15,9 +15,11 @@ class DaemonIfNone:
     """The daemon that a viewer listens to: the one at `endpoint`, or with None this user's.
 
     With None, one is started inside the viewer where none runs, and later where the one that ran falls silent.
+    Raises EndpointError where there are too few descriptors for it.
     """
 
     def __init__(self, endpoint: str | None) -> None:
+        check_descriptors()
         self.endpoint = default_endpoint() if endpoint is None else endpoint
         self.inside: DaemonInside | None = None
         self._own = endpoint is None

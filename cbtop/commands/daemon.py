@@ -14,7 +14,7 @@ from cbtop.commands.show import endpoint
 from cbtop.daemon.daemon import Daemon
 from cbtop.daemon.history import MAX_HISTORY_BYTES, MAX_HISTORY_S
 from cbtop.errors import UsageError
-from cbtop.protocol.endpoint import default_endpoint
+from cbtop.protocol.endpoint import check_descriptors, default_endpoint
 from cbtop.protocol.errors import KeysError
 from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
 from cbtop.telemetry import SERVICES, serving
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     address = options.bind or default_endpoint()
+    check_descriptors()
     stop = threading.Event()
     try:
         keys = daemon_keys(address, options.key)
