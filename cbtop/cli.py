@@ -8,38 +8,42 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND, Command, load
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.version import __version__
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
 DESCRIPTION = "Watch the bricks of running LLM inference processes: every number measured, or labelled."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `cbtop` with `argv` (default: the process's own) and give its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    name = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    command = load(name or DEFAULT_COMMAND)
-    parser = _parser(command, name)
-    options, unknown = parser.parse_known_args(arguments[1:] if name else arguments)
-    if unknown:
-        hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if sys.stdout is None:
         return _fail("standard output is closed; there is nowhere to print to", 1)
-    logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if options.debug else logging.WARNING)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit_on_signal)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a µ that its encoding lacks is printed as \xb5
+    debug = False
     try:
-        return command.run(options)
+        command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
+        debug = options.debug
+        logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _exit_on_signal)
+        code = command.run(options)
+        sys.stdout.flush()  # while there is somebody to say why it cannot be
+        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -48,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         # Standard output that cannot be written to is the user's to mend; any other OSError has its own line.
-        if options.debug:
+        if debug:
             raise
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at exit
         return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
     except (CbtopError, ProtocolError) as error:
-        if options.debug:
+        if debug:
             raise
         return _fail(str(error), error.exit_code if isinstance(error, CbtopError) else 1)
 
@@ -64,9 +68,28 @@ def _fail(message: str, exit_code: int) -> int:
     return exit_code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says it when its help cannot be written, where argparse keeps silent."""
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        (file or sys.stderr).write(message)
+        sys.stdout.flush()
+
+
+def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    command = load(name or DEFAULT_COMMAND)
+    parser = _parser(command, name)
+    options, unknown = parser.parse_known_args(arguments[1:] if name else arguments)
+    if unknown:
+        hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return command, options
+
+
 def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
     others = "\n".join(f"  {key:<13}{line}" for key, line in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"cbtop {name}" if name else "cbtop",
         description=command.DESCRIPTION if name else DESCRIPTION,
         epilog=command.EPILOG if name else f"commands (cbtop COMMAND --help):\n{others}\n\n{command.EPILOG}",

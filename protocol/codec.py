@@ -7,7 +7,7 @@ Rules
   that lacks one it cannot be without, none is taken.
 - What comes in is hostile: every length is bounded before anything is allocated, every field is checked
   against its declared type, every number against its range.
-- Every string is sanitised here and nowhere else: control and bidi characters become U+FFFD, length is cut.
+- Every string is sanitised here and nowhere else: control, bidi and unseen characters become U+FFFD, length is cut.
 """
 
 from __future__ import annotations
@@ -34,15 +34,23 @@ MAX_PARTS = 5_000_000  # of all lists and maps of a frame together: each costs m
 I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
 U64_MAX = (1 << 64) - 1  # a PTX hash is the one u64
 
-# C0, DEL, C1, line/paragraph separators, bidi controls, zero-width and BOM, lone surrogates.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+# Unicode's categories Cc, Cf, Cs, Zl and Zp, and what else no font draws: fillers, variation selectors, tags, and
+# what is set aside for more of them (Default_Ignorable_Code_Point in DerivedCoreProperties.txt).
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 Check = Callable[[Any, str], Any]
 
 
 def sanitise(text: str) -> str:
-    """`text` made safe to show: at most MAX_NAME_CHARS characters, none of which moves a cursor or reorders."""
-    return _UNSAFE.sub("\ufffd", text[:MAX_NAME_CHARS])
+    """`text` made safe to show: at most MAX_NAME_CHARS characters, each seen, none moving a cursor or reordering."""
+    text = text[:MAX_NAME_CHARS]
+    if text.isascii() and text.isprintable():
+        return text  # as most names are
+    return _UNSAFE.sub("\ufffd", text)
 
 
 def encode(message: messages.Message) -> bytes:

@@ -62,7 +62,7 @@ class Subscriber:
         try:
             self._dial()
         except zmq.ZMQError as error:
-            self.close()
+            self._context.destroy(linger=0)
             raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
 
     def _dial(self) -> None:

@@ -15,6 +15,7 @@ class DaemonIfNone:
     """The daemon that a viewer listens to: the one at `endpoint`, or with None this user's.
 
     With None, one is started inside the viewer where none runs, and later where the one that ran falls silent.
+    Raises EndpointError where there are too few descriptors for it.
     """
 
     def __init__(self, endpoint: str | None) -> None:

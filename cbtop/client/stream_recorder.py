@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -48,14 +49,14 @@ class StreamRecorder:
         self.tallies: dict[str, RecordTally] = {}
         self.damaged = 0  # messages that were not messages: not recorded
         self.is_full = False
-        self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
-        try:
+        with ExitStack() as opened:
             self._daemon = DaemonIfNone(endpoint)
+            opened.callback(self._daemon.close)
             self._subscriber = Subscriber(self._daemon.endpoint, keys, topics=(RECORDS, LIVE))
-        except BaseException:
-            self._writer.close()
-            path.unlink()
-            raise
+            opened.callback(self._subscriber.close)
+            # The last: what is there is overwritten only by what can be recorded.
+            self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
+            opened.pop_all()
         self._heard_s = self._asked_s = time.monotonic()
         self._began = self._has_left = False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cbtop import formatting as fmt
-from cbtop.errors import NoDataError, UntrustedError, UsageError
+from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.recorded import process_of_files, processes_of_recording
@@ -107,10 +107,13 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    if options.output.exists() and not options.force:
+    output = options.output.resolve()  # a link stays one
+    if output.exists() and not output.is_file():
+        raise UsageError(f"{options.output}: not a regular file")
+    if output.exists() and not options.force:
         raise UsageError(f"{options.output} exists; pass --force to overwrite it")
     # It gets its name when it is whole: what is interrupted leaves nothing behind.
-    unfinished = options.output.with_name(f".{options.output.name}.{os.getpid()}")
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)
     except OSError as error:
@@ -118,7 +121,9 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
     try:
         with open(descriptor, "wb") as file:
             yield file
-        unfinished.replace(options.output)
+        unfinished.replace(output)
+    except OSError as error:
+        raise CbtopError(f"{error.filename or options.output}: {error.strerror}; nothing is exported") from error
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -8,15 +8,23 @@ from typing import TextIO
 from cbtop.exporters.base import RecordedProcess, kind_name
 from cbtop.profiler.graph.nodes import display_name, printable
 
+FORMULA = tuple("=+-@＝＋－＠")  # what one begins with: owasp.org/www-community/attacks/CSV_Injection
 COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed")
 
 
 def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
-    """RFC 4180, with a header; names in one line, no parent is an empty field, failed is 0 or 1."""
+    """RFC 4180, with a header; names in one line, no parent is an empty field, failed is 0 or 1.
+
+    A name that a spreadsheet would take for a formula stands behind a single quote.
+    """
     writer = csv.writer(out)
     writer.writerow(COLUMNS)
-    named = [(n.id, n.parent, kind_name(n), printable(display_name(n))) for n in recorded.nodes.nodes]
+    named = [(n.id, n.parent, kind_name(n), _cell(printable(display_name(n)))) for n in recorded.nodes.nodes]
     for r in recorded.records:
         writer.writerow(
             (*named[r.node - 1], r.start_ns, r.end_ns, "" if r.elements is None else r.elements, int(r.failed))
         )
+
+
+def _cell(name: str) -> str:
+    return f"'{name}" if name.startswith(FORMULA) else name

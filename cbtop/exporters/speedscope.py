@@ -103,7 +103,10 @@ class _Beside:
     def _write(self) -> None:
         for waiting, blocks in zip(self._waiting, self._blocks, strict=True):
             if waiting:
-                blocks.append((self._file.tell(), len(waiting) * waiting.itemsize))
-                self._file.write(waiting.tobytes())
+                try:
+                    blocks.append((self._file.tell(), len(waiting) * waiting.itemsize))
+                    self._file.write(waiting.tobytes())
+                except OSError as error:  # which would be taken for the output's
+                    raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from error
                 del waiting[:]
         self._count = 0

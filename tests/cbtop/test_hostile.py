@@ -47,7 +47,7 @@ from tests.cbtop.recorded import apply
 from tests.protocol.test_codec import instances
 
 MOVES_THE_CURSOR = re.compile(
-    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u2028\u2029\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 NASTY = [
     "\x1b]0;owned\x07",
@@ -62,6 +62,7 @@ NASTY = [
     "x" * 10_000,
     "\ud800",
     "👩\u200d💻" * 20,
+    "a\u061c\u00ad\ufff9b\U000e0041\ufe0f",
 ]
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 names = st.sampled_from(NASTY) | st.text(max_size=30)

@@ -186,7 +186,8 @@ def a_ring_whose_cursor_jumps(scene: Scene) -> None:
             with ring.open("r+b") as file:
                 file.seek(8 * CURSOR_WORD)
                 file.write(struct.pack("<q", cursor))
-            time.sleep(0.15)
+            before = steps_of(feed, scene.host.pid)
+            eventually(lambda before=before: steps_of(feed, scene.host.pid) > before)  # the daemon has looked
         eventually(lambda: state_of(feed, ring.stem) == "faulty")
 
 

@@ -34,9 +34,13 @@ class Machine:
 
     def keys(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`cbtop keys` with this machine's keys, in this process."""
+        return self.cbtop_here("keys", *arguments)
+
+    def cbtop_here(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command line with this machine's keys, in this process: to start one takes half a second."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CBTOP_KEYS_DIR", str(self.directory))
-            done = cbtop("keys", *arguments)
+            done = cbtop(*arguments)
         self.said += [done.stdout, done.stderr]
         return done
 
@@ -100,7 +104,7 @@ def test_four_commands_let_a_viewer_in_and_nobody_else_hears_anything_or_a_secre
         assert theirs.keys("allow", name, key).returncode == 0
     assert theirs.keys("revoke", "revoked").returncode == 0
     with host() as process, theirs.daemon("--bind", "tcp://127.0.0.1:0", "--debug") as endpoint:
-        let_in = ours.cbtop(*ONCE, "--connect", endpoint, "--server-key", server)
+        let_in = ours.cbtop_here(*ONCE, "--connect", endpoint, "--server-key", server)
         assert let_in.returncode == 0, let_in.stderr
         assert json.loads(let_in.stdout)["sources"][0]["pid"] == process.pid
         for arguments, why in (
@@ -109,7 +113,7 @@ def test_four_commands_let_a_viewer_in_and_nobody_else_hears_anything_or_a_secre
             (("--server-key", server, "--key", "revoked"), "does not allow this viewer's key"),
             (("--server-key", wrong), "has another key than --server-key says"),
         ):
-            refused = ours.cbtop(*ONCE, "--connect", endpoint, *arguments)
+            refused = ours.cbtop_here(*ONCE, "--connect", endpoint, *arguments)
             assert (refused.returncode, refused.stdout) == (1, "")
             assert refused.stderr.startswith("cbtop: the daemon ")
             assert why in refused.stderr

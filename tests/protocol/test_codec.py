@@ -126,6 +126,28 @@ def test_a_transfer_that_lacks_its_direction_is_a_node_without_one() -> None:
     assert decoded.transfer is None
 
 
+@given(st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1, max_size=9))
+def test_no_character_that_is_not_seen_or_reorders_what_is_comes_through(hidden: str) -> None:
+    assert codec.sanitise(f"a{hidden}b") == "a" + "\ufffd" * len(hidden) + "b"
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        *"\u00ad\u034f\u061c\u115f\u180e\u200d\u2028\u202e\u206f\u3164\ufe0e\ufe0f\ufeff\uffa0\ufff0\ufff9\ufffa\ufffb",
+        *"\U0001d173\U000e0000\U000e0001\U000e0041\U000e007f\U000e0100\U000e01ef\U000e0fff",
+    ],
+    ids=ascii,
+)
+def test_what_no_font_draws_does_not_come_through(hidden: str) -> None:
+    assert codec.sanitise(f"Rms{hidden}Norm") == "Rms\ufffdNorm"
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\u115f\u1160\u3164\uffa0")))
+def test_letters_digits_signs_and_spaces_of_every_script_come_through(text: str) -> None:
+    assert codec.sanitise(text) == text[: codec.MAX_NAME_CHARS]
+
+
 def test_a_label_is_sanitised_and_bounded_like_a_name() -> None:
     said = {"k": "Node", "id": 1, "parent": None, "kind": 2, "name": "RmsNorm", "label": "q\x1b[31m" + "x" * 900}
     decoded = codec.decode(msgpack.packb(said))

@@ -18,7 +18,7 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_FAILED, Batch
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 
-hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\,;\n\r\0\x1b\ud800=<&')), max_size=8)
+hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\,;\n\r\0\x1b\ud800=+-@<&')), max_size=8)
 
 
 def record_run(directory: Path) -> tuple[Path, Path]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -18,10 +20,12 @@ from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.csv_rows import COLUMNS
-from cbtop.exporters.records import Records
+from cbtop.exporters.records import Records, TimedRecord
 from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
-from tests.cbtop.exporters.made_processes import any_process, recorded_process
+from cbtop.profiler.graph.nodes import display_name, printable
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+from tests.cbtop.exporters.made_processes import any_process, recorded_process, records_of
 from tests.integration.hosts import DEADLINE_S
 
 TEXTS = [name for name, exporter in EXPORTERS.items() if not exporter.is_binary]
@@ -229,6 +233,43 @@ def test_csv_has_one_line_a_record(recorded: RecordedProcess) -> None:
         numbers = [int(row[column]) for column in ("node", "start_ns", "end_ns", "elements", "failed")]
         assert numbers == [record.node, record.start_ns, record.end_ns, record.elements, record.failed]
         assert row["parent"] == ("" if node.parent is None else str(node.parent))
+
+
+def named(*names: str) -> RecordedProcess:
+    """A process with a record of a brick of each name."""
+    table = NodeTable()
+    for number, name in enumerate(names, start=1):
+        table.add(Node(number, None, NodeKind.BRICK, name))
+    return RecordedProcess(
+        "host", 42, table, records_of([TimedRecord(n + 1, n, n + 1, n, False) for n in range(len(names))])
+    )
+
+
+@given(any_process())
+def test_no_cell_of_csv_begins_a_formula(recorded: RecordedProcess) -> None:
+    for row in list(csv.reader(io.StringIO(exported("csv", recorded), newline=""))):
+        assert not any(cell.startswith(tuple("=+-@\t\r＝＋－＠")) for cell in row)
+
+
+def test_a_name_that_would_begin_a_formula_stands_behind_a_quote_and_no_other_is_changed() -> None:
+    text = exported("csv", named("=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "＝1", "\t=1", "\r=1", "a=b", "x-1", "'"))
+    found = [row["name"] for row in csv.DictReader(io.StringIO(text, newline=""))]
+    assert found == [
+        "'=HYPERLINK(1)", "'+1", "'-1", "'@SUM(1)", "'＝1", r"\t=1", r"\r=1", "a=b", "x-1", "'",
+    ]  # fmt: skip
+
+
+@given(any_process())
+def test_labels_of_dot_are_quoted_strings_that_hold_the_names(recorded: RecordedProcess) -> None:
+    text = exported("dot", recorded)
+    labels = re.findall(
+        r'^  n\d+ \[label="((?:[^"\\]|\\["\\])*)", style=filled, fillcolor=\w+\];$', text, re.MULTILINE
+    )
+    assert len(labels) == text.count("label=") == text.count("fillcolor=")
+    shown = [html.unescape(re.sub(r'\\(["\\])', r"\1", label)) for label in labels]
+    for record, name in zip(recorded.records, names(recorded), strict=True):
+        if recorded.nodes[record.node].kind is NodeKind.BRICK:
+            assert any(printable(name) in label for label in shown)
 
 
 @given(any_process())
