@@ -104,7 +104,7 @@ def test_without_descriptors_no_socket_is_made_and_the_limit_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 2
-    assert done.stdout.count("of 16 allowed") == done.stdout.count("ulimit -n 1024") == 2
+    assert done.stdout.count("24 are wanted") == done.stdout.count("ulimit -n 1024") == 2
 
 
 def test_the_default_address_is_an_ipc_socket_in_it(runtime: Path) -> None:
