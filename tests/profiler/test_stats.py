@@ -14,6 +14,7 @@ from cbtop.profiler.stats import (
     COLUMNS,
     MAX_DURATION_NS,
     MAX_HISTOGRAM_NODES,
+    MAX_KEPT_INTERVALS,
     PERCENTILES,
     NodeStats,
     bucket_middle_ns,
@@ -51,6 +52,19 @@ def test_percentiles_are_within_one_percent_of_the_exact_ones(values: list[int])
         exact = sorted(values)[max(1, int(np.ceil(fraction * len(values)))) - 1]
         assert percentile is not None
         assert abs(percentile - exact) <= 0.01 * exact
+
+
+def test_a_step_said_to_end_in_the_future_keeps_nothing_of_those_that_follow_for_ever() -> None:
+    stats = NodeStats()
+    step_of = np.array([-1, 1], np.int64)
+    one = np.ones(4096, np.int64)
+    stats.add(Batch(one[:1], one[:1] * 0, one[:1] << 50, (one[:1] << 50) + 5, one[:1], 0), step_of, NO_STEPS)
+    for number in range(64):
+        begin = 10 * np.arange(4096 * number, 4096 * (number + 1))
+        stats.add(Batch(one, one * 0, begin, begin + 1, one, 0), step_of, NO_STEPS)
+    assert stats.rare("union_ns", (1,)) >= 64 * 4096
+    kept = sum(len(begins) for parts in stats._intervals.values() for begins, _ in parts)
+    assert kept <= 2 * (MAX_KEPT_INTERVALS + 4096)  # of the step, and of all steps
 
 
 @given(st.lists(st.integers(0, 2**62)))
