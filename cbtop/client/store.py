@@ -13,7 +13,8 @@ from cbtop.client.busy import BusySlices
 from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, RARE, Column, NodeStats
+from cbtop.profiler.histograms import BUCKETS, Column
+from cbtop.profiler.stats import COLUMNS, RARE, Growth, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED, AnnouncedTotal
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
 from cbtop.protocol.messages import (
@@ -90,13 +91,12 @@ class SourceRecord:
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
     def forget_catalog(self) -> None:
-        """Forget all but the history: a snapshot follows."""
+        """Forget what was said: a snapshot follows. Statistics stay, for they only grow."""
         self.nodes = NodeTable()
         self.dependencies.clear()
         self.ceilings.clear()
         self.checks.clear()
         self.traces.clear()
-        self.stats.clear()
 
 
 class Store:
@@ -237,7 +237,7 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
     even &= len({len(column) for column in cells}) == 1
     if not even or not _within(node, 1, MAX_NODES + 1):
         raise DecodeError(f"an update of {record.key} with uneven columns or node ids out of range")
-    if not (_within(cells[0], 1, MAX_HISTOGRAM_NODES) and _within(cells[1], 0, BUCKETS)):
+    if not (_within(cells[0], 1, MAX_NODES + 1) and _within(cells[1], 0, BUCKETS)):
         raise DecodeError(f"an update of {record.key} with histogram cells out of range")
     if not all(_within(column, 0, SANE) for name, column in columns.items() if name != "min_ns"):
         raise DecodeError(f"an update of {record.key} with totals out of range")
@@ -248,14 +248,17 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
         raise DecodeError(f"an update of {record.key} with uneven rare columns or node ids out of range")
     if not (_within(rare[1], 0, len(RARE)) and _are_amounts(rare[2])):
         raise DecodeError(f"an update of {record.key} with rare values out of range")
+    cell, count = cells[0] * BUCKETS + cells[1], cells[2]
+    said = dict(zip(zip(rare[1].tolist(), rare[0].tolist(), strict=True), map(int, rare[2].tolist()), strict=True))
+    growth = record.stats.growth(node, columns, cell, count, said)
     record.stats.set(node, columns)
-    record.stats.set_buckets(*cells)
-    record.stats.set_rare(*rare)
-    _remember(record, update.monotonic_ns)
+    record.stats.set_buckets(cell, count)
+    record.stats.set_rare(said)
+    _remember(record, update.monotonic_ns, growth)
 
 
-def _remember(record: SourceRecord, monotonic_ns: int) -> None:
-    record.window.tick(monotonic_ns, record.stats)
+def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
+    record.window.tick(monotonic_ns, growth)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
     totals = {name: record.stats.column(name) for name in ("count", "elements")}

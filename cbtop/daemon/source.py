@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.stats import BUCKETS, COLUMNS, Column, NodeStats, distinct, sane
+from cbtop.profiler.histograms import BUCKETS, Column, distinct
+from cbtop.profiler.stats import COLUMNS, NodeStats, sane
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked
@@ -65,7 +66,7 @@ class Source:
         self._quiet_rounds = 0  # keyframes since then that had nothing new to say
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
-        self._changed_cells: list[Column] = []  # node * BUCKETS + bucket: sorting pairs takes ten times as long
+        self._changed_cells: list[Column] = []
         self._fresh: list[Batch] = []
         self._handed_out = 0  # the ring's records below this number
         self._ring = RingReader(ring_path)
@@ -147,7 +148,7 @@ class Source:
         if self._changed_nodes:
             node = distinct(np.concatenate(self._changed_nodes))
             cells = distinct(np.concatenate(self._changed_cells))
-            messages.append(self._update(node, cells // BUCKETS, cells % BUCKETS))
+            messages.append(self._update(node, cells))
             self._changed_nodes.clear()
             self._changed_cells.clear()
         if messages:
@@ -165,7 +166,7 @@ class Source:
         node = self.stats.nodes_with_records()
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
-            self._update(node, *self.stats.all_buckets()),
+            self._update(node, self.stats.all_buckets()),
             self.state_message(),
         ]
 
@@ -248,11 +249,11 @@ class Source:
         self._received += len(batch.node)
         self._fresh.append(batch)
         self.stats.grow(len(self._nodes) + 1)
-        nodes, cell_nodes, cell_buckets = self.stats.add(batch, *self._nodes.columns())
+        nodes, cells = self.stats.add(batch, *self._nodes.columns())
         self._changed_nodes.append(nodes)
-        self._changed_cells.append(cell_nodes * BUCKETS + cell_buckets)
+        self._changed_cells.append(cells)
 
-    def _update(self, node: Column, cell_node: Column, cell_bucket: Column) -> StatsUpdate:
+    def _update(self, node: Column, cell: Column) -> StatsUpdate:
         self._sequence += 1
         columns = {name: _bytes(self.stats.column(name)[node]) for name in COLUMNS}
         rare = self.stats.rare_values(node.tolist())
@@ -262,9 +263,9 @@ class Source:
             monotonic_ns=time.perf_counter_ns(),
             received=self._received,
             node=_bytes(node),
-            bucket_node=_bytes(cell_node),
-            bucket_index=_bytes(cell_bucket),
-            bucket_count=_bytes(self.stats.buckets(cell_node, cell_bucket)),
+            bucket_node=_bytes(cell // BUCKETS),
+            bucket_index=_bytes(cell % BUCKETS),
+            bucket_count=_bytes(self.stats.buckets(cell)),
             rare_node=_bytes(rare[0]),
             rare_column=_bytes(rare[1]),
             rare_value=rare[2].astype("<f8", copy=False).tobytes(),

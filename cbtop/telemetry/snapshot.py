@@ -14,8 +14,9 @@ import numpy as np
 from cbtop.client.store import SourceRecord, Store
 from cbtop.profiler.brick_stats import BrickStats, brick_stats, name_and_category
 from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.histograms import bucket_of
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import Calls, NodeStats, bucket_of
+from cbtop.profiler.stats import Calls, NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.telemetry.metrics import (
