@@ -24,6 +24,7 @@ OCTAVES = 42 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
 # A page takes 256 bytes: 32 MiB of them are what a hostile source costs. 8,192 nodes of 16 octaves have room.
 MAX_PAGES = 1 << 17
+MAX_CELLS = 1 << 20  # told in one message
 _MIN_ROOM = 64  # nodes, or pages
 _NARROW_MAX = int(np.iinfo(np.uint32).max)
 

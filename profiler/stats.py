@@ -55,7 +55,7 @@ RARE = (
 SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
 ANY_STEP = 0  # stands for all step nodes together in `union_ns`: two phases may run at the same time. Not on the wire
 _MOMENTS = ("first_ns", "last_ns")  # not totals
-MAX_KEPT_INTERVALS = 1 << 14  # of a step node, beside the newest: time before these that a step covers counts twice
+MAX_KEPT_INTERVALS = 1 << 12  # of a step node, beside the newest: time before these that a step covers counts twice
 MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
 MAX_OPEN_PARTS = 64  # of one of these, before they are added up
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
@@ -462,8 +462,11 @@ class NodeStats:
         known = sum(int((part[1] - part[0]).sum()) for part in overlapping)
         more = int((ends - starts).sum()) - known
         self._rare["union_ns"][step] = self._rare["union_ns"].get(step, 0) + more
+        if len(parts) >= MAX_OPEN_PARTS:  # each is earlier than the next
+            older = tuple(np.concatenate(column)[-MAX_KEPT_INTERVALS:] for column in zip(*parts, strict=True))
+            parts[:] = [(older[0], older[1])]
         parts.append((starts, ends))
-        while len(parts) > 1 and sum(len(part[0]) for part in parts) > MAX_KEPT_INTERVALS:
+        while len(parts) > 1 and sum(len(part[0]) for part in parts) > 2 * MAX_KEPT_INTERVALS:
             parts.pop(0)
 
     def _close_steps(self, batch: Batch, step_of: Column, part_of: Column) -> Column:

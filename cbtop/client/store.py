@@ -13,9 +13,10 @@ from cbtop.client.busy import BusySlices
 from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import BUCKETS, Column
+from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
 from cbtop.profiler.stats import COLUMNS, RARE, Growth, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED, AnnouncedTotal
+from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -50,6 +51,7 @@ HISTORY_S = 120
 MAX_SOURCES = 1024
 MAX_PHASES = 64  # of a source, whose rates are known
 MAX_RARE = 1e30  # of FLOP and bytes, the largest of these values
+CELLS_END = (MAX_NODES + 1) * BUCKETS
 SANE = 1 << 62  # a total beyond it would overflow when two are added
 
 
@@ -232,23 +234,21 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
 def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
     node = _column(update.node)
     columns = {name: _column(getattr(update, name)) for name in COLUMNS}
-    cells = _column(update.bucket_node), _column(update.bucket_index), _column(update.bucket_count)
+    step, count = unpack_columns(update.cells, 2, MAX_CELLS)
     even = all(len(column) == len(node) for column in columns.values())
-    even &= len({len(column) for column in cells}) == 1
     if not even or not _within(node, 1, MAX_NODES + 1):
         raise DecodeError(f"an update of {record.key} with uneven columns or node ids out of range")
-    if not (_within(cells[0], 1, MAX_NODES + 1) and _within(cells[1], 0, BUCKETS)):
+    if not _within(step, 1, CELLS_END) or not _within(cell := np.cumsum(step), BUCKETS, CELLS_END):
         raise DecodeError(f"an update of {record.key} with histogram cells out of range")
     if not all(_within(column, 0, SANE) for name, column in columns.items() if name != "min_ns"):
         raise DecodeError(f"an update of {record.key} with totals out of range")
-    if not (_not_below(columns["min_ns"], 0) and _within(cells[2], 0, SANE)):
+    if not (_not_below(columns["min_ns"], 0) and _within(count, 0, SANE)):
         raise DecodeError(f"an update of {record.key} with counts out of range")
     rare = _column(update.rare_node), _column(update.rare_column), np.frombuffer(update.rare_value, dtype="<f8")
     if len({len(column) for column in rare}) != 1 or not _within(rare[0], 1, MAX_NODES + 1):
         raise DecodeError(f"an update of {record.key} with uneven rare columns or node ids out of range")
     if not (_within(rare[1], 0, len(RARE)) and _are_amounts(rare[2])):
         raise DecodeError(f"an update of {record.key} with rare values out of range")
-    cell, count = cells[0] * BUCKETS + cells[1], cells[2]
     said = dict(zip(zip(rare[1].tolist(), rare[0].tolist(), strict=True), map(int, rare[2].tolist()), strict=True))
     growth = record.stats.growth(node, columns, cell, count, said)
     record.stats.set(node, columns)

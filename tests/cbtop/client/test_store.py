@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from cbtop.client import store as store_module
-from cbtop.client.store import Store
+from cbtop.client.store import CELLS_END, Store
+from cbtop.profiler.histograms import BUCKETS, MAX_CELLS
+from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
     Activity,
@@ -17,6 +19,7 @@ from cbtop.protocol.messages import (
     DaemonHello,
     Goodbye,
     Node,
+    Packed,
     SourceCatalog,
     SourceGone,
     StatsUpdate,
@@ -77,24 +80,22 @@ def test_a_catalog_message_by_itself_is_refused() -> None:
         {"count": b""},
         {"node": np.array([-1], "<i8").tobytes()},
         {"node": np.array([1 << 40], "<i8").tobytes()},
-        {"bucket_node": np.array([1], "<i8").tobytes()},
         {"total_ns": np.array([-1], "<i8").tobytes()},
         {"elements": np.array([(1 << 63) - 1], "<i8").tobytes()},
-        {
-            "bucket_node": np.array([1], "<i8").tobytes(),
-            "bucket_index": np.array([0], "<i8").tobytes(),
-            "bucket_count": np.array([-1], "<i8").tobytes(),
-        },
-        {
-            "bucket_node": np.array([1 << 30], "<i8").tobytes(),
-            "bucket_index": np.array([0], "<i8").tobytes(),
-            "bucket_count": np.array([0], "<i8").tobytes(),
-        },
-        {
-            "bucket_node": np.array([1], "<i8").tobytes(),
-            "bucket_index": np.array([1 << 30], "<i8").tobytes(),
-            "bucket_count": np.array([0], "<i8").tobytes(),
-        },
+        *(
+            {"cells": pack_columns((np.array(step), np.array(count)))}
+            for step, count in (
+                ([BUCKETS], [-1]),
+                ([BUCKETS - 1], [1]),  # of no node
+                ([CELLS_END], [1]),
+                ([CELLS_END - 1, 1], [1, 1]),
+                ([BUCKETS, 0], [1, 1]),  # twice the same
+                ([BUCKETS, -1], [1, 1]),
+                ([1 << 62, 1 << 62, 1 << 62], [1, 1, 1]),
+            )
+        ),
+        {"cells": b"\x01"},
+        {"cells": b"\x01\x01" + bytes(2 * MAX_CELLS + 2)},
     ],
 )
 def test_columns_that_lie_are_refused_before_anything_is_allocated(runtime: Path, lie: dict[str, bytes]) -> None:
@@ -111,7 +112,7 @@ def test_columns_that_lie_are_refused_before_anything_is_allocated(runtime: Path
 
 def update() -> StatsUpdate:
     one = np.array([1], "<i8").tobytes()
-    return StatsUpdate("nobody", 1, 0, 1, one, one, one, one, one, one, one, one, b"", b"", b"")
+    return StatsUpdate("nobody", 1, 0, 1, one, one, one, one, one, one, one, one, Packed(b""))
 
 
 def test_a_daemon_that_says_ever_more_of_a_source_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
