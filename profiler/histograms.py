@@ -22,11 +22,12 @@ SUB_BUCKETS = 1 << SUB_BUCKET_BITS
 MAX_DURATION_NS = (1 << 42) - 1  # 73 minutes; longer ones are counted in the last bucket
 OCTAVES = 42 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
-# A page takes 256 bytes: 32 MiB of them are what a hostile source costs. 8,192 nodes of 16 octaves have room.
+# A page takes 128 bytes, and 256 or 512 once a count needs it: 64 MiB are the most that a hostile source costs.
+# 8,192 nodes of 16 octaves have room.
 MAX_PAGES = 1 << 17
 MAX_CELLS = 1 << 20  # told in one message
 _MIN_ROOM = 64  # nodes, or pages
-_NARROW_MAX = int(np.iinfo(np.uint32).max)
+_WIDER: dict[np.dtype[Any], type] = {np.dtype(np.uint16): np.uint32, np.dtype(np.uint32): np.int64}
 
 
 def bucket_of(duration_ns: Column) -> Column:
@@ -55,12 +56,13 @@ def distinct(values: Column) -> Column:
 class Histograms:
     """Counts by cell, which is node * BUCKETS + bucket. What finds no room in MAX_PAGES is not counted.
 
-    Counts take four bytes until one of them outgrows these. Room is made by quarters: little more is taken than used.
+    Counts take two bytes until one of them outgrows these, then four, then eight. Room is made by quarters: little
+    more is taken than used.
     """
 
     def __init__(self) -> None:
         self._pages = np.zeros((0, OCTAVES), np.int32)  # of each node and octave; 0: it counted nothing
-        self._counts: NDArray[np.uint32] | Column = np.zeros((1, SUB_BUCKETS), np.uint32)  # page 0 stays empty
+        self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)  # page 0 stays empty
         self._used = 1
 
     @property
@@ -83,8 +85,8 @@ class Histograms:
         room = page > 0
         if not room.all():
             page, cell, count = page[room], cell[room], count[room]
-        if self._counts.dtype == np.uint32 and int(count.max(initial=0)) > _NARROW_MAX:
-            self._counts = self._counts.astype(np.int64)
+        while int(count.max(initial=0)) > np.iinfo(self._counts.dtype).max:
+            self._counts = self._counts.astype(_WIDER[self._counts.dtype])
         self._counts[page, cell % SUB_BUCKETS] = count
 
     def cells(self) -> Column:
