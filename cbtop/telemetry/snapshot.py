@@ -80,6 +80,7 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
     """
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("source", "phase", "brick", "check"), 0)
+    left_out["source"] = len(store.left_out)
     parts: list[_Part] = []
     for summary in summaries(store.sources.values()):
         try:
