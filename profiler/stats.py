@@ -1,12 +1,8 @@
-"""Cumulative statistics per node, in columns: what the daemon adds up and the viewer keeps.
-
-A duration falls into a log-linear bucket (the layout of HdrHistogram, with 64 buckets an octave): exact below
-64 ns, and above it a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in
-it. Buckets are counted for the life of the source, so percentiles of any sum of nodes are those of all its calls.
-"""
+"""Cumulative statistics per node, in columns: what the daemon adds up and the viewer keeps."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.profiler.histograms import BUCKETS, Column, Histograms, bucket_middle_ns, bucket_of, distinct
 from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
     FLAG_CANCELLED,
@@ -26,16 +23,12 @@ from cbtop.protocol.ring import (
     Batch,
 )
 
-Column = NDArray[np.int64]
-
-SUB_BUCKET_BITS = 6
-SUB_BUCKETS = 1 << SUB_BUCKET_BITS
-MAX_DURATION_NS = (1 << 42) - 1  # 73 minutes; longer ones are counted in the last bucket
-BUCKETS = (42 - SUB_BUCKET_BITS) * SUB_BUCKETS + SUB_BUCKETS
-# A histogram row is 18.5 KiB; a hostile node table must not cost more than this many of them.
+# So many nodes have a histogram of their own. Those beyond share one with all of the same name in the same phase: the
+# percentiles of such a place are not known, those of the brick are.
 MAX_HISTOGRAM_NODES = 8_192
 
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
+SUMS = tuple(name for name in COLUMNS if name not in ("min_ns", "max_ns"))
 # What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: records of `flops` and `bytes`, of
 # which so many were `_given`. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps:
 # `union_ns`, the time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last
@@ -62,35 +55,13 @@ RARE = (
 SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
 ANY_STEP = 0  # stands for all step nodes together in `union_ns`: two phases may run at the same time. Not on the wire
 _MOMENTS = ("first_ns", "last_ns")  # not totals
-MAX_KEPT_INTERVALS = 1 << 14  # of a step node: time before these that a step covers counts twice
+MAX_KEPT_INTERVALS = 1 << 12  # of a step node: time before these that a step covers counts twice
 MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
 MAX_OPEN_PARTS = 64  # of one of these, before they are added up
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
 NO_MINIMUM = np.iinfo(np.int64).max
+RARE_BYTES = 200  # about: an entry of a dict, its key and its number
 _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # each outdoes what it is compared with
-
-
-def bucket_of(duration_ns: Column) -> Column:
-    """The bucket of each duration (ns, >= 0)."""
-    value = np.clip(duration_ns, 0, MAX_DURATION_NS)
-    octave = np.maximum(np.frexp(value.astype(np.float64))[1].astype(np.int64) - 1 - SUB_BUCKET_BITS, 0)
-    found: Column = octave * SUB_BUCKETS + (value >> octave)
-    return found
-
-
-def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
-    """The middle of each bucket, in ns."""
-    octave = np.maximum(bucket // SUB_BUCKETS - 1, 0)
-    low = (bucket - octave * SUB_BUCKETS) << octave
-    middle: NDArray[np.float64] = low + ((1 << octave) - 1) / 2
-    return middle
-
-
-def distinct(values: Column) -> Column:
-    """The distinct ones of `values` (>= 0), ascending. NumPy's own `unique` hashes: ten times as long as its sort."""
-    ordered = np.sort(values)
-    found: Column = ordered[np.diff(ordered, prepend=-1) != 0]
-    return found
 
 
 def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
@@ -109,8 +80,8 @@ def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
 class Calls:
     """What is known of a number of calls. Percentiles and `cv` come from the histogram: within one percent.
 
-    They are None for nodes beyond MAX_HISTOGRAM_NODES, whose calls are counted but not sorted by duration; what
-    NodeStats.since gives has no minimum and maximum for these either.
+    They are None where the histograms hold more or fewer calls than these: of a node beyond MAX_HISTOGRAM_NODES, or
+    where there was no room. What NodeStats.since gives has no minimum and maximum of these nodes either.
     """
 
     count: int
@@ -131,13 +102,46 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a table held at one moment: its columns, and the histogram cells that had counted anything."""
+class Growth:
+    """What was counted between two moments: by how much sums, histogram cells and rare columns have grown."""
 
-    columns: dict[str, Column]
-    cell: NDArray[np.int32]  # node * BUCKETS + bucket
-    count: Column
-    rare: dict[str, dict[int, int]]
+    node: NDArray[np.int32]  # each once, and of each an entry in every column
+    columns: dict[str, Column]  # SUMS
+    cell: NDArray[np.int32]  # each once
+    count: NDArray[np.uint32] | Column
+    rare: dict[tuple[int, int], int]  # by the number of the column in RARE and the node; moments are left out
+
+    @property
+    def size_bytes(self) -> int:
+        columns = sum(column.nbytes for column in self.columns.values())
+        return self.node.nbytes + columns + self.cell.nbytes + self.count.nbytes + RARE_BYTES * len(self.rare)
+
+    @classmethod
+    def made(
+        cls, node: Column, columns: dict[str, Column], cell: Column, count: Column, rare: dict[tuple[int, int], int]
+    ) -> Growth:
+        """Of these increases those above zero, in as few bytes as they need."""
+        grew = np.any([column > 0 for column in columns.values()], axis=0)
+        counted = count > 0
+        count = count[counted]
+        return cls(
+            node[grew].astype(np.int32),
+            {name: column[grew] for name, column in columns.items()},
+            cell[counted].astype(np.int32),
+            count.astype(np.uint32) if int(count.max(initial=0)) >> 32 == 0 else count,
+            {key: value for key, value in rare.items() if value > 0},
+        )
+
+    @classmethod
+    def of(cls, parts: Sequence[Growth]) -> Growth:
+        """That of all `parts` together."""
+        node, at = _each_once([part.node for part in parts])
+        columns = {name: _added_up([part.columns[name] for part in parts], at, len(node)) for name in SUMS}
+        cell, at = _each_once([part.cell for part in parts])
+        rare: Counter[tuple[int, int]] = Counter()
+        for part in parts:
+            rare.update(part.rare)
+        return cls.made(node, columns, cell, _added_up([part.count for part in parts], at, len(cell)), dict(rare))
 
 
 class NodeStats:
@@ -146,8 +150,8 @@ class NodeStats:
     def __init__(self) -> None:
         self._size = 0
         self._columns = {name: np.zeros(0, np.int64) for name in COLUMNS}
-        # The kernel gives zeroed pages as they are touched: rows that count nothing cost nothing.
-        self._histogram = np.zeros((MAX_HISTOGRAM_NODES, BUCKETS), np.int64)
+        self._histograms = Histograms()
+        self._shared: dict[int, int] = {}  # by first_of: whose histogram counts for all beyond
         self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # by step: starts and ends of when any ran
         # By step and lane: when the last one ended, if cancelled, and what of its time lay in none of its parts.
@@ -180,10 +184,14 @@ class NodeStats:
         return int(self.column("count").sum()) + others
 
     def histogram(self, nodes: Iterable[int]) -> Column:
-        """The histograms of `nodes`, summed. Nodes beyond MAX_HISTOGRAM_NODES have none."""
-        rows = [node for node in nodes if node < min(self._size, MAX_HISTOGRAM_NODES)]
-        summed: Column = self._histogram[rows].sum(axis=0)
-        return summed
+        """The histograms of `nodes`, summed."""
+        return self._histograms.sum(nodes)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what the table takes."""
+        columns = sum(column.nbytes for column in self._columns.values())
+        return columns + self._histograms.size_bytes + RARE_BYTES * sum(map(len, self._rare.values()))
 
     def calls(self, nodes: Sequence[int]) -> Calls | None:
         """The calls of `nodes` taken together; None where there were none."""
@@ -206,7 +214,7 @@ class NodeStats:
 
         low = np.minimum.reduceat(self.column("min_ns")[node], starts)
         high = np.maximum.reduceat(self.column("max_ns")[node], starts)
-        spread = self._spread(node, np.repeat(np.arange(len(present)), sizes), low, high)
+        spread = self._spread(node, np.repeat(np.arange(len(present)), sizes), np.array(summed("count")), low, high)
         names = ("count", "failed", "total_ns")
         least = [None if value == _UNKNOWN_MINIMUM else value for value in low.tolist()]
         most = [None if value == _UNKNOWN_MAXIMUM else value for value in high.tolist()]
@@ -216,15 +224,14 @@ class NodeStats:
             found[at] = Calls(*row)
         return found
 
-    def _spread(self, node: Column, group: Column, low: Column, high: Column) -> list[list[float | None]]:
-        """The cv and the percentiles of each group, in the order of `Calls`; None where no call was counted."""
+    def _spread(
+        self, node: Column, group: Column, count: Column, low: Column, high: Column
+    ) -> list[list[float | None]]:
+        """The cv and the percentiles of each group, in the order of `Calls`; None where others are counted in."""
         groups = len(low)
-        has_histogram = node < MAX_HISTOGRAM_NODES
-        rows = self._histogram[node[has_histogram]]
-        at = np.flatnonzero((rows != 0).reshape(-1))
-        counts = rows.reshape(-1)[at]
+        place, bucket, counts = self._histograms.cells_of(node)
         # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
-        key = group[has_histogram][at // BUCKETS] * BUCKETS + at % BUCKETS
+        key = group[place] * BUCKETS + bucket
         order = np.argsort(key, kind="stable")
         key, counts = key[order], counts[order]
         owner, middle = key // BUCKETS, bucket_middle_ns(key % BUCKETS)
@@ -240,9 +247,9 @@ class NodeStats:
             column = np.full(groups, np.nan)
             column[known] = np.clip(middle[np.searchsorted(running, rank, side="left")], low[known], high[known])
             columns.append(column)
-        partly = np.bincount(group[~has_histogram], minlength=groups) > 0  # a percentile of some would pass for all
+        others = calls != count  # a percentile of some, or of more, would pass for that of all
         for column in columns:
-            column[partly] = np.nan
+            column[others] = np.nan
         return [[None if value != value else value for value in column.tolist()] for column in columns]
 
     def grow(self, size: int) -> None:
@@ -258,12 +265,15 @@ class NodeStats:
                 self._columns[name] = grown
         self._size = size
 
-    def add(self, batch: Batch, step_of: Column, part_of: Column) -> tuple[Column, Column, Column]:
-        """Count the records of `batch`; gives the nodes that changed and the (node, bucket) pairs that did.
+    def add(
+        self, batch: Batch, step_of: Column, part_of: Column, first_of: Column | None = None
+    ) -> tuple[Column, Column]:
+        """Count the records of `batch`; gives the nodes that changed and the histogram cells that did.
 
         `step_of[node]` is the step node above `node` (itself for a step, -1 where there is none): when a step ends,
         what its bricks took so far is closed. `part_of[node]` is that step where the node lies directly in it, and
-        takes of its time.
+        takes of its time. `first_of[node]` is the first node of its name and category in its phase (None: no node
+        shares its histogram).
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
         odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0
@@ -284,23 +294,22 @@ class NodeStats:
         np.add.at(columns["elements"], node, batch.elements)
         np.minimum.at(columns["min_ns"], node, duration)
         np.maximum.at(columns["max_ns"], node, duration)
-        counted = node < MAX_HISTOGRAM_NODES
-        cells = np.unique(node[counted] * BUCKETS + bucket_of(duration[counted]), return_counts=True)
-        self._histogram.reshape(-1)[cells[0]] += cells[1]
+        cells = np.unique(self._histogram_of(node, first_of) * BUCKETS + bucket_of(duration), return_counts=True)
+        self._histograms.add(*cells)
         changed = [node, closed] if rare is None else [node, closed, rare.node]
-        return distinct(np.concatenate(changed)), cells[0] // BUCKETS, cells[0] % BUCKETS
+        return distinct(np.concatenate(changed)), cells[0]
 
-    def clear(self) -> None:
-        """Forget every count."""
-        for name, column in self._columns.items():
-            column[: self._size] = NO_MINIMUM if name == "min_ns" else 0
-        self._histogram[: self._size] = 0
-        for values in self._rare.values():
-            values.clear()
-        self._intervals.clear()
-        self._ended.clear()
-        self._open.clear()
-        self._size = 0
+    def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
+        """Whose histogram counts the calls of each node: its own, or that of the first beyond the bound."""
+        beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
+        if first_of is None or not len(beyond):
+            return node
+        first, at, which = np.unique(first_of[node[beyond]], return_index=True, return_inverse=True)
+        pairs = zip(first.tolist(), node[beyond[at]].tolist(), strict=True)
+        owner = np.array([self._shared.setdefault(one, here) for one, here in pairs], np.int64)
+        found = node.copy()
+        found[beyond] = owner[which]
+        return found
 
     def set(self, node: Column, columns: dict[str, Column]) -> None:
         """Take over the totals of `node` from another table (a StatsUpdate)."""
@@ -308,10 +317,10 @@ class NodeStats:
         for name, values in columns.items():
             self._columns[name][node] = values
 
-    def set_rare(self, node: Column, column: Column, value: NDArray[np.float64]) -> None:
-        """Take over values of rare columns: `column` numbers them as in RARE."""
-        for one, at, number in zip(node.tolist(), column.tolist(), value.tolist(), strict=True):
-            self._rare[RARE[at]][one] = int(number)
+    def set_rare(self, values: dict[tuple[int, int], int]) -> None:
+        """Take over values of rare columns, by the number of the column in RARE and the node."""
+        for (at, node), value in values.items():
+            self._rare[RARE[at]][node] = value
 
     def add_rare(self, other: NodeStats, place: Column) -> None:
         """Add the rare totals of `other`, whose node n is `place[n]` here. Moments are left out: clocks differ."""
@@ -337,66 +346,61 @@ class NodeStats:
         keys = np.array([key[:2] for key in found], np.int64).reshape(-1, 2)
         return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
 
-    def set_buckets(self, node: Column, bucket: Column, count: Column) -> None:
+    def set_buckets(self, cell: Column, count: Column) -> None:
         """Take over histogram counts."""
+        self._histograms.set(cell, count)
+
+    def buckets(self, cell: Column) -> Column:
+        """The histogram counts of cells."""
+        return self._histograms.counts(cell)
+
+    def all_buckets(self) -> Column:
+        """Every cell that counted anything, as node * BUCKETS + bucket, ascending."""
+        return self._histograms.cells()
+
+    def growth(
+        self, node: Column, columns: dict[str, Column], cell: Column, count: Column, rare: dict[tuple[int, int], int]
+    ) -> Growth:
+        """By how much these totals, each once, are above those that are here."""
         self.grow(int(node.max(initial=-1)) + 1)
-        self._histogram[node, bucket] = count
+        sums = {name: columns[name] - self._columns[name][node] for name in SUMS}
+        more = {(at, one): value - self._rare[RARE[at]].get(one, 0) for (at, one), value in rare.items()}
+        known = {key: value for key, value in more.items() if RARE[key[0]] not in _MOMENTS}
+        return Growth.made(node, sums, cell, count - self.buckets(cell), known)
 
-    def buckets(self, node: Column, bucket: Column) -> Column:
-        """The histogram counts at (node, bucket)."""
-        return self._histogram[node, bucket]
-
-    def all_buckets(self) -> tuple[Column, Column]:
-        """Every (node, bucket) that counted anything."""
-        cell = self._cells()
-        return cell // BUCKETS, cell % BUCKETS
-
-    def snapshot(self) -> Snapshot:
-        """What it holds now, for `since`."""
-        cell = self._cells()
-        columns = {name: self.column(name).copy() for name in COLUMNS}
-        rare = {name: dict(values) for name, values in self._rare.items()}
-        return Snapshot(columns, cell.astype(np.int32), self._histogram.reshape(-1)[cell], rare)
-
-    def since(self, snapshot: Snapshot) -> NodeStats:
-        """What this table has counted after `snapshot` was taken of it.
+    def since(self, growth: Growth) -> NodeStats:
+        """A table of what was counted in `growth`, the last of what this one has counted.
 
         min_ns and max_ns are derived: the middle of the outermost buckets that counted, within one percent.
         """
         found = NodeStats()
         found.grow(self._size)
-        for name in COLUMNS:
-            if name not in ("min_ns", "max_ns"):
-                before = snapshot.columns[name][: self._size]
-                found.column(name)[:] = self.column(name)
-                found.column(name)[: len(before)] -= before
-                np.maximum(found.column(name), 0, out=found.column(name))  # counts that shrink are no counts
-        for name, values in self._rare.items():
-            before_of = {} if name in _MOMENTS else snapshot.rare[name]
-            found._rare[name] = {node: max(0, value - before_of.get(node, 0)) for node, value in values.items()}
-        cell, counts = self._cells(), found._histogram.reshape(-1)
-        counts[cell] = self._histogram.reshape(-1)[cell]
-        counts[snapshot.cell] -= snapshot.count
-        counts[snapshot.cell] = np.maximum(counts[snapshot.cell], 0)
-        cell = cell[counts[cell] > 0]
-        found._find_extremes(cell, self.column("min_ns"), self.column("max_ns"))
+        for name in SUMS:
+            found.column(name)[growth.node] = np.maximum(growth.columns[name], 0)
+        for (at, node), value in growth.rare.items():
+            found._rare[RARE[at]][node] = max(0, value)
+        for name in _MOMENTS:
+            found._rare[name] = dict(self._rare[name])
+        found._histograms.set(growth.cell.astype(np.int64), growth.count.astype(np.int64))
+        found._find_extremes(self.column("min_ns"), self.column("max_ns"))
         return found
 
-    def _find_extremes(self, cell: Column, least: Column, most: Column) -> None:
-        """Set min_ns and max_ns from the cells that counted (ascending); none lies outside of `least` and `most`."""
-        low, high = self.column("min_ns"), self.column("max_ns")
-        counted = self.column("count") > 0
+    def _find_extremes(self, least: Column, most: Column) -> None:
+        """Set min_ns and max_ns from the cells that counted; none lies outside of `least` and `most`."""
+        low, high, count = (self.column(name) for name in ("min_ns", "max_ns", "count"))
+        counted = count > 0
         low[counted], high[counted] = _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM
+        cell = self._histograms.cells()
+        cell = cell[cell < self._size * BUCKETS]
         owner = cell // BUCKETS
+        calls = np.zeros(self._size, np.int64)
+        np.add.at(calls, owner, self.buckets(cell))
+        own = calls[owner] == count[owner]  # where its histogram is of others' calls too, nothing follows of its own
+        cell, owner = cell[own], owner[own]
         first, last = np.diff(owner, prepend=-1) != 0, np.diff(owner, append=-1) != 0
         for column, at in ((low, first), (high, last)):
             node, middle = owner[at], bucket_middle_ns(cell[at] % BUCKETS).astype(np.int64)
             column[node] = np.clip(middle, least[node], most[node])
-
-    def _cells(self) -> Column:
-        """Every cell that counted anything, as node * BUCKETS + bucket, ascending."""
-        # By way of booleans, and flat: five times as fast as np.nonzero of the table.
-        return np.flatnonzero(self._histogram[: self._size].reshape(-1) != 0)
 
     def _take_amounts(self, batch: Batch) -> Batch:
         """Add up the FLOP and bytes given for single calls, and the calls without a count; gives what is left."""
@@ -458,8 +462,11 @@ class NodeStats:
         known = sum(int((part[1] - part[0]).sum()) for part in overlapping)
         more = int((ends - starts).sum()) - known
         self._rare["union_ns"][step] = self._rare["union_ns"].get(step, 0) + more
+        if len(parts) >= MAX_OPEN_PARTS:  # each is earlier than the next
+            older = tuple(np.concatenate(column)[-MAX_KEPT_INTERVALS:] for column in zip(*parts, strict=True))
+            parts[:] = [(older[0], older[1])]
         parts.append((starts[-MAX_KEPT_INTERVALS:], ends[-MAX_KEPT_INTERVALS:]))
-        while len(parts) > 1 and sum(len(part[0]) for part in parts) > MAX_KEPT_INTERVALS:
+        while len(parts) > 1 and sum(len(part[0]) for part in parts) > 2 * MAX_KEPT_INTERVALS:
             parts.pop(0)
 
     def _close_steps(self, batch: Batch, step_of: Column, part_of: Column) -> Column:
@@ -562,6 +569,22 @@ class NodeStats:
             parts[:] = [(which, total)]
         if len(self._open) > MAX_OPEN_GROUPS:
             del self._open[next(iter(self._open))]  # stays open for ever: no host has so many
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Column]:
+    """The distinct ones of all values, ascending, and for each value which of them it is."""
+    found, at = np.unique(np.concatenate([_NONE, *parts]), return_inverse=True)
+    return found, at
+
+
+def _added_up(parts: Sequence[NDArray[Any]], at: Column, length: int) -> Column:
+    """The values of all `parts`, each added to the place that `at` says."""
+    total = np.zeros(length, np.int64)
+    np.add.at(total, at, np.concatenate([_NONE, *parts]))
+    return total
 
 
 def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[np.float64]:

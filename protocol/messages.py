@@ -24,7 +24,7 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenan
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 1  # 1: ranks, pid namespaces and the lock on the catalog in HostHello; ClockReading
 
-Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.record_batch`
+Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.columns`
 
 # --- said by the profiled process, kept in its catalog file -------------------------------------------------
 
@@ -244,9 +244,10 @@ class StatsUpdate:
     """Cumulative statistics of the nodes that changed (all of them in a keyframe), in columns.
 
     Every value is a total since the source began, so a lost update costs freshness, never truth. The byte
-    fields are little-endian i64 columns: one entry a node for `node` … `closed_ns`, one entry a histogram
-    bucket that changed for `bucket_*` (see `cbtop.profiler.stats` for the buckets), one entry a value for `rare_*`
-    (the columns that few nodes have, numbered as in `cbtop.profiler.stats.RARE`; its values are float64).
+    fields are little-endian i64 columns: one entry a node for `node` … `closed_ns`, one entry a value for `rare_*`
+    (the columns that few nodes have, numbered as in `cbtop.profiler.stats.RARE`; its values are float64). `cells` are
+    the histogram cells that changed, ascending (the step from one to the next), and their counts: see
+    `cbtop.profiler.histograms`. Cells that are more than one message takes follow in another.
     `closed_ns` is the part of `total_ns` that lies in steps that have ended.
     """
 
@@ -262,9 +263,7 @@ class StatsUpdate:
     max_ns: bytes
     elements: bytes
     closed_ns: bytes
-    bucket_node: bytes
-    bucket_index: bytes
-    bucket_count: bytes
+    cells: Packed
     rare_node: bytes = b""
     rare_column: bytes = b""
     rare_value: bytes = b""

@@ -1,8 +1,8 @@
 """Records packed into columns for the wire, and the books of whoever receives them.
 
-Packed columns (little-endian): the end of the first record (i64), one width in bytes (1, 2, 4 or 8) for each of
-node, flags, step from end to end, duration and elements, then these columns. Each is as wide as its widest value:
-records of a decode take 12 to 18 bytes instead of the ring's 32. Arithmetic is modulo 2^64, so any i64 comes back.
+A batch's columns: the end of the first record (i64, little-endian), then node, flags, step from end to end, duration
+and elements as `cbtop.protocol.columns` packs them: records of a decode take 12 to 18 bytes instead of the ring's 32.
+Arithmetic is modulo 2^64, so any i64 comes back.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cbtop.protocol.columns import pack_columns, unpack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Heartbeat, Message, Packed, RecordBatch, SourceState
 from cbtop.protocol.ring import NODE_BITS, Batch
 
 MAX_TALLIES = 1 << 14  # sources that one receiver hears of: its daemon has 256 at a time
 MAX_BATCH_RECORDS = 1 << 16  # of one message: a reader that comes late finds millions in a ring
-_WIDTHS = (1, 2, 4, 8)
-_HEAD = struct.Struct("<q5B")
+_FIRST_END = struct.Struct("<q")
 
 
 def pack(batch: Batch) -> Packed:
@@ -30,9 +29,7 @@ def pack(batch: Batch) -> Packed:
         return Packed(b"")
     step = np.diff(batch.end_ns, prepend=batch.end_ns[:1])
     values = (batch.node, batch.flags >> NODE_BITS, step, batch.end_ns - batch.start_ns, batch.elements)
-    columns = [_narrowest(column) for column in values]
-    head = _HEAD.pack(int(batch.end_ns[0]), *(column.itemsize for column in columns))
-    return Packed(b"".join((head, *(column.tobytes() for column in columns))))
+    return Packed(_FIRST_END.pack(int(batch.end_ns[0])) + pack_columns(values))
 
 
 def unpack(message: RecordBatch) -> Batch:
@@ -40,20 +37,12 @@ def unpack(message: RecordBatch) -> Batch:
     count, data = message.count, message.columns
     if count > MAX_BATCH_RECORDS:
         raise DecodeError(f"{count} records in one batch; at most {MAX_BATCH_RECORDS} are taken")
-    end_ns, widths = 0, [1] * 5
-    if count:
-        if len(data) < _HEAD.size:
-            raise DecodeError(f"{count} records in {len(data)} bytes")
-        end_ns, *widths = _HEAD.unpack_from(data)
-        if any(width not in _WIDTHS for width in widths):
-            raise DecodeError(f"columns {widths} bytes wide; 1, 2, 4 or 8 are wanted")
-    if len(data) != (count and _HEAD.size + count * sum(widths)):
-        raise DecodeError(f"{count} records of {sum(widths)} bytes in {len(data)} bytes")
-    at, columns = _HEAD.size, []
-    for width in widths:
-        column = np.frombuffer(data, f"<i{width}", count, at) if count else np.zeros(0)
-        columns.append(column.astype(np.int64))
-        at += count * width
+    if len(data) < _FIRST_END.size and (count or data):
+        raise DecodeError(f"{count} records in {len(data)} bytes")
+    end_ns = _FIRST_END.unpack_from(data)[0] if count else 0
+    columns = unpack_columns(memoryview(data)[_FIRST_END.size :], 5, max_length=count)
+    if len(columns[0]) != count:
+        raise DecodeError(f"{count} records said, {len(columns[0])} there")
     node, flags, step, duration, elements = columns
     end = np.cumsum(step) + np.array(end_ns, np.int64)
     return Batch(node, flags << NODE_BITS, end - duration, end, elements, overwritten=0)
@@ -152,9 +141,3 @@ def _tally_of(tallies: dict[str, RecordTally], source: str) -> RecordTally:
             raise DecodeError(f"more than {MAX_TALLIES} sources")
         tallies[source] = RecordTally()
     return tallies[source]
-
-
-def _narrowest(column: NDArray[np.int64]) -> NDArray[np.signedinteger]:
-    low, high = int(column.min()), int(column.max())
-    width = next(width for width in _WIDTHS if -(1 << (8 * width - 1)) <= low and high < 1 << (8 * width - 1))
-    return column.astype(f"<i{width}")

@@ -139,8 +139,10 @@ class Frame:
 
 def encode_frame(kind: FrameKind, time_ns: int, messages: Sequence[bytes]) -> bytes:
     """A frame of `messages`, which are encoded already."""
-    payload: bytes = msgpack.packb(list(messages), use_bin_type=True)
-    return frame_bytes(kind, time_ns, zlib.compress(payload, DEFLATE_LEVEL))
+    packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL)
+    parts = [deflate.compress(packer.pack_array_header(len(messages)))]
+    parts += [deflate.compress(packer.pack(message)) for message in messages]
+    return frame_bytes(kind, time_ns, b"".join((*parts, deflate.flush())))
 
 
 def frame_bytes(kind: int, time_ns: int, payload: bytes) -> bytes:

@@ -10,7 +10,8 @@ import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.stats import Column, NodeStats
+from cbtop.profiler.histograms import Column
+from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
 SLICE_S = 0.1  # an update

@@ -113,7 +113,7 @@ class Collector:
             timeout_ms = 0
 
     def _take(self, frame: bytes) -> None:
-        """Apply one message; one that is none costs those beside it nothing."""
+        """Apply one message. What is wrong with it costs none of the others, which may be about other sources."""
         try:
             message = codec.decode(frame)
             if message is None:
@@ -130,7 +130,7 @@ class Collector:
                 self.store.apply(message)
         except VersionError as error:
             self._other_version = str(error)
-        except DecodeError:
+        except Exception:  # noqa: BLE001 - whatever a hostile daemon provokes stays with its message
             self.damaged += 1
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from cbtop.client.link import Link
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.store import Budget, SourceRecord, Store
 from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.viewmodels.merge import members_of, merged_view
@@ -118,8 +118,9 @@ class Feed(Views):
         self._selected = selected
         with ExitStack() as opened:
             self._links: list[Link] = []
+            budget = Budget()
             for endpoint in dict.fromkeys(endpoints or (None,)):
-                self._links.append(Link(endpoint, window_s, keys))
+                self._links.append(Link(endpoint, window_s, keys, budget))
                 opened.callback(self._links[-1].close)
             self._close = opened.pop_all().close
 
@@ -158,6 +159,11 @@ class Feed(Views):
         """The addresses where no daemon has answered yet, with the reason where one is known."""
         silent = [link for link in self._links if not link.is_complete]
         return tuple(": ".join(filter(None, (link.endpoint, link.trouble or link.no_daemon))) for link in silent)
+
+    @property
+    def left_out(self) -> str:
+        """How many sources there was no room for, which and why; empty where there is none."""
+        return "; ".join(filter(None, (link.store.complaint() for link in self._links)))
 
     @property
     def refused(self) -> str:

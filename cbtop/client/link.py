@@ -5,7 +5,7 @@ from __future__ import annotations
 from cbtop.client.clock_offset import ClockOffset
 from cbtop.client.collector import Collector
 from cbtop.client.own_daemon import DaemonIfNone
-from cbtop.client.store import Store
+from cbtop.client.store import Budget, Store
 from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.protocol.endpoint import stopped_holder
 from cbtop.protocol.keys import ViewerKeys
@@ -18,9 +18,13 @@ class Link:
     """
 
     def __init__(
-        self, endpoint: str | None = None, window_s: float = DEFAULT_WINDOW_S, keys: ViewerKeys | None = None
+        self,
+        endpoint: str | None = None,
+        window_s: float = DEFAULT_WINDOW_S,
+        keys: ViewerKeys | None = None,
+        budget: Budget | None = None,
     ) -> None:
-        self.store = Store(window_s)
+        self.store = Store(window_s, budget)
         self._daemon = DaemonIfNone(endpoint)
         self._collector = Collector(self._daemon.endpoint, self.store, keys=keys)
 
@@ -86,7 +90,9 @@ class Link:
             return f"the daemon inside stopped: {inside.error}"
         if self.stale_s is not None:
             return f"{self.name}: nothing heard for {self.stale_s:.0f} s"
-        return f"{self.name} · {self._collector.damaged} damaged messages" if self._collector.damaged else ""
+        damaged = f"{self._collector.damaged} damaged messages" if self._collector.damaged else ""
+        wrong = [text for text in (self.store.complaint(), damaged) if text]
+        return " · ".join((self.name, *wrong)) if wrong else ""
 
     def close(self) -> None:
         """Close the link, and the daemon inside."""

@@ -97,6 +97,11 @@ class ReplayFeed(StoreViews):
         )
 
     @property
+    def left_out(self) -> str:
+        """How many sources there was no room for, which and why; empty where there is none."""
+        return self._store.complaint()
+
+    @property
     def refused(self) -> str:
         """A recording refuses nobody."""
         return ""
@@ -105,7 +110,8 @@ class ReplayFeed(StoreViews):
         """One line about the recording."""
         damaged = f" · damaged messages: {self.damage}" if self.damage else ""
         damaged += f" ({self._reason})" if self._reason else ""
-        return f"{self._reader.path.name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{damaged}"
+        left_out = f" · {self.left_out}" if self.left_out else ""
+        return f"{self._reader.path.name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{damaged}{left_out}"
 
     def finished(self) -> FeedEnd | None:
         """At its end a recording stays where it is."""

@@ -9,12 +9,14 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.client.busy import BusySlices
+from cbtop.client.busy import SLICES, BusySlices
 from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, RARE, Column, NodeStats
+from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
+from cbtop.profiler.stats import COLUMNS, RARE, Growth, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED, AnnouncedTotal
+from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -48,7 +50,15 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 HISTORY_S = 120
 MAX_SOURCES = 1024
 MAX_PHASES = 64  # of a source, whose rates are known
+# All that a viewer knows, of every daemon together: 64 processes of 365 places take a quarter of it.
+MAX_BYTES = 256 << 20
+MAX_WINDOW_BYTES = 64 << 20  # of these, for the last seconds
+# About what each takes, its names included.
+SOURCE_BYTES, NODE_BYTES, SAID_BYTES, PHASE_BYTES = 8 << 10, 700, 700, 32 << 10
+BUSY_BYTES = 16 * (SLICES + 1)  # a node
+NAMED = 3  # of the sources left out
 MAX_RARE = 1e30  # of FLOP and bytes, the largest of these values
+CELLS_END = (MAX_NODES + 1) * BUCKETS
 SANE = 1 << 62  # a total beyond it would overflow when two are added
 
 
@@ -89,24 +99,55 @@ class SourceRecord:
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes."""
+        said = len(self.dependencies) + len(self.ceilings) + len(self.checks)
+        said += sum(1 + len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
+        known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + SAID_BYTES * said + PHASE_BYTES * len(self.history)
+        slices = BUSY_BYTES * len(self.stats) if self.busy else 0
+        return known + slices + self.stats.size_bytes + self.window.size_bytes
+
     def forget_catalog(self) -> None:
-        """Forget all but the history: a snapshot follows."""
+        """Forget what was said: a snapshot follows. Statistics stay, for they only grow."""
         self.nodes = NodeTable()
         self.dependencies.clear()
         self.ceilings.clear()
         self.checks.clear()
         self.traces.clear()
-        self.stats.clear()
+
+
+class Budget:
+    """What all stores of a viewer may take together. Over it, windows become shorter, then sources are left out.
+
+    It is the daemon that takes the most whose largest source goes: what one says costs the others nothing.
+    """
+
+    def __init__(self) -> None:
+        self.stores: list[Store] = []
+
+    def hold(self) -> None:
+        """Let go of what is over the bounds."""
+        while sum(store.window_bytes for store in self.stores) > MAX_WINDOW_BYTES:
+            max(self.stores, key=lambda store: store.window_bytes).shorten_window()
+        while sum(store.size_bytes for store in self.stores) > MAX_BYTES:
+            max(self.stores, key=lambda store: store.size_bytes).leave_out_largest()
 
 
 class Store:
     """Applies messages to sources. Data of an unknown source is passed over: its catalog is on the way."""
 
-    def __init__(self, window_s: float = DEFAULT_WINDOW_S) -> None:
+    def __init__(self, window_s: float = DEFAULT_WINDOW_S, budget: Budget | None = None) -> None:
         self.window_s = window_s
         self.sources: dict[str, SourceRecord] = {}
+        self.left_out: dict[str, str] = {}  # sources, and why
         self.daemon: DaemonHello | None = None
         self._total = AnnouncedTotal()
+        self.size_bytes = 0
+        self.window_bytes = 0
+        self._sizes: dict[str, tuple[int, int]] = {}  # of each source, and of its window
+        self._budget = budget or Budget()
+        self._budget.stores.append(self)
 
     def apply(self, message: Message) -> None:
         """Take one message in.
@@ -114,6 +155,63 @@ class Store:
         Raises VersionError when the daemon speaks another major version, DecodeError when a message contradicts
         itself, LimitError when there is no room for its source, which is let go.
         """
+        match message:
+            case SourceCatalog() | StatsUpdate() if message.source in self.left_out:
+                return
+            case SourceCatalog() | StatsUpdate():
+                try:
+                    self._apply(message)
+                except MemoryError:
+                    self._leave_out(message.source, "no memory")
+                finally:
+                    self._weigh(message.source)
+                    self._budget.hold()
+            case DaemonHello():
+                self._apply(message)
+                self._sizes.clear()
+                self.left_out.clear()
+                self.size_bytes = self.window_bytes = 0
+            case _:
+                self._apply(message)
+
+    def shorten_window(self) -> None:
+        """Let go of the oldest slice of the largest window."""
+        key = max(self._sizes, key=lambda key: self._sizes[key][1])
+        self.sources[key].window.shorten()
+        self._weigh(key)
+
+    def leave_out_largest(self) -> None:
+        """Let go of the source that takes the most."""
+        self._leave_out(max(self._sizes, key=lambda key: self._sizes[key][0]), f"more than {MAX_BYTES >> 20} MiB")
+
+    def complaint(self) -> str:
+        """How many sources are left out, which and why; empty where none is."""
+        if not self.left_out:
+            return ""
+        names = [*list(self.left_out)[:NAMED], *(["…"] if len(self.left_out) > NAMED else [])]
+        many = f"{'at least ' * (len(self.left_out) >= MAX_SOURCES)}{len(self.left_out)}"
+        why = ", ".join(dict.fromkeys(self.left_out.values()))
+        return f"{many} source{'s' * (len(self.left_out) > 1)} left out: {', '.join(names)} ({why})"
+
+    def _leave_out(self, key: str, why: str) -> None:
+        self._forget(key)
+        if len(self.left_out) < MAX_SOURCES:
+            self.left_out[key] = why
+
+    def _forget(self, key: str) -> None:
+        self.sources.pop(key, None)
+        self._total.forget(key)
+        self._weigh(key)
+
+    def _weigh(self, key: str) -> None:
+        before, record = self._sizes.pop(key, (0, 0)), self.sources.get(key)
+        now = (record.size_bytes, record.window.size_bytes) if record else (0, 0)
+        if record:
+            self._sizes[key] = now
+        self.size_bytes += now[0] - before[0]
+        self.window_bytes += now[1] - before[1]
+
+    def _apply(self, message: Message) -> None:
         match message:
             case DaemonHello():
                 if message.protocol_major != PROTOCOL_MAJOR:
@@ -152,6 +250,7 @@ class Store:
                 pass  # what is known stays; the collector tells the link
             case SourceGone():
                 self._forget(message.source)
+                self.left_out.pop(message.source, None)
             case (
                 HostHello()
                 | Node()
@@ -173,18 +272,17 @@ class Store:
         if source in self.sources:
             try:
                 self._total.set(source, self.sources[source].kept())
-            except LimitError:
-                self._forget(source)
+            except LimitError as error:
+                self._leave_out(source, str(error))
                 raise
-
-    def _forget(self, source: str) -> None:
-        self.sources.pop(source, None)
-        self._total.forget(source)
 
     def _catalog(self, message: SourceCatalog) -> None:
         record = self.sources.get(message.source)
         if record is None:
-            if not message.complete or len(self.sources) >= MAX_SOURCES:
+            if not message.complete:
+                return
+            if len(self.sources) >= MAX_SOURCES:
+                self._leave_out(message.source, f"more than {MAX_SOURCES:,} sources")
                 return
             record = self.sources[message.source] = SourceRecord(message.source, Window(self.window_s))
         elif message.complete:
@@ -232,30 +330,31 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
 def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
     node = _column(update.node)
     columns = {name: _column(getattr(update, name)) for name in COLUMNS}
-    cells = _column(update.bucket_node), _column(update.bucket_index), _column(update.bucket_count)
+    step, count = unpack_columns(update.cells, 2, MAX_CELLS)
     even = all(len(column) == len(node) for column in columns.values())
-    even &= len({len(column) for column in cells}) == 1
     if not even or not _within(node, 1, MAX_NODES + 1):
         raise DecodeError(f"an update of {record.key} with uneven columns or node ids out of range")
-    if not (_within(cells[0], 1, MAX_HISTOGRAM_NODES) and _within(cells[1], 0, BUCKETS)):
+    if not _within(step, 1, CELLS_END) or not _within(cell := np.cumsum(step), BUCKETS, CELLS_END):
         raise DecodeError(f"an update of {record.key} with histogram cells out of range")
     if not all(_within(column, 0, SANE) for name, column in columns.items() if name != "min_ns"):
         raise DecodeError(f"an update of {record.key} with totals out of range")
-    if not (_not_below(columns["min_ns"], 0) and _within(cells[2], 0, SANE)):
+    if not (_not_below(columns["min_ns"], 0) and _within(count, 0, SANE)):
         raise DecodeError(f"an update of {record.key} with counts out of range")
     rare = _column(update.rare_node), _column(update.rare_column), np.frombuffer(update.rare_value, dtype="<f8")
     if len({len(column) for column in rare}) != 1 or not _within(rare[0], 1, MAX_NODES + 1):
         raise DecodeError(f"an update of {record.key} with uneven rare columns or node ids out of range")
     if not (_within(rare[1], 0, len(RARE)) and _are_amounts(rare[2])):
         raise DecodeError(f"an update of {record.key} with rare values out of range")
+    said = dict(zip(zip(rare[1].tolist(), rare[0].tolist(), strict=True), map(int, rare[2].tolist()), strict=True))
+    growth = record.stats.growth(node, columns, cell, count, said)
     record.stats.set(node, columns)
-    record.stats.set_buckets(*cells)
-    record.stats.set_rare(*rare)
-    _remember(record, update.monotonic_ns)
+    record.stats.set_buckets(cell, count)
+    record.stats.set_rare(said)
+    _remember(record, update.monotonic_ns, growth)
 
 
-def _remember(record: SourceRecord, monotonic_ns: int) -> None:
-    record.window.tick(monotonic_ns, record.stats)
+def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
+    record.window.tick(monotonic_ns, growth)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
     totals = {name: record.stats.column(name) for name in ("count", "elements")}

@@ -1,28 +1,27 @@
 """The last seconds of a source, beside its whole life.
 
-Statistics are sums since the source began. A few copies of them are kept, taken about a second apart: what happened
-in the last seconds is the sums now, less those in the copy from that long ago.
+Statistics are sums since the source began. What they grew by is kept in slices of about a second: what happened in
+the last seconds is the sum of the slices since then.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from cbtop.profiler.stats import NodeStats, Snapshot
+from cbtop.profiler.stats import Growth, NodeStats
 
 DEFAULT_WINDOW_S = 10.0
-# A copy is taken every SPACING_S, or ten times in a window that is longer than ten seconds. The window shown begins
-# at a copy, so it may be longer than asked for by the time between two copies.
+# A slice begins every SPACING_S, or ten times in a window that is longer than ten seconds. The window shown begins
+# with a slice, so it may be longer than asked for by the length of one.
 SPACING_S = 1.0
-SNAPSHOTS = 10
-MAX_CELLS = 1 << 22  # of 12 bytes, in all copies of a source; beyond it, the window is shorter than was asked
+SLICES = 10
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    monotonic_ns: int
-    snapshot: Snapshot
+@dataclass(slots=True)
+class _Slice:
+    begin_ns: int
+    parts: list[Growth] = field(default_factory=list)
 
 
 class Window:
@@ -30,26 +29,39 @@ class Window:
 
     def __init__(self, length_s: float) -> None:
         self.length_s = length_s
-        self._spacing_ns = round(max(SPACING_S, length_s / SNAPSHOTS) * 1e9)
-        self._taken: deque[_Taken] = deque()
+        self.size_bytes = 0
+        self._spacing_ns = round(max(SPACING_S, length_s / SLICES) * 1e9)
+        self._slices: deque[_Slice] = deque()
         self._now_ns = 0
 
-    def tick(self, monotonic_ns: int, stats: NodeStats) -> None:
-        """Copy `stats` if that is due at `monotonic_ns` of the daemon's clock, and drop copies that are too old."""
+    def tick(self, monotonic_ns: int, growth: Growth | None = None) -> None:
+        """It is `monotonic_ns` on the daemon's clock, and the statistics have grown: begin a slice if one is due."""
         self._now_ns = monotonic_ns
-        if self._taken and monotonic_ns - self._taken[-1].monotonic_ns < self._spacing_ns:
+        if growth is not None and self._slices:  # what was there before anybody watched is of no slice
+            self._slices[-1].parts.append(growth)
+            self.size_bytes += growth.size_bytes
+        if self._slices and monotonic_ns - self._slices[-1].begin_ns < self._spacing_ns:
             return
-        self._taken.append(_Taken(monotonic_ns, stats.snapshot()))
-        # One copy that is older than the window is kept: the window begins there.
-        while len(self._taken) > 1 and monotonic_ns - self._taken[1].monotonic_ns >= self.length_s * 1e9:
-            self._taken.popleft()
-        while sum(len(taken.snapshot.cell) for taken in self._taken) > MAX_CELLS:
-            self._taken.popleft()
+        if self._slices:
+            parts = self._slices[-1].parts
+            together = [Growth.of(parts)] if parts else []
+            self.size_bytes += sum(part.size_bytes for part in together) - sum(part.size_bytes for part in parts)
+            self._slices[-1].parts = together
+        self._slices.append(_Slice(monotonic_ns))
+        # One slice more than the window is long is kept: the window begins with it.
+        while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
+            self.shorten()
+
+    def shorten(self) -> None:
+        """Let go of the oldest slice."""
+        self.size_bytes -= sum(part.size_bytes for part in self._slices.popleft().parts)
 
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, float]:
         """The statistics of the window, where `stats` are those of now, and how many seconds the window covers."""
-        if not self._taken:
+        if not self._slices:
             return NodeStats(), 0.0
-        old_enough = [taken for taken in self._taken if self._now_ns - taken.monotonic_ns >= self.length_s * 1e9]
-        begin = old_enough[-1] if old_enough else self._taken[0]
-        return stats.since(begin.snapshot), max(0.0, (self._now_ns - begin.monotonic_ns) / 1e9)
+        old_enough = [at for at, one in enumerate(self._slices) if self._now_ns - one.begin_ns >= self.length_s * 1e9]
+        first = old_enough[-1] if old_enough else 0
+        parts = [part for one in list(self._slices)[first:] for part in one.parts]
+        covers_s = max(0.0, (self._now_ns - self._slices[first].begin_ns) / 1e9)
+        return stats.since(Growth.of(parts)), covers_s

@@ -45,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.flush()
         if views and feed.unanswered:
             sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not listed\n")
+        if feed.left_out:
+            sys.stderr.write(f"cbtop: {feed.left_out}\n")
         return _exit_code(feed, views)
 
 

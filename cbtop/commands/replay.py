@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from cbtop.client.replay import ReplayFeed
@@ -68,6 +69,8 @@ def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
         raise NoDataError(f"{options.replay}: no process {who}has recorded anything by then; try another --at")
     check_phase(shown, options)
     print_report(as_asked(feed, shown, options), options, feed.replay())
+    if feed.left_out:
+        sys.stderr.write(f"cbtop: {feed.left_out}\n")
     if faulty := [view for view in views if view.state is SourceStatus.FAULTY]:
         raise UntrustedError(
             "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)

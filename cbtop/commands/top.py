@@ -127,6 +127,8 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
         print_report(as_asked(feed, shown, options), options)
     if shown and feed.unanswered:
         sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
+    if feed.left_out:
+        sys.stderr.write(f"cbtop: {feed.left_out}\n")
     faulty = [view for view in views if view.state is SourceStatus.FAULTY]
     if faulty:
         what = "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)

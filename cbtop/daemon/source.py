@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.stats import BUCKETS, COLUMNS, Column, NodeStats, distinct, sane
+from cbtop.profiler.histograms import MAX_CELLS, Column, distinct
+from cbtop.profiler.stats import COLUMNS, NodeStats, sane
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked
+from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -22,6 +24,7 @@ from cbtop.protocol.messages import (
     Goodbye,
     HostHello,
     Node,
+    Packed,
     RecordBatch,
     SourceCatalog,
     SourceState,
@@ -65,7 +68,7 @@ class Source:
         self._quiet_rounds = 0  # keyframes since then that had nothing new to say
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
-        self._changed_cells: list[Column] = []  # node * BUCKETS + bucket: sorting pairs takes ten times as long
+        self._changed_cells: list[Column] = []
         self._fresh: list[Batch] = []
         self._handed_out = 0  # the ring's records below this number
         self._ring = RingReader(ring_path)
@@ -147,7 +150,7 @@ class Source:
         if self._changed_nodes:
             node = distinct(np.concatenate(self._changed_nodes))
             cells = distinct(np.concatenate(self._changed_cells))
-            messages.append(self._update(node, cells // BUCKETS, cells % BUCKETS))
+            messages += self._updates(node, cells)
             self._changed_nodes.clear()
             self._changed_cells.clear()
         if messages:
@@ -165,7 +168,7 @@ class Source:
         node = self.stats.nodes_with_records()
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
-            self._update(node, *self.stats.all_buckets()),
+            *self._updates(node, self.stats.all_buckets()),
             self.state_message(),
         ]
 
@@ -248,11 +251,17 @@ class Source:
         self._received += len(batch.node)
         self._fresh.append(batch)
         self.stats.grow(len(self._nodes) + 1)
-        nodes, cell_nodes, cell_buckets = self.stats.add(batch, *self._nodes.columns())
+        nodes, cells = self.stats.add(batch, *self._nodes.columns())
         self._changed_nodes.append(nodes)
-        self._changed_cells.append(cell_nodes * BUCKETS + cell_buckets)
+        self._changed_cells.append(cells)
 
-    def _update(self, node: Column, cell_node: Column, cell_bucket: Column) -> StatsUpdate:
+    def _updates(self, node: Column, cell: Column) -> Iterator[StatsUpdate]:
+        """The totals of `node` and the counts of the ascending histogram cells."""
+        yield self._update(node, cell[:MAX_CELLS])
+        for at in range(MAX_CELLS, len(cell), MAX_CELLS):
+            yield self._update(node[:0], cell[at : at + MAX_CELLS])
+
+    def _update(self, node: Column, cell: Column) -> StatsUpdate:
         self._sequence += 1
         columns = {name: _bytes(self.stats.column(name)[node]) for name in COLUMNS}
         rare = self.stats.rare_values(node.tolist())
@@ -262,9 +271,7 @@ class Source:
             monotonic_ns=time.perf_counter_ns(),
             received=self._received,
             node=_bytes(node),
-            bucket_node=_bytes(cell_node),
-            bucket_index=_bytes(cell_bucket),
-            bucket_count=_bytes(self.stats.buckets(cell_node, cell_bucket)),
+            cells=Packed(pack_columns((np.diff(cell, prepend=0), self.stats.buckets(cell)))),
             rare_node=_bytes(rare[0]),
             rare_column=_bytes(rare[1]),
             rare_value=rare[2].astype("<f8", copy=False).tobytes(),

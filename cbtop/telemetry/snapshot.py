@@ -14,8 +14,9 @@ import numpy as np
 from cbtop.client.store import SourceRecord, Store
 from cbtop.profiler.brick_stats import BrickStats, brick_stats, name_and_category
 from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.histograms import bucket_of
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import Calls, NodeStats, bucket_of
+from cbtop.profiler.stats import Calls, NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.telemetry.metrics import (
@@ -79,6 +80,7 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
     """
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("source", "phase", "brick", "check"), 0)
+    left_out["source"] = len(store.left_out)
     parts: list[_Part] = []
     for summary in summaries(store.sources.values()):
         try:

@@ -15,7 +15,8 @@ import numpy as np
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
-from cbtop.profiler.stats import BUCKETS, COLUMNS, MAX_HISTOGRAM_NODES, Column, NodeStats
+from cbtop.profiler.histograms import BUCKETS, Column
+from cbtop.profiler.stats import COLUMNS, NodeStats
 from cbtop.protocol.messages import Dependency, Node, SourceState
 from cbtop.protocol.vocabulary import BrickCategory, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
@@ -191,17 +192,16 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
         for name, column in columns.items():
             add = {"min_ns": np.minimum, "max_ns": np.maximum}.get(name, np.add)
             add.at(column, place[:size], stats.column(name)[:size])
-        node, bucket = stats.all_buckets()
-        inside = node < size
-        keys.append(place[node[inside]] * BUCKETS + bucket[inside])
-        counts.append(stats.buckets(node, bucket)[inside])
+        cell = stats.all_buckets()
+        cell = cell[cell < size * BUCKETS]
+        keys.append(place[cell // BUCKETS] * BUCKETS + cell % BUCKETS)
+        counts.append(stats.buckets(cell))
         total.add_rare(stats, place[:size])
     total.set(np.arange(nodes + 1), columns)
-    if nodes < MAX_HISTOGRAM_NODES:  # else a percentile of some calls would pass for that of all
-        cell, at = np.unique(np.concatenate(keys), return_inverse=True)
-        count = np.zeros(len(cell), np.int64)
-        np.add.at(count, at, np.concatenate(counts))
-        total.set_buckets(cell // BUCKETS, cell % BUCKETS, count)
+    cell, at = np.unique(np.concatenate(keys), return_inverse=True)
+    count = np.zeros(len(cell), np.int64)
+    np.add.at(count, at, np.concatenate(counts))
+    total.set_buckets(cell, count)
     return total
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,9 +25,12 @@ class NodeTable:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
-        self.step_of: list[int] = [-1]  # the step that each id lies in (itself for a step), -1 where there is none
-        self.part_of: list[int] = [-1]  # the step whose time each id's is part of, lying directly in it; else -1
-        self._depth: list[int] = [0]
+        self.step_of = array("q", [-1])  # the step that each id lies in (itself for a step), -1 where there is none
+        self.part_of = array("q", [-1])  # the step whose time each id's is part of, lying directly in it; else -1
+        self.first_of = array("q", [0])  # the first node of the same kind, name and category in the same phase
+        self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}  # by phase (0: in none) and these three
+        self._phase: array[int] = array("q", [0])
+        self._depth = array("q", [0])
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -51,12 +55,16 @@ class NodeTable:
         self.step_of.append(node.id if node.kind is NodeKind.STEP and outer < 0 else outer)
         self.part_of.append(outer if node.parent == outer and node.kind in _PARTS else -1)
         self._depth.append(depth)
+        is_phase = node.parent is None and node.kind is NodeKind.STEP
+        self._phase.append(node.id if is_phase else self._phase[node.parent or 0])
+        category = BrickCategory.OTHER if node.category is None else node.category
+        self.first_of.append(self._first.setdefault((self._phase[-1], node.kind, node.name, category), node.id))
 
-    def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`step_of` and `part_of`, as `NodeStats.add` takes them."""
+    def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """`step_of`, `part_of` and `first_of`, as `NodeStats.add` takes them."""
         import numpy as np  # which a process that only records need not load
 
-        return np.array(self.step_of, np.int64), np.array(self.part_of, np.int64)
+        return np.array(self.step_of, np.int64), np.array(self.part_of, np.int64), np.array(self.first_of, np.int64)
 
     def descendants(self, node: int | None) -> list[Node]:
         """Everything inside `node` (None: everything), a parent before its children, in drawing order."""

@@ -380,7 +380,7 @@ def test_steps_of_ever_new_names_keep_no_history_without_end() -> None:
     store.apply(SourceCatalog("a", True, (HELLO, *(Node(n, None, NodeKind.STEP, str(n)) for n in range(1, 5001)))))
     one = struct.pack("<q", 5000)
     for second in range(3):
-        store.apply(StatsUpdate("a", second, second * 10**9, 0, *[one] * 8, b"", b"", b""))
+        store.apply(StatsUpdate("a", second, second * 10**9, 0, *[one] * 8, Packed(b"")))
     assert len(store.sources["a"].history) == MAX_PHASES
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from cbtop.exporters import EXPORTERS
 from cbtop.protocol import codec
-from cbtop.protocol.messages import HostHello, Node, RecordBatch, SourceCatalog, StatsUpdate
+from cbtop.protocol.messages import HostHello, Node, Packed, RecordBatch, SourceCatalog, StatsUpdate
 from cbtop.protocol.record_batch import MAX_BATCH_RECORDS, pack
 from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
 from cbtop.protocol.ring import Batch
@@ -61,8 +61,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         batch = RecordBatch("a", produced, produced + count, count, packed)
         frame = encode_frame(FrameKind.RECORDS, begin_ns, [codec.encode(batch)])
         writer.append(frame)
-        columns = (chance.bytes(len(frame) * 6 // 4 // 88 * 8) for _ in range(11))
-        update = StatsUpdate("a", produced, begin_ns, produced, *columns)
+        columns = (chance.bytes(len(frame) * 6 // 4 // 72 * 8) for _ in range(9))
+        update = StatsUpdate("a", produced, begin_ns, produced, *map(Packed, columns))
         writer.append(encode_frame(FrameKind.LIVE, begin_ns, [codec.encode(update)]))
         produced += count
     writer.close()

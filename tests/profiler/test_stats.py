@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop.profiler import histograms
 from cbtop.profiler.stats import (
-    BUCKETS,
     COLUMNS,
-    MAX_DURATION_NS,
     MAX_HISTOGRAM_NODES,
     MAX_KEPT_INTERVALS,
+    MAX_OPEN_PARTS,
     PERCENTILES,
+    Growth,
     NodeStats,
-    bucket_middle_ns,
-    bucket_of,
-    distinct,
 )
 from cbtop.protocol.ring import FLAG_FAILED, Batch
 
@@ -32,13 +30,6 @@ def batch(rows: list[tuple[int, int, int]], failed: bool = False) -> Batch:
     node, duration, elements = np.array(rows, np.int64).reshape(-1, 3).T
     start = np.arange(len(node), dtype=np.int64)
     return Batch(node, np.full(len(node), FLAG_FAILED if failed else 0), start, start + duration, elements, 0)
-
-
-@given(st.integers(0, MAX_DURATION_NS))
-def test_a_buckets_middle_is_within_one_percent_of_what_falls_into_it(duration_ns: int) -> None:
-    bucket = bucket_of(np.array([duration_ns]))
-    assert 0 <= bucket[0] < BUCKETS
-    assert abs(bucket_middle_ns(bucket)[0] - duration_ns) <= 0.01 * duration_ns
 
 
 @given(durations)
@@ -65,11 +56,6 @@ def test_a_step_said_to_end_in_the_future_keeps_nothing_of_those_that_follow_for
     assert stats.rare("union_ns", (1,)) >= 64 * 4096
     kept = sum(len(begins) for parts in stats._intervals.values() for begins, _ in parts)
     assert kept <= 2 * (MAX_KEPT_INTERVALS + 4096)  # of the step, and of all steps
-
-
-@given(st.lists(st.integers(0, 2**62)))
-def test_the_distinct_values_are_those_of_a_set(values: list[int]) -> None:
-    assert distinct(np.array(values, np.int64)).tolist() == sorted(set(values))
 
 
 def test_nothing_counted_is_no_calls() -> None:
@@ -99,9 +85,9 @@ def test_a_table_fed_only_what_changed_is_the_same_table(rows: list[tuple[int, i
     ours, theirs = NodeStats(), NodeStats()
     ours.grow(10)
     for at in range(0, len(rows), 5):
-        node, cell_node, cell_bucket = ours.add(batch(rows[at : at + 5]), step_of, part_of)
+        node, cell = ours.add(batch(rows[at : at + 5]), step_of, part_of)
         theirs.set(node, {name: ours.column(name)[node] for name in COLUMNS})
-        theirs.set_buckets(cell_node, cell_bucket, ours.buckets(cell_node, cell_bucket))
+        theirs.set_buckets(cell, ours.buckets(cell))
     theirs.grow(10)
     for name in COLUMNS:
         assert ours.column(name).tolist() == theirs.column(name).tolist()
@@ -163,17 +149,6 @@ def test_the_variation_is_that_of_the_calls(values: list[int]) -> None:
         assert abs(calls.cv - np.std(values) / np.mean(values)) <= 0.02 * (1 + calls.cv)
 
 
-def test_clearing_leaves_nothing_behind() -> None:
-    stats = NodeStats()
-    stats.add(batch([(3, 5, 7)]), NO_STEPS, NO_STEPS)
-    stats.clear()
-    stats.grow(4)
-    assert {name: int(stats.column(name)[3]) for name in COLUMNS if name != "min_ns"} == dict.fromkeys(
-        [name for name in COLUMNS if name != "min_ns"], 0
-    )
-    assert stats.histogram([3]).sum() == 0
-
-
 @pytest.mark.parametrize("nodes", [[1], [2], [1, 2]])
 def test_histograms_of_several_nodes_add_up(nodes: list[int]) -> None:
     stats = NodeStats()
@@ -184,18 +159,34 @@ def test_histograms_of_several_nodes_add_up(nodes: list[int]) -> None:
 rows_of_nodes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.integers(0, 9)), max_size=60)
 
 
-@given(rows_of_nodes, rows_of_nodes)
-def test_the_difference_to_a_snapshot_is_what_came_after_it(
-    before: list[tuple[int, int, int]], after: list[tuple[int, int, int]]
+def grown(stats: NodeStats, into: NodeStats) -> Growth:
+    """What `into` has to grow by to be `stats`, as a viewer learns it; `into` is then the same table."""
+    node, cell = stats.nodes_with_records(), stats.all_buckets()
+    columns = {name: stats.column(name)[node] for name in COLUMNS}
+    at_node, at, value = (column.tolist() for column in stats.rare_values(node.tolist()))
+    rare = {(one, here): int(number) for here, one, number in zip(at_node, at, value, strict=True)}
+    found = into.growth(node, columns, cell, stats.buckets(cell), rare)
+    into.set(node, columns)
+    into.set_buckets(cell, stats.buckets(cell))
+    into.set_rare(rare)
+    return found
+
+
+@given(rows_of_nodes, rows_of_nodes, st.integers(1, 20))
+def test_the_growth_since_a_moment_is_what_came_after_it(
+    before: list[tuple[int, int, int]], after: list[tuple[int, int, int]], cut: int
 ) -> None:
-    stats, alone = NodeStats(), NodeStats()
-    stats.grow(10)
-    alone.grow(10)
+    stats, alone, viewer = NodeStats(), NodeStats(), NodeStats()
+    for table in (stats, alone, viewer):
+        table.grow(10)
     stats.add(batch(before), NO_STEPS, NO_STEPS)
-    snapshot = stats.snapshot()
-    stats.add(batch(after), NO_STEPS, NO_STEPS)
+    grown(stats, viewer)
+    parts = []
+    for at in range(0, len(after), cut):
+        stats.add(batch(after[at : at + cut]), NO_STEPS, NO_STEPS)
+        parts.append(grown(stats, viewer))
     alone.add(batch(after), NO_STEPS, NO_STEPS)
-    since = stats.since(snapshot)
+    since = viewer.since(Growth.of(parts))
     for name in ("count", "failed", "total_ns", "elements"):
         assert since.column(name).tolist() == alone.column(name).tolist()
     for node in range(1, 10):
@@ -208,22 +199,67 @@ def test_the_difference_to_a_snapshot_is_what_came_after_it(
         assert found.max_ns == pytest.approx(expected.max_ns, rel=0.01)
 
 
-def test_a_node_without_a_histogram_has_no_extremes_since_a_snapshot() -> None:
-    stats, node = NodeStats(), MAX_HISTOGRAM_NODES + 1
-    step_of = np.full(node + 1, -1, np.int64)
-    stats.grow(node + 1)
-    snapshot = stats.snapshot()
-    stats.add(batch([(node, 5, 1), (1, 7, 1)]), step_of, step_of)
-    found = stats.since(snapshot).calls([node, 1])
-    assert found is not None
-    assert (found.count, found.total_ns, found.min_ns, found.max_ns, found.p50_ns) == (2, 12, None, None, None)
+def test_what_said_nothing_new_has_not_grown() -> None:
+    stats, viewer = NodeStats(), NodeStats()
+    stats.add(batch([(1, 5, 1), (2, 7, 1)]), NO_STEPS, NO_STEPS)
+    assert grown(stats, viewer).node.tolist() == [1, 2]
+    assert grown(stats, viewer).size_bytes == 0
 
 
 def test_counts_that_shrank_are_not_counted() -> None:
-    stats = NodeStats()
-    stats.grow(10)
+    stats, viewer = NodeStats(), NodeStats()
     stats.add(batch([(1, 5, 1), (1, 7, 1)]), NO_STEPS, NO_STEPS)
-    snapshot = stats.snapshot()
-    stats.clear()
-    stats.grow(2)
-    assert stats.since(snapshot).calls([1]) is None
+    grown(stats, viewer)
+    fewer = NodeStats()
+    fewer.add(batch([(1, 5, 1)]), NO_STEPS, NO_STEPS)
+    assert viewer.since(grown(fewer, viewer)).calls([1]) is None
+
+
+BEYOND = MAX_HISTOGRAM_NODES + 1
+
+
+@given(st.lists(st.tuples(st.integers(BEYOND - 2, BEYOND + 5), st.integers(0, 10**9), st.just(1)), min_size=1))
+def test_a_place_beyond_the_bound_costs_its_own_percentiles_and_not_its_bricks(
+    rows: list[tuple[int, int, int]],
+) -> None:
+    first_of = np.arange(BEYOND + 6) % 2  # two bricks, in turn
+    step_of = np.full(BEYOND + 6, -1, np.int64)
+    stats, viewer, one_place = NodeStats(), NodeStats(), NodeStats()
+    grown(stats, viewer)
+    for at in range(0, len(rows), 3):
+        stats.add(batch(rows[at : at + 3]), step_of, step_of, first_of)
+    since = viewer.since(grown(stats, viewer))
+    one_place.add(batch([(1 + node % 2, duration, n) for node, duration, n in rows]), NO_STEPS, NO_STEPS)
+    for table in (stats, viewer, since):
+        for brick in (0, 1):
+            places = [node for node in range(BEYOND - 2, BEYOND + 6) if node % 2 == brick]
+            found, expected = table.calls(places), one_place.calls([1 + brick])
+            assert (found and found.count) == (expected and expected.count)
+            if found and expected and table is not since:
+                assert replace(found, cv=None) == replace(expected, cv=None)
+            if found and expected:
+                assert (found.p50_ns, found.p99_ns) == pytest.approx((expected.p50_ns, expected.p99_ns), rel=0.01)
+            beyond = [node for node in places if node >= BEYOND and table.calls([node])]
+            if len(beyond) > 1:
+                assert all((calls := table.calls([node])) and calls.p50_ns is None for node in beyond)
+
+
+def test_where_a_histogram_found_no_room_there_are_no_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histograms, "MAX_PAGES", 3)
+    stats = NodeStats()
+    stats.add(batch([(1, 10, 0), (1, 100, 0), (1, 1000, 0), (2, 10, 0)]), NO_STEPS, NO_STEPS)
+    calls = stats.calls([1])
+    assert calls is not None
+    assert (calls.count, calls.total_ns, calls.max_ns, calls.p50_ns, calls.cv) == (3, 1110, 1000, None, None)
+
+
+def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces() -> None:
+    stats = NodeStats()
+    one, step_of = np.ones(1, np.int64), np.array([-1, 1], np.int64)
+    for at in range(20_000):
+        stats.add(Batch(one, 0 * one, one * at * 10, one * (at * 10 + 7), one, 0), step_of, NO_STEPS)
+    newest = Batch(one, 0 * one, one * 160_000, one * 200_000, one, 0)  # over the last 4,000 of them
+    stats.add(newest, step_of, NO_STEPS)
+    assert stats.rare("union_ns", [1]) == 16_000 * 7 + 40_000
+    assert len(stats._intervals[1]) <= MAX_OPEN_PARTS
+    assert sum(part[0].nbytes for part in stats._intervals[1]) < 100_000

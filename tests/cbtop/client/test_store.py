@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cbtop.client import store as store_module
-from cbtop.client.store import Store
+from cbtop.client.store import CELLS_END, Budget, Store
+from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, SUB_BUCKETS
+from cbtop.profiler.stats import COLUMNS, NodeStats
+from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
     Activity,
@@ -17,6 +21,7 @@ from cbtop.protocol.messages import (
     DaemonHello,
     Goodbye,
     Node,
+    Packed,
     SourceCatalog,
     SourceGone,
     StatsUpdate,
@@ -77,24 +82,22 @@ def test_a_catalog_message_by_itself_is_refused() -> None:
         {"count": b""},
         {"node": np.array([-1], "<i8").tobytes()},
         {"node": np.array([1 << 40], "<i8").tobytes()},
-        {"bucket_node": np.array([1], "<i8").tobytes()},
         {"total_ns": np.array([-1], "<i8").tobytes()},
         {"elements": np.array([(1 << 63) - 1], "<i8").tobytes()},
-        {
-            "bucket_node": np.array([1], "<i8").tobytes(),
-            "bucket_index": np.array([0], "<i8").tobytes(),
-            "bucket_count": np.array([-1], "<i8").tobytes(),
-        },
-        {
-            "bucket_node": np.array([1 << 30], "<i8").tobytes(),
-            "bucket_index": np.array([0], "<i8").tobytes(),
-            "bucket_count": np.array([0], "<i8").tobytes(),
-        },
-        {
-            "bucket_node": np.array([1], "<i8").tobytes(),
-            "bucket_index": np.array([1 << 30], "<i8").tobytes(),
-            "bucket_count": np.array([0], "<i8").tobytes(),
-        },
+        *(
+            {"cells": pack_columns((np.array(step), np.array(count)))}
+            for step, count in (
+                ([BUCKETS], [-1]),
+                ([BUCKETS - 1], [1]),  # of no node
+                ([CELLS_END], [1]),
+                ([CELLS_END - 1, 1], [1, 1]),
+                ([BUCKETS, 0], [1, 1]),  # twice the same
+                ([BUCKETS, -1], [1, 1]),
+                ([1 << 62, 1 << 62, 1 << 62], [1, 1, 1]),
+            )
+        ),
+        {"cells": b"\x01"},
+        {"cells": b"\x01\x01" + bytes(2 * MAX_CELLS + 2)},
     ],
 )
 def test_columns_that_lie_are_refused_before_anything_is_allocated(runtime: Path, lie: dict[str, bytes]) -> None:
@@ -111,7 +114,7 @@ def test_columns_that_lie_are_refused_before_anything_is_allocated(runtime: Path
 
 def update() -> StatsUpdate:
     one = np.array([1], "<i8").tobytes()
-    return StatsUpdate("nobody", 1, 0, 1, one, one, one, one, one, one, one, one, b"", b"", b"")
+    return StatsUpdate("nobody", 1, 0, 1, one, one, one, one, one, one, one, one, Packed(b""))
 
 
 def test_a_daemon_that_says_ever_more_of_a_source_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,3 +144,103 @@ def test_news_whose_forerunner_was_lost_waits_for_the_keyframe() -> None:
     assert len(store.sources[key].nodes) == 1
     store.apply(SourceCatalog(key, complete=True, messages=nodes))
     assert len(store.sources[key].nodes) == 3
+
+
+def said_of(key: str, nodes: int) -> SourceCatalog:
+    return SourceCatalog(
+        key, True, tuple(Node(at, None, NodeKind.BRICK, f"brick {at}") for at in range(1, nodes + 1))
+    )
+
+
+def cells_of(key: str, nodes: int) -> StatsUpdate:
+    """One call in every octave of so many nodes: three bytes each, and a page of the table."""
+    cell = np.arange(BUCKETS, (nodes + 1) * BUCKETS, SUB_BUCKETS)
+    packed = pack_columns((np.diff(cell, prepend=0), np.ones(len(cell), np.int64)))
+    none = b""
+    return StatsUpdate(key, 1, 0, 1, none, none, none, none, none, none, none, none, Packed(packed))
+
+
+def test_what_is_over_the_budget_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_BYTES", 1 << 20)
+    store = Store()
+    for number in range(40):
+        apply(store, [said_of(f"h:{number}:1:0", 20), cells_of(f"h:{number}:1:0", 20)])
+    assert 0 < store.size_bytes <= 1 << 20
+    assert len(store.sources) + len(store.left_out) == 40
+    assert 3 < len(store.left_out) < 37
+    names = ", ".join(list(store.left_out)[:3])
+    assert store.complaint() == f"{len(store.left_out)} sources left out: {names}, … (more than 1 MiB)"
+    again = next(iter(store.left_out))
+    apply(store, [said_of(again, 20)])  # the next keyframe of it
+    assert again not in store.sources
+    apply(store, [SourceGone(again)])
+    assert again not in store.left_out
+    apply(store, [HELLO])
+    assert (store.size_bytes, store.complaint()) == (0, "")
+
+
+def test_a_hostile_daemon_costs_the_sources_of_another_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_BYTES", 4 << 20)
+    budget = Budget()
+    honest, hostile = Store(budget=budget), Store(budget=budget)
+    apply(honest, [said_of("here:1:1:0", 300), cells_of("here:1:1:0", 10)])
+    for number in range(60):
+        apply(hostile, [said_of(f"there:{number}:1:0", 5), cells_of(f"there:{number}:1:0", 100)])
+    assert honest.size_bytes + hostile.size_bytes <= 4 << 20
+    assert list(honest.sources) == ["here:1:1:0"]
+    assert honest.complaint() == ""
+    assert len(hostile.left_out) > 30
+
+
+def test_the_size_that_is_counted_is_about_that_which_is_taken() -> None:
+    store = Store()
+    tracemalloc.start()
+    before_bytes = tracemalloc.get_traced_memory()[0]
+    for number in range(10):
+        apply(store, [said_of(f"h:{number}:1:0", 500), cells_of(f"h:{number}:1:0", 200)])
+    taken_bytes = tracemalloc.get_traced_memory()[0] - before_bytes
+    tracemalloc.stop()
+    assert taken_bytes / 1.5 < store.size_bytes < taken_bytes * 2
+
+
+def test_windows_become_shorter_before_a_source_is_left_out(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    apply(store, [said_of("h:1:1:0", 30)])
+    for second in range(9):
+        many = np.full(30, second + 1, "<i8").tobytes()
+        node = np.arange(1, 31, dtype="<i8").tobytes()
+        at_ns = second * 1_000_000_000
+        update = StatsUpdate("h:1:1:0", 1, at_ns, 1, node, many, many, many, many, many, many, many, Packed(b""))
+        apply(store, [update])
+        if second == 4:
+            monkeypatch.setattr(store_module, "MAX_WINDOW_BYTES", store.window_bytes)
+    record = store.sources["h:1:1:0"]
+    assert record.window.size_bytes == store.window_bytes <= store_module.MAX_WINDOW_BYTES
+    assert record.window.statistics(record.stats)[1] == 4.0
+    assert store.complaint() == ""
+
+
+def test_a_source_for_which_there_is_no_memory_is_left_out_and_the_others_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    apply(store, [said_of("h:1:1:0", 3), said_of("h:2:1:0", 3)])
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NodeStats, "set_buckets", no_memory)
+        apply(store, [cells_of("h:1:1:0", 3)])
+    apply(store, [cells_of("h:2:1:0", 3)])
+    assert list(store.sources) == ["h:2:1:0"]
+    assert store.complaint() == "1 source left out: h:1:1:0 (no memory)"
+
+
+def test_the_tokens_of_endless_phases_are_not_remembered() -> None:
+    store = Store()
+    steps = tuple(Node(at, None, NodeKind.STEP, f"phase {at}") for at in range(1, 201))
+    apply(store, [SourceCatalog("h:1:1:0", True, steps), dataclasses.replace(update(), source="h:1:1:0")])
+    node = np.arange(1, 201, dtype="<i8").tobytes()
+    apply(store, [dataclasses.replace(update(), source="h:1:1:0", **dict.fromkeys(COLUMNS, node), node=node)])
+    assert len(store.sources["h:1:1:0"].history) == store_module.MAX_PHASES

@@ -12,10 +12,10 @@ import pytest
 from cbtop.client import window
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
+from cbtop.profiler.histograms import BUCKETS
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.stats import SUMS, Growth, NodeStats
 from cbtop.protocol.messages import Heartbeat, StatsUpdate
-from cbtop.protocol.ring import Batch
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
@@ -146,21 +146,42 @@ def test_a_process_that_has_gone_quiet_has_an_empty_window(runtime: Path) -> Non
 
 
 @pytest.mark.parametrize("window_s", [1.0, 10.0, 600.0])
-def test_a_window_keeps_few_snapshots_however_long_it_is(window_s: float) -> None:
-    stats, kept = NodeStats(), window.Window(window_s)
+def test_a_window_keeps_few_slices_however_long_it_is(window_s: float) -> None:
+    kept = window.Window(window_s)
     for tick in range(20_000):
-        kept.tick(tick * 100_000_000, stats)
-    assert len(kept._taken) <= window.SNAPSHOTS + 2
-    assert window_s <= kept.statistics(stats)[1] <= window_s * 1.1 + window.SPACING_S
+        kept.tick(tick * 100_000_000, growth(tick))
+    assert len(kept._slices) <= window.SLICES + 2
+    assert window_s <= kept.statistics(TABLE)[1] <= window_s * 1.1 + window.SPACING_S
 
 
-def test_snapshots_beyond_the_bound_are_let_go_and_the_window_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "MAX_CELLS", 40)
-    stats, kept = NodeStats(), window.Window(10.0)
+def test_a_slice_takes_the_memory_of_what_grew_in_it(runtime: Path) -> None:
+    watched = Watched(runtime)
+    for second in range(30):
+        watched.step(100)
+        watched.look(second)
+    busy_bytes = watched.record.window.size_bytes
+    for second in range(30, 60):
+        watched.look(second)
+    assert busy_bytes > 0
+    assert watched.record.window.size_bytes == 0
+
+
+def test_a_window_that_was_shortened_says_what_it_covers() -> None:
+    kept = window.Window(10.0)
     for second in range(20):
-        node = np.arange(1, 11, dtype=np.int64)
-        no_steps = np.full(16, -1, np.int64)
-        stats.add(Batch(node, node * 0, node * 0, node, node, 0), no_steps, no_steps)
-        kept.tick(second * 1_000_000_000, stats)
-    assert sum(len(taken.snapshot.cell) for taken in kept._taken) <= 40
-    assert kept.statistics(stats)[1] == 3.0
+        kept.tick(second * 1_000_000_000, growth(1))
+    before_bytes = kept.size_bytes
+    for _ in range(7):
+        kept.shorten()
+    assert 0 < kept.size_bytes < before_bytes / 2
+    assert kept.statistics(TABLE)[1] == 3.0
+
+
+TABLE = NodeStats()
+TABLE.grow(10)
+
+
+def growth(count: int) -> Growth:
+    """So many calls of ten nodes."""
+    node, many = np.arange(10), np.full(10, count)
+    return Growth.made(node, dict.fromkeys(SUMS, many), node * BUCKETS, many, {})

@@ -126,14 +126,19 @@ def test_no_call_is_on_the_wrong_side_of_a_bound(durations_ns: list[int]) -> Non
 
 def test_calls_that_are_not_all_in_the_histogram_are_only_counted() -> None:
     stats = NodeStats()
-    nodes = np.array([1, MAX_HISTOGRAM_NODES + 1], np.int64)
-    zero = np.zeros(2, np.int64)
-    ends = np.array([5_000, 7_000], np.int64)
-    none = np.full(MAX_HISTOGRAM_NODES + 2, -1)
-    stats.add(Batch(node=nodes, start_ns=zero, end_ns=ends, elements=zero, flags=zero, overwritten=0), none, none)
-    calls = stats.calls(nodes.tolist())
+    nodes = np.array([1, MAX_HISTOGRAM_NODES + 1, MAX_HISTOGRAM_NODES + 2], np.int64)
+    zero = np.zeros(3, np.int64)
+    ends = np.array([5_000, 7_000, 7_000], np.int64)
+    step_of = np.full(MAX_HISTOGRAM_NODES + 3, -1)
+    batch = Batch(node=nodes, start_ns=zero, end_ns=ends, elements=zero, flags=zero, overwritten=0)
+    stats.add(batch, step_of, step_of, first_of=0 * step_of)  # the last two share a histogram
+    some = nodes[[0, 2]].tolist()
+    calls = stats.calls(some)
     assert calls is not None
-    assert _durations(stats, nodes.tolist(), calls) == Durations((), (2,), 12_000, 5_000, 7_000)
+    assert _durations(stats, some, calls) == Durations((), (2,), 12_000, 5_000, 7_000)
+    every = stats.calls(nodes.tolist())
+    assert every is not None
+    assert sum(_durations(stats, nodes.tolist(), every).counts) == 3
 
 
 @pytest.mark.parametrize("in_steps", [True, False])

@@ -187,8 +187,8 @@ def test_a_sum_has_no_roof(tmp_path: Path) -> None:
 def test_the_window_of_a_sum_is_the_sum_of_the_windows(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, 0, [10, 10]), rank_run(tmp_path, 1, [20])]
     for record in records:
-        record.window.tick(10**10, record.stats)  # everything so far is before the window
-        record.window.tick(3 * 10**10, record.stats)
+        record.window.tick(10**10)  # everything so far is before the window
+        record.window.tick(3 * 10**10)
     assert merged_view(records, MergeMode.SUM, window=True).bricks == ()
     assert merged_view(records, MergeMode.SUM).bricks != ()
 

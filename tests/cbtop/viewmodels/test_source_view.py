@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbtop.profiler import stats
 from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
@@ -262,3 +263,20 @@ def test_calls_and_steps_without_a_count_are_told_and_nothing_is_made_of_their_e
     assert (view.steps.count, view.steps.tokens_per_sec, row.us_per_token) == (2, None, None)
     assert (view.loss.produced, view.loss.dropped) == (4, 0)
     assert "1 calls gave no count of elements" in REPORTS["text"]([view], ["bricks"], None)
+
+
+def test_places_beyond_the_bound_have_no_percentiles_and_their_bricks_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "all").mkdir()
+    (tmp_path / "few").mkdir()
+    every = source_view(decode_run(tmp_path / "all"))
+    monkeypatch.setattr(stats, "MAX_HISTOGRAM_NODES", 12)  # of the second phase all but one
+    few = source_view(decode_run(tmp_path / "few"))
+    assert [(row.name, row.p50_us, row.p99_us) for row in few.bricks] == [
+        (row.name, row.p50_us, row.p99_us) for row in every.bricks
+    ]
+    assert few.steps == every.steps
+    assert [row.count for row in few.graph] == [row.count for row in every.graph]
+    assert {row.p50_us for row in few.graph if row.kind is NodeKind.BRICK} == {None}
+    assert None not in {row.p50_us for row in every.graph if row.kind is NodeKind.BRICK}

@@ -26,7 +26,16 @@ def test_every_node_knows_its_step() -> None:
     table = NodeTable()
     for one in (node(1, None, NodeKind.STEP), node(2, 1, NodeKind.LAYER), node(3, 2), node(4, None)):
         table.add(one)
-    assert table.step_of == [-1, 1, 1, 1, -1]
+    assert table.step_of.tolist() == [-1, 1, 1, 1, -1]
+
+
+def test_every_node_knows_the_first_of_its_name_in_its_phase() -> None:
+    table = NodeTable()
+    table.add(node(1, None, NodeKind.STEP))
+    table.add(node(2, None, NodeKind.STEP))
+    for number, parent, name in ((3, 1, "a"), (4, 1, "b"), (5, 1, "a"), (6, 2, "a"), (7, 4, "a"), (8, None, "a")):
+        table.add(Node(number, parent, NodeKind.BRICK, name))
+    assert table.first_of.tolist() == [0, 1, 2, 3, 4, 3, 6, 3, 8]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,153 @@
+"""Histograms of durations, one a node: how often each bucket counted.
+
+A duration falls into a log-linear bucket (the layout of HdrHistogram, with 64 buckets an octave): exact below
+64 ns, and above it a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in
+it. Buckets are counted for the life of the source, so percentiles of any sum of nodes are those of all its calls.
+
+The calls of a node lie in few octaves: only an octave that counted anything has a page of counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column = NDArray[np.int64]
+
+SUB_BUCKET_BITS = 6
+SUB_BUCKETS = 1 << SUB_BUCKET_BITS
+MAX_DURATION_NS = (1 << 42) - 1  # 73 minutes; longer ones are counted in the last bucket
+OCTAVES = 42 - SUB_BUCKET_BITS + 1
+BUCKETS = OCTAVES * SUB_BUCKETS
+# A page takes 128 bytes, and 256 or 512 once a count needs it: 64 MiB are the most that a hostile source costs.
+# 8,192 nodes of 16 octaves have room.
+MAX_PAGES = 1 << 17
+MAX_CELLS = 1 << 20  # told in one message
+_MIN_ROOM = 64  # nodes, or pages
+_WIDER: dict[np.dtype[Any], type] = {np.dtype(np.uint16): np.uint32, np.dtype(np.uint32): np.int64}
+
+
+def bucket_of(duration_ns: Column) -> Column:
+    """The bucket of each duration (ns, >= 0)."""
+    value = np.clip(duration_ns, 0, MAX_DURATION_NS)
+    octave = np.maximum(np.frexp(value.astype(np.float64))[1].astype(np.int64) - 1 - SUB_BUCKET_BITS, 0)
+    found: Column = octave * SUB_BUCKETS + (value >> octave)
+    return found
+
+
+def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
+    """The middle of each bucket, in ns."""
+    octave = np.maximum(bucket // SUB_BUCKETS - 1, 0)
+    low = (bucket - octave * SUB_BUCKETS) << octave
+    middle: NDArray[np.float64] = low + ((1 << octave) - 1) / 2
+    return middle
+
+
+def distinct(values: Column) -> Column:
+    """The distinct ones of `values` (>= 0), ascending. NumPy's own `unique` hashes: ten times as long as its sort."""
+    ordered = np.sort(values)
+    found: Column = ordered[np.diff(ordered, prepend=-1) != 0]
+    return found
+
+
+class Histograms:
+    """Counts by cell, which is node * BUCKETS + bucket. What finds no room in MAX_PAGES is not counted.
+
+    Counts take two bytes until one of them outgrows these, then four, then eight. Room is made by quarters: little
+    more is taken than used.
+    """
+
+    def __init__(self) -> None:
+        self._pages = np.zeros((0, OCTAVES), np.int32)  # of each node and octave; 0: it counted nothing
+        self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)  # page 0 stays empty
+        self._used = 1
+
+    @property
+    def size_bytes(self) -> int:
+        return self._pages.nbytes + self._counts.nbytes
+
+    def counts(self, cell: Column) -> Column:
+        """The count of each cell."""
+        page = self._page_of(cell)
+        found: Column = self._counts[page, cell % SUB_BUCKETS].astype(np.int64)
+        return found
+
+    def add(self, cell: Column, count: Column) -> None:
+        """Add to the counts of distinct cells."""
+        self.set(cell, self.counts(cell) + count)
+
+    def set(self, cell: Column, count: Column) -> None:
+        """Put counts (>= 0) in place of those of the cells."""
+        page = self._make_pages(cell)
+        room = page > 0
+        if not room.all():
+            page, cell, count = page[room], cell[room], count[room]
+        while int(count.max(initial=0)) > np.iinfo(self._counts.dtype).max:
+            self._counts = self._counts.astype(_WIDER[self._counts.dtype])
+        self._counts[page, cell % SUB_BUCKETS] = count
+
+    def cells(self) -> Column:
+        """Every cell that counted anything, ascending."""
+        slot = np.flatnonzero(self._pages)
+        return self._cells_in(slot)[0]
+
+    def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
+        """Of each of `nodes` the cells that counted anything: the place in `nodes`, the bucket and the count."""
+        known = nodes < len(self._pages)
+        slot = (np.where(known, nodes, 0)[:, None] * OCTAVES + np.arange(OCTAVES)).reshape(-1)
+        place = np.repeat(np.arange(len(nodes)), OCTAVES)
+        used = np.repeat(known, OCTAVES)
+        if len(self._pages):
+            used &= self._pages.reshape(-1)[slot] != 0
+        cell, count, owner = self._cells_in(slot[used])
+        return place[used][owner], cell % BUCKETS, count
+
+    def sum(self, nodes: Iterable[int]) -> Column:
+        """The counts by bucket of `nodes` together."""
+        _, bucket, count = self.cells_of(np.fromiter(nodes, np.int64))
+        summed = np.zeros(BUCKETS, np.int64)
+        np.add.at(summed, bucket, count)
+        return summed
+
+    def _cells_in(self, slot: Column) -> tuple[Column, Column, Column]:
+        """The cells that counted, their counts, and in which of `slot` (node * OCTAVES + octave) each lies."""
+        if not len(slot):
+            none = np.zeros(0, np.int64)
+            return none, none, none
+        counts = self._counts[self._pages.reshape(-1)[slot]].reshape(-1)
+        at = np.flatnonzero(counts)
+        owner = at // SUB_BUCKETS
+        return slot[owner] * SUB_BUCKETS + at % SUB_BUCKETS, counts[at].astype(np.int64), owner
+
+    def _page_of(self, cell: Column) -> NDArray[np.int32]:
+        if not len(self._pages):
+            return np.zeros(len(cell), np.int32)
+        slot = cell // SUB_BUCKETS
+        page: NDArray[np.int32] = self._pages.reshape(-1).take(slot, mode="clip")
+        page[slot >= self._pages.size] = 0
+        return page
+
+    def _make_pages(self, cell: Column) -> NDArray[np.int32]:
+        """The page of each cell, made where there was none; 0 where there is no room."""
+        page = self._page_of(cell)
+        slot = distinct(cell[page == 0] // SUB_BUCKETS)[: MAX_PAGES - self._used]
+        if not len(slot):
+            return page
+        nodes = int(slot[-1]) // OCTAVES + 1
+        if nodes > len(self._pages):
+            self._pages = _grown(self._pages, nodes)
+        used, self._used = self._used, self._used + len(slot)
+        if self._used > len(self._counts):
+            self._counts = _grown(self._counts, self._used)
+        self._pages.reshape(-1)[slot] = np.arange(used, self._used)
+        return self._page_of(cell)
+
+
+def _grown(table: NDArray[Any], rows: int) -> NDArray[Any]:
+    """`table` with room for `rows`: a quarter more than it had at least."""
+    grown = np.zeros((max(rows, len(table) + len(table) // 4, _MIN_ROOM), table.shape[1]), table.dtype)
+    grown[: len(table)] = table
+    return grown
