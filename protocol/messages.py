@@ -21,8 +21,8 @@ from cbtop.protocol.attributes import (
 )
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
-PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 1  # 1: ranks, pid namespaces and the lock on the catalog in HostHello; ClockReading
+PROTOCOL_MAJOR = 2  # 2: histograms travel as cells
+PROTOCOL_MINOR = 0
 
 Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.columns`
 

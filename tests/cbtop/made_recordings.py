@@ -12,7 +12,7 @@ from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 
 BEGIN_NS = 50_000_000_000
-HELLO = DaemonHello(1, 0, 77, "here", "boot", "0.1.0", BEGIN_NS, 1_700_000_000_000_000_000)
+HELLO = DaemonHello(2, 0, 77, "here", "boot", "0.1.0", BEGIN_NS, 1_700_000_000_000_000_000)
 SECOND_NS = 1_000_000_000
 
 

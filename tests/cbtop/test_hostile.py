@@ -66,7 +66,7 @@ NASTY = [
 ]
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 names = st.sampled_from(NASTY) | st.text(max_size=30)
-HELLO = HostHello(1, 0, 7, 1, "here", "", "forged", "3", "python", 1, 1)
+HELLO = HostHello(2, 0, 7, 1, "here", "", "forged", "3", "python", 1, 1)
 
 
 def source_saying(said: Sequence[CatalogMessage], records: int = 3) -> Source:
@@ -95,7 +95,7 @@ def view_of(source: Source) -> SourceView:
 def called(name: str) -> list[CatalogMessage]:
     """A process that gives this name to everything that can have one."""
     return [
-        HostHello(1, 0, 7, 1, name, name, name, name, name, 1, 1),
+        HostHello(2, 0, 7, 1, name, name, name, name, name, 1, 1),
         Manifest(name, name, name, name, 1, 1, 1, 1, 1, 1),
         Node(1, None, NodeKind.STEP, "decode"),
         Node(2, 1, NodeKind.LAYER, name, label=name),

@@ -46,7 +46,7 @@ from tests.protocol.test_codec import instances
 from tests.protocol.test_hostile import I64, many, mutated, peak_of
 
 HEADER, HEAD = recording._HEADER.size, recording._HEAD.size
-HELLO = HostHello(1, 0, 7, 1, "here", "", "forged", "3", "python", 1, 1)
+HELLO = HostHello(2, 0, 7, 1, "here", "", "forged", "3", "python", 1, 1)
 NODE = Node(1, None, NodeKind.STEP, "decode")
 SAID = SourceCatalog("a", True, (HELLO, NODE))
 MIB = 1 << 20
@@ -367,7 +367,7 @@ def test_what_a_source_no_longer_says_makes_room(monkeypatch: pytest.MonkeyPatch
         store.apply(SourceCatalog("again", True, (HELLO, *nodes)))
         store.apply(SourceCatalog(str(number), True, (HELLO, *nodes)))
         store.apply(SourceGone(str(number)))
-    store.apply(DaemonHello(1, 0, 1, "here", "boot", "0.1.0", 0, 0))
+    store.apply(DaemonHello(2, 0, 1, "here", "boot", "0.1.0", 0, 0))
     for source in "ab":
         store.apply(SourceCatalog(source, True, (HELLO, *nodes)))
     with pytest.raises(LimitError):

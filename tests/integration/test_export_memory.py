@@ -30,7 +30,7 @@ SIZE_BYTES = int(os.environ.get("CBTOP_EXPORTED_BYTES", 1 << 30))
 BOUND_KIB = 300 << 10
 BRICKS = 31  # of a step, each of 1 µs to 1 ms
 SAID = (
-    HostHello(1, 0, 7, 1, "host", "boot", "made", "3.11", "made", 0, 0),
+    HostHello(2, 0, 7, 1, "host", "boot", "made", "3.11", "made", 0, 0),
     Node(1, None, NodeKind.STEP, "decode"),
     *(Node(number, 1, NodeKind.BRICK, f"brick {number}") for number in range(2, BRICKS + 2)),
 )

@@ -633,7 +633,7 @@ def forging(
     hidden.mkdir()
     ring = hidden / f"{stem}.ring"
     catalog = CatalogWriter(ring.with_suffix(".catalog"))
-    catalog.write(HostHello(1, 0, pid, start, "here", "", "forged", "3", "python", 1, 1))
+    catalog.write(HostHello(2, 0, pid, start, "here", "", "forged", "3", "python", 1, 1))
     for node in nodes or []:
         catalog.write(node)
     catalog.close()

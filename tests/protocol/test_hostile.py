@@ -25,7 +25,7 @@ from cbtop.protocol.messages import Activity, HostHello, Node, SourceCatalog, So
 from cbtop.protocol.ring import CURSOR_WORD, HEADER_BYTES, MAX_WRITERS_INSIDE, RECORD_BYTES, RingReader, RingWriter
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
-HELLO = HostHello(1, 0, 1, 2, "here", "", "forged", "3", "python", 1, 1)
+HELLO = HostHello(2, 0, 1, 2, "here", "", "forged", "3", "python", 1, 1)
 NODE = Node(
     1, None, NodeKind.BRICK, "RmsNorm", work=Work(flops_per_call=4.0), kernel=KernelAttributes(grid=(1, 2, 3))
 )

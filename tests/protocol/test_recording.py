@@ -22,7 +22,7 @@ from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, SourceGone
 from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter, encode_frame
 
 ORIGIN = Origin("here", 1_000, 1_700_000_000_000_000_000)
-HELLO = DaemonHello(1, 0, 1, "here", "boot", "0.1.0", 0, 0)
+HELLO = DaemonHello(2, 0, 1, "here", "boot", "0.1.0", 0, 0)
 MAX_BYTES = 1 << 20
 
 

@@ -16,7 +16,7 @@ from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import eventually
 
-HELLO = DaemonHello(1, 0, 77, "here", "boot", "0.1.0", 0, 0)
+HELLO = DaemonHello(2, 0, 77, "here", "boot", "0.1.0", 0, 0)
 
 
 def said_of(runtime: Path, key: str) -> list[WireMessage]:

@@ -29,7 +29,7 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
-HELLO = DaemonHello(1, 0, 1, "here", "boot", "0.1.0", 0, 0)
+HELLO = DaemonHello(2, 0, 1, "here", "boot", "0.1.0", 0, 0)
 
 
 def test_a_lost_update_is_healed_by_the_next_keyframe(runtime: Path) -> None:

@@ -44,7 +44,7 @@ def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
     """What process `DEAD + number` left, whose newest record is `age_s` old; its files look a day old."""
     ring = directory / f"{DEAD + number}-1-0.ring"
     catalog = CatalogWriter(ring.with_suffix(".catalog"))
-    catalog.write(HostHello(1, 0, DEAD + number, 1, "here", "", "forged", "3", "python", 1, 1))
+    catalog.write(HostHello(2, 0, DEAD + number, 1, "here", "", "forged", "3", "python", 1, 1))
     catalog.close()
     end_ns = time.perf_counter_ns() - round(age_s * 1e9)
     writer = RingWriter(ring, 64 * RECORD_BYTES)

@@ -34,7 +34,7 @@ from cbtop.telemetry.metrics import Durations, Metric, Point
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import DEADLINE_S, eventually
 
-HELLO = DaemonHello(1, 0, 77, "here", "boot", "0.1.0", 0, 0)
+HELLO = DaemonHello(2, 0, 77, "here", "boot", "0.1.0", 0, 0)
 BEACON = "beacon"  # a source that only says how far the daemon has spoken
 ASK = {"Accept": "application/openmetrics-text; version=1.0.0"}
 GROWING = ("counter", "histogram")

@@ -155,7 +155,7 @@ class MadeRank:
     STEPS = 100  # a slice
 
     def __init__(self, rank: int) -> None:
-        hello = HostHello(1, 1, 100 + rank, 1, "here", "boot", "train.py", "3", "made", 0, 0, rank, rank, 8)
+        hello = HostHello(2, 0, 100 + rank, 1, "here", "boot", "train.py", "3", "made", 0, 0, rank, rank, 8)
         self.record = SourceRecord(f"here:{rank}", Window(10.0), hello=hello, busy=BusySlices())
         self.record.nodes.add(Node(1, None, NodeKind.STEP, "decode"))
         self.record.nodes.add(Node(2, 1, NodeKind.BRICK, "Ffn"))
