@@ -204,6 +204,9 @@ def books_notes(books: BooksView | None, outside: BesideView | None) -> list[str
     if books is not None and books.loose:
         calls = counted(books.loose, "call")
         found.append(f"in no books: {duration(books.loose_us)} in {calls}, stopped twice, out of order or late")
+    if books is not None and books.cancelled:
+        steps = counted(books.cancelled, "step")
+        found.append(f"in no books: bricks of {steps} cancelled or renamed inside, which the rows hold")
     if books is not None and books.crowded:
         found.append(
             f"{counted(books.crowded, 'step')} ran beside fifteen others, whose bricks are whose is not known"

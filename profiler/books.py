@@ -44,6 +44,7 @@ class Books:
     outdone: tuple[tuple[str, int], ...]
     loose: int  # calls stopped twice, out of order or after their step
     loose_ns: int
+    cancelled: int  # steps cancelled, or given another name inside: their bricks are in no books
     crowded: int  # steps that ran beside fifteen others: whose bricks were theirs is not known
     adopted: Beside | None  # in other threads or tasks, for these steps
 
@@ -92,6 +93,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
         outdone=tuple(sorted(((name, ns) for name, ns in outdone if ns > 0), key=lambda one: -one[1])),
         loose=stats.rare("loose", ids),
         loose_ns=stats.rare("loose_ns", ids),
+        cancelled=stats.rare("cancelled", (step.id,)),
         crowded=stats.rare("crowded", (step.id,)),
         adopted=_beside(
             [node for node in totals.nodes if _is_adopted(totals.table, node)],

@@ -186,6 +186,8 @@ class GraphRecorder:
             duration_ns = operator.index(duration_ns)
         except TypeError as error:
             raise UsageError(f"a duration of {duration_ns!r}; whole nanoseconds are wanted") from error
+        if abs(duration_ns) >= 1 << 62:
+            raise UsageError(f"a duration of {duration_ns} ns, which is over 146 years")
         position, end_ns = self._path.position, HostTime(self._path.now_ns())
         start_ns = HostTime(end_ns - duration_ns)
         emit_at_once(self._callbacks, scope, position, start_ns, end_ns, elements, position.lane)

@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.scopes import Scopes
 
 ADOPTED = (NodeKind.ADOPTED, "adopted")
+UNDONE_WITHIN_S = 0.1  # it takes microseconds
 
 
 class Place:
@@ -40,13 +42,25 @@ class Place:
 class Adopted:
     """`with profiler.adopt(place):` what runs in this thread or task belongs to `place`."""
 
-    __slots__ = ("__weakref__", "_before", "_give_up", "_path", "_place", "_position", "_scope", "_scopes", "_start")
+    __slots__ = (
+        "__weakref__",
+        "_before",
+        "_give_up",
+        "_lock",
+        "_path",
+        "_place",
+        "_position",
+        "_scope",
+        "_scopes",
+        "_start",
+    )
 
     def __init__(self, path: Path, scopes: Scopes, give_up: Callable[[Exception], None], place: Place) -> None:
         self._path = path
         self._scopes = scopes
         self._give_up = give_up
         self._place = place
+        self._lock = threading.RLock()
         self._position: Position | None = None  # while it is at the place
         self._scope: Any = None  # None where it is not recorded
 
@@ -73,18 +87,19 @@ class Adopted:
         if is_there or is_nowhere or (step is not None and step._position is None):  # the last: it has ended
             return
         self._before = position.scope, position.lane, position.held, position.step, position.recording
-        self._position, self._scope = position, None
+        self._scope = None
         position.step, position.recording = step, place.recording
-        if step is not None:
-            step._adopted[self] = None
         if path.recording:
             position.lane, position.held = place.lane, place.held
             scope = place.scope.children.get(ADOPTED) or self._scopes.define(place.scope, ADOPTED)
             self._start = path.start_mark()
             self._scope = scope
             path.enter(position, scope, path.now_ns())
-        if step is not None and step._position is None:  # it has ended meanwhile
-            self.let_go()
+        self._position = position  # complete: from here on the step's end may undo it
+        if step is not None:
+            step._adopted[self] = None
+            if step._position is None:  # it has ended meanwhile
+                self.let_go()
 
     def _end(self, *, failed: bool) -> None:
         position, scope, path = self._position, self._scope, self._path
@@ -97,10 +112,17 @@ class Adopted:
 
     def let_go(self) -> None:
         """Back to where this thread or task was; its step ends this too, from the thread it runs in."""
-        position, self._position = self._position, None
-        if position is None:
+        # Undone by one of the two threads, and whole before the other goes on. A fork in the middle of it leaves the
+        # lock taken in the child, where nobody is at the place.
+        if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
-        if self._place.step is not None:
-            self._place.step._adopted.pop(self, None)
-        scope, position.lane, position.held, position.step, position.recording = self._before
-        self._path.enter(position, scope, 0)
+        try:
+            position, self._position = self._position, None
+            if position is None:
+                return
+            if self._place.step is not None:
+                self._place.step._adopted.pop(self, None)
+            scope, position.lane, position.held, position.step, position.recording = self._before
+            self._path.enter(position, scope, 0)
+        finally:
+            self._lock.release()

@@ -117,6 +117,10 @@ def _said_of(books: Books) -> list[str]:
     if books.loose:
         what = "stopped twice, out of order or late, in no books"
         found.append(f"{books.loose_ns / 1e3:.1f}µs in {books.loose} calls {what}")
+    if books.cancelled:
+        found.append(
+            f"{books.cancelled} steps cancelled or renamed inside: their bricks are in the rows, in no books"
+        )
     if books.crowded:
         found.append(f"{books.crowded} steps ran beside fifteen others, whose bricks are whose is not known")
     return found

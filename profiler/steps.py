@@ -93,11 +93,11 @@ class Step:
     )
 
     def __init__(self, steps: Steps, name: str | None, tokens: int, model: str) -> None:
+        self._lane: int | None = None  # while it has one; first, for an interrupt may end this before the rest
         self._steps = steps
         self._position: Position | None = None  # while it runs
         self._scope: Any = None  # None where it is not recorded
         self._cancelled = False
-        self._lane: int | None = None  # while it has one
         self._adopted: dict[Adopted, None] = {}  # what others do for it now
         self._name = name
         self._model = model

@@ -276,6 +276,7 @@ def _books(books: BooksView | None) -> dict[str, Any] | None:
         "outdone": [asdict(one) for one in books.outdone],
         "loose_calls": books.loose,
         "loose_us": books.loose_us,
+        "cancelled_steps": books.cancelled,
         "crowded_steps": books.crowded,
         "adopted": _beside(books.adopted),
     }

@@ -27,6 +27,7 @@ def books_view(books: Books | None) -> BooksView | None:
         outdone=_named(books.outdone),
         loose=books.loose,
         loose_us=books.loose_ns / 1e3,
+        cancelled=books.cancelled,
         crowded=books.crowded,
         adopted=beside_view(books.adopted),
     )

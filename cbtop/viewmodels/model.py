@@ -130,6 +130,7 @@ class BooksView:
     outdone: tuple[NamedTime, ...] = ()  # layers and bricks that what lay in them outdid, and by how much
     loose: int = 0  # calls stopped twice, out of order or after their step: in no books
     loose_us: float = 0.0
+    cancelled: int = 0  # steps cancelled, or given another name inside: their bricks are in no books
     crowded: int = 0  # steps that ran beside fifteen others: whose bricks were theirs is not known
     adopted: BesideView | None = None  # done for these steps in other threads or tasks
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cbtop.profiler import graph_recorder
 from cbtop.profiler.graph.nodes import AsyncTask, Brick, Edge, EdgeKind, Function, KernelLaunch, Layer, Transfer
 from cbtop.profiler.graph.tree import to_ascii_tree
+from cbtop.profiler.graph_recorder import UsageError
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Dependency
@@ -172,3 +173,14 @@ def test_what_is_switched_off_takes_nothing_in(how: dict[str, object]) -> None:
     profiler.graph_add_dependency(ids[0], ids[1])
     profiler.graph_pop_scope()
     assert (ids, profiler.pending_count, memory.records) == ([0] * 4, 0, [])
+
+
+def test_a_duration_that_nothing_can_hold_is_a_wrong_argument_and_recording_goes_on() -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory, clock_ns=count(0, 10).__next__)
+    for duration_ns in (1 << 62, -(1 << 64)):
+        with pytest.raises(UsageError, match="146 years"):
+            profiler.record_elapsed("a", duration_ns)
+    profiler.record_elapsed("a", 7)
+    assert profiler.recording
+    assert len(memory.records) == 1

@@ -106,6 +106,33 @@ def test_what_runs_on_after_the_step_lies_outside_of_it(profiler: BrickProfiler,
     assert [tag & FLAG_LOOSE == FLAG_LOOSE for tag, *_ in memory.records] == [False, False, True, False, False, False]
 
 
+def test_a_step_that_ends_while_its_place_is_being_adopted_keeps_nobody(make: MAKE, memory: Memory) -> None:
+    adopting, ended = threading.Event(), threading.Event()
+    ticks = count(0, 10)
+    worker = threading.Thread(target=lambda: work_in_a_step_of_its_own())
+
+    def clock() -> int:
+        if threading.current_thread() is worker and not adopting.is_set():
+            adopting.set()
+            ended.wait()
+        return next(ticks)
+
+    def work_in_a_step_of_its_own() -> None:
+        with profiler.adopt(place):
+            pass
+        with profiler.step("own", 1), profiler.brick("mine"):
+            pass
+
+    profiler = make(recorder=memory, clock_ns=clock)
+    with profiler.step("decode", 1):
+        place = profiler.place()
+        worker.start()
+        adopting.wait()
+    ended.set()
+    worker.join()
+    assert [name for name in names(memory) if name != "/decode/adopted"] == ["/decode", "/own/mine", "/own"]
+
+
 def test_in_a_step_without_a_name_adopted_work_waits_for_it(profiler: BrickProfiler, memory: Memory) -> None:
     with profiler.step() as step:
         with profiler.layer(0):

@@ -243,6 +243,23 @@ def test_steps_beyond_fifteen_at_once_are_counted_and_said() -> None:
     assert report["books"]["crowded_steps"] == 3
 
 
+def test_bricks_of_cancelled_steps_are_said_to_be_in_no_books() -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        for number in range(4):
+            with profiler.step("decode", 1) as step:
+                with profiler.brick("a"):
+                    clock.sleep_us(5)
+                if number:
+                    step.cancel()
+
+    view, text, report = seen(host)
+    assert books_in(view).wall_us == books_in(view).bricks_us == 5
+    assert [row.total_exclusive_us for row in view.bricks] == [20]
+    assert "in no books: bricks of 3 steps cancelled or renamed inside, which the rows hold" in text
+    assert isinstance(report["books"], dict)
+    assert report["books"]["cancelled_steps"] == 3
+
+
 def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1), profiler.layer(0):
