@@ -52,6 +52,7 @@ class Load:
         self._recorder = RingRecorder(directory, ring_bytes)
         self._profiler = BrickProfiler(recorder=self._recorder)
         decode_once(self._profiler)
+        self._begin_ns = time.perf_counter_ns()  # what is written follows that step
         ring = self._recorder._ring
         assert ring is not None
         self.ring: RingWriter = ring
@@ -66,7 +67,7 @@ class Load:
         words = np.frombuffer(self.ring.memory, dtype="<i8", offset=HEADER_BYTES).reshape(-1, 4)
         number = np.arange(self.written, self.written + count)
         slot = number % self.ring.capacity
-        start_ns = number * 20_000
+        start_ns = self._begin_ns + number * 20_000
         words[slot, 0] = start_ns
         words[slot, 1] = start_ns + 1_000 + number * 7919 % self._spread_ns
         words[slot, 2] = 4096
