@@ -16,7 +16,6 @@ from cbtop.protocol.subscriber import Subscriber
 
 SILENT_AFTER_S = 3.0  # three heartbeats
 CLOCK_WAIT_S = 0.2  # an answer that is waited for is timed well; longer than this nobody is held up for it
-CLOCK_MINOR = 1  # of the protocol: daemons before it do not answer
 MAX_DRAINED = 200  # messages a poll, so that a flood cannot hold up the screen
 
 
@@ -80,7 +79,7 @@ class Collector:
         """Take in what has arrived; wait up to `timeout_ms` for the first message."""
         self._drain(timeout_ms)
         daemon = self.store.daemon
-        if daemon is None or daemon.protocol_minor < CLOCK_MINOR or self._same_boot or self.is_silent:
+        if daemon is None or self._same_boot or self.is_silent:
             return
         if self._exchange.is_due(time.perf_counter_ns()):
             self._ask_clock()
@@ -113,7 +112,7 @@ class Collector:
             timeout_ms = 0
 
     def _take(self, frame: bytes) -> None:
-        """Apply one message. What is wrong with it costs none of the others, which may be about other sources."""
+        """Apply one message; one that is none costs those beside it nothing."""
         try:
             message = codec.decode(frame)
             if message is None:
@@ -130,7 +129,7 @@ class Collector:
                 self.store.apply(message)
         except VersionError as error:
             self._other_version = str(error)
-        except Exception:  # noqa: BLE001 - whatever a hostile daemon provokes stays with its message
+        except DecodeError:
             self.damaged += 1
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cbtop.protocol import codec, recording
 from cbtop.protocol.errors import DecodeError, ProtocolError, RecordingError, VersionError
-from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, SourceGone
+from cbtop.protocol.messages import PROTOCOL_MAJOR, DaemonHello, Heartbeat, Message, SourceGone
 from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter, encode_frame
 
 ORIGIN = Origin("here", 1_000, 1_700_000_000_000_000_000)
@@ -170,9 +170,9 @@ def test_a_newer_minor_version_opens_and_what_it_adds_is_passed_over(tmp_path: P
     payload = b"?" * 9
     writer.append(recording.frame_bytes(99, 2, payload))
     os.close(writer._file)
-    with_version(path, 1, 7)
+    with_version(path, PROTOCOL_MAJOR, 7)
     with opened(path) as reader:
-        assert reader.version == "1.7"
+        assert reader.version == f"{PROTOCOL_MAJOR}.7"
         assert [f.kind for f in reader.frames()] == [FrameKind.LIVE, 99]
         assert list(next(reader.frames()).messages()) == [SourceGone("s")]
 
@@ -180,8 +180,8 @@ def test_a_newer_minor_version_opens_and_what_it_adds_is_passed_over(tmp_path: P
 def test_another_major_version_says_so(tmp_path: Path) -> None:
     path = tmp_path / "r.cbtop"
     record(path)
-    with_version(path, 2, 3)
-    with pytest.raises(VersionError, match=r"protocol 2\.3, this cbtop reads 1\.x"):
+    with_version(path, 1, 3)
+    with pytest.raises(VersionError, match=r"protocol 1\.3, this cbtop reads 2\.x"):
         RecordingReader(path)
 
 

@@ -51,8 +51,8 @@ def test_a_lost_update_is_healed_by_the_next_keyframe(runtime: Path) -> None:
 
 
 def test_a_daemon_of_another_major_version_is_refused_with_both_versions() -> None:
-    with pytest.raises(VersionError, match=r"speaks protocol 2\.3, this viewer 1\.1"):
-        Store().apply(dataclasses.replace(HELLO, protocol_major=2, protocol_minor=3))
+    with pytest.raises(VersionError, match=r"speaks protocol 1\.3, this viewer 2\.0"):
+        Store().apply(dataclasses.replace(HELLO, protocol_major=1, protocol_minor=3))
 
 
 def test_what_comes_of_an_unknown_source_is_passed_over() -> None:
