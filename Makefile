@@ -32,8 +32,8 @@ test-busy: $(READY)  ## run the tests TIMES=10 times beside two processes that s
 	  echo "run $$number of $(TIMES)"; $(BIN)/python -m pytest --durations=10 || exit 1; \
 	done
 
-soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat, 1 GiB exported
-	$(BIN)/python -m pytest -m slow -n 0 -o log_cli=true -o log_cli_level=INFO
+soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat, 1 GiB exported; properties with many examples
+	$(BIN)/python -m pytest -m 'slow or hypothesis' --hypothesis-profile soak -n 0 -o log_cli=true -o log_cli_level=INFO
 
 lint: $(READY)  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

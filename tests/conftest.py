@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,11 +18,16 @@ FOREIGN = (
     "CBTOP_KEYS_DIR", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "COLORTERM",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy",
     "ALL_PROXY", "LANGUAGE", "LC_MESSAGES", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "TZ",
+    "PYTHONDONTWRITEBYTECODE",  # or each of the hundreds of processes started compiles every module anew
 )  # fmt: skip
 FOREIGN_PREFIXES = ("OTEL_", "TEXTUAL", "XDG_")
 
-# An example may take as long as the machine pleases, and what one run found does not change the next.
-settings.register_profile("cbtop", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+# An example may take as long as the machine pleases, and what one run found does not change the next. Every run draws
+# other examples; `make soak` draws many.
+settings.register_profile(
+    "cbtop", max_examples=30, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("soak", settings.get_profile("cbtop"), max_examples=400)
 settings.load_profile("cbtop")
 
 
@@ -32,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name in FOREIGN or (name.startswith(FOREIGN_PREFIXES) and name != "TEXTUAL_SNAPSHOT_TEMPDIR"):
             del os.environ[name]
+    sys.dont_write_bytecode = False  # nor do workers compile every test
     os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
     # Compiling the kernels takes half a minute: what one run compiled serves the next, and no user's is touched.
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "home")

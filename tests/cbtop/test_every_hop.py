@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.store import Store
@@ -32,7 +32,6 @@ hops = st.one_of(
 )
 
 
-@settings(max_examples=150)
 @given(story=st.lists(hops, max_size=30), ends=st.sampled_from(["goodbye", "none"]))
 def test_produced_is_received_plus_dropped_at_every_moment_and_for_every_viewer(
     story: list[tuple[str, int | None]], ends: str

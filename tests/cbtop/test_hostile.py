@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.store import Store
@@ -108,7 +108,6 @@ def called(name: str) -> list[CatalogMessage]:
     ]
 
 
-@settings(max_examples=60)
 @given(names)
 def test_no_control_byte_of_a_name_reaches_a_report(name: str) -> None:
     source = source_saying(called(name))
@@ -133,7 +132,6 @@ async def test_no_control_byte_of_a_name_reaches_the_screen_and_none_is_markup(n
                 assert name[:8] in shown  # as it stands: no tag was taken for one
 
 
-@settings(max_examples=120)
 @given(said=st.lists(st.one_of([instances(kind) for kind in get_args(CatalogMessage)]), max_size=8))
 def test_whatever_a_catalog_says_its_source_says_how_it_is_and_can_be_shown(said: list[CatalogMessage]) -> None:
     source = source_saying([HELLO, *said])
@@ -145,7 +143,6 @@ def test_whatever_a_catalog_says_its_source_says_how_it_is_and_can_be_shown(said
     json.loads(json_report([view], list(SECTIONS)))
 
 
-@settings(max_examples=120)
 @given(
     slots=st.lists(st.tuples(st.integers(0, 63), st.lists(I64, min_size=4, max_size=4))),
     cursors=st.lists(I64 | st.integers(0, 200), max_size=3),
@@ -172,7 +169,6 @@ def test_whatever_a_ring_holds_its_source_keeps_its_books(
         text_report([view], list(SECTIONS))
 
 
-@settings(max_examples=150)
 @given(said=st.lists(st.one_of([instances(kind) for kind in get_args(WireMessage)]), max_size=6))
 def test_whatever_a_daemon_says_a_viewer_keeps_on_showing(said: list[Message]) -> None:
     store = Store()

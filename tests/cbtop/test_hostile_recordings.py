@@ -114,7 +114,6 @@ def read_or_refused(path: Path) -> tuple[int, int, int] | None:
         return None
 
 
-@settings(max_examples=120)
 @given(tail=st.binary(max_size=200), head=st.sampled_from([0, 8, HEADER]))
 def test_any_bytes_are_a_recording_or_refused(tail: bytes, head: int) -> None:
     path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "any.cbtop"
@@ -123,7 +122,7 @@ def test_any_bytes_are_a_recording_or_refused(tail: bytes, head: int) -> None:
     read_or_refused(path)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_recording_with_bits_turned_or_lengths_that_lie_is_read_or_refused(
     data: st.DataObject, whole: bytes, path: Path
@@ -132,7 +131,7 @@ def test_a_recording_with_bits_turned_or_lengths_that_lie_is_read_or_refused(
     read_or_refused(path)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     frames=st.lists(
         st.tuples(

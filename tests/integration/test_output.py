@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,11 +33,19 @@ PRINTING = {
 CALLED = {"argvalues": PRINTING.values(), "ids": PRINTING.keys()}
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of more than a buffer: to make one takes a third of a second."""
+    directory = tmp_path_factory.mktemp("made")
+    made_recording(directory, directory / "run.cbtop", 100)
+    return directory / "run.cbtop"
+
+
 @pytest.fixture
-def recording(runtime: Path, tmp_path: Path) -> Path:
-    """A recording `run.cbtop` of more than a buffer; its process has left a ring."""
-    made_recording(runtime, tmp_path / "run.cbtop", 100)
-    return tmp_path / "run.cbtop"
+def recording(made: Path, runtime: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording `run.cbtop` of more than a buffer, where nothing else lies; its process has a ring."""
+    made_recording(runtime, tmp_path_factory.mktemp("short") / "run.cbtop", 1)
+    return Path(shutil.copy(made, tmp_path))
 
 
 def ran(arguments: tuple[str, ...], recording: Path, shell: str) -> subprocess.CompletedProcess[bytes]:

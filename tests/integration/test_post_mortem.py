@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.daemon.post_mortem import post_mortem
@@ -115,7 +115,6 @@ def test_with_nothing_left_it_says_so() -> None:
     assert "no process of yours has left a record" in done.stderr
 
 
-@settings(max_examples=100)
 @given(words=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=12), at=st.integers(1, 600))
 def test_a_ring_that_lies_is_no_crash(words: list[int], at: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("lies")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler.clocks import HostClock
@@ -98,7 +98,6 @@ def test_changing_the_mode_records_what_was_put_off() -> None:
     assert (profiler.sync_mode, memory.records) == (SyncMode.IMMEDIATE, [(1, 0, 3, 1)])
 
 
-@settings(max_examples=10, deadline=None)
 @given(st.sampled_from(RECORDING), st.integers(1, 30))
 def test_on_the_hosts_own_clock_nothing_is_lost(mode: SyncMode, bricks: int) -> None:
     memory = Memory()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler import divergence
@@ -34,7 +34,6 @@ def test_equal_runs_do_not_diverge() -> None:
     assert run_of(TENSOR, TENSOR).find_divergence(run_of(TENSOR, TENSOR)) is None
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 2999), st.sampled_from([0.5, -0.5, 5.0]))
 def test_one_wrong_value_anywhere_in_a_tensor_is_found(place: int, off: float) -> None:
     wrong = changed(place, TENSOR[place] + off)
@@ -43,7 +42,6 @@ def test_one_wrong_value_anywhere_in_a_tensor_is_found(place: int, off: float) -
     assert (found.brick, found.layer, found.position) == ("DownProjection", 1, 7)
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 1 << 30))
 def test_adding_in_another_order_is_no_divergence(seed: int) -> None:
     """A product in float32 with its terms shuffled: rounding, and nothing else."""

@@ -185,7 +185,7 @@ def test_f109_elapsed_time_never_goes_back(make: MAKE, runtime: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 3, SEQUENCE_MASK - 20, (SEQUENCE_MASK << 1) - 3])
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bursts=st.lists(st.integers(0, 40), max_size=8))
 def test_what_is_recorded_is_read_once_in_order_or_counted_also_where_the_numbers_go_round(
     make: MAKE, runtime: Path, first: int, bursts: list[int]

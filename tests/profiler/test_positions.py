@@ -112,7 +112,7 @@ def _books(memory: Memory) -> Counter[tuple[tuple[str, ...], str]]:
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs=programs, order=st.randoms(use_true_random=False))
 @pytest.mark.parametrize("kind", ["asyncio", "trio"])
 def test_interleaved_tasks_are_recorded_as_if_each_ran_alone(

@@ -309,7 +309,7 @@ def test_tokens_in_a_type_of_eight_bits_are_counted_beyond_it(make: MAKE) -> Non
     assert memory.records[-1][3] == 500
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(spans=st.lists(SPAN, min_size=1, max_size=30), cut=st.integers(0, 30))
 def test_the_union_of_steps_is_the_time_in_which_any_of_them_ran(spans: list[tuple[int, int]], cut: int) -> None:
     import numpy as np

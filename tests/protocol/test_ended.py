@@ -223,13 +223,15 @@ def test_the_newest_stays_however_large_it_is(runtime: Path, monkeypatch: pytest
 def test_a_host_that_starts_looks_at_few_of_very_many_files_and_removes_fewer(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(1500):
+    monkeypatch.setattr(ended_module, "SWEPT_NAMES", 64)
+    monkeypatch.setattr(ended_module, "MAX_ENDED", 40)
+    for number in range(200):
         (runtime / f"{DEAD + number}-1-0.ring").touch()
     asked: list[Path] = []
     monkeypatch.setattr(ended_module, "runs", lambda ring: asked.append(ring) or runs(ring))
     assert sweep(runtime) == ended_module.SWEPT_AT_ONCE
     assert len(asked) == ended_module.SWEPT_NAMES
-    for _ in range(2000):
+    for _ in range(200):
         if not sweep(runtime):
             break
     assert len(list(runtime.glob("*.ring"))) <= ended_module.MAX_ENDED

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cbtop.protocol import codec
@@ -73,14 +73,12 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=400)
 @given(mutated(FRAMES))
 def test_a_frame_with_bits_turned_is_a_message_or_an_error(data: bytes) -> None:
     with contextlib.suppress(DecodeError):
         codec.decode(data)
 
 
-@settings(max_examples=300)
 @given(kind=st.sampled_from(sorted(codec._READERS)), fields=st.dictionaries(st.sampled_from(FIELDS), anything))
 def test_any_value_in_any_field_is_a_message_or_an_error(kind: str, fields: dict[str, Any]) -> None:
     with contextlib.suppress(DecodeError):
@@ -140,7 +138,6 @@ def test_a_catalog_of_bombs_takes_no_more_memory_than_a_piece(runtime: Path) -> 
     assert peak() < 8 << 20
 
 
-@settings(max_examples=200)
 @given(data=st.data())
 def test_a_catalog_with_bits_turned_is_read_as_far_as_it_is_whole(data: st.DataObject) -> None:
     path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "fuzz.catalog"
@@ -156,7 +153,6 @@ def test_a_catalog_with_bits_turned_is_read_as_far_as_it_is_whole(data: st.DataO
     reader.close()
 
 
-@settings(max_examples=200)
 @given(words=st.dictionaries(st.integers(0, 9), I64, max_size=3), size=st.integers(0, 3 * HEADER_BYTES))
 @example(words={3: 1 << 58}, size=HEADER_BYTES + 32 * RECORD_BYTES)
 @example(words={3: -32}, size=HEADER_BYTES + 32 * RECORD_BYTES)
@@ -173,7 +169,6 @@ def test_a_header_that_lies_is_an_error(words: dict[int, int], size: int) -> Non
         reader.close()
 
 
-@settings(max_examples=300)
 @given(
     capacity=st.sampled_from([1, 8, 32, 256]),
     cursors=st.lists(I64, min_size=1, max_size=4),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler.profiler import BrickProfiler
@@ -79,7 +79,6 @@ def test_a_large_read_becomes_messages_of_bounded_size() -> None:
     assert [n for part in parts for n in unpack(part).node.tolist()] == numbers.tolist()
 
 
-@settings(max_examples=60)
 @given(turns=st.lists(st.tuples(st.integers(0, 40), st.booleans(), st.booleans(), st.booleans()), max_size=12))
 def test_produced_is_what_came_before_and_what_is_here_and_what_is_lost(
     turns: list[tuple[int, bool, bool, bool]], tmp_path_factory: pytest.TempPathFactory

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.protocol import codec, recording
@@ -207,7 +207,6 @@ def test_a_frame_that_would_fill_the_memory_is_refused(monkeypatch: pytest.Monke
         list(recording.Frame(0, 0, 0, bomb[recording._HEAD.size :]).messages())
 
 
-@settings(max_examples=200)
 @given(data=st.data())
 def test_a_recording_with_any_bytes_changed_opens_or_is_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -74,7 +74,7 @@ def test_a_record_comes_back_whole(path: Path) -> None:
 
 
 @either_writer
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bursts=st.lists(st.integers(0, 40), max_size=12))
 def test_what_was_written_is_read_once_in_order_or_counted_as_overwritten(bursts: list[int]) -> None:
     path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / f"1-{time.time_ns()}-0.ring"
@@ -204,7 +204,7 @@ def draw_between(draw: Callable[[st.SearchStrategy[int]], int], low: int, high: 
     return draw(st.integers(low, high))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_where_stores_and_loads_are_reordered_a_record_is_whole_or_does_not_count(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
@@ -449,7 +449,7 @@ def test_where_the_system_knows_no_holes_a_ring_is_closed_all_the_same(
     assert RingReader(path).is_closed
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.integers(0, 200), cursor=st.integers(0, 1), amounts=st.booleans())
 def test_the_newest_time_is_found_wherever_the_ring_is_and_whatever_its_cursor_says(
     path: Path, records: int, cursor: int, amounts: bool
@@ -467,7 +467,7 @@ def test_the_newest_time_is_found_wherever_the_ring_is_and_whatever_its_cursor_s
     reader.close()
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cursor=st.integers(-(1 << 63), (1 << 63) - 1),
     slots=st.lists(st.tuples(st.integers(0, 63), *[st.integers(-(1 << 63), (1 << 63) - 1)] * 4), max_size=8),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
@@ -57,7 +57,6 @@ def steps(feed: ReplayFeed) -> int:
     return view.steps.count if view and view.steps and view.phase == "decode" else 0
 
 
-@settings(max_examples=30)
 @given(moves=st.lists(st.floats(-10, SECONDS + 10), max_size=5))
 def test_wherever_it_comes_from_it_shows_what_was_true_then(moves: list[float], made: Path) -> None:
     with ReplayFeed(made, clock_s=Hand()) as feed:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.store import Store
@@ -80,7 +80,6 @@ def test_a_process_that_vanishes_is_gone(runtime: Path) -> None:
     assert (state.state, state.received) == ("gone", 7)
 
 
-@settings(max_examples=40)
 @given(bursts=st.lists(st.integers(0, 60), max_size=8))
 def test_produced_is_received_plus_lost_however_late_the_reader_is(bursts: list[int]) -> None:
     directory = Path(os.environ["CBTOP_RUNTIME_DIR"])

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.exporters import EXPORTERS, records
@@ -39,7 +39,6 @@ def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_at_a_time")
-@settings(deadline=None)
 @given(st.lists(st.lists(timed, max_size=40), max_size=12))
 def test_any_records_come_by_their_start_as_a_stable_sort_has_them(chunks: list[list[TimedRecord]]) -> None:
     walked = Records([lambda chunk=chunk: [batch_of(chunk)] for chunk in chunks])  # type: ignore[misc]

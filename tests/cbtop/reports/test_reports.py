@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler.definitions import BrickDefinition
@@ -130,7 +130,6 @@ def run_at_once(profiler: BrickProfiler, clock: Clock, us: int) -> None:
             profiler.record_elapsed("beside", us * 1000)
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.tuples(made_bricks, st.integers(0, 100)), min_size=1, max_size=4),
     st.integers(0, 1000),

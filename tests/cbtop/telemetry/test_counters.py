@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -180,7 +180,6 @@ histories = st.lists(
 )
 
 
-@settings(max_examples=20)
 @given(histories)
 def test_no_counter_goes_down_from_scrape_to_scrape(history: list[tuple[str, str, int]]) -> None:
     with told() as wire:

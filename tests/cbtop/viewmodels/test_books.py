@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler.graph.nodes import Function
@@ -362,7 +362,6 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(operations=st.lists(OPERATIONS, max_size=40), polls=st.sets(st.integers(0, 40), max_size=3))
 def test_whatever_a_host_does_shares_are_between_0_and_100_percent_or_it_is_said(
     operations: list[tuple[str, object]], polls: set[int]

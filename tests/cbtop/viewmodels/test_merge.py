@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.store import SourceRecord, StepSample
@@ -64,7 +64,6 @@ def assert_books_close(view: SourceView) -> None:
 runs = st.lists(st.lists(st.integers(1, 500), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-@settings(max_examples=25)
 @given(runs=runs)
 def test_the_sum_is_what_one_process_with_all_calls_would_show(
     tmp_path_factory: pytest.TempPathFactory, runs: list[list[int]]

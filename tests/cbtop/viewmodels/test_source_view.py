@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler import stats
@@ -175,7 +175,6 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=50)
 @given(run=steps, cut=st.booleans())
 def test_wall_is_bricks_plus_gaps_plus_unattributed_whatever_ran(
     run: list[list[tuple[list[tuple[int, int]], int]]], cut: bool

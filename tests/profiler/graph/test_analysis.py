@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import networkx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from cbtop.profiler.graph import execution_graph
 from cbtop.profiler.graph.analysis import CycleError, critical_path, critical_path_summary
@@ -136,7 +136,6 @@ def test_a_cycle_is_an_error_that_names_it(edges: list[tuple[int, int]], named: 
         assert f"(node {node})" in str(caught.value)
 
 
-@settings(max_examples=200)
 @given(dependency_dag())
 def test_networkx_finds_the_same_path_length_and_slack(graph: ExecutionGraph) -> None:
     found = critical_path(graph)

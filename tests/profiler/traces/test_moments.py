@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -20,7 +20,6 @@ ANY_FLOAT = {
 
 @pytest.mark.parametrize("kind", ANY_FLOAT)
 def test_any_tensor_has_the_moments_that_wider_arithmetic_gives_it(kind: type[np.floating]) -> None:
-    @settings(max_examples=150)
     @given(npst.arrays(kind, st.integers(0, 40), elements=ANY_FLOAT[kind]))
     def agree(tensor: np.ndarray) -> None:
         stats = tensor_stats(tensor)
