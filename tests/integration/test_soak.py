@@ -144,7 +144,7 @@ def test_a_viewer_is_complete_with_its_first_message_whenever_it_comes(runtime: 
     loads = [Load(runtime, RING_BYTES) for _ in range(HOSTS)]
     with daemon():
         eventually(lambda: len({message.source for message in join() if isinstance(message, SourceCatalog)}) == HOSTS)
-        said = [join() for _ in range(30)]
+        said = [join() for _ in range(10)]
     for load in loads:
         load.close()
     for messages in said:

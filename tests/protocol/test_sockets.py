@@ -53,7 +53,7 @@ def test_a_viewer_that_does_not_read_costs_the_daemon_and_the_others_nothing() -
     stuck, reading = Subscriber(default_endpoint()), Subscriber(default_endpoint())
     all_joined(publisher, 2)
     payload = [SourceGone("x" * 200)] * 200
-    for _ in range(20 * SEND_HIGH_WATER_MARK):
+    for _ in range(10 * SEND_HIGH_WATER_MARK):
         publisher.send(LIVE, payload)  # which would never return if it waited for the one that is stuck
         eventually(lambda: reading.receive(20) == payload)
     for end in (publisher, stuck, reading):
