@@ -253,13 +253,14 @@ def test_where_a_histogram_found_no_room_there_are_no_percentiles(monkeypatch: p
     assert (calls.count, calls.total_ns, calls.max_ns, calls.p50_ns, calls.cv) == (3, 1110, 1000, None, None)
 
 
-def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces() -> None:
+def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbtop.profiler.stats.MAX_KEPT_INTERVALS", 1024)
     stats = NodeStats()
     one, step_of = np.ones(1, np.int64), np.array([-1, 1], np.int64)
-    for at in range(20_000):
+    for at in range(5_000):
         stats.add(Batch(one, 0 * one, one * at * 10, one * (at * 10 + 7), one, 0), step_of, NO_STEPS)
-    newest = Batch(one, 0 * one, one * 160_000, one * 200_000, one, 0)  # over the last 4,000 of them
+    newest = Batch(one, 0 * one, one * 40_000, one * 50_000, one, 0)  # over the last 1,000 of them
     stats.add(newest, step_of, NO_STEPS)
-    assert stats.rare("union_ns", [1]) == 16_000 * 7 + 40_000
+    assert stats.rare("union_ns", [1]) == 4_000 * 7 + 10_000
     assert len(stats._intervals[1]) <= MAX_OPEN_PARTS
-    assert sum(part[0].nbytes for part in stats._intervals[1]) < 100_000
+    assert sum(part[0].nbytes for part in stats._intervals[1]) < 25_000
