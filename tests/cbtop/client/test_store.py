@@ -63,7 +63,8 @@ def test_what_comes_of_an_unknown_source_is_passed_over() -> None:
 
 
 def test_a_new_daemon_starts_from_nothing(runtime: Path) -> None:
-    profiler_in(runtime, Clock()).announce(Activity("x"))
+    profiler = profiler_in(runtime, Clock())
+    profiler.announce(Activity("x"))
     source, store = source_of(runtime), Store()
     source.poll()
     apply(store, [*source.snapshot()])

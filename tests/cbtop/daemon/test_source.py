@@ -288,7 +288,8 @@ def test_announcements_beyond_the_bounds_are_counted_and_shown_and_make_no_sourc
 def test_a_writer_without_bounds_makes_its_source_neither_grow_nor_faulty(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profiler_in(runtime, Clock()).announce(Activity("loading"))
+    profiler = profiler_in(runtime, Clock())  # kept: one that is collected says goodbye
+    profiler.announce(Activity("loading"))
     source = source_of(runtime)
     source.poll()
     monkeypatch.setattr(announcements, "MAX_ANNOUNCED", 10)
