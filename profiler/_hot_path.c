@@ -88,6 +88,7 @@ typedef struct HotPath {
     int64_t *words;     /* the ring; NULL while none is attached */
     int64_t wrap;       /* its capacity - 1 */
     int recording;
+    int64_t forked_ns; /* what began until then is the parent's to record */
     pid_t pid; /* that of the process that attached the ring: a forked child writes nothing into its parent's */
     PyObject *define; /* this and what follows: see Callbacks in hot_path.py */
     PyObject *record;
@@ -608,23 +609,10 @@ give_up(HotPath *self)
     self->recording = 0;
     PyObject *done = self->give_up == NULL ? NULL : PyObject_CallOneArg(self->give_up, error);
     Py_XDECREF(done);
-    int is_the_hosts = 0; /* no Exception, or this very one: of the host's signal handler */
-    if (done == NULL && PyErr_Occurred()) {
-        PyObject *raised_type, *raised, *raised_trace;
-        PyErr_Fetch(&raised_type, &raised, &raised_trace);
-        is_the_hosts = raised == error || !PyErr_GivenExceptionMatches(raised_type, PyExc_Exception);
-        if (is_the_hosts)
-            PyErr_Restore(raised_type, raised, raised_trace);
-        else {
-            Py_XDECREF(raised_type);
-            Py_XDECREF(raised);
-            Py_XDECREF(raised_trace);
-        }
-    }
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
-    return is_the_hosts ? -1 : 0;
+    return PyErr_Occurred() ? -1 : 0; /* what the host's signal handler raised, now or before */
 }
 
 static inline void
@@ -789,7 +777,7 @@ finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObje
     int was_inside = leave(position, scope);
     if (UNLIKELY(read < 0))
         return give_up(self);
-    if (!self->recording)
+    if (!self->recording || UNLIKELY(!was_inside && start_ns <= self->forked_ns))
         return 0;
     int64_t flags = (failed ? FLAG_FAILED : 0) | (LIKELY(was_inside) ? 0 : FLAG_LOOSE);
     if (UNLIKELY(scope->work != NULL || scope->node < 0))
@@ -947,6 +935,14 @@ now_ns(HotPath *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
+after_fork(HotPath *self, PyObject *Py_UNUSED(ignored))
+{
+    if (read_clock(self, &self->forked_ns) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 set_recording(HotPath *self, PyObject *on)
 {
     int recording = PyObject_IsTrue(on);
@@ -1049,6 +1045,7 @@ hot_path_init(HotPath *self, PyObject *args, PyObject *kwargs)
     Py_XSETREF(self->root, (Scope *)root);
     Py_XSETREF(self->clock_ns, clock_ns == perf_counter_ns ? NULL : Py_NewRef(clock_ns));
     self->recording = 1;
+    self->forked_ns = INT64_MIN;
     generation++;
     return 0;
 }
@@ -1117,6 +1114,8 @@ static PyMethodDef hot_path_methods[] = {
      "set_recording($self, on, /)\n--\n\nRecord from now on, or do not."},
     {"enter", (PyCFunction)hot_path_enter, METH_VARARGS,
      "enter($self, position, scope, start_ns, /)\n--\n\nLet `position` go to `scope`, which began at `start_ns`."},
+    {"after_fork", (PyCFunction)after_fork, METH_NOARGS,
+     "after_fork($self, /)\n--\n\nIn a child, where nobody is in what ran until now: the parent records that."},
     {"now_ns", (PyCFunction)now_ns, METH_NOARGS,
      "now_ns($self, /)\n--\n\nThe clock that everything here is timed with."},
     {"_new_position", (PyCFunction)new_position, METH_NOARGS, "_new_position($self, /)\n--\n\n"},

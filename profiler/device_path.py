@@ -55,6 +55,9 @@ class DevicePath:
         """Let `position` go to `scope`."""
         position.scope = scope
 
+    def after_fork(self) -> None:
+        """Nothing: what was deferred is the parent's, and no device works for two processes."""
+
     def start_brick(self, brick: Hashable, /) -> DeviceTimer | None:
         """Start timing `brick` where the caller is."""
         if not self._recording:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.nodes import AsyncTask, Function, Layer, Transfer
@@ -32,13 +32,27 @@ class UsageError(ValueError):
     """An argument that cannot be meant: the one thing that is raised into the host."""
 
 
-def checked(brick: Brick) -> Brick:
-    """`brick`, if it can name one. Raises UsageError otherwise."""
+Named = TypeVar("Named")
+
+
+def checked(name: Named, what: str = "brick") -> Named:
+    """`name`, if it can name a `what`. Raises UsageError otherwise."""
     try:
-        hash(brick)
+        hash(name)
     except TypeError as error:
-        raise UsageError(f"a {type(brick).__name__} names no brick: {error}") from error
-    return brick
+        raise UsageError(f"a {type(name).__name__} names no {what}: {error}") from error
+    return name
+
+
+def checked_ns(what: str, time_ns: int) -> int:
+    """`time_ns` as an int of Python. Raises UsageError where it is none, or lies beyond all years."""
+    try:
+        time_ns = operator.index(time_ns)
+    except TypeError as error:
+        raise UsageError(f"{what} of {time_ns!r}; whole nanoseconds are wanted") from error
+    if abs(time_ns) >= 1 << 62:
+        raise UsageError(f"{what} of {time_ns} ns, which is over 146 years")
+    return time_ns
 
 
 class _Pushed:
@@ -72,7 +86,7 @@ class GraphRecorder:
         if isinstance(scope, Layer):
             key = (NodeKind.LAYER, scope.index, scope.stack) if scope.stack else (NodeKind.LAYER, scope.index)
         pushed = self._pushed()
-        pushed.timers.append(self._path.start_brick(key))
+        pushed.timers.append(self._path.start_brick(checked(key, "scope")))
         pushed.last_brick = None
 
     def pop_scope(self) -> None:
@@ -117,6 +131,7 @@ class GraphRecorder:
             kernel = KernelDefinition(name, backend, **launch)  # type: ignore[arg-type]
         except (ValueError, TypeError) as error:
             raise UsageError(f"kernel {name}: {error}") from error
+        checked(kernel, "kernel")
         if not self._path.recording:
             return NO_NODE
         here, last = self._path.position.scope, self._pushed().last_brick
@@ -135,6 +150,7 @@ class GraphRecorder:
             transfer = Transfer(source, destination, size_bytes, TransferDirection(direction))
         except ValueError as error:
             raise UsageError(str(error)) from error
+        checked(transfer, "copy")
         if not self._path.recording:
             return NO_NODE
         return self._record(self._path.position.scope, transfer, duration_ns, 1)
@@ -143,12 +159,12 @@ class GraphRecorder:
         """Record one poll of the async task `name`."""
         if not self._path.recording:
             return NO_NODE
-        task = AsyncTask(name, polls=0, yields=0, total_poll_ns=0.0)
+        task = AsyncTask(checked(name, "task"), polls=0, yields=0, total_poll_ns=0.0)
         return self._record(self._path.position.scope, task, duration_ns, 0 if is_done else 1)
 
     def add_dependency(self, first: int, then: int) -> None:
         """Say that the node `then` cannot start before the node `first` has ended."""
-        dependency = Dependency(first, then)
+        dependency = checked(Dependency(first, then), "dependency")
         if NO_NODE in (first, then):
             return
         if dependency not in self._dependencies:
@@ -182,12 +198,7 @@ class GraphRecorder:
         return found
 
     def _emit(self, scope: Scope, duration_ns: int, elements: int) -> None:
-        try:
-            duration_ns = operator.index(duration_ns)
-        except TypeError as error:
-            raise UsageError(f"a duration of {duration_ns!r}; whole nanoseconds are wanted") from error
-        if abs(duration_ns) >= 1 << 62:
-            raise UsageError(f"a duration of {duration_ns} ns, which is over 146 years")
+        duration_ns = checked_ns("a duration", duration_ns)
         position, end_ns = self._path.position, HostTime(self._path.now_ns())
         start_ns = HostTime(end_ns - duration_ns)
         emit_at_once(self._callbacks, scope, position, start_ns, end_ns, elements, position.lane)

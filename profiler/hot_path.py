@@ -19,11 +19,12 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from cbtop.profiler.positions import finder
-from cbtop.profiler.signals import is_ours
+from cbtop.protocol.signals import is_ours, let_through
 from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE, Record, RingWriter, pack_record
 from cbtop.protocol.vocabulary import NodeKind
 
 TOO_MANY = 1 << 63  # elements
+BEFORE_ALL_NS = -(1 << 63)
 NOWHERE = -1  # a place that no memory has
 HELD = -1  # stands for the node of what runs in a step that has no name yet: its records wait for one
 MAX_HELD = 1 << 16  # so many of them; what comes after is recorded against no node, and so counted as rejected
@@ -99,6 +100,7 @@ class HotPath:
         "_callbacks",
         "_clock_ns",
         "_define",
+        "_forked_ns",
         "_memory",
         "_position",
         "_recording",
@@ -114,6 +116,7 @@ class HotPath:
         self._root = Scope(None, NO_NODE, None)
         self._position = finder(lambda: Position(self._root))
         self._recording = True
+        self._forked_ns = BEFORE_ALL_NS
         self.attach(None)
 
     @property
@@ -163,6 +166,8 @@ class HotPath:
         if position.scope is scope:
             position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
         elif not position.leave(scope):
+            if start_ns <= self._forked_ns:
+                return
             loose = FLAG_LOOSE
         if self._recording:
             tag = position.lane | scope.node | FLAG_FAILED if failed else position.lane | scope.node
@@ -194,6 +199,10 @@ class HotPath:
     def set_recording(self, on: bool, /) -> None:
         """Record from now on, or do not."""
         self._recording = bool(on)
+
+    def after_fork(self) -> None:
+        """In a child, where nobody is in what ran until now: the parent records that."""
+        self._forked_ns = self._clock_ns()
 
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
         """Let `position` go to `scope`, which began at `start_ns` (the compiled one tells readers of the ring)."""
@@ -242,7 +251,8 @@ class HotPath:
         """`elements` as a count, so that an object of the host's is not kept; -1 where they are none."""
         try:
             return operator.index(elements)  # type: ignore[arg-type]
-        except Exception:  # noqa: BLE001 - whatever an object of the host's raises when it is asked for a number
+        except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
+            let_through(error)
             self._callbacks.uncounted(elements)
             return -1
 
@@ -311,6 +321,8 @@ class Span:
         if position.scope is scope:
             position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
         elif not position.leave(scope):
+            if self._start_ns <= hot_path._forked_ns:
+                return
             loose = FLAG_LOOSE
         if hot_path._recording:
             tag = position.lane | scope.node if kind is None else position.lane | scope.node | FLAG_FAILED

@@ -53,6 +53,9 @@ class Path(Protocol):
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
         """Let `position` go to `scope`, which began at `start_ns`."""
 
+    def after_fork(self) -> None:
+        """In a child: what runs now is its parent's to record."""
+
     def now_ns(self) -> int:
         """The host's monotonic clock."""
 
@@ -100,6 +103,7 @@ class HostPath:
         self.layer = hot_path.layer
         self.set_recording = hot_path.set_recording
         self.enter = hot_path.enter
+        self.after_fork = hot_path.after_fork
         self.now_ns = self.start_mark = self.end_mark = hot_path.now_ns
         self._hot_path = hot_path
         self._callbacks = callbacks

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from cbtop.profiler.clocks import DeviceClock, Mark
 from cbtop.protocol.ring import NO_NODE, Record
+from cbtop.protocol.signals import let_through
 
 MAX_PENDING = 8192  # without steps nobody says when to wait: then it is after this many
 
@@ -34,11 +35,15 @@ class Pending:
         self._record = record
         self.timings: deque[Timing] = deque()
         self.defer = self.timings.append  # as it is: this runs at every brick
-        self.discard()
+        self.after_fork()
 
     def discard(self) -> None:
-        """Record none of what is waiting. Also for a forked child, where nobody holds the lock."""
+        """Record none of what is waiting."""
         self.timings.clear()
+
+    def after_fork(self) -> None:
+        """In a child: what waits is the parent's to record, and nobody holds the lock."""
+        self.discard()
         self._finalizing = threading.RLock()
         self._is_finalizing = False
 
@@ -50,24 +55,39 @@ class Pending:
 
         Raises what the clock raises, after what waited has been counted as lost.
         """
-        # One thread at a time takes timings out, so the first `waiting` are those whose marks were waited for.
+        # One thread at a time takes timings out, so the first `waiting` are those whose marks were waited for: or
+        # fewer, where they were discarded meanwhile.
         with self._finalizing:
-            waiting = 0 if self._is_finalizing else len(self.timings)  # a signal handler may come in between
-            if not waiting:
+            if self._is_finalizing:  # a signal handler came in between
                 return
-            self._is_finalizing = True
-            take, record, time_ns = self.timings.popleft, self._record, self._clock.time_ns
+            waiting, time_ns = len(self.timings), self._clock.time_ns
             try:
-                self._clock.synchronize()
-                while waiting:
-                    tag, start, end, elements = self.timings[0]
-                    start_ns = start if isinstance(start, HostTime) else int(time_ns(start))
-                    end_ns = end if isinstance(end, HostTime) else int(time_ns(end))
-                    take()
-                    waiting -= 1
-                    record(tag, start_ns, end_ns, elements)
-            finally:  # of what is left by now, the device tells no time any more
-                self._is_finalizing = False
+                self._is_finalizing = True
+                if waiting:
+                    self._clock.synchronize()
                 for _ in range(waiting):
-                    take()
-                    record(NO_NODE, 0, 0, 0)
+                    timing = self._take()
+                    if timing is None:
+                        break
+                    tag, start, end, elements = timing
+                    try:
+                        start_ns = start if isinstance(start, HostTime) else int(time_ns(start))
+                        end_ns = end if isinstance(end, HostTime) else int(time_ns(end))
+                    except BaseException:
+                        self._record(NO_NODE, 0, 0, 0)
+                        raise
+                    self._record(tag, start_ns, end_ns, elements)
+            except Exception as error:
+                let_through(error)  # what a signal cut short is finalized later
+                for _ in range(len(self.timings)):  # of what is left by now, the device tells no time any more
+                    self._take()
+                    self._record(NO_NODE, 0, 0, 0)
+                raise
+            finally:
+                self._is_finalizing = False
+
+    def _take(self) -> Timing | None:
+        try:
+            return self.timings.popleft()
+        except IndexError:
+            return None

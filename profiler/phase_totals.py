@@ -34,6 +34,11 @@ class PhaseTotals:
         """The phase called `phase`; every node there is when it is None."""
         roots = table.children[None]
         step = next((n for n in roots if n.kind is NodeKind.STEP and display_name(n) == phase), None)
+        return cls.below(step, table, stats)
+
+    @classmethod
+    def below(cls, step: Node | None, table: NodeTable, stats: NodeStats) -> PhaseTotals:
+        """The same, of a step node; every node there is when it is None."""
         nodes = tuple(table.descendants(step.id if step else None))
         stats.grow(len(table) + 1)
         ids = [node.id for node in nodes] + ([step.id] if step else [])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import _thread
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import TypeVar
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 Position = TypeVar("Position")
 
@@ -49,7 +49,8 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
     A position lives as long as its thread, task or greenlet.
     """
     of_thread = _thread._local()  # not threading.local, which gevent replaces
-    of_unit: MutableMapping[object, Position] = WeakKeyDictionary()
+    # No WeakKeyDictionary: what it runs when a task goes is Python, where an exception of a signal handler is lost.
+    of_unit: dict[ref[object], Position] = {}
     modules = sys.modules
     # Python's hot path asks at every brick. Whoever loaded nothing new since the last time, and has no running loop,
     # runs threads alone: 190 ns instead of 450, where a clock read takes 95.
@@ -68,9 +69,9 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
             unit = running_unit()
             if unit is not None:
                 try:
-                    position = of_unit.get(unit)
+                    position = of_unit.get(ref(unit))
                     if position is None:
-                        position = of_unit[unit] = make()
+                        position = of_unit[ref(unit, of_unit.pop)] = make()
                 except (
                     TypeError
                 ):  # a task of somebody's own that cannot be referred to weakly: its thread stands for it

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 
 from cbtop.profiler.clocks import DeviceClock, HostClock
 from cbtop.profiler.graph.nodes import Function, Layer
-from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked
+from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked, checked_ns
 from cbtop.profiler.hot_path import Callbacks
 from cbtop.profiler.path import Path, TimedBlock, host_path
 from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
@@ -32,12 +32,12 @@ from cbtop.profiler.places import Adopted, Place
 from cbtop.profiler.read_back import ReadBack
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.profiler.scopes import Scopes
-from cbtop.profiler.signals import is_of_a_signal_handler
 from cbtop.profiler.steps import Step, Steps
 from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, NO_NODE, UNKNOWN_AMOUNT, Record, RingWriter
+from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickCategory, SyncMode, TransferDirection
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class _Listener(NamedTuple):
     sample_every: int
     attach: Callable[[RingWriter | None], Record]
     finish: Callable[[], None]
+    ended: Callable[[str], None]
 
 
 class BrickProfiler:
@@ -124,7 +125,7 @@ class BrickProfiler:
             raise ValueError(f"sample_every={sample_every}; 1 records every step, k every k-th")
         self.sample_every = sample_every
         self._enabled = enabled
-        self._has_given_up = False
+        self._ended_why = ""  # recording; empty while it goes on
         self._said: set[str] = set()
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
@@ -152,11 +153,13 @@ class BrickProfiler:
         self.brick, self.layer = self._path.brick, self._path.layer
         self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up, self._recorder.flush)
         self.graph = GraphRecorder(self._path, callbacks, self._scopes, self.announce)
-        self.stats = ReadBack(self._recorder, self.graph, self._scopes, clock_ns, sample_every)
+        self.stats = ReadBack(self._recorder, self.graph, self._scopes, clock_ns, sample_every, lambda: self._ended_why)
         self._set_recording()
         if isinstance(self._recorder, RingRecorder):
             self._recorder.add_listener(
-                _Listener(self._path.implementation, self.sample_every, self._host_path.attach, self.finalize)
+                _Listener(
+                    self._path.implementation, self.sample_every, self._host_path.attach, self.finalize, self._ended
+                )
             )
         _profilers.add(self)
 
@@ -171,8 +174,10 @@ class BrickProfiler:
         return self._enabled
 
     def enable(self) -> None:
-        """Record from now on."""
-        self._enabled, self._has_given_up = True, False
+        """Record from now on, also where recording has ended because something failed: as a process of its own."""
+        if self._ended_why and isinstance(self._recorder, RingRecorder):
+            self._recorder.forget()
+        self._enabled, self._ended_why = True, ""
         self._set_recording()
 
     def disable(self) -> None:
@@ -233,6 +238,7 @@ class BrickProfiler:
                     try:
                         count = elements(*args, **kwargs)
                     except Exception as error:  # noqa: BLE001 - what counts must not end what it counts
+                        let_through(error)
                         count = error
                 with self.brick(brick, count):
                     return function(*args, **kwargs)
@@ -286,11 +292,7 @@ class BrickProfiler:
         one process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records
         its first step of a name and every k-th after it.
         """
-        try:
-            hash((name, model))
-        except TypeError as error:
-            raise UsageError(f"a step cannot be called {name!r}: {error}") from error
-        return Step(self._steps, name, tokens, model)
+        return Step(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
     def place(self) -> Place:
         """Where the caller is in the graph, for `adopt` in another thread or task."""
@@ -345,8 +347,10 @@ class BrickProfiler:
         """
         if not self.recording:
             return
+        key, start_ns = checked(brick), checked_ns("a start", start_ns)
+        if end_ns is not None:
+            end_ns = checked_ns("an end", end_ns)
         position = self._path.position
-        key = checked(brick)
         scope: Any = position.scope.children.get(key) or self._scopes.define(position.scope, key)
         end = self._clock.mark() if end_ns is None else HostTime(end_ns)
         if scope.node < 0:
@@ -451,7 +455,7 @@ class BrickProfiler:
     # ------------------------------------------------------------------------------------------------------------
 
     def _set_recording(self) -> None:
-        self._path.set_recording(self._enabled and not self._has_given_up and self._sync_mode is not SyncMode.NONE)
+        self._path.set_recording(self._enabled and not self._ended_why and self._sync_mode is not SyncMode.NONE)
 
     def _is_sampled(self, key: object) -> bool:
         """Whether the step `key` that this thread begins now is recorded: the first, and every k-th after it."""
@@ -487,6 +491,7 @@ class BrickProfiler:
             work: Work = scope.work(elements)
             flops, bytes_ = (_amount(amount(1, elements)) for amount in (work.flops, work.bytes))
         except Exception as error:  # noqa: BLE001 - a function of the host's: these calls did an unknown amount of work
+            let_through(error)
             name, why = getattr(scope.key, "name", scope.key), f"{type(error).__name__}: {error}"
             self._say_once("work", "the work of some calls of %s is unknown: %s", name, why)
         else:
@@ -506,19 +511,39 @@ class BrickProfiler:
             _log.warning(f"cbtop: {what}", *arguments)
 
     def _give_up(self, error: Exception) -> None:
-        """Nothing is recorded from now on, and why is said once: the host goes on.
+        """Recording ends, and why is said once, here and to whoever watches: the host goes on.
 
         What the host's own signal handler raised while code of ours ran goes on to the host.
         """
-        if is_of_a_signal_handler(error):
+        try:
+            let_through(error)
+        except BaseException:
             self._set_recording()
-            raise error
+            raise
         if isinstance(error, RecursionError):
             self._set_recording()  # the host is at the end of its stack: this brick is left out, and that is all
             return
-        self._has_given_up = True
+        if self._ended_why:
+            return
         why = f"{type(error).__name__}: {error}"
+        self._ended(why)
         self._say_once(why, "nothing is recorded from here on in process %d: %s", os.getpid(), why)
+        self._close_recorder(f"recording ended: {why}")
+
+    def _ended(self, why: str) -> None:
+        self._ended_why = why
+        self._set_recording()
+
+    def _after_fork(self) -> None:
+        """In a child: it records for itself, and nothing of what its parent is in."""
+        self._scopes.after_fork()
+        self._pending.after_fork()
+        self._ended_why = ""
+        try:
+            self._steps.after_fork()
+            self._path.after_fork()
+        except Exception as error:  # noqa: BLE001 - the host's clock
+            self._give_up(error)
         self._set_recording()
 
 
@@ -546,9 +571,7 @@ def _shown(elements: object) -> str:
 
 def _after_fork() -> None:
     for profiler in list(_profilers):
-        profiler._scopes.after_fork()
-        profiler._steps.after_fork()
-        profiler._pending.discard()  # what waits is the parent's to record
+        profiler._after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

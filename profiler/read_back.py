@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cbtop.profiler.graph_recorder import Brick
@@ -32,12 +33,14 @@ class ReadBack:
         scopes: Scopes,
         now_ns: Callable[[], int],
         sample_every: int,
+        ended_why: Callable[[], str],
     ) -> None:
         self._recorder = recorder
         self._graph = graph
         self._scopes = scopes
         self._now_ns = now_ns
         self._sample_every = sample_every
+        self._ended_why = ended_why
         self._session: Session | None = None
 
     def report(self, window_s: float | None = None) -> Report:
@@ -47,7 +50,8 @@ class ReadBack:
         reaches back no further than the ring does; `Report.window_s` says what it covers.
         """
         session = self._opened()
-        return session.report() if window_s is None else session.window(window_s, self._now_ns())
+        report = session.report() if window_s is None else session.window(window_s, self._now_ns())
+        return replace(report, ended_why=self._ended_why())
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
         """The statistics of one brick, whatever layers it ran in; None where it did not run."""

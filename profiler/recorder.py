@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -45,6 +45,7 @@ from cbtop.protocol.messages import (
 )
 from cbtop.protocol.process import boot_id, pid_namespace, process_start, ranks_of
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
+from cbtop.protocol.signals import let_through, suppressed
 
 FREE_UPDATE_BYTES = 1 << 20
 UPDATE_PAUSE_NS = 100_000_000  # the daemon looks as often
@@ -69,7 +70,7 @@ class Recorder(Protocol):
 
 
 class RingListener(Protocol):
-    """What is told of each ring that opens, and writes records of its own into it."""
+    """What is told of each ring that opens, or that none does, and writes records of its own into it."""
 
     @property
     def implementation(self) -> str: ...
@@ -80,6 +81,8 @@ class RingListener(Protocol):
     def attach(self, ring: RingWriter | None, /) -> Record: ...
 
     def finish(self) -> None: ...
+
+    def ended(self, why: str, /) -> None: ...
 
 
 class RingRecorder:
@@ -110,6 +113,8 @@ class RingRecorder:
         self._updates: dict[Key, None] = {}  # whose newest message is not written yet
         self._update_bytes = 0  # written so far
         self._pause_until_ns = 0
+        self._written_nodes = 0  # of them, into the catalog that is open
+        self._is_writing_nodes = False
         self._lost_a_node = False  # out of the catalog: those that follow have no place in it either
         self._logged: set[str] = set()
         self._opening = threading.RLock()
@@ -139,11 +144,12 @@ class RingRecorder:
                 if not isinstance(said, Announcement):
                     raise TypeError("a host announces no such thing")
             except (TypeError, ValueError, OverflowError, ProtocolError) as error:
+                let_through(error)
                 kind = type(message).__name__
                 self._leave_out(kind, f"cbtop cannot say a {kind}: {error}")
                 return
             if isinstance(message, Node):
-                self._announce_node(message, payload)
+                self._announce_node(message)
             else:
                 self._announce_newest(key_of(said), payload)
             self._write_updates()
@@ -167,7 +173,7 @@ class RingRecorder:
             if catalog:
                 self._let_files_go.detach()
                 with self._kept_from_the_host("say goodbye"):
-                    catalog.write(Goodbye(reason))
+                    catalog.write(Goodbye(reason[: codec.MAX_NAME_CHARS]))
                 with self._kept_from_the_host("close its catalog"):
                     catalog.close()
             ring, self._ring = self._ring, None
@@ -189,6 +195,7 @@ class RingRecorder:
                 self._reader = RingReader(self._path)
             return self._reader.read() if self._reader else None
         except Exception as error:  # noqa: BLE001 - see the rules
+            let_through(error)
             self._failed("read its ring", error)
             return None
 
@@ -203,6 +210,7 @@ class RingRecorder:
             finally:
                 reader.close()
         except Exception as error:  # noqa: BLE001 - see the rules
+            let_through(error)
             self._failed("read its ring", error)
             return None
 
@@ -214,18 +222,19 @@ class RingRecorder:
             with self._kept_from_the_host("close its catalog"):
                 self._catalog.close()  # or the parent would seem alive for as long as this child
         self._ring = self._catalog = self._path = self._reader = None
-        self._closed = self._is_opening = False
+        self._closed = self._is_opening = self._is_writing_nodes = False
         self.record = self._first_record
         self._let_go()
 
-    def _announce_node(self, node: Node, payload: bytes) -> None:
+    def _announce_node(self, node: Node) -> None:
         if len(self._nodes) >= MAX_NODES:
             self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
             return
-        self._nodes.append(node)
+        if node not in self._nodes[node.id - 1 : node.id]:  # else a signal cut it short the last time
+            self._nodes.append(node)
         catalog = self._open()
         if catalog is not None:
-            self._write_node(catalog, payload)
+            self._write_nodes(catalog)
 
     def _announce_newest(self, key: Key, payload: bytes) -> None:
         before = self._announced.get(key)
@@ -259,12 +268,26 @@ class RingRecorder:
             pause_ns = max(UPDATE_PAUSE_NS, written_bytes * UPDATE_NS_PER_BYTE)
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
-    def _write_node(self, catalog: CatalogWriter, payload: bytes) -> None:
-        # Nodes are numbered without a gap: behind one that was left out there is no place for another.
-        if self._lost_a_node:
-            self._leave_out("the catalog", f"cbtop leaves out a node: no room for it in {catalog.path}")
-        else:
-            self._lost_a_node = not self._write(catalog, payload)
+    def _write_nodes(self, catalog: CatalogWriter) -> None:
+        """Write those that are not in the catalog yet, each once, also what a signal cut short."""
+        if self._is_writing_nodes:  # a signal handler's follow when this goes on
+            return
+        try:
+            self._is_writing_nodes = True
+            while self._written_nodes < len(self._nodes):
+                payload = codec.encode(self._nodes[self._written_nodes])
+                begun_bytes = catalog.size_bytes
+                try:
+                    # Nodes are numbered without a gap: behind one that was left out there is no place for another.
+                    if self._lost_a_node:
+                        self._leave_out("the catalog", f"cbtop leaves out a node: no room for it in {catalog.path}")
+                    else:
+                        self._lost_a_node = not self._write(catalog, payload)
+                finally:
+                    if self._lost_a_node or catalog.size_bytes > begun_bytes:
+                        self._written_nodes += 1
+        finally:
+            self._is_writing_nodes = False
 
     def _write(self, catalog: CatalogWriter, payload: bytes) -> bool:
         taken = catalog.write_encoded(payload)
@@ -292,6 +315,7 @@ class RingRecorder:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see the rules
+            let_through(error)
             self._failed(what, error)
 
     def _failed(self, what: str, error: Exception) -> None:
@@ -317,10 +341,15 @@ class RingRecorder:
                 try:
                     self._open_files()
                 except Exception as error:  # noqa: BLE001 - see the rules
+                    let_through(error)  # it opens them the next time
                     self.failures += 1
-                    _log.warning("cbtop records nothing in process %d: %s", os.getpid(), error)
+                    why = str(error) or type(error).__name__
+                    _log.warning("cbtop records nothing in process %d: %s", os.getpid(), why)
                     self._closed = True
                     self.record = _nowhere
+                    for listener in self._listeners:
+                        with self._kept_from_the_host("end its recording"):
+                            listener.ended(why)
                 finally:
                     self._is_opening = False
                 return None
@@ -336,29 +365,30 @@ class RingRecorder:
                 (listener.implementation, listener.sample_every) if listener else ("python", 1)
             )
             catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
-            with suppress(OSError):  # what cannot be listed or removed stays: it is not this process's
+            with suppressed(OSError):  # what cannot be listed or removed stays: it is not this process's
                 sweep(directory)
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
+            self._lost_a_node = False
+            self._written_nodes = self._update_bytes = self._pause_until_ns = 0
+            self._write_nodes(catalog)
+            for payload in list(self._announced):  # a signal handler may announce something meanwhile
+                self._write(catalog, payload)
+            self._updates.clear()
+            ring.set_left_out(self.left_out)
+            _say_goodbye_from_multiprocessing()
+            self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)  # of a profiler that nobody holds
+            setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not know it
+            self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
+            for listener in self._listeners:
+                with self._kept_from_the_host("write beside the hot path"):
+                    self.record = listener.attach(ring)
         except BaseException:
-            with self._kept_from_the_host("remove a file it began"):
-                catalog.path.unlink(missing_ok=True)
-                catalog.close()
+            if self._catalog is None:  # else all is there, but for a listener: what it writes goes the slow way
+                with self._kept_from_the_host("remove a file it began"):
+                    catalog.path.with_suffix(".ring").unlink(missing_ok=True)
+                    catalog.path.unlink(missing_ok=True)
+                    catalog.close()
             raise
-        self._lost_a_node = False
-        self._update_bytes = self._pause_until_ns = 0
-        for node in self._nodes:
-            self._write_node(catalog, codec.encode(node))
-        for payload in self._announced:
-            self._write(catalog, payload)
-        self._updates.clear()
-        ring.set_left_out(self.left_out)
-        self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
-        self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)  # of a profiler that nobody holds
-        setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not know it
-        for listener in self._listeners:
-            with self._kept_from_the_host("write beside the hot path"):
-                self.record = listener.attach(ring)
-        _say_goodbye_from_multiprocessing()
 
 
 def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
@@ -367,6 +397,7 @@ def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
         catalog.close()
         ring.close()
     except Exception as error:  # noqa: BLE001 - see the rules
+        let_through(error)
         _log.warning("cbtop could not close %s: %s", catalog.path, error)
 
 

@@ -12,8 +12,9 @@ from cbtop.profiler.graph.node_of import nodes_of
 from cbtop.profiler.graph.node_table import MAX_DEPTH, MAX_NODES
 from cbtop.profiler.hot_path import HELD, Scope
 from cbtop.protocol import codec
-from cbtop.protocol.messages import CatalogMessage
+from cbtop.protocol.messages import CatalogMessage, Node
 from cbtop.protocol.ring import NO_NODE
+from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import NodeKind
 
 UNNAMED = (NodeKind.STEP,)  # the key of a step whose name is not known yet: what runs in it is held
@@ -34,6 +35,7 @@ class Scopes:
         self.dropped = 0
         self._announce = announce
         self._nodes = 0
+        self._unsaid: list[Node] = []  # that are not announced yet
         self._held = 0
         self._loses_stops = False
         self.after_fork()
@@ -72,25 +74,33 @@ class Scopes:
         return HELD if self._held <= MAX_NODES else NO_NODE
 
     def _define_node(self, key: object, outer: Scope) -> int:
+        depth = _depth(outer) + 2  # a brick's kernels lie one deeper than the brick
         try:
             nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
             for node in nodes:
                 codec.decode(
                     codec.encode(node)
                 )  # one that cannot be said would leave a gap in the numbers of all others
+            count = len(nodes)
         except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
+            let_through(error)
             if not self.dropped:
                 _log.warning("cbtop records no %s: %s: %s", type(key).__name__, type(error).__name__, error)
             return NO_NODE
-        # A brick's kernels lie one deeper than the brick.
-        if self._nodes + len(nodes) > MAX_NODES or _depth(outer) + 2 > MAX_DEPTH:
+        if self._nodes + count > MAX_NODES or depth > MAX_DEPTH:
             if not self.dropped:
                 what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
                 _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
-        self._nodes += len(nodes)
-        for node in nodes:
+        if nodes[0].id != self._nodes + 1:  # a signal handler has defined others meanwhile
+            return self._define_node(key, outer)
+        self._nodes += count
+        self._unsaid += nodes
+        while self._unsaid:  # first those that a signal has cut short: numbers have no gaps
+            node = self._unsaid[0]
             self._announce(node)
+            if self._unsaid[:1] == [node]:  # else a signal handler has said it
+                del self._unsaid[0]
         return nodes[0].id
 
 

@@ -59,6 +59,7 @@ class Report:
     outside: Beside | None = None  # what ran outside of every step; None where nothing did
     sample_every: int = 1  # of the steps one in so many is recorded: all figures are of those
     window_s: float | None = None  # None: everything since the beginning, or since `reset`
+    ended_why: str = ""  # recording, because something failed; what ran since is not here. Empty while it goes on
 
     @property
     def total_ns(self) -> int:
@@ -101,6 +102,8 @@ class Report:
             lines.append(f"  {self.overwritten} records were overwritten before they were read")
         if self.rejected:
             lines.append(f"  {self.rejected} records named no node, or ran backwards")
+        if self.ended_why:
+            lines.append(f"  recording has ended: {self.ended_why}")
         return "\n".join(lines)
 
 
@@ -209,7 +212,7 @@ class Session:
         bricks = tuple(brick_stats(totals))
         phases = [node for node in self._table.children[None] if node.kind is NodeKind.STEP]
         steps = [node.id for node in phases]
-        by_phase = [PhaseTotals.of(self._table, totals.stats, display_name(node)) for node in phases]
+        by_phase = [PhaseTotals.below(node, self._table, totals.stats) for node in phases]
         books = [(display_name(node), books_of(of, of)) for node, of in zip(phases, by_phase, strict=True)]
         counted = totals.stats.calls(steps)
         return Report(

@@ -6,15 +6,21 @@ Rules
 - A step decides for the thread, task or greenlet that it runs in, and for nobody else, whether it is sampled.
 - Steps that run at the same time have a lane each, which their records carry: so the time in each is known apart.
 - What runs in a step without a name is held until the step has one: its nodes lie under that name.
+- A step is its process's own: a forked child completes none of its parent's, and begins outside of them.
+- No __del__, and no generator that is left half-way: an exception of the host's signal handler is lost in either.
+  Whose lane is whose, weak references tell.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
+from cbtop.profiler.graph_recorder import checked
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, Scopes
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED, LANE_SHIFT, LANES
@@ -47,25 +53,48 @@ class Steps:
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
-        self.free_lanes: list[int] = []
-        self.after_fork()
+        # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
+        self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
+        self._taking = threading.RLock()
+
+    @property
+    def free_lanes(self) -> list[int]:
+        """The lanes that no step is in: their last one has ended, or has gone with its thread, task or generator."""
+        return [lane for lane, holder in self._holders.items() if _is_free(lane, holder)]
+
+    def take_lane(self, step: Step) -> int:
+        """Give `step` a lane: the shared one where the others are taken."""
+        with self._taking:
+            for lane, holder in self._holders.items():
+                if _is_free(lane, holder):
+                    self._holders[lane] = ref(step)
+                    step._lane = lane
+                    return lane
+        step._lane = SHARED_LANE
+        return SHARED_LANE
 
     def after_fork(self) -> None:
-        """All lanes are free but those of this thread's steps: in a child, the others' threads are not there."""
-        taken = set()
-        step: Any = self.path.position.step
-        while step is not None:
-            taken.add(step._lane)
-            step = step._outer
-        # The last is never taken: it is for all steps beyond the others.
-        self.free_lanes = [lane << LANE_SHIFT for lane in range(LANES - 2, -1, -1) if lane << LANE_SHIFT not in taken]
+        """In a child: the steps that run are its parent's, and nobody holds the lock."""
+        self._taking = threading.RLock()
+        position = self.path.position
+        running = [holder() for holder in self._holders.values() if holder is not None]
+        for step in [*running, position.step]:  # the last: it may be in the shared lane
+            if isinstance(step, Step):
+                step.leave_to_parent()
+        inner: Any = position.step
+        while inner is not None:
+            inner.leave_to_parent()
+            inner = inner._outer
+        root = position.scope
+        while root.parent is not None:
+            root = root.parent
+        position.lane, position.held, position.recording = 0, None, True
+        self.path.enter(position, root, 0)
 
-    def take_lane(self) -> int:
-        """A lane for a step: the shared one where the others are taken."""
-        try:
-            return self.free_lanes.pop()
-        except IndexError:
-            return SHARED_LANE
+
+def _is_free(lane: int, holder: ref[Step] | None) -> bool:
+    step = None if holder is None else holder()
+    return step is None or step._lane != lane
 
 
 class Step:
@@ -76,9 +105,12 @@ class Step:
     """
 
     __slots__ = (
+        "__weakref__",
         "_adopted",
         "_cancelled",
         "_inside",
+        "_is_of_parent",
+        "_is_outermost",
         "_lane",
         "_model",
         "_name",
@@ -93,8 +125,9 @@ class Step:
     )
 
     def __init__(self, steps: Steps, name: str | None, tokens: int, model: str) -> None:
-        self._lane: int | None = None  # while it has one; first, for an interrupt may end this before the rest
         self._steps = steps
+        self._lane: int | None = None  # while it has one
+        self._is_of_parent = False  # it began before this process was forked
         self._position: Position | None = None  # while it runs
         self._scope: Any = None  # None where it is not recorded
         self._cancelled = False
@@ -114,7 +147,7 @@ class Step:
 
     @name.setter
     def name(self, name: str) -> None:
-        self._name = name
+        self._name = checked(name, "step")
         self._rename()
 
     @property
@@ -124,7 +157,7 @@ class Step:
 
     @model.setter
     def model(self, model: str) -> None:
-        self._model = model
+        self._model = checked(model, "model")
         self._rename()
 
     @property
@@ -175,10 +208,11 @@ class Step:
         position = path.position
         self._outer = outer = position.step
         self._scope = None
-        if outer is None:
+        self._is_outermost = outer is None or outer._is_of_parent
+        if self._is_outermost:
             position.recording = steps.is_sampled(None if self._name is None else self._key)
         if not path.recording:
-            if outer is None:  # what lies in it is not recorded either, until it ends
+            if self._is_outermost:  # what lies in it is not recorded either, until it ends
                 position.step, self._position = self, position
             return
         key = UNNAMED if self._name is None else self._key
@@ -191,7 +225,7 @@ class Step:
         # Nothing from here on can fail.
         self._outer_held = position.held
         position.held = [] if self._name is None else None
-        position.lane = self._lane = steps.take_lane()
+        position.lane = steps.take_lane(self)
         position.step, self._position, self._scope = self, position, scope
         path.enter(position, scope, now_ns)
 
@@ -203,7 +237,7 @@ class Step:
         while step is not None and step._position is None:  # this one, and any that ended before one inside it
             step = step._outer
         position.step = step
-        if self._outer is None:
+        if self._is_outermost:
             position.recording = True
         if scope is None:
             return
@@ -225,8 +259,8 @@ class Step:
             path.emit(scope, None, start, end, self.tokens, flags)
             if position.scope is self._inside and self._inside.parent is not None:
                 path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
-        self._give_lane_back()  # only now: whoever takes it next writes behind this step's end
-        if self._outer is None:
+        self._lane = None  # only now: whoever takes it next writes behind this step's end
+        if self._is_outermost:
             path.step_ended()
             self._steps.flush()
 
@@ -237,13 +271,11 @@ class Step:
         if is_at_root and (self._outer is None or self._outer._position is not None):
             self._steps.path.enter(position, self._inside, 0)
 
-    def _give_lane_back(self) -> None:
-        lane, self._lane = self._lane, None
-        if lane is not None and lane != SHARED_LANE:
-            self._steps.free_lanes.append(lane)
-
-    def __del__(self) -> None:
-        self._give_lane_back()  # of one that never ended: its thread, task or generator has gone
+    def leave_to_parent(self) -> None:
+        """In a forked child: the parent records this step, and what is done for it."""
+        for adopted in list(self._adopted):
+            adopted.let_go()
+        self._scope, self._lane, self._is_of_parent = None, None, True
 
     def _rename(self) -> None:
         """Go on under the name that was set, where this step began under another."""

@@ -15,7 +15,6 @@ import errno
 import os
 import struct
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -23,6 +22,7 @@ from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.filesystem import in_words
 from cbtop.protocol.messages import CatalogMessage, Goodbye
+from cbtop.protocol.signals import let_through, suppressed
 
 try:
     import fcntl
@@ -59,7 +59,7 @@ class CatalogWriter:
         except OSError as error:
             os.close(self._descriptor)
             raise RingError(f"catalog {path}: {in_words(error)}") from error
-        with suppress(OSError):  # a file system without locks
+        with suppressed(OSError):  # a file system without locks
             if HAS_LOCKS:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self.locked = True
@@ -78,8 +78,9 @@ class CatalogWriter:
         size_bytes = _HEAD.size + len(payload)
         if len(payload) > MAX_CATALOG_FRAME_BYTES or self.size_bytes + size_bytes > room_bytes:
             return False
-        self.size_bytes += size_bytes
-        self._waiting += _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+        frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+        self.size_bytes += size_bytes  # no call until the next line is done: no signal cuts in between
+        self._waiting += frame
         self.flush()
         return True
 
@@ -96,6 +97,7 @@ class CatalogWriter:
                 self._reopen()
                 written = os.write(self._descriptor, self._waiting)
             except OSError as error:  # a full disk is the host's business, not a reason to disturb it
+                let_through(error)
                 self.trouble = error
             else:
                 del self._waiting[:written]  # the rest of a torn frame follows with the next
@@ -104,7 +106,7 @@ class CatalogWriter:
     def close(self) -> None:
         """Let go of the file."""
         if self._is_open():
-            with suppress(OSError):  # the last of a file on a network, perhaps: it is closed all the same
+            with suppressed(OSError):  # the last of a file on a network, perhaps: it is closed all the same
                 os.close(self._descriptor)
 
     def _reopen(self) -> None:
@@ -124,7 +126,8 @@ class CatalogWriter:
         """Whether the descriptor is still ours: a process that becomes a daemon closes all it finds."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._file)
-        except OSError:
+        except OSError as error:
+            let_through(error)
             return False
 
 

@@ -19,7 +19,6 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,6 +27,7 @@ from cbtop.protocol.catalog import is_locked
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.process import boot_id, has_mapped, process_start
 from cbtop.protocol.ring import RingReader
+from cbtop.protocol.signals import let_through, suppressed
 
 MAX_ENDED = 256  # processes
 MAX_ENDED_BYTES = 512 << 20
@@ -69,7 +69,8 @@ def runs(ring_path: Path) -> bool:
         if process_start(pid) != start:
             return is_locked(catalog)  # in another pid namespace it may well be alive
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
-    except OSError:  # no descriptor left to look with
+    except OSError as error:  # no descriptor left to look with
+        let_through(error)
         return True
 
 
@@ -85,7 +86,7 @@ def left_by(ring_path: Path) -> Left | None:
             return None
         size_bytes += 512 * status.st_blocks
         signs_s.append(status.st_mtime)
-    with suppress(RingError):  # what is no ring has its times as a file
+    with suppressed(RingError):  # what is no ring has its times as a file
         signs_s.append(_newest_record_s(ring_path, now_s))
     return Left(ring_path, max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0), size_bytes)
 
@@ -141,7 +142,8 @@ def _is_young(ring_path: Path) -> bool:
 def _is_closed(ring_path: Path) -> bool:
     try:
         reader = RingReader(ring_path)
-    except RingError:
+    except RingError as error:
+        let_through(error)
         return False  # of another version, or no ring: who knows
     try:
         return reader.is_closed

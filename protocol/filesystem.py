@@ -6,6 +6,8 @@ import errno
 import struct
 import sys
 
+from cbtop.protocol.signals import let_through
+
 # linux/fs.h, as x86-64, aarch64 and riscv64 number them; elsewhere the kernel knows no such call.
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _NO_COPY_ON_WRITE = 0x00800000
@@ -35,6 +37,7 @@ def copies_on_write(descriptor: int) -> bool:
         fcntl.ioctl(descriptor, _SET_FLAGS, _FLAGS.pack(wanted | _NO_COPY_ON_WRITE))
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
     except OSError as error:
+        let_through(error)
         return error.errno in (errno.ENOSPC, errno.EDQUOT)  # it knows the flag, and has no room to note it
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
 

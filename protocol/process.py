@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cbtop.protocol.signals import let_through
+
 _PROC = Path("/proc")  # Linux has it; elsewhere, and in some sandboxes, there is none
 _STARTTIME_FIELD = 22  # proc_pid_stat(5), counted from 1, in clock ticks since boot
 MAX_RANKS = 1 << 20
@@ -52,7 +54,8 @@ def pid_namespace() -> int | None:
     """The inode number of this process's pid namespace; None where the kernel does not say."""
     try:
         return os.stat(_PROC / "self/ns/pid").st_ino
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return None
 
 
@@ -60,7 +63,8 @@ def boot_id() -> str:
     """The kernel's id of this boot; empty where there is no /proc."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return ""
 
 
@@ -68,7 +72,8 @@ def has_mapped(pid: int, path: Path) -> bool:
     """Whether the process `pid` has the file at `path` in its memory; True where the kernel does not say."""
     try:
         return os.fsencode(path) in (_PROC / f"{pid}/maps").read_bytes()
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return True
 
 
@@ -91,6 +96,7 @@ def process_start(pid: int) -> int | None:
     except FileNotFoundError:
         return None if (_PROC / "self/stat").exists() else _start_without_proc(pid)
     except OSError as error:
+        let_through(error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         return None  # the process ended between open and read (ESRCH), or is not ours to see

@@ -67,7 +67,6 @@ import time
 import uuid
 from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, cycle, repeat
 from pathlib import Path
@@ -76,6 +75,7 @@ from typing import TYPE_CHECKING
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.filesystem import copies_on_write, in_words
 from cbtop.protocol.process import boot_id, process_start
+from cbtop.protocol.signals import is_ours, let_through, suppressed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,7 +210,7 @@ class RingWriter:
             _HEADER.pack_into(self._memory, 0, MAGIC, *header, time.perf_counter_ns(), time.time_ns(), boot)
             os.rename(unfinished, path)
         except BaseException as error:
-            with suppress(OSError):
+            with suppressed(OSError):
                 unfinished.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise RingError(f"ring {path} of {total} bytes: {in_words(error)}") from error
@@ -242,8 +242,8 @@ class RingWriter:
         count = -1
         try:
             count = operator.index(elements)
-        except Exception:  # noqa: BLE001 - whatever an object of the host's raises when it is asked for a number
-            count = -1
+        except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
+            let_through(error)
         finally:  # an interrupt raised there goes on to the host, and the record is written
             known = 0 <= count < 1 << 63
             if not known:
@@ -268,7 +268,7 @@ class RingWriter:
         kept_bytes = FIRST_RECORD + (begun + MAX_WRITERS_INSIDE) * RECORD_BYTES
         kept_bytes += -kept_bytes % mmap.PAGESIZE
         if kept_bytes < len(self._memory) and hasattr(mmap, "MADV_REMOVE"):  # Linux has it
-            with suppress(OSError):  # a file system without holes: the room stays taken
+            with suppressed(OSError):  # a file system without holes: the room stays taken
                 self._memory.madvise(mmap.MADV_REMOVE, kept_bytes, len(self._memory) - kept_bytes)
 
 
@@ -282,7 +282,7 @@ def _record_function(ring: RingWriter) -> Record:
             pack_into(memory, at, start_ns, end_ns, elements, tag, number)
         except BaseException as error:
             ring.refused(at, number, tag, start_ns, end_ns, elements)
-            if not isinstance(error, Exception):  # an interrupt is not ours to swallow
+            if not is_ours(error):  # an interrupt is not ours to swallow
                 raise
 
     return record

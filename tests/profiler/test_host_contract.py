@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from cbtop.daemon.source import Source
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.nodes import Layer
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol import ring as ring_module
 from cbtop.protocol.messages import Activity
 from cbtop.protocol.vocabulary import BrickId, SyncMode, TransferDirection
 from tests.profiler.memory import Memory
@@ -311,3 +313,218 @@ def test_what_the_hosts_signal_handler_raises_in_our_code_reaches_the_host_and_r
     with profiler.step("decode", 1), profiler.brick("a"):
         pass
     assert len(memory.records) >= recorded + 2
+
+
+def _nothing_is_lost(use: Callable[[], object], raised: type[Exception], at: int) -> str:
+    """Let a signal arrive at the `at`-th function of ours that `use` enters; gives which one that is."""
+    left = at
+    arrived: list[int] = []
+    where = [""]
+
+    def handler(number: int, frame: object) -> None:
+        arrived.append(number)
+        raise raised("the host's own")
+
+    def trace(frame: Any, event: str, argument: object) -> None:
+        nonlocal left
+        if event == "call" and frame.f_globals["__name__"].startswith("cbtop.") and not arrived:
+            left -= 1
+            if left < 0:
+                where.append(f"{frame.f_code.co_qualname} at {at}")
+                signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    reached = False
+    sys.setprofile(trace)
+    try:
+        use()
+    except raised:
+        reached = True
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGUSR1, before)
+    assert reached == bool(arrived), where[-1]
+    return where[-1]
+
+
+def test_what_a_signal_handler_raises_as_steps_begin_and_end_is_never_lost(make_either: MAKE) -> None:
+    profiler = make_either(recorder=Memory())
+    for at in count():
+
+        def use() -> None:
+            for _ in range(2):
+                with profiler.step("decode", 1):
+                    pass
+
+        if not _nothing_is_lost(use, TimeoutError, at):
+            break
+    assert profiler.recording
+
+
+def test_no_signal_in_the_middle_of_finalize_ends_the_recording(make_either: MAKE) -> None:
+    """Whatever its handler does there: raises, records, finalizes, or begins anew."""
+    for handle in (_raise_in_a_handler, BrickProfiler.finalize, BrickProfiler.reset, _step):
+        memory = Memory()
+        profiler = make_either(recorder=memory)
+        ready = True
+
+        def record(
+            tag: int, start_ns: int, end_ns: int, elements: int, handle: Any = handle, profiler: Any = profiler
+        ) -> None:
+            nonlocal ready
+            if ready:
+                ready = False
+                signal.raise_signal(signal.SIGUSR1)
+
+        memory.record = record  # type: ignore[method-assign]
+        before = signal.signal(signal.SIGUSR1, lambda *_, handle=handle, profiler=profiler: handle(profiler))
+        for _ in range(5):
+            profiler.record_deferred("d", 0)
+        try:
+            profiler.finalize()
+        except TimeoutError:
+            assert handle is _raise_in_a_handler
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        profiler.finalize()
+        assert (profiler.recording, profiler.pending_count) == (True, 0), handle
+
+
+ABSURD = [1 << 62, -(1 << 62), 1 << 64, "now", 1.5, None]
+
+
+@pytest.mark.parametrize("time_ns", ABSURD)
+def test_a_time_that_cannot_be_meant_is_refused_and_recording_goes_on(make_either: MAKE, time_ns: Any) -> None:
+    memory = Memory()
+    profiler = make_either(recorder=memory)
+    with pytest.raises(ValueError, match=r"a start of .*(146 years|nanoseconds)"):
+        profiler.record_deferred("a", time_ns)
+    if time_ns is not None:
+        with pytest.raises(ValueError, match=r"an end of .*(146 years|nanoseconds)"):
+            profiler.record_deferred("a", 0, end_ns=time_ns)
+    profiler.record_deferred("a", 0, end_ns=1)
+    profiler.finalize()
+    assert (len(memory.records), profiler.recording) == (1, True)
+
+
+def test_a_deferred_brick_that_ends_before_it_begins_is_counted_and_recording_goes_on(
+    make_either: MAKE, runtime: Path
+) -> None:
+    profiler = make_either(recorder=RingRecorder(runtime))
+    for start_ns, end_ns in ((-5, 5), (20, 10), (1, 2)):
+        profiler.record_deferred("a", start_ns, end_ns=end_ns)
+    profiler.finalize()
+    report = profiler.report()
+    assert (report.rejected, report.bricks[0].calls.count, profiler.recording) == (2, 1, True)
+
+
+NAMELESS: dict[str, Callable[[BrickProfiler, Any], object]] = {
+    "step": lambda p, name: p.step(name),
+    "a step's model": lambda p, name: p.step("decode", model=name),
+    "record_elapsed": lambda p, name: p.record_elapsed(name, 1),
+    "record_deferred": lambda p, name: p.record_deferred(name, 0),
+    "graph_push_scope": lambda p, name: p.graph_push_scope(Layer(name)),
+    "graph_record_brick": lambda p, name: p.graph_record_brick(name, 1),
+    "graph_record_kernel": lambda p, name: p.graph_record_kernel(name),
+    "graph_record_transfer": lambda p, name: p.graph_record_transfer(name, "b", 1, TransferDirection.H2D),
+    "graph_record_poll": lambda p, name: p.graph_record_poll(name, 1, is_done=True),
+    "graph_add_dependency": lambda p, name: p.graph_add_dependency(name, 1),
+    "step.name": lambda p, name: setattr(p.step("decode").__enter__(), "name", name),
+    "step.model": lambda p, name: setattr(p.step("decode").__enter__(), "model", name),
+}
+
+
+@pytest.mark.parametrize("use", NAMELESS)
+def test_what_can_name_nothing_is_refused_and_recording_goes_on(make_either: MAKE, use: str) -> None:
+    profiler = make_either(recorder=Memory())
+    with pytest.raises(ValueError, match="names no"):
+        NAMELESS[use](profiler, ["a"])
+    assert profiler.recording
+
+
+def test_a_recording_that_ends_early_is_over_for_every_viewer_and_is_said(
+    make_either: MAKE, runtime: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = make_either(recorder=RingRecorder(runtime), clock_ns=_broken_clock(6))
+    for _ in range(5):
+        with profiler.step("decode", 1), profiler.brick("a"):
+            pass
+    (ring,) = runtime.glob("*.ring")
+    source = Source(ring)
+    source.poll()
+    assert (source.state, source.reason) == ("ended", "recording ended: TroubleError: the clock is gone")
+    source.close()
+    assert "recording has ended: TroubleError: the clock is gone" in str(profiler.report())
+    assert (profiler.recording, len(caplog.messages)) == (False, 1)
+
+
+def test_a_recording_that_ended_early_goes_on_as_another_one_where_it_is_enabled(
+    make_either: MAKE, runtime: Path
+) -> None:
+    fails = False
+
+    def clock_ns() -> int:
+        if fails:
+            raise TroubleError("the clock is gone")
+        return next(ticks)
+
+    ticks = count()
+    profiler = make_either(recorder=RingRecorder(runtime), clock_ns=clock_ns)
+    for fails in (False, True, False):  # noqa: B007 - the clock's
+        if not fails:
+            profiler.enable()
+        with profiler.brick("a"):
+            pass
+    assert profiler.recording
+    found = profiler.stats_for("a")
+    assert found is not None
+    assert found.calls.count >= 1
+    assert len(list(runtime.glob("*.ring"))) == 2
+
+
+def test_where_nothing_can_be_opened_nothing_is_recorded_and_a_child_tries_again(
+    make_either: MAKE, profiler_module: ModuleType, runtime: Path
+) -> None:
+    profiler = make_either(recorder=RingRecorder(runtime / "none" / "such"))
+    with profiler.step("decode", 1):
+        pass
+    assert not profiler.recording
+    assert "recording has ended" in str(profiler.report())
+    profiler_module._after_fork()
+    assert profiler.recording
+
+
+@pytest.mark.parametrize("raised", [TimeoutError, ValueError])
+def test_a_signal_while_the_files_open_or_are_read_back_reaches_the_host_and_recording_goes_on(
+    make_either: MAKE, runtime: Path, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_module, "ABANDONED_AFTER_S", 0.0)  # a record that it cuts short is lost, and counted
+    for at in count(0 if raised is TimeoutError else 5, 11):  # all of them take some seconds
+        profiler = make_either(recorder=RingRecorder(runtime, 1 << 12))
+
+        def use(profiler: BrickProfiler = profiler) -> None:
+            for number in range(2):
+                with profiler.step("decode", 1), profiler.layer(0), profiler.brick(f"a{number}"):
+                    profiler.record_deferred("d", 0)
+                profiler.finalize()
+                profiler.announce(Activity("busy"))
+            profiler.report()
+
+        where = _nothing_is_lost(use, raised, at)
+        with profiler.step("after", 1), profiler.brick("b"):
+            pass
+        assert profiler.recording
+        found = profiler.stats_for("b")
+        assert found is not None, where
+        assert found.calls.count == 1, where
+        rings = list(runtime.glob("*.ring"))
+        assert len(rings) == 1, where
+        source = Source(rings[0])
+        source.poll()
+        assert (source.state, source.reason) == ("live", ""), where
+        source.close()
+        profiler.close()
+        for path in runtime.iterdir():
+            path.unlink()
+        if not where:
+            break

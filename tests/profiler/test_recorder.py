@@ -52,6 +52,9 @@ class Listener:
 
     def finish(self) -> None: ...
 
+    def ended(self, why: str, /) -> None:
+        self.rings.append(None)
+
 
 class Broken(Listener):
     def attach(self, ring: RingWriter | None, /) -> Record:

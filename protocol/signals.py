@@ -1,0 +1,72 @@
+"""Whose exception it is: what the host's own signal handler raises while code of ours runs is the host's."""
+
+from __future__ import annotations
+
+from types import FrameType, TracebackType
+
+_OURS = ("cbtop.profiler.", "cbtop.protocol.")
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether what was raised in here may be kept from the host: no interrupt, and of none of its signal handlers."""
+    trace = error.__traceback__
+    # What was raised right here was raised in no handler; to look at this frame's names would keep them alive.
+    is_from_here = trace is None or trace.tb_next is None
+    return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
+
+
+def is_of_a_signal_handler(error: BaseException) -> bool:
+    """Whether `error` was raised in a signal handler: that is called with the frame that it interrupted."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        given = [frame.f_locals.get(name) for name in frame.f_code.co_varnames]
+        given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]  # *arguments
+        if frame.f_back is not None and any(value is frame.f_back for value in given):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def let_through(error: BaseException) -> None:
+    """Raise what the host is to have of `error`; return where nothing of it is the host's.
+
+    Call it wherever an exception ends in here. What a signal handler raised may also be what `error` came from: code
+    of ours stumbled over it, or said it in words of its own.
+    """
+    for each in _came_from(error):
+        if not isinstance(each, Exception) or is_of_a_signal_handler(each):
+            raise each
+
+
+class suppressed:  # noqa: N801 - as contextlib.suppress, which keeps from the host what is the host's
+    """`with suppressed(OSError):` goes on after the block where that failed, but for what is the host's."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool:
+        if not isinstance(error, self._kinds):
+            return False
+        let_through(error)
+        return True
+
+
+def _came_from(error: BaseException) -> list[BaseException]:
+    """`error`, and what was caught in here on the way to it: what the host itself handles meanwhile is not ours."""
+    found = [error]
+    at = error.__cause__ or error.__context__
+    while at is not None and all(at is not each for each in found) and _is_of_ours(at.__traceback__):
+        found.append(at)
+        at = at.__cause__ or at.__context__
+    return found
+
+
+def _is_of_ours(trace: TracebackType | None) -> bool:
+    frame: FrameType | None = trace.tb_frame if trace else None
+    return frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS)
