@@ -97,7 +97,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
         crowded=stats.rare("crowded", (step.id,)),
         adopted=_beside(
             [node for node in totals.nodes if _is_adopted(totals.table, node)],
-            totals.count,
+            {id_: count - stats.rare("loose", (id_,)) for id_, count in totals.count.items()},
             closed,
         ),
     )

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from cbtop.profiler.positions import finder
-from cbtop.protocol.signals import is_ours, let_through
 from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE, Record, RingWriter, pack_record
+from cbtop.protocol.signals import is_ours, let_through
 from cbtop.protocol.vocabulary import NodeKind
 
 TOO_MANY = 1 << 63  # elements

@@ -151,9 +151,12 @@ class BrickProfiler:
             self._path = self._device_path = DevicePath(device_clock, clock_ns, sync_mode, callbacks, self._pending)
         self.start_brick, self.stop_brick = self._path.start_brick, self._path.stop_brick
         self.brick, self.layer = self._path.brick, self._path.layer
-        self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up, self._recorder.flush)
+        show = self._recorder.open if isinstance(self._recorder, RingRecorder) else lambda: None
+        self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up, self._recorder.flush, show)
         self.graph = GraphRecorder(self._path, callbacks, self._scopes, self.announce)
-        self.stats = ReadBack(self._recorder, self.graph, self._scopes, clock_ns, sample_every, lambda: self._ended_why)
+        self.stats = ReadBack(
+            self._recorder, self.graph, self._scopes, clock_ns, sample_every, lambda: self._ended_why
+        )
         self._set_recording()
         if isinstance(self._recorder, RingRecorder):
             self._recorder.add_listener(

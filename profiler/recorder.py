@@ -32,7 +32,7 @@ from cbtop.profiler.graph.node_table import MAX_NODES
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import MAX_ANNOUNCED, Announcement, Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogWriter
-from cbtop.protocol.ended import sweep
+from cbtop.protocol.ended import SWEPT_AT_ONCE, sweep
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError, RingError
 from cbtop.protocol.messages import (
@@ -54,6 +54,7 @@ PAUSE_DOUBLES_BYTES = 2 << 20
 
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
+_openings = itertools.count()  # of this process
 _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
 
 
@@ -88,7 +89,8 @@ class RingListener(Protocol):
 class RingRecorder:
     """Writes records into this process's ring and messages into its catalog.
 
-    What ended processes left is kept within bounds as the files are opened, see `cbtop.protocol.ended`.
+    What ended processes left is kept within bounds as files are opened, the first time and now and again, see
+    `cbtop.protocol.ended`.
 
     Nothing is opened before something is recorded. When the files cannot be made (no room, no safe runtime
     directory) one warning is logged and nothing is recorded; the host goes on. A forked child never writes its
@@ -127,6 +129,11 @@ class RingRecorder:
         self._listeners: list[RingListener] = []
         self.record = self._first_record
         _recorders.add(self)
+
+    def open(self) -> None:
+        """Open the files, if they are not: a process that only began something is seen to run."""
+        if self._catalog is None:
+            self._open()
 
     def add_listener(self, listener: RingListener) -> None:
         """Attach `listener` to each ring as it opens and to None when it is gone; it says how to write beside it."""
@@ -365,8 +372,9 @@ class RingRecorder:
                 (listener.implementation, listener.sample_every) if listener else ("python", 1)
             )
             catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
-            with suppressed(OSError):  # what cannot be listed or removed stays: it is not this process's
-                sweep(directory)
+            if next(_openings) % SWEPT_AT_ONCE == 0:
+                with suppressed(OSError):  # what cannot be listed or removed stays: it is not this process's
+                    sweep(directory)
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
             self._lost_a_node = False
             self._written_nodes = self._update_bytes = self._pause_until_ns = 0
@@ -460,6 +468,8 @@ def _program() -> str:
 
 
 def _after_fork() -> None:
+    global _openings
+    _openings = itertools.count()
     for recorder in list(_recorders):
         recorder.forget()
 

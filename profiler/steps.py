@@ -47,12 +47,14 @@ class Steps:
         is_sampled: Callable[[object], bool],
         give_up: Callable[[Exception], None],
         flush: Callable[[], None],
+        show: Callable[[], None],
     ) -> None:
         self.path = path
         self.scopes = scopes
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
+        self.show = show  # that this process runs
         # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
         self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
@@ -182,8 +184,11 @@ class Step:
     def __enter__(self) -> Step:
         try:
             self._begin()
-        except Exception as error:  # noqa: BLE001 - trouble of ours, or of a clock, is not the host's
-            self._steps.give_up(error)
+        except BaseException as error:
+            self._position = None  # nobody ends what has not begun
+            if not isinstance(error, Exception):
+                raise
+            self._steps.give_up(error)  # trouble of ours, or of a clock, is not the host's
         return self
 
     def __exit__(
@@ -202,11 +207,15 @@ class Step:
         return (NodeKind.STEP, name, self._model) if self._model else (NodeKind.STEP, name)
 
     _outer: Any  # the step this one lies in, if any
+    _is_outermost: bool  # of this process
 
     def _begin(self) -> None:
         steps, path = self._steps, self._steps.path
         position = path.position
-        self._outer = outer = position.step
+        outer: Any = position.step
+        while outer is not None and outer._position is None:  # a signal cut its end short
+            outer = outer._outer
+        self._outer = outer
         self._scope = None
         self._is_outermost = outer is None or outer._is_of_parent
         if self._is_outermost:
@@ -215,6 +224,8 @@ class Step:
             if self._is_outermost:  # what lies in it is not recorded either, until it ends
                 position.step, self._position = self, position
             return
+        if self._name is None:
+            steps.show()  # for what runs in it has to wait for its name
         key = UNNAMED if self._name is None else self._key
         root = self._inside = position.scope
         while root.parent is not None:

@@ -35,7 +35,7 @@ LARGEST_SHARE = 4  # one part in so many of the file system
 SPARE = 4  # what is beyond a bound goes until one part in so many is free: not at every start again
 BEGINS_WITHIN_S = 600.0  # a ring that is not there after so long will never be
 SWEPT_NAMES = 1024  # a host that starts looks at so many names at most,
-SWEPT_AT_ONCE = 16  # and removes what so many processes left: it adds one
+SWEPT_AT_ONCE = 16  # and removes what so many processes left: it adds no more until it sweeps again
 SUFFIXES = (".ring", ".catalog", ".new")
 _FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")  # pid, process start, serial
 
@@ -47,6 +47,7 @@ class Left:
     ring_path: Path
     last_sign_s: float  # Unix time
     size_bytes: int
+    has_ring: bool = True  # else it never came to record anything, and counts as no process
 
     def remove(self) -> None:
         """Delete it. Raises OSError."""
@@ -88,12 +89,14 @@ def left_by(ring_path: Path) -> Left | None:
         signs_s.append(status.st_mtime)
     with suppressed(RingError):  # what is no ring has its times as a file
         signs_s.append(_newest_record_s(ring_path, now_s))
-    return Left(ring_path, max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0), size_bytes)
+    last_sign_s = max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0)
+    return Left(ring_path, last_sign_s, size_bytes, ring_path.exists())
 
 
 def beyond_bounds(left: Collection[Left], directory: Path) -> list[Left]:
     """Those that have to go, the oldest first; none while they are within the bounds."""
-    count, size_bytes, most_bytes = len(left), sum(each.size_bytes for each in left), _most_bytes(directory)
+    count, size_bytes = sum(each.has_ring for each in left), sum(each.size_bytes for each in left)
+    most_bytes = _most_bytes(directory)
     if count <= MAX_ENDED and size_bytes <= most_bytes:
         return []
     going = []
@@ -101,7 +104,7 @@ def beyond_bounds(left: Collection[Left], directory: Path) -> list[Left]:
         if count <= MAX_ENDED - MAX_ENDED // SPARE and size_bytes <= most_bytes - most_bytes // SPARE:
             break
         going.append(each)
-        count, size_bytes = count - 1, size_bytes - each.size_bytes
+        count, size_bytes = count - each.has_ring, size_bytes - each.size_bytes
     return going
 
 
@@ -115,7 +118,9 @@ def sweep(directory: Path) -> int:
     if len(rings) <= MAX_ENDED and sum(_size_bytes(ring) for ring in rings) <= _most_bytes(directory):
         return 0
     ended = [each for ring in rings if not runs(ring) and (each := left_by(ring))]
-    going = beyond_bounds(ended, directory)[:SWEPT_AT_ONCE]
+    going = [each for each in ended if not each.has_ring]
+    going += beyond_bounds([each for each in ended if each.has_ring], directory)
+    going = going[:SWEPT_AT_ONCE]
     for each in going:
         each.remove()
     return len(going)

@@ -151,6 +151,7 @@ def _daemon(endpoint: str) -> Fact:
 
 def _sources(directory: Path) -> Fact:
     rings = [directory / name for name in rings_of(os.listdir(directory))]
+    rings = [ring for ring in rings if ring.exists()]  # else it has not begun to record, or never did
     live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
     ended = len(rings) - len(live)
     if not live and not ended:

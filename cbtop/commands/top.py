@@ -136,7 +136,8 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     if not shown:
         raise NoDataError(_why_nothing(feed, live, options))
     if not was_live:
-        raise NoDataError(f"nothing is running; shown is pid {shown[0].pid}, {shown[0].state}. {HOW_TO_START}")
+        how = shown[0].state + (f" ({shown[0].state_reason})" if shown[0].state_reason else "")
+        raise NoDataError(f"nothing is running; shown is pid {shown[0].pid}, {how}. {HOW_TO_START}")
     return 0
 
 

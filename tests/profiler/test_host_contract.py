@@ -470,7 +470,7 @@ def test_a_recording_that_ended_early_goes_on_as_another_one_where_it_is_enabled
 
     ticks = count()
     profiler = make_either(recorder=RingRecorder(runtime), clock_ns=clock_ns)
-    for fails in (False, True, False):  # noqa: B007 - the clock's
+    for fails in (False, True, False):
         if not fails:
             profiler.enable()
         with profiler.brick("a"):

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.places import Place
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.ring import FLAG_LOOSE, LANE_SHIFT
@@ -191,3 +192,25 @@ def test_adopted_work_closes_with_its_step_and_takes_nothing_from_its_layer(make
     assert totals.exclusive_ns(layer, totals.closed_ns) == totals.closed_ns[layer.id]
     assert source.stats.rare("over", [node.id for node in source._nodes.nodes]) == 0
     profiler.close()
+
+
+def test_an_adopted_call_that_outlasts_its_step_is_told_of_in_one_line_of_the_report(
+    make: MAKE, runtime: Path
+) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(place: Place) -> None:
+        with profiler.adopt(place), profiler.brick("late"):
+            begun.set()
+            go_on.wait()
+
+    with profiler.step("decode", 1):
+        thread = threading.Thread(target=work, args=(profiler.place(),))
+        thread.start()
+        begun.wait()
+    go_on.set()
+    thread.join()
+    said = [line for line in str(profiler.report()).splitlines() if " in 1 calls" in line]
+    assert len(said) == 1, said
+    assert "stopped twice, out of order or late" in said[0]

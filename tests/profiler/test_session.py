@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.profiler import books as books_module
+from cbtop.profiler import phase_totals as phase_totals_module
+from cbtop.profiler import session as session_module
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import RingReader
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
@@ -247,3 +252,23 @@ def test_the_rate_of_a_process_is_over_the_time_in_which_a_step_of_any_name_ran(
     both_ns = int(batch.end_ns.max() - batch.start_ns.min())
     assert (report.steps, report.tokens, report.union_ns) == (2, 5, both_ns)
     assert report.wall_ns > both_ns
+
+
+def test_a_report_looks_at_each_name_a_few_times_however_many_there_are(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def looked(node: Node) -> str:
+        nonlocal looks
+        looks += 1
+        return display_name(node)
+
+    for module in (books_module, phase_totals_module, session_module):
+        monkeypatch.setattr(module, "display_name", looked)
+    profiler = BrickProfiler(recorder=RingRecorder(runtime))
+    for number in range(500):
+        with profiler.step(f"decode {number}", 1), profiler.brick("a"):
+            pass
+    assert profiler.report().steps == 500
+    assert looks < 5 * 500

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -509,3 +511,52 @@ def test_a_phase_whose_steps_were_all_cancelled_hides_nothing_from_a_viewer(make
         pass
     view = source_view(record_of(source_of(runtime)))
     assert ([steps.phase for steps in view.phases], view.loss.dropped) == (["decode"], 0)
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+p = BrickProfiler(recorder=RingRecorder(Path(sys.argv[1])), sample_every=int(sys.argv[2]))
+with p.step("decode", tokens=1):
+    with p.layer(0), p.brick("around"):
+        timer = p.start_brick("started")
+        child = os.fork()
+        if not child:
+            with p.brick("of the child"): pass
+            with p.step("of the child", 1), p.brick("inside"): pass
+        p.stop_brick(timer, 1)
+        p.add_tokens(1)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+with p.step("after", 1): pass
+report = p.report()
+steps = sorted(name for name, books in report.books for _ in range(books.wall_ns > 0))
+print("parent" if child else "child", report.steps, report.tokens, ",".join(steps),
+      ",".join(sorted(b.name for b in report.bricks)), sum(books.loose for _, books in report.books), report.rejected,
+      flush=True)
+"""
+
+
+@pytest.mark.parametrize("sample_every", ["1", "2"])
+def test_a_step_that_runs_as_its_process_forks_is_counted_once_by_the_parent(
+    implementation: str, runtime: Path, sample_every: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(runtime), sample_every], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert sorted(done.stdout.splitlines()) == [
+        "child 2 2 after,of the child inside,of the child 0 0",
+        "parent 2 3 after,decode around,started 0 0",
+    ]
+
+
+def test_a_process_that_is_in_its_first_step_runs_also_where_that_has_no_name_yet(make: MAKE, runtime: Path) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    with profiler.step(), profiler.brick("a"):
+        source = source_of(runtime)
+        source.poll()
+        assert source.state == "live"
+    profiler.close()

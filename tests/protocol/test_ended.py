@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.profiler import recorder as recorder_module
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
-from cbtop.protocol.ended import left_by, runs, sweep
+from cbtop.protocol.ended import beyond_bounds, left_by, runs, sweep
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import HEADER_BYTES, RECORD_BYTES, RingReader, RingWriter
 
@@ -160,7 +161,39 @@ def test_profilers_made_and_dropped_without_end_leave_no_more_than_the_bounds(
             with BrickProfiler().brick("a"):
                 pass
             gc.collect()
-            assert len(list(runtime.glob("*.ring"))) <= 10
+            assert len(list(runtime.glob("*.ring"))) <= 10 + ended_module.SWEPT_AT_ONCE
+
+
+def test_profilers_opened_in_turns_do_not_look_at_the_directory_each_time(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+    monkeypatch.setattr(recorder_module, "sweep", lambda directory: looked.append(directory) or 0)
+    for _ in range(64):
+        profiler = BrickProfiler()
+        with profiler.brick("a"):
+            pass
+        profiler.close()
+    assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE
+    recorder_module._after_fork()  # a child that is one of very many
+    with BrickProfiler().brick("a"):
+        pass
+    assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE + 1
+
+
+def test_what_has_no_ring_is_no_process_that_ended_and_goes_first(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ended_module, "MAX_ENDED", 4)
+    rings = [leave(runtime, number) for number in range(4)]
+    strays = [runtime / f"{DEAD + 10}-1-0.new", runtime / f"{DEAD + 11}-1-0.catalog"]
+    for stray in strays:
+        stray.touch()
+        os.utime(stray, (0, 0))
+    left = [each for path in (*rings, *strays) if (each := left_by(path.with_suffix(".ring")))]
+    assert (len(left), beyond_bounds(left, runtime)) == (6, [])
+    assert sweep(runtime) == 2
+    assert [path.exists() for path in (*rings, *strays)] == [True] * 4 + [False] * 2
 
 
 def test_within_the_bounds_nothing_goes_and_nobody_is_asked(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
