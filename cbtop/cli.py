@@ -57,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at exit
         return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
+    except MemoryError:
+        if debug:
+            raise
+        return _fail("there is not enough memory for that", 1)
     except (CbtopError, ProtocolError) as error:
         if debug:
             raise

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 
 INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS = "inside layers", "between layers", "steps inside"
-_GAPS = (INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +72,39 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
     step = totals.step
     if step is None:
         return None
-    closed, stats = totals.closed_ns, totals.stats
+    closed, stats, table = totals.columns["closed_ns"], totals.stats, totals.table
+    kind_of, parent_of = table.column("kind_of"), table.column("parent_of")
     bricks, layers, steps_inside = _parts(totals)
-    in_bricks_ns = sum(closed[node.id] for node in steps_inside if node.parent in totals.held)
+    in_bricks_ns = closed[steps_inside[totals.held[parent_of[steps_inside]]]].sum()
+    ids = totals.inside.ids
+    holds_layers = np.isin(layers, parent_of[ids[kind_of[ids] == NodeKind.LAYER]])
     gaps_ns: dict[str, int] = {}
-    for layer in layers:
-        holds_layers = any(child.kind is NodeKind.LAYER for child in totals.table.children[layer.id])
-        name = BETWEEN_LAYERS if holds_layers else INSIDE_LAYERS
-        gaps_ns[name] = gaps_ns.get(name, 0) + totals.exclusive_ns(layer, closed)
-    if steps_inside:
-        gaps_ns[INNER_STEPS] = sum(closed[node.id] for node in steps_inside)
-    ids = [node.id for node in totals.nodes]
-    own = [node for node in totals.nodes if node.id not in totals.adopted]
-    outdone = [(display_name(node), -totals.exclusive_ns(node, closed)) for node in own if node.kind in _HOLDERS]
+    for name, found in ((INSIDE_LAYERS, layers[~holds_layers]), (BETWEEN_LAYERS, layers[holds_layers])):
+        if len(found):
+            gaps_ns[name] = int(totals.closed_exclusive_ns[found].sum())
+    if len(steps_inside):
+        gaps_ns[INNER_STEPS] = int(closed[steps_inside].sum())
+    is_outdone = ~totals.adopted[ids] & np.isin(kind_of[ids], _HOLDERS) & (totals.closed_exclusive_ns[ids] < 0)
+    outdone = [
+        (display_name(table[node]), -int(totals.closed_exclusive_ns[node])) for node in ids[is_outdone].tolist()
+    ]
+    every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
     return Books(
-        wall_ns=closed[step.id],
-        bricks_ns=sum(closed[node.id] for node in bricks) - in_bricks_ns,
-        gaps_ns={name: gaps_ns[name] for name in _GAPS if name in gaps_ns},
-        open_ns=sum(whole.open_ns(node) for node in (bricks if whole is totals else _parts(whole)[0])),
+        wall_ns=int(closed[step.id]),
+        bricks_ns=int(closed[bricks].sum() - in_bricks_ns),
+        gaps_ns=gaps_ns,
+        open_ns=_open_ns(whole, bricks if whole is totals else _parts(whole)[0]),
         over=stats.rare("over", (step.id,)),
         over_ns=stats.rare("over_ns", (step.id,)),
-        outdone=tuple(sorted(((name, ns) for name, ns in outdone if ns > 0), key=lambda one: -one[1])),
-        loose=stats.rare("loose", ids),
-        loose_ns=stats.rare("loose_ns", ids),
+        outdone=tuple(sorted(outdone, key=lambda one: -one[1])),
+        loose=stats.rare("loose", every),
+        loose_ns=stats.rare("loose_ns", every),
         cancelled=stats.rare("cancelled", (step.id,)),
         crowded=stats.rare("crowded", (step.id,)),
         adopted=_beside(
-            [node for node in totals.nodes if _is_adopted(totals.table, node)],
-            {id_: count - stats.rare("loose", (id_,)) for id_, count in totals.count.items()},
-            closed,
+            [table[node] for node in adopted],
+            {node: totals.count[node] - stats.rare("loose", (node,)) for node in adopted},
+            totals.closed_ns,
         ),
     )
 
@@ -144,17 +150,17 @@ def _beside(nodes: list[Node], count: dict[int, int], time_ns: dict[int, int]) -
     return Beside(calls, sum(by_name.values()), tuple(longest))
 
 
-def _parts(totals: PhaseTotals) -> tuple[list[Node], list[Node], list[Node]]:
+def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
     """The bricks and the layers that lie in no other brick (what a brick holds is its own), and the steps inside."""
-    bricks, layers, steps = [], [], []
-    for node in totals.nodes:
-        if node.id in totals.adopted:
-            continue
-        if node.kind is NodeKind.STEP:
-            steps.append(node)
-        elif node.parent not in totals.held:
-            if node.id in totals.held:
-                bricks.append(node)
-            elif node.kind is NodeKind.LAYER:
-                layers.append(node)
-    return bricks, layers, steps
+    ids = totals.inside.ids[~totals.adopted[totals.inside.ids]]
+    kind, parent = totals.table.column("kind_of")[ids], totals.table.column("parent_of")[ids]
+    is_step = kind == NodeKind.STEP
+    is_outer, is_held = ~is_step & ~totals.held[parent], totals.held[ids]
+    return ids[is_outer & is_held], ids[is_outer & ~is_held & (kind == NodeKind.LAYER)], ids[is_step]
+
+
+def _open_ns(totals: PhaseTotals, bricks: Column) -> int:
+    """The time of `bricks` that lies in a step which has not ended."""
+    open_ns = int((totals.columns["total_ns"][bricks] - totals.columns["closed_ns"][bricks]).sum())
+    ids = bricks.tolist()
+    return open_ns - totals.stats.rare("cancelled_ns", ids) - totals.stats.rare("loose_ns", ids)

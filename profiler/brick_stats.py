@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cbtop.profiler.budget import ByteBudget
+from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls
 from cbtop.protocol.messages import Node
@@ -74,12 +78,15 @@ class CategoryStats:
 
 def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     """The bricks that ran, the largest exclusive time first."""
-    groups: dict[tuple[str, BrickCategory], list[Node]] = {}
-    for node in totals.nodes:
-        if node.kind is NodeKind.BRICK and totals.count[node.id]:
-            groups.setdefault(name_and_category(node), []).append(node)
-    calls = totals.stats.calls_of([[node.id for node in nodes] for nodes in groups.values()])
-    found = [_stats(nodes, c, totals) for nodes, c in zip(groups.values(), calls, strict=True) if c]
+    table, ids = totals.table, totals.inside.ids
+    ran = ids[(table.column("kind_of")[ids] == NodeKind.BRICK) & (totals.columns["count"][ids] > 0)]
+    groups: dict[tuple[str, BrickCategory], list[Column]] = {}
+    for nodes in _alike(ran, table.column("first_of")):
+        groups.setdefault(name_and_category(table[int(nodes[0])]), []).append(nodes)
+    bricks = [np.concatenate(parts) for parts in groups.values()]  # those of several phases have several parts
+    is_outermost = _outermost(ran, totals)
+    calls = totals.stats.calls_of(bricks)
+    found = [_stats(nodes, is_outermost, c, totals) for nodes, c in zip(bricks, calls, strict=True) if c]
     return sorted(found, key=lambda stats: -stats.exclusive_ns)
 
 
@@ -111,32 +118,54 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
     return found
 
 
-def _flops(nodes: Iterable[Node], totals: PhaseTotals) -> float | None:
-    """The FLOP of all calls of `nodes` together; None when one of them did not declare them."""
-    return _sum([_work(node, totals, "flops", node.work.flops_per_element) for node in nodes])
+def _alike(nodes: Column, first_of: Column) -> list[Column]:
+    """`nodes` in groups that have one entry of `first_of` in common: in the order of the first of each."""
+    firsts, begins, which = np.unique(first_of[nodes], return_index=True, return_inverse=True)
+    if len(firsts) <= 1:
+        return [nodes] if len(nodes) else []
+    parts = np.split(nodes[np.argsort(which, kind="stable")], np.cumsum(np.bincount(which))[:-1])
+    return [parts[at] for at in np.argsort(begins).tolist()]
 
 
-def _bytes(nodes: Iterable[Node], totals: PhaseTotals) -> float | None:
-    """The bytes of all calls of `nodes` together; None when one of them did not declare them."""
-    return _sum([_work(node, totals, "bytes", node.work.bytes_per_element) for node in nodes])
+def _work_of(nodes: Column, totals: PhaseTotals, unit: str) -> float | None:
+    """The `flops` or `bytes` of all calls of `nodes` together; None when one of them did not declare them."""
+    odd = np.isin(nodes, list(totals.stats.nodes_with("amounts") | totals.stats.nodes_with("uncounted")))
+    found = [_work(totals.table[node], totals, unit) for node in nodes[odd].tolist()]
+    for alike in _alike(nodes[~odd], totals.table.column("like_of")):
+        line: Callable[[float, float], float | None] = getattr(totals.table[int(alike[0])].work, unit)
+        found.append(line(*(int(totals.columns[name][alike].sum()) for name in ("count", "elements"))))
+    return _sum(found)
 
 
-def _work(node: Node, totals: PhaseTotals, unit: str, per_element: float | None) -> float | None:
+def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
     """The `flops` or `bytes` of all calls of `node`: as each call gave them, or a straight line in their elements."""
     if totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
-    if per_element and totals.stats.rare("uncounted", (node.id,)):
+    if getattr(node.work, f"{unit}_per_element") and totals.stats.rare("uncounted", (node.id,)):
         return None
     line: Callable[[float, float], float | None] = getattr(node.work, unit)
     return line(totals.count[node.id], totals.elements[node.id])
 
 
-def _budget_us_per_token(node: Node, totals: PhaseTotals) -> float | None:
-    """What `node` may take a token; a budget in bytes a second becomes one with the bytes it moved for a token."""
-    if node.budget_gb_per_sec is None:
-        return node.budget_us_per_token
-    moved, closed_us_per_token = _bytes([node], totals), totals.us_per_token(totals.closed_ns[node.id])
+def _budget_of(nodes: Column, totals: PhaseTotals) -> float | None:
+    """What `nodes` may take a token, all together."""
+    budgets: list[float | None] = []
+    for alike in _alike(nodes, totals.table.column("like_of")):
+        first = totals.table[int(alike[0])]
+        if first.budget_gb_per_sec is not None:
+            budgets += [_budget_of_bytes(totals.table[node], totals) for node in alike.tolist()]
+        elif first.budget_us_per_token is None:
+            return None
+        else:
+            budgets.append(len(alike) * first.budget_us_per_token)
+    return _sum(budgets)
+
+
+def _budget_of_bytes(node: Node, totals: PhaseTotals) -> float | None:
+    """What `node` may take a token (µs) by its budget in bytes a second, with the bytes it moved for a token."""
+    assert node.budget_gb_per_sec is not None
+    moved, closed_us_per_token = _work(node, totals, "bytes"), totals.us_per_token(totals.closed_ns[node.id])
     if not moved or not closed_us_per_token:
         return None
     # Of the bytes, those that moved in ended steps: the time a token takes is theirs too.
@@ -149,44 +178,43 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _stats(nodes: list[Node], calls: Calls, totals: PhaseTotals) -> BrickStats:
-    closed_ns = {node.id: totals.exclusive_ns(node, totals.closed_ns) for node in nodes}
-    # Of a call that still runs, what has ended inside it is not taken off the calls before.
-    exclusive_ns = sum(max(closed_ns[node.id], totals.exclusive_ns(node, totals.total_ns)) for node in nodes)
-    adopted_ns = sum(closed_ns[node.id] for node in nodes if node.id in totals.adopted)
-    rates = {node.budget_gb_per_sec for node in nodes}
-    name, category = name_and_category(nodes[0])
-    outermost = _outermost(nodes, totals)
+def _stats(nodes: Column, is_outermost: NDArray[np.bool_], calls: Calls, totals: PhaseTotals) -> BrickStats:
+    first = totals.table[int(nodes[0])]
+    name, category = name_and_category(first)
+    closed_ns, adopted = totals.closed_exclusive_ns[nodes], totals.adopted[nodes]
+    outermost = nodes[is_outermost[nodes]]
+    adopted_ns = int(closed_ns[adopted].sum())
+    rates = {totals.table[int(alike[0])].budget_gb_per_sec for alike in _alike(nodes, totals.table.column("like_of"))}
     return BrickStats(
         name=name,
         category=category,
-        backend=nodes[0].backend,
+        backend=first.backend,
         calls=calls,
-        exclusive_ns=exclusive_ns,
+        # Of a call that still runs, what has ended inside it is not taken off the calls before.
+        exclusive_ns=int(np.maximum(closed_ns, totals.exclusive_ns[nodes]).sum()),
         closed=ClosedTime(
-            once_ns=sum(totals.closed_ns[node.id] for node in outermost),
-            exclusive_ns=sum(closed_ns.values()) - adopted_ns,
+            once_ns=int(totals.columns["closed_ns"][outermost].sum()),
+            exclusive_ns=int(closed_ns.sum()) - adopted_ns,
         ),
-        flops=_flops(nodes, totals),
-        bytes=_bytes(nodes, totals),
+        flops=_work_of(nodes, totals, "flops"),
+        bytes=_work_of(nodes, totals, "bytes"),
         budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
-        budget_us_per_token=_sum([_budget_us_per_token(node, totals) for node in outermost]),
-        uncounted=totals.stats.rare("uncounted", [node.id for node in nodes]),
+        budget_us_per_token=_budget_of(outermost, totals),
+        uncounted=totals.stats.rare("uncounted", nodes.tolist()),
         adopted_ns=adopted_ns,
     )
 
 
-def _outermost(nodes: list[Node], totals: PhaseTotals) -> list[Node]:
-    """Those of `nodes` that lie in no other of them."""
-    ids = {node.id for node in nodes}
-
-    def is_inside(node: Node) -> bool:
-        outer = node.parent
-        while outer is not None and outer not in ids:
-            outer = totals.table[outer].parent
-        return outer is not None
-
-    return [node for node in nodes if not is_inside(node)]
+def _outermost(bricks: Column, totals: PhaseTotals) -> NDArray[np.bool_]:
+    """By id: which of `bricks`, all that ran, lie in no other of their name and category."""
+    parent_of, first_of = totals.table.column("parent_of"), totals.table.column("first_of")
+    ran = np.zeros(len(parent_of), np.bool_)
+    ran[bricks] = True
+    found, outer = ran.copy(), parent_of[bricks]
+    while outer.any():
+        found[bricks[ran[outer] & (first_of[outer] == first_of[bricks])]] = False
+        outer = parent_of[outer]
+    return found
 
 
 def _rate(amount: float | None, time_ns: int, factor: float = 1.0) -> float | None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop.profiler.graph.node_table import NodeTable
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.graph.node_table import Inside, NodeTable
 from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.histograms import Column
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -15,19 +19,25 @@ from cbtop.protocol.vocabulary import NodeKind
 class PhaseTotals:
     """What lies below one step node (or everything, for a process without steps), and its totals.
 
-    `closed_ns` is the part of `total_ns` that lies in steps that have ended.
+    `closed_ns` is the part of `total_ns` that lies in steps that have ended. Exclusive is a time less what lies
+    inside a node and is shown for itself. For a brick that is other bricks and steps (its kernels, and layers it
+    holds, are its own work); else everything. What was done elsewhere ran beside it.
     """
 
     step: Node | None
-    nodes: tuple[Node, ...]  # a parent before its children, the step itself not among them
+    inside: Inside  # the step itself is not among them
     count: dict[int, int]
     elements: dict[int, int]
     total_ns: dict[int, int]
     closed_ns: dict[int, int]
     table: NodeTable
     stats: NodeStats
-    held: frozenset[int]  # the bricks with time of their own, and what lies in one: that is the brick's
-    adopted: frozenset[int]  # what was done elsewhere, beside the time of what it lies in
+    # By node id, of what lies in the phase:
+    columns: dict[str, Column]  # the four above
+    exclusive_ns: Column  # of total_ns
+    closed_exclusive_ns: Column  # of closed_ns
+    held: NDArray[np.bool_]  # the bricks with time of their own, and what lies in one: that is the brick's
+    adopted: NDArray[np.bool_]  # what was done elsewhere, beside the time of what it lies in
 
     @classmethod
     def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
@@ -39,45 +49,47 @@ class PhaseTotals:
     @classmethod
     def below(cls, step: Node | None, table: NodeTable, stats: NodeStats) -> PhaseTotals:
         """The same, of a step node; every node there is when it is None."""
-        nodes = tuple(table.descendants(step.id if step else None))
-        stats.grow(len(table) + 1)
-        ids = [node.id for node in nodes] + ([step.id] if step else [])
-
-        def column(name: str) -> dict[int, int]:
-            return dict(zip(ids, stats.column(name)[ids].tolist(), strict=True))
-
-        total_ns, closed_ns = column("total_ns"), column("closed_ns")
-        held: set[int] = set()
-        adopted: set[int] = set()
-        for node in nodes:
-            if node.kind is NodeKind.ADOPTED or node.parent in adopted:
-                adopted.add(node.id)
-            # A brick without time of its own was never stopped: what lies in it lies in what that one lies in.
-            is_timed = node.kind is NodeKind.BRICK and (total_ns[node.id] or closed_ns[node.id])
-            if node.kind is not NodeKind.ADOPTED and (node.parent in held or is_timed):
-                held.add(node.id)
+        inside = table.inside(step.id if step else None)
+        size = len(table) + 1
+        stats.grow(size)
+        ids = inside.ids if step is None else np.append(inside.ids, step.id)
+        columns = {name: stats.column(name)[:size].copy() for name in ("count", "elements", "total_ns", "closed_ns")}
+        counted = {
+            name: dict(zip(ids.tolist(), column[ids].tolist(), strict=True)) for name, column in columns.items()
+        }
+        total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
+        # A brick without time of its own was never stopped: what lies in it lies in what that one lies in.
+        held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
         return cls(
             step=step,
-            nodes=nodes,
-            count=column("count"),
-            elements=column("elements"),
-            total_ns=total_ns,
-            closed_ns=closed_ns,
+            inside=inside,
+            **counted,
             table=table,
             stats=stats,
-            held=frozenset(held),
-            adopted=frozenset(adopted),
+            columns=columns,
+            exclusive_ns=_exclusive(table, inside, total_ns, total_ns - stats.rare_column("loose_ns")[:size]),
+            closed_exclusive_ns=_exclusive(table, inside, closed_ns, closed_ns),
+            held=held,
+            adopted=adopted,
         )
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """A parent before its children, the step itself not among them."""
+        return self.inside.nodes
 
     @property
     def known_elements(self) -> dict[int, int]:
         """The elements of the nodes whose calls all gave a count."""
-        return {node: n for node, n in self.elements.items() if not self.stats.rare("uncounted", (node,))}
+        unknown = self.stats.nodes_with("uncounted")
+        return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
 
     @property
     def tokens(self) -> int | None:
         """Tokens of the phase: the elements of its steps. None without steps, or where a step gave no count."""
-        return self.known_elements.get(self.step.id) if self.step else None
+        if self.step is None or self.step.id in self.stats.nodes_with("uncounted"):
+            return None
+        return self.elements[self.step.id]
 
     @property
     def wall_ns(self) -> int | None:
@@ -94,34 +106,32 @@ class PhaseTotals:
         """Time a token, for time that lies in ended steps."""
         return closed_ns / self.tokens / 1e3 if self.tokens else None
 
-    def exclusive_ns(self, node: Node, of: dict[int, int]) -> int:
-        """The time of `node` in the column `of`, less what lies inside it and is shown for itself.
 
-        For a brick that is other bricks and steps (its kernels, and layers it holds, are its own work); else
-        everything. What was done elsewhere ran beside it.
-        """
-        inside = self._inside(node.id, of, is_brick=node.kind is NodeKind.BRICK)
-        return of[node.id] - sum(self._nested_ns(child, of) for child in inside)
+def _held_and_adopted(
+    table: NodeTable, inside: Inside, is_timed: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which nodes are bricks that `is_timed` tells of or lie in one, and which were adopted or lie in what was."""
+    parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
+    held, adopted = np.zeros_like(is_timed), np.zeros_like(is_timed)
+    for ids in inside.by_depth:
+        parent, kind = parent_of[ids], kind_of[ids]
+        is_adopted = kind == NodeKind.ADOPTED
+        adopted[ids] = is_adopted | adopted[parent]
+        held[ids] = ~is_adopted & (held[parent] | ((kind == NodeKind.BRICK) & is_timed[ids]))
+    return held, adopted
 
-    def open_ns(self, node: Node) -> int:
-        """The time of `node` that lies in a step which has not ended."""
-        loose_ns = self.stats.rare("loose_ns", (node.id,))
-        return (
-            self.total_ns[node.id] - self.closed_ns[node.id] - self.stats.rare("cancelled_ns", (node.id,)) - loose_ns
-        )
 
-    def _nested_ns(self, node: Node, of: dict[int, int]) -> int:
-        """The time of `node` that lies inside of what it was started in."""
-        return of[node.id] - (self.stats.rare("loose_ns", (node.id,)) if of is self.total_ns else 0)
-
-    def _inside(self, node: int, of: dict[int, int], *, is_brick: bool) -> list[Node]:
-        found: list[Node] = []
-        for child in self.table.children[node]:
-            if child.kind is NodeKind.ADOPTED:
-                continue
-            if child.kind is NodeKind.BRICK:
-                is_other = bool(of[child.id])  # one that was never stopped has no time of its own
-            else:
-                is_other = not is_brick or child.kind is NodeKind.STEP
-            found += [child] if is_other else self._inside(child.id, of, is_brick=is_brick)
-        return found
+def _exclusive(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column) -> Column:
+    """By id `time_ns` less what lies inside each node and is shown for itself; that takes its `nested_ns` of it."""
+    parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
+    in_brick, in_other = np.zeros_like(time_ns), np.zeros_like(time_ns)  # shown for itself: to a brick, to others
+    for ids in reversed(inside.by_depth):
+        parent, kind = parent_of[ids], kind_of[ids]
+        is_brick = kind == NodeKind.BRICK
+        is_own = np.where(is_brick, time_ns[ids] != 0, kind == NodeKind.STEP)
+        for inside_ns, is_shown in ((in_brick, is_own), (in_other, is_own | ~is_brick)):
+            outside_ns = np.where(is_shown, nested_ns[ids], inside_ns[ids])
+            outside_ns[kind == NodeKind.ADOPTED] = 0
+            np.add.at(inside_ns, parent, outside_ns)
+    found: Column = time_ns - np.where(kind_of == NodeKind.BRICK, in_brick, in_other)
+    return found

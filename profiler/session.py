@@ -146,10 +146,15 @@ class Session:
 
     def report(self) -> Report:
         """Everything so far."""
-        return self._report(self._totals(), self._overwritten, self._rejected, None)
+        with self._reading:
+            return self._report(self._totals(), self._overwritten, self._rejected, None)
 
     def window(self, window_s: float, now_ns: int) -> Report:
         """The last `window_s` seconds before `now_ns`, from the first step that began in them."""
+        with self._reading:
+            return self._window(window_s, now_ns)
+
+    def _window(self, window_s: float, now_ns: int) -> Report:
         since_ns = now_ns - round(window_s * 1e9)
         batch = self._recorder.read_again()
         self._add_nodes()
@@ -172,7 +177,7 @@ class Session:
     def _began_in(self, batch: Batch, since_ns: int) -> NDArray[np.bool_]:
         """Which records began since then, and in no step that began earlier."""
         kept: NDArray[np.bool_] = batch.start_ns >= since_ns
-        step_of = np.array(self._table.step_of, np.int64)[np.minimum(batch.node, len(self._table))]
+        step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
         lane = batch.flags >> LANE_SHIFT
         earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns) & ~batch.are(FLAG_AMOUNTS)
         for at in np.flatnonzero(earlier).tolist():
@@ -181,11 +186,11 @@ class Session:
 
     def stats_for(self, name: str) -> BrickStats | None:
         """The statistics of the bricks called `name`; None where none ran."""
-        return next((stats for stats in brick_stats(self._totals()) if stats.name == name), None)
+        return next((stats for stats in self._bricks() if stats.name == name), None)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
         """The categories that ran."""
-        return {stats.category: stats for stats in category_stats(brick_stats(self._totals()))}
+        return {stats.category: stats for stats in category_stats(self._bricks())}
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
         """The nodes that ran, what they lie in, and the kernels of those that ran."""
@@ -240,6 +245,10 @@ class Session:
                 self._overwritten += batch.overwritten
                 self._rejected += self._count(batch, self._stats)
             return PhaseTotals.of(self._table, self._stats, None)
+
+    def _bricks(self) -> list[BrickStats]:
+        with self._reading:
+            return brick_stats(self._totals())
 
     def _add_nodes(self) -> None:
         with self._reading:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,18 @@ class NodeStats:
         values = self._rare[name]
         return sum(values.get(node, 0) for node in nodes) if values else 0
 
+    def rare_column(self, name: str) -> Column:
+        """A rare column as the others are: one entry a node id."""
+        found = np.zeros(self._size, np.int64)
+        for node, value in self._rare[name].items():
+            if node < self._size:
+                found[node] = value
+        return found
+
+    def nodes_with(self, name: str) -> Set[int]:
+        """The nodes that have something in a rare column."""
+        return self._rare[name].keys()
+
     def nodes_with_records(self) -> Column:
         """The nodes of which anything is counted, ascending."""
         rare = {node for values in self._rare.values() for node in values if node != ANY_STEP}
@@ -197,16 +210,18 @@ class NodeStats:
         """The calls of `nodes` taken together; None where there were none."""
         return self.calls_of([nodes])[0]
 
-    def calls_of(self, groups: Sequence[Sequence[int]]) -> list[Calls | None]:
+    def calls_of(self, groups: Sequence[Sequence[int] | Column]) -> list[Calls | None]:
         """The calls of each group of nodes taken together, all groups in one go."""
-        count = self.column("count")
-        ran = [[node for node in group if node < self._size and count[node]] for group in groups]
-        present = [at for at, group in enumerate(ran) if group]
+        node = np.fromiter(chain.from_iterable(groups), np.int64)
+        group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+        there = node < self._size
+        there[there] = self.column("count")[node[there]] > 0
+        node, group = node[there], group[there]
+        present = distinct(group).tolist()
         if not present:
             return [None] * len(groups)
-        node = np.array([node for at in present for node in ran[at]], np.int64)
-        sizes = np.array([len(ran[at]) for at in present])
-        starts = np.cumsum(sizes) - sizes
+        starts = np.flatnonzero(np.diff(group, prepend=-1))
+        sizes = np.diff(starts, append=len(node))
 
         def summed(name: str) -> list[int]:
             total: list[int] = np.add.reduceat(self.column(name)[node], starts).tolist()

@@ -17,6 +17,7 @@ from cbtop.protocol.subscriber import Subscriber
 SILENT_AFTER_S = 3.0  # three heartbeats
 CLOCK_WAIT_S = 0.2  # an answer that is waited for is timed well; longer than this nobody is held up for it
 MAX_DRAINED = 200  # messages a poll, so that a flood cannot hold up the screen
+MAX_DRAIN_S = 0.25  # and no further one after so long: the catalog of 100,000 nodes takes half a second
 
 
 class Collector:
@@ -98,6 +99,7 @@ class Collector:
             waited_s = (time.perf_counter_ns() - asked_ns) / 1e9
 
     def _drain(self, timeout_ms: int) -> None:
+        until_s = time.monotonic() + timeout_ms / 1000 + MAX_DRAIN_S
         for _ in range(MAX_DRAINED):
             try:
                 _topic, frames = self._subscriber.receive_frames(timeout_ms)
@@ -110,6 +112,8 @@ class Collector:
             for frame in frames:
                 self._take(frame)
             timeout_ms = 0
+            if time.monotonic() > until_s:
+                return
 
     def _take(self, frame: bytes) -> None:
         """Apply one message; one that is none costs those beside it nothing."""

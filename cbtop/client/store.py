@@ -109,8 +109,7 @@ class SourceRecord:
         return known + slices + self.stats.size_bytes + self.window.size_bytes
 
     def forget_catalog(self) -> None:
-        """Forget what was said: a snapshot follows. Statistics stay, for they only grow."""
-        self.nodes = NodeTable()
+        """Forget what may have been taken back: a snapshot follows. Nodes and statistics stay, for they only grow."""
         self.dependencies.clear()
         self.ceilings.clear()
         self.checks.clear()

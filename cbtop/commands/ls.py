@@ -8,11 +8,20 @@ import time
 
 from cbtop.client.feed import Feed
 from cbtop.commands.show import open_feed
-from cbtop.commands.top import HOW_TO_START, POLL_MS, RANKS_WATCH_S, add_attach_arguments, unanswered
+from cbtop.commands.top import (
+    HOW_TO_START,
+    POLL_MS,
+    RANKS_WATCH_S,
+    add_attach_arguments,
+    running,
+    runs_ranks,
+    unanswered,
+)
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import has_data
 
 DESCRIPTION = (
     "List every instrumented process: rank, model, state, speed and losses, how far its host's clock is from ours, "
@@ -37,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     with open_feed(options, options.source) as feed:
         _wait_for_answers(feed, options.timeout)
-        if sum(view.rank is not None for view in _live(_views(feed))) > 1:
+        if runs_ranks(feed):
             _poll_until(feed, time.monotonic() + RANKS_WATCH_S)
         views = _views(feed)
         if views:
@@ -53,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 def _wait_for_answers(feed: Feed, timeout_s: float) -> None:
     """Until every daemon has said what it knows, and each live source its first step, or time is up."""
     deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s and (feed.unanswered or any(not v.has_data for v in _live(_views(feed)))):
+    while time.monotonic() < deadline_s and (feed.unanswered or not all(map(has_data, running(feed)))):
         feed.poll(POLL_MS)
         if feed.refused:
             raise CbtopError(feed.refused)

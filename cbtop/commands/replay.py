@@ -68,7 +68,7 @@ def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
         who = f"that is --source {' or '.join(options.source)} " if options.source else ""
         raise NoDataError(f"{options.replay}: no process {who}has recorded anything by then; try another --at")
     check_phase(shown, options)
-    print_report(as_asked(feed, shown, options), options, feed.replay())
+    print_report(as_asked(feed, (view.key for view in shown), options), options, feed.replay())
     if feed.left_out:
         sys.stderr.write(f"cbtop: {feed.left_out}\n")
     if faulty := [view for view in views if view.state is SourceStatus.FAULTY]:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from cbtop.client.feed import Feed
+from cbtop.client.store import SourceRecord
 from cbtop.commands import replay
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked
 from cbtop.commands.show import (
@@ -22,7 +23,7 @@ from cbtop.commands.show import (
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import has_data, is_live, state_of
 
 DESCRIPTION = "attach to whatever runs"
 EPILOG = """\
@@ -84,12 +85,12 @@ def run(options: argparse.Namespace) -> int:
             return show_on_screen(feed, options, options.merge)
     with open_feed(options, options.source, window_s(options)) as feed:
         _wait_for_data(feed, options)
-        was_live = bool(_live(feed, options))
+        was_live = bool(running(feed))
         if not options.once and (options.headless or options.duration):
             _watch(feed, options, options.duration)
         elif options.window is not None:
             _watch(feed, options, options.window)
-        elif sum(view.rank is not None for view in _live(feed, options)) > 1:
+        elif runs_ranks(feed):
             _watch(feed, options, RANKS_WATCH_S)
         return _report(feed, options, was_live)
 
@@ -98,7 +99,7 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
     """Until every daemon has answered and a live source has something to show, or time is up."""
     deadline_s = time.monotonic() + options.timeout
     while time.monotonic() < deadline_s and (
-        feed.unanswered or not any(_has_data(view, options) for view in _live(feed, options))
+        feed.unanswered or not any(has_data(record, options.phase) for record in running(feed))
     ):
         feed.poll(POLL_MS)
         if feed.refused:
@@ -109,7 +110,7 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
     """Until the duration is over, or, without one, until nothing is live any more or Ctrl-C."""
     deadline_s = time.monotonic() + duration_s if duration_s else None
     try:
-        while _live(feed, options) and (deadline_s is None or time.monotonic() < deadline_s):
+        while running(feed) and (deadline_s is None or time.monotonic() < deadline_s):
             feed.poll(POLL_MS)
             if feed.refused:
                 raise CbtopError(feed.refused)
@@ -119,38 +120,45 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
 
 def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     """Print what there is; `was_live`: something ran when we began to watch."""
-    views = [view for source in feed.sources() if (view := feed.view(source.key, options.phase))]
-    live = [view for view in views if view.state is SourceStatus.LIVE]
+    records = known(feed)
+    live = [record for record in records if is_live(record)]
     # What has ended is only of interest where nothing runs, and then the last of it.
-    shown = [v for v in live or views if _has_data(v, options)][: None if live else 1]
+    shown = [record for record in live or records if has_data(record, options.phase)][: None if live else 1]
     if shown:
-        print_report(as_asked(feed, shown, options), options)
+        print_report(as_asked(feed, (record.key for record in shown), options), options)
     if shown and feed.unanswered:
         sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
+    waiting = [str(pid_of(record)) for record in live if not has_data(record, options.phase)]
+    if shown and waiting:
+        sys.stderr.write(f"cbtop: not shown, for no {_wanted(options)} has come yet: pid {', '.join(waiting)}\n")
     if feed.left_out:
         sys.stderr.write(f"cbtop: {feed.left_out}\n")
-    faulty = [view for view in views if view.state is SourceStatus.FAULTY]
+    faulty = [record for record in records if record.state and record.state.state is SourceStatus.FAULTY]
     if faulty:
-        what = "; ".join(f"pid {view.pid} is not to be trusted: {view.state_reason}" for view in faulty)
+        what = "; ".join(f"pid {pid_of(one)} is not to be trusted: {one.state.reason}" for one in faulty if one.state)
         raise UntrustedError(what)
     if not shown:
         raise NoDataError(_why_nothing(feed, live, options))
     if not was_live:
-        how = shown[0].state + (f" ({shown[0].state_reason})" if shown[0].state_reason else "")
-        raise NoDataError(f"nothing is running; shown is pid {shown[0].pid}, {how}. {HOW_TO_START}")
+        state = shown[0].state
+        how = state_of(shown[0]) + (f" ({state.reason})" if state and state.reason else "")
+        raise NoDataError(f"nothing is running; shown is pid {pid_of(shown[0])}, {how}. {HOW_TO_START}")
     return 0
 
 
-def _why_nothing(feed: Feed, live: list[SourceView], options: argparse.Namespace) -> str:
+def _why_nothing(feed: Feed, live: list[SourceRecord], options: argparse.Namespace) -> str:
     if feed.unanswered:
         return unanswered(feed)
     if not live and options.source:
         return f"nothing that runs is --source {' or '.join(options.source)}; `cbtop ls` lists what there is"
     if not live:
         return f"nothing is running: {HOW_TO_START}"
-    wanted = f"{options.phase} step" if options.phase else "step"
-    busy = ", ".join(f"pid {v.pid} is {v.activity or 'there'} but has recorded no {wanted} yet" for v in live)
-    return f"{busy}; raise --timeout (now {options.timeout:g} s)"
+    busy = ", ".join(f"pid {pid_of(one)} is {one.activity.name or 'there'}" for one in live)
+    return f"{busy}, but no {_wanted(options)} has come yet; raise --timeout (now {options.timeout:g} s)"
+
+
+def _wanted(options: argparse.Namespace) -> str:
+    return f"{options.phase} step" if options.phase else "step"
 
 
 def unanswered(feed: Feed) -> str:
@@ -158,12 +166,22 @@ def unanswered(feed: Feed) -> str:
     return f"no daemon answers at {', '.join(feed.unanswered)}"
 
 
-def _live(feed: Feed, options: argparse.Namespace) -> list[SourceView]:
-    live = [source.key for source in feed.sources() if source.state is SourceStatus.LIVE]
-    return [view for key in live if (view := feed.view(key, options.phase))]
+def known(feed: Feed) -> list[SourceRecord]:
+    """Every source, the newest live one first."""
+    seen = feed.seen()
+    return [seen[source.key].record for source in feed.sources()]
 
 
-def _has_data(view: SourceView, options: argparse.Namespace) -> bool:
-    if options.phase is not None and view.phase != options.phase:
-        return False
-    return view.has_data
+def running(feed: Feed) -> list[SourceRecord]:
+    """Those that run, as far as is known."""
+    return [record for record in known(feed) if is_live(record)]
+
+
+def runs_ranks(feed: Feed) -> bool:
+    """Whether several ranks run, which are to be compared."""
+    return sum(record.hello is not None and record.hello.rank is not None for record in running(feed)) > 1
+
+
+def pid_of(record: SourceRecord) -> int:
+    """Its process; 0 while that is not known."""
+    return record.hello.pid if record.hello else 0

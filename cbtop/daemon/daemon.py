@@ -261,7 +261,7 @@ class Daemon:
     def _keyframe(self) -> None:
         self._publish()
         for source in self._sources.values():
-            if source.state is SourceStatus.LIVE:
+            if source.state is SourceStatus.LIVE and not source.is_behind:  # else the rest is on its way
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
             return

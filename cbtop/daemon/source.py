@@ -66,6 +66,7 @@ class Source:
         self._heard = 0  # messages of the catalog
         self._quiet_version = (0, 0)  # records and messages, at the last keyframe
         self._quiet_rounds = 0  # keyframes since then that had nothing new to say
+        self._quiet_catalog = 0, 0  # the same of the catalog alone: its messages, and keyframes since then
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []
@@ -124,7 +125,8 @@ class Source:
     def fail(self, error: Exception) -> None:
         """Read it no more: what it holds provoked `error`."""
         _log.debug("%s", self.ring_path, exc_info=error)
-        self._end(SourceStatus.FAULTY, str(error) or type(error).__name__)
+        why = "no memory for it" if isinstance(error, MemoryError) else str(error) or type(error).__name__
+        self._end(SourceStatus.FAULTY, why)
 
     def state_message(self) -> SourceState:
         """How the source is, and its counters."""
@@ -173,11 +175,14 @@ class Source:
         ]
 
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Everything again, or nothing: where nothing changes twice is enough, and then now and again."""
+        """Everything again: of what does not change (all, or the catalog) twice is enough, and then now and again."""
         self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
         self._quiet_version = self.version
-        due = self._quiet_rounds < 2 or self._quiet_rounds % QUIET_ROUNDS == 0
-        return self.snapshot() if due else []
+        heard, rounds = self._quiet_catalog
+        self._quiet_catalog = self._heard, rounds + 1 if heard == self._heard else 0
+        if _is_due(self._quiet_catalog[1]):
+            return self.snapshot()
+        return self.snapshot()[1:] if _is_due(self._quiet_rounds) else []
 
     @property
     def version(self) -> tuple[int, int]:
@@ -277,6 +282,10 @@ class Source:
             rare_value=rare[2].astype("<f8", copy=False).tobytes(),
             **columns,
         )
+
+
+def _is_due(quiet_rounds: int) -> bool:
+    return quiet_rounds < 2 or quiet_rounds % QUIET_ROUNDS == 0
 
 
 def _bytes(column: Column) -> bytes:

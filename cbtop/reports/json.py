@@ -79,6 +79,7 @@ def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: 
 
 
 def _source(view: SourceView) -> dict[str, Any]:
+    graph = tuple(view.graph)
     return {
         "key": view.key,
         "merged": None if view.merged is None else asdict(view.merged),
@@ -112,8 +113,8 @@ def _source(view: SourceView) -> dict[str, Any]:
         "ranks": None if view.ranks is None else asdict(view.ranks),
         "categories": [_category(row) for row in view.categories],
         "roofline": _roofline(view.roofline),
-        "graph": [_node(row) for row in view.graph],
-        "tree": tree_text(view.graph),
+        "graph": [_node(row) for row in graph],
+        "tree": tree_text(graph),
         "critical_path": _critical_path(view.critical_path),
         "books": _books(view.books),
         "outside_steps": _beside(view.outside),

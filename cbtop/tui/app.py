@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -228,7 +229,10 @@ class CbtopApp(App[int]):
         """Freeze the screen, or let it go on. The feed is polled all the same."""
         self.paused = not self.paused
         if self.paused:
+            if self.source is not None:  # what is scrolled or unfolded into sight meanwhile is of this moment, too
+                self.source = replace(self.source, graph=tuple(self.source.graph))
             self._show_surroundings()
+            self._show_content()
         else:
             self.show()
 

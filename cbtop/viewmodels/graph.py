@@ -3,51 +3,154 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from typing import overload
+
+import numpy as np
 
 from cbtop.profiler.graph.analysis import CriticalPath, CycleError, critical_path
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.from_nodes import graph_of_nodes
-from cbtop.profiler.graph.nodes import AsyncTask, Transfer
+from cbtop.profiler.graph.from_nodes import graph_of_nodes, mean_call, runs_of
 from cbtop.profiler.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls
 from cbtop.protocol.messages import Dependency, Node
+from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import CriticalPathView, GraphRow
 
 # The path of so many nodes takes 0.13 s beside 0.35 s for the rest of their view (2 shared cores; at 100,000 nodes
 # 0.9 s beside 2.6 s): more is not worth the wait twice a second.
 MAX_PATH_NODES = 10_000
+BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # what may run beside its siblings
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
 
 
-def execution_graph(totals: PhaseTotals, dependencies: Iterable[Dependency]) -> tuple[ExecutionGraph, dict[int, int]]:
-    """The phase's nodes with their mean times, and each node's id in the graph by its id in the table."""
-    return graph_of_nodes(totals.nodes, totals.count, totals.total_ns, totals.known_elements, dependencies)
+class GraphRows(Sequence[GraphRow]):
+    """One row a node, a parent before its children. A row is made when it is asked for: a screen shows few.
+
+    They are those of now: who keeps them while the statistics go on makes a tuple of them.
+    """
+
+    def __init__(
+        self, totals: PhaseTotals, on_path: Set[int] = frozenset(), slack_ns: Mapping[int, float] | None = None
+    ) -> None:
+        self.places: tuple[Node, ...] = totals.nodes  # what does not change while no node is new
+        self._totals = totals
+        self._elements = totals.known_elements
+        self._on_path, self._slack_ns = on_path, slack_ns or {}
+        self._runs: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, at: int) -> GraphRow: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[GraphRow, ...]: ...
+    def __getitem__(self, at: int | slice) -> GraphRow | tuple[GraphRow, ...]:
+        return tuple(self._rows(self.places[at])) if isinstance(at, slice) else self._rows((self.places[at],))[0]
+
+    def __iter__(self) -> Iterator[GraphRow]:
+        return iter(self[:])
+
+    def __hash__(self) -> int:
+        return id(self.places)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they are of the same places and nothing more was counted. No row is made."""
+        if not isinstance(other, GraphRows):
+            return NotImplemented
+        mine, theirs = self._totals.columns, other._totals.columns
+        return (
+            self.places is other.places
+            and (self._on_path, self._slack_ns) == (other._on_path, other._slack_ns)
+            and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+        )
+
+    @property
+    def largest_percent(self) -> float:
+        """The largest share of the step's wall time that a row has."""
+        ids = self._totals.inside.ids
+        closed_ns = self._totals.columns["closed_ns"][ids[~self._totals.adopted[ids]]]
+        return self._totals.percent(int(closed_ns.max(initial=0))) or 0.0
+
+    def _rows(self, nodes: Sequence[Node]) -> list[GraphRow]:
+        calls = self._totals.stats.calls_of([[node.id] for node in nodes])
+        return [self._row(node, known) for node, known in zip(nodes, calls, strict=True)]
+
+    def _row(self, node: Node, calls: Calls | None) -> GraphRow:
+        totals = self._totals
+        depth = totals.table.depth[node.id] - (2 if totals.step else 1)
+        mean = mean_call(node, self._runs_of(node), totals.count, totals.total_ns, self._elements)
+        slack_ns = self._slack_ns.get(node.id)
+        return GraphRow(
+            id=node.id,
+            parent=node.parent if depth else None,
+            depth=depth,
+            kind=node.kind,
+            name=node.name,
+            label=label(mean),
+            category=node.category,
+            backend=node.backend,
+            count=calls.count if calls else None,
+            total_inclusive_us=calls.total_ns / 1e3 if calls else None,
+            avg_inclusive_us=calls.mean_ns / 1e3 if calls else None,
+            p50_us=calls.p50_ns / 1e3 if calls and calls.p50_ns is not None else None,
+            p99_us=calls.p99_ns / 1e3 if calls and calls.p99_ns is not None else None,
+            elements=round(calls.elements / calls.count) if calls and node.id in self._elements else None,
+            percent=totals.percent(totals.closed_ns[node.id]) if calls and not totals.adopted[node.id] else None,
+            node_label=node.label,
+            kernel=node.kernel,
+            on_critical_path=None if slack_ns is None else node.id in self._on_path,
+            slack_us=None if slack_ns is None else slack_ns / 1e3,
+        )
+
+    def _runs_of(self, node: Node) -> int:
+        found = self._runs.get(node.id)
+        if found is None:
+            is_root = node.parent is None or (self._totals.step is not None and node.parent == self._totals.step.id)
+            outer = 0 if is_root or node.parent is None else self._runs_of(self._totals.table[node.parent])
+            found = self._runs[node.id] = runs_of(node, outer, self._totals.count)
+        return found
 
 
 def graph_rows(
-    totals: PhaseTotals, graph: ExecutionGraph, ids: dict[int, int]
-) -> tuple[tuple[GraphRow, ...], CriticalPathView | None]:
-    """One row a node, a parent before its children, and the critical path where anything lies beside it."""
-    path, found = _path_of(graph)
-    on_path = frozenset(path.nodes) if path else frozenset()
-    slack_ns = path.slack_ns if path else {}
-    rows: list[GraphRow] = []
-    depths: dict[int | None, int] = {totals.step.id if totals.step else None: -1}
-    for node, calls in zip(totals.nodes, totals.stats.calls_of([[node.id] for node in totals.nodes]), strict=True):
-        depths[node.id] = depth = depths[node.parent] + 1
-        at = ids[node.id]
-        slack = slack_ns.get(at)
-        is_on_path = None if slack is None else at in on_path
-        rows.append(_row(node, depth, label(graph.nodes[at]), totals, calls, is_on_path, slack))
-    return tuple(rows), found
+    totals: PhaseTotals, dependencies: Collection[Dependency]
+) -> tuple[GraphRows, CriticalPathView | None]:
+    """The rows of a phase, and its critical path where anything lies beside it: of one sequence all is critical."""
+    ids, known = totals.inside.ids, totals.count.keys()
+    is_beside = np.isin(totals.table.column("kind_of")[ids], BESIDE).any()
+    if not is_beside and not any({one.first, one.then} <= known for one in dependencies):
+        return GraphRows(totals), None
+    if len(ids) > MAX_PATH_NODES:
+        unknown = f"{len(ids):,} nodes; it is computed for up to {MAX_PATH_NODES:,}"
+        return GraphRows(totals), CriticalPathView(0.0, 0, 0, unknown)
+    graph, at = graph_of_nodes(totals.nodes, totals.count, totals.total_ns, totals.known_elements, dependencies)
+    path = _path_of(graph)
+    if isinstance(path, CycleError):
+        return GraphRows(totals), CriticalPathView(0.0, 0, 0, str(path))
+    node_at = {place: node for node, place in at.items()}
+    on_path = frozenset(node_at[place] for place in path.nodes)
+    rows = GraphRows(totals, on_path, {node_at[place]: slack for place, slack in path.slack_ns.items()})
+    return rows, CriticalPathView(path.total_ns / 1e3, len(path.nodes), len(path.slack_ns))
+
+
+def places_of(graph: Sequence[GraphRow]) -> Sequence[GraphRow | Node]:
+    """What lies where in `graph`: the same object as long as no node is new."""
+    return graph.places if isinstance(graph, GraphRows) else graph
+
+
+def largest_share(graph: Sequence[GraphRow]) -> float:
+    """The largest share of the step's wall time (%) that a row of `graph` has."""
+    if isinstance(graph, GraphRows):
+        return graph.largest_percent
+    return max((row.percent or 0.0 for row in graph), default=0.0)
 
 
 def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda _: "") -> str:
     """The rows as the ASCII tree, to the character as the predecessor drew it; `note` adds to the end of a line."""
     inside: dict[int | None, list[TreeNode]] = {}
-    for row in reversed(rows):
+    for row in reversed(tuple(rows)):
         children = tuple(reversed(inside.pop(row.id, [])))
         inside.setdefault(row.parent, []).append(TreeNode(row.label + note(row), children, row.id))
     roots = tuple(reversed(inside.get(None, [])))
@@ -56,20 +159,7 @@ def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda
     return "\n".join(tree_lines(roots[0] if len(roots) == 1 else TreeNode(MANY_ROOTS, roots)))
 
 
-def _path_of(graph: ExecutionGraph) -> tuple[CriticalPath | None, CriticalPathView | None]:
-    """The critical path, and what is said of it: nothing where the graph is one sequence, all of it critical."""
-    if not graph.added_edges and not any(isinstance(node, AsyncTask | Transfer) for node in graph.nodes):
-        return None, None
-    if len(graph.nodes) > MAX_PATH_NODES:
-        unknown = f"{len(graph.nodes):,} nodes; it is computed for up to {MAX_PATH_NODES:,}"
-        return None, CriticalPathView(0.0, 0, 0, unknown)
-    path = _remembered(graph)
-    if isinstance(path, CycleError):
-        return None, CriticalPathView(0.0, 0, 0, str(path))
-    return path, CriticalPathView(path.total_ns / 1e3, len(path.nodes), len(path.slack_ns))
-
-
-def _remembered(graph: ExecutionGraph) -> CriticalPath | CycleError:
+def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     """The path of `graph`; that of an equal graph where it is one of the last few (comparing takes 4 ms, not 130)."""
     for known, path in tuple(_recent):
         if known == graph:
@@ -80,36 +170,3 @@ def _remembered(graph: ExecutionGraph) -> CriticalPath | CycleError:
         found = error.with_traceback(None)  # a traceback would keep every frame, and the whole view, alive
     _recent.append((graph, found))
     return found
-
-
-def _row(
-    node: Node,
-    depth: int,
-    text: str,
-    totals: PhaseTotals,
-    calls: Calls | None,
-    on_critical_path: bool | None,
-    slack_ns: float | None,
-) -> GraphRow:
-    uncounted = totals.stats.rare("uncounted", (node.id,))
-    return GraphRow(
-        id=node.id,
-        parent=node.parent if depth else None,
-        depth=depth,
-        kind=node.kind,
-        name=node.name,
-        label=text,
-        category=node.category,
-        backend=node.backend,
-        count=calls.count if calls else None,
-        total_inclusive_us=calls.total_ns / 1e3 if calls else None,
-        avg_inclusive_us=calls.mean_ns / 1e3 if calls else None,
-        p50_us=calls.p50_ns / 1e3 if calls and calls.p50_ns is not None else None,
-        p99_us=calls.p99_ns / 1e3 if calls and calls.p99_ns is not None else None,
-        elements=round(calls.elements / calls.count) if calls and not uncounted else None,
-        percent=totals.percent(totals.closed_ns[node.id]) if calls and node.id not in totals.adopted else None,
-        node_label=node.label,
-        kernel=node.kernel,
-        on_critical_path=on_critical_path,
-        slack_us=None if slack_ns is None else slack_ns / 1e3,
-    )

@@ -5,6 +5,7 @@ A None is a number nobody measured; every output prints it as `n/a` (text) or `n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -303,7 +304,7 @@ class SourceView:
     bricks: tuple[BrickRow, ...]  # by exclusive time, largest first
     categories: tuple[CategoryRow, ...]
     roofline: RooflineView
-    graph: tuple[GraphRow, ...]
+    graph: Sequence[GraphRow]
     books: BooksView | None  # None without steps
     loss: LossView
     checks: tuple[CheckRow, ...]

@@ -14,7 +14,7 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
-from cbtop.viewmodels.graph import execution_graph, graph_rows
+from cbtop.viewmodels.graph import graph_rows
 from cbtop.viewmodels.model import CheckRow, LossView, SourceSummary, SourceView, WindowView
 from cbtop.viewmodels.roofline import roofline, under_roofs
 from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
@@ -33,8 +33,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
     """Everything `record` shows for `phase` (None: decode, or whatever it has), of its life or of its window."""
     stats, covers_s = record.window.statistics(record.stats) if window else (record.stats, 0.0)
     phases = steps_views(record, stats, covers_s if window else None)
-    names = [display_name(node) for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    shown = phase if phase in names else DEFAULT_PHASE if DEFAULT_PHASE in names else next(iter(names), None)
+    shown = _shown_phase(record, phase)
     whole = PhaseTotals.of(record.nodes, record.stats, shown)
     totals = PhaseTotals.of(record.nodes, stats, shown) if window else whole
     checks = tuple(
@@ -50,7 +49,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
     for check in checks:
         passed.setdefault(check.brick, []).append(check.passed)
     rows = under_roofs(brick_rows(bricks, totals, passed), record.ceilings.values())
-    nodes, path = graph_rows(totals, *execution_graph(totals, record.dependencies))
+    nodes, path = graph_rows(totals, record.dependencies)
     hello, manifest, state = record.hello, record.manifest, record.state
     return SourceView(
         key=record.key,
@@ -90,6 +89,21 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
     )
 
 
+def has_data(record: SourceRecord, phase: str | None = None) -> bool:
+    """Whether its view for `phase` has data, without making it; one of another phase has none."""
+    shown, count = _shown_phase(record, phase), record.stats.column("count")
+    if phase is not None and shown != phase:
+        return False
+    if shown is None:
+        return bool(
+            count[: len(record.nodes) + 1][record.nodes.column("kind_of")[: len(count)] == NodeKind.BRICK].any()
+        )
+    steps = [
+        node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and display_name(node) == shown
+    ]
+    return any(step.id < len(count) and count[step.id] for step in steps)
+
+
 def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
     """Whether `record` is one of those that `wanted` names: by key, pid or `rank=N`."""
     names = [record.key]
@@ -106,6 +120,11 @@ def state_of(record: SourceRecord) -> SourceStatus:
 def is_live(record: SourceRecord) -> bool:
     """Whether the process still runs, as far as is known."""
     return state_of(record) is SourceStatus.LIVE
+
+
+def _shown_phase(record: SourceRecord, phase: str | None) -> str | None:
+    names = [display_name(node) for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
+    return phase if phase in names else DEFAULT_PHASE if DEFAULT_PHASE in names else next(iter(names), None)
 
 
 def _loss(record: SourceRecord) -> LossView:
@@ -135,5 +154,5 @@ def _newest_first(record: SourceRecord) -> tuple[bool, int]:
 
 def _only_backend(record: SourceRecord) -> str | None:
     """The backend, where no manifest says it and all bricks agree."""
-    named = {node.backend for node in record.nodes.nodes if node.backend}
-    return named.pop() if len(named) == 1 else None
+    named = record.nodes.backends
+    return next(iter(named)) if len(named) == 1 else None

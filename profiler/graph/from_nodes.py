@@ -40,18 +40,30 @@ def graph_of_nodes(
     runs: dict[int, int] = {}
     for node in nodes:
         outer = node.parent or 0
-        runs[node.id] = runs.get(outer) or count.get(outer) or count.get(node.id, 0)
-        if node.kind is NodeKind.ASYNC_TASK and not (runs.get(outer) or count.get(outer)):
-            runs[node.id] = 1  # a poll is no run of it
-        calls, called = count.get(node.id, 0), runs[node.id]
-        mean_ns = total_ns[node.id] / calls if calls else None
-        mean_elements = elements[node.id] / calls if calls and node.id in elements else None
-        made = _graph_node(node, mean_ns, mean_elements, calls / called if calls else 1.0)
-        ids[node.id] = graph.add_node(made, ids.get(outer))
+        runs[node.id] = runs_of(node, runs.get(outer, 0), count)
+        ids[node.id] = graph.add_node(mean_call(node, runs[node.id], count, total_ns, elements), ids.get(outer))
     for dependency in dependencies:
         if dependency.first in ids and dependency.then in ids:
             graph.add_dependency(ids[dependency.first], ids[dependency.then])
     return graph, ids
+
+
+def runs_of(node: Node, runs_of_parent: int, count: Mapping[int, int]) -> int:
+    """How often the outermost that `node` lies in ran."""
+    outer = runs_of_parent or count.get(node.parent or 0, 0)
+    if node.kind is NodeKind.ASYNC_TASK and not outer:
+        return 1  # a poll is no run of it
+    return outer or count.get(node.id, 0)
+
+
+def mean_call(
+    node: Node, runs: int, count: Mapping[int, int], total_ns: Mapping[int, int], elements: Mapping[int, int]
+) -> GraphNode:
+    """`node` as its mean call was, in one of `runs`; see `graph_of_nodes`."""
+    calls = count.get(node.id, 0)
+    mean_ns = total_ns[node.id] / calls if calls else None
+    mean_elements = elements[node.id] / calls if calls and node.id in elements else None
+    return _graph_node(node, mean_ns, mean_elements, calls / runs if calls else 1.0)
 
 
 def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, calls: float) -> GraphNode:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
@@ -19,6 +21,15 @@ MAX_DEPTH = 32  # step, layer, brick, kernel, and room for bricks inside bricks
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 
 
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What lies inside one node, a parent before its children; the ids, and those of each depth, outermost first."""
+
+    nodes: tuple[Node, ...]
+    ids: NDArray[np.int64]
+    by_depth: tuple[NDArray[np.int64], ...]
+
+
 class NodeTable:
     """Nodes by id (1, 2, 3, …), each after its parent, so there are no cycles; at most MAX_NODES, MAX_DEPTH deep."""
 
@@ -28,9 +39,16 @@ class NodeTable:
         self.step_of = array("q", [-1])  # the step that each id lies in (itself for a step), -1 where there is none
         self.part_of = array("q", [-1])  # the step whose time each id's is part of, lying directly in it; else -1
         self.first_of = array("q", [0])  # the first node of the same kind, name and category in the same phase
+        self.like_of = array("q", [0])  # the first of these with the same work and budget, too
+        self.parent_of = array("q", [0])  # 0 for what lies in nothing
+        self.kind_of = array("q", [-1])
+        self.depth = array("q", [0])
+        self.backends: set[str] = set()
         self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}  # by phase (0: in none) and these three
+        self._like: dict[tuple[int, Work, float | None, float | None], int] = {}
         self._phase: array[int] = array("q", [0])
-        self._depth = array("q", [0])
+        self._columns: dict[str, NDArray[np.int64]] = {}
+        self._inside: dict[int | None, Inside] = {}
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -45,7 +63,7 @@ class NodeTable:
             raise ValueError(f"node {node.id} where {expected} was due (at most {MAX_NODES} are taken)")
         if node.parent is not None and not 1 <= node.parent < expected:
             raise ValueError(f"node {node.id} lies inside {node.parent}, which is not defined before it")
-        depth = 1 if node.parent is None else self._depth[node.parent] + 1
+        depth = 1 if node.parent is None else self.depth[node.parent] + 1
         if depth > MAX_DEPTH:
             raise ValueError(f"node {node.id} lies {depth} deep, at most {MAX_DEPTH} are taken")
         outer = -1 if node.parent is None else self.step_of[node.parent]
@@ -54,17 +72,47 @@ class NodeTable:
         self.children[node.parent].append(node)
         self.step_of.append(node.id if node.kind is NodeKind.STEP and outer < 0 else outer)
         self.part_of.append(outer if node.parent == outer and node.kind in _PARTS else -1)
-        self._depth.append(depth)
+        self.depth.append(depth)
         is_phase = node.parent is None and node.kind is NodeKind.STEP
         self._phase.append(node.id if is_phase else self._phase[node.parent or 0])
         category = BrickCategory.OTHER if node.category is None else node.category
-        self.first_of.append(self._first.setdefault((self._phase[-1], node.kind, node.name, category), node.id))
+        first = self._first.setdefault((self._phase[-1], node.kind, node.name, category), node.id)
+        self.first_of.append(first)
+        like = first, node.work, node.budget_us_per_token, node.budget_gb_per_sec
+        self.like_of.append(self._like.setdefault(like, node.id))
+        self.parent_of.append(node.parent or 0)
+        self.kind_of.append(node.kind)
+        if node.backend:
+            self.backends.add(node.backend)
+        self._columns.clear()
+        self._inside.clear()
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """`step_of`, `part_of` and `first_of`, as `NodeStats.add` takes them."""
+        return self.column("step_of"), self.column("part_of"), self.column("first_of")
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """One of the arrays above; the same object while no node is new."""
         import numpy as np  # which a process that only records need not load
 
-        return np.array(self.step_of, np.int64), np.array(self.part_of, np.int64), np.array(self.first_of, np.int64)
+        found = self._columns.get(name)
+        if found is None:
+            found = self._columns[name] = np.array(getattr(self, name), np.int64)
+        return found
+
+    def inside(self, node: int | None) -> Inside:
+        """What lies inside `node` (None: everything); the same object while no node is new."""
+        import numpy as np
+
+        found = self._inside.get(node)
+        if found is None:
+            nodes = tuple(self.descendants(node))
+            ids = np.array([one.id for one in nodes], np.int64)
+            depth = self.column("depth")[ids]
+            order = np.argsort(depth, kind="stable")
+            by_depth = np.split(ids[order], np.flatnonzero(np.diff(depth[order])) + 1)
+            found = self._inside[node] = Inside(nodes, ids, tuple(by_depth))
+        return found
 
     def descendants(self, node: int | None) -> list[Node]:
         """Everything inside `node` (None: everything), a parent before its children, in drawing order."""

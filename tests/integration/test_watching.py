@@ -279,7 +279,7 @@ def test_a_phase_that_has_not_run_is_waited_for_and_then_named(monkeypatch: pyte
         once_answered(monkeypatch)
         done = cbtop("--headless", "--once", "--phase", "prefill", "--timeout", "1")
     assert (done.returncode, done.stdout) == (3, "")
-    assert f"pid {process.pid} is there but has recorded no prefill step yet" in done.stderr
+    assert f"pid {process.pid} is there, but no prefill step has come yet" in done.stderr
 
 
 def test_a_source_that_cannot_be_trusted_is_named_with_the_reason_and_exit_code_5(

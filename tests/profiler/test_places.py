@@ -189,7 +189,7 @@ def test_adopted_work_closes_with_its_step_and_takes_nothing_from_its_layer(make
     layer, adopted, work = totals.nodes
     assert (totals.count[layer.id], totals.count[adopted.id], totals.count[work.id]) == (20, 160, 160)
     assert all(totals.closed_ns[node.id] == totals.total_ns[node.id] for node in totals.nodes)
-    assert totals.exclusive_ns(layer, totals.closed_ns) == totals.closed_ns[layer.id]
+    assert totals.closed_exclusive_ns[layer.id] == totals.closed_ns[layer.id]
     assert source.stats.rare("over", [node.id for node in source._nodes.nodes]) == 0
     profiler.close()
 

@@ -108,7 +108,7 @@ def _books(memory: Memory) -> Counter[tuple[tuple[str, ...], str]]:
         for node in (totals.step, *totals.nodes):
             path = paths[node.id] = (*paths[node.parent], node.name) if node.parent else (phase,)
             found[path, "closed"] += totals.closed_ns[node.id]
-            found[path, "exclusive"] += totals.exclusive_ns(node, totals.closed_ns)
+            found[path, "exclusive"] += int(totals.closed_exclusive_ns[node.id])
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from cbtop.client.feed import Views
 from cbtop.viewmodels.model import MergeMode, SourceView
@@ -27,11 +27,11 @@ def add_merge_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def as_asked(feed: Views, views: Sequence[SourceView], options: argparse.Namespace) -> list[SourceView]:
-    """The sources of `views`, of their lives or of the window, merged or not."""
+def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace) -> list[SourceView]:
+    """The sources `keys`, of their lives or of the window, merged or not."""
     found: dict[str, SourceView] = {}
     window = options.window is not None
-    for key in (view.key for view in views):
+    for key in keys:
         if options.merge is None:
             view = feed.view(key, options.phase, window=window)
         elif any(other.merged and key in other.merged.keys for other in found.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -11,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from cbtop import formatting
+from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
 from cbtop.tui.views.base import SourceDrawing, View
@@ -20,79 +22,81 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
+from cbtop.viewmodels.graph import largest_share, places_of
 from cbtop.viewmodels.model import CriticalPathView, GraphRow, SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
+Place = GraphRow | Node  # what lies where, whatever was measured of it
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A node in sight, with the connectors in front of it."""
+    """A node in sight, with the connectors in front of it; `at` is its place in the graph."""
 
-    node: GraphRow
+    at: int
+    id: int
+    parent: int | None
     connectors: str
     has_children: bool
     unfolded: bool
 
 
-def visible_rows(nodes: Sequence[GraphRow], unfolded: frozenset[int]) -> list[TreeRow]:
+def visible_rows(places: Sequence[Place], unfolded: frozenset[int]) -> list[TreeRow]:
     """The nodes whose ancestors are all unfolded, in drawing order, with their connectors."""
-    last_child: dict[int | None, int] = {}
-    for node in nodes:
-        last_child[node.parent] = node.id
+    outside = places[0].parent if places else None
+    last_child: dict[int | None, int] = {place.parent: place.id for place in places}
     rows: list[TreeRow] = []
-    indents: dict[int, str] = {}  # of the children of a node in sight and unfolded
-    for node in nodes:
-        if node.parent is None:
-            connectors, indent = "", ""
-        elif node.parent in indents:
-            is_last = last_child[node.parent] == node.id
-            connectors = indents[node.parent] + ("└── " if is_last else "├── ")
-            indent = indents[node.parent] + ("    " if is_last else "│   ")
+    indents: dict[int | None, str] = {}  # of the children of a node in sight and unfolded
+    for at, place in enumerate(places):
+        if place.parent in (None, outside):
+            parent, connectors, indent = None, "", ""
+        elif place.parent in indents:
+            parent, is_last = place.parent, last_child[place.parent] == place.id
+            connectors = indents[parent] + ("└── " if is_last else "├── ")
+            indent = indents[parent] + ("    " if is_last else "│   ")
         else:
             continue
-        is_unfolded = node.id in unfolded
-        rows.append(TreeRow(node, connectors, node.id in last_child, is_unfolded))
+        is_unfolded = place.id in unfolded
+        rows.append(TreeRow(at, place.id, parent, connectors, place.id in last_child, is_unfolded))
         if is_unfolded:
-            indents[node.id] = indent
+            indents[place.id] = indent
     return rows
 
 
-def _node(row: TreeRow, width: int) -> Line:
-    mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
-    name, _, rest = clean(row.node.label).partition("  ")
-    category = row.node.category
-    role = CATEGORY_LOOKS[category].role if category is not None else "strong" if row.node.parent is None else ""
-    return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
-
-
-def _slack(row: TreeRow) -> Line:
-    return (("critical", "warn"),) if row.node.on_critical_path else figure(_SLACK.bare(row.node))
-
-
-def graph_columns(largest_percent: float, *, slack: bool) -> tuple[Column[TreeRow], ...]:
-    """The columns of the tree; the bar of a node with `largest_percent` fills its column.
+def graph_columns(graph: Sequence[GraphRow], *, slack: bool) -> tuple[Column[TreeRow], ...]:
+    """The columns of the tree of `graph`; the bar of the node with the largest share fills its column.
 
     The slack is worth a column only where anything lies beside the critical path.
     """
+    largest_percent = max(largest_share(graph), 1e-9)
+    made = cache(lambda at: graph[at])
+
+    def of(row: TreeRow) -> GraphRow:
+        return made(row.at)
+
+    def node(row: TreeRow, width: int) -> Line:
+        shown = of(row)
+        mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
+        name, _, rest = clean(shown.label).partition("  ")
+        category = shown.category
+        role = CATEGORY_LOOKS[category].role if category is not None else "strong" if row.parent is None else ""
+        return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
 
     def share(row: TreeRow, width: int) -> Line:
-        category = row.node.category
+        category, percent = of(row).category, of(row).percent
         role = CATEGORY_LOOKS[category].role if category is not None else "accent"
-        percent = row.node.percent
-        return bar(None if percent is None else percent / max(largest_percent, 1e-9), width, role)
+        return bar(None if percent is None else percent / largest_percent, width, role)
+
+    def slack_of(row: TreeRow) -> Line:
+        return (("critical", "warn"),) if of(row).on_critical_path else figure(_SLACK.bare(of(row)))
 
     return (
-        Column("layer → brick → kernel", 34, 0, _node, "the node; ▸ folded, ▾ unfolded", align="left", stretch=5),
-        *figure_columns(NODE_COLUMNS, row_of=_graph_row),
-        *(figure_columns(PATH_COLUMNS, row_of=_graph_row, cells={"slack_us": _slack}) if slack else ()),
+        Column("layer → brick → kernel", 34, 0, node, "the node; ▸ folded, ▾ unfolded", align="left", stretch=5),
+        *figure_columns(NODE_COLUMNS, row_of=of),
+        *(figure_columns(PATH_COLUMNS, row_of=of, cells={"slack_us": slack_of}) if slack else ()),
         Column("share", 8, 5, share, "wall %, drawn; the largest fills it", align="left", stretch=1, max_width=24),
-        *figure_columns(NODE_SHARE_COLUMNS, row_of=_graph_row),
+        *figure_columns(NODE_SHARE_COLUMNS, row_of=of),
     )
-
-
-def _graph_row(row: TreeRow) -> GraphRow:
-    return row.node
 
 
 def path_line(path: CriticalPathView) -> Line:
@@ -122,7 +126,7 @@ class Graph(View):
         "node is not timed on its own. Where async tasks, dependencies or transfers are in the graph, the critical "
         "path is marked and the other nodes show their slack, of the mean run."
     )
-    columns_doc = tuple((column.title, column.doc) for column in graph_columns(100.0, slack=True))
+    columns_doc = tuple((column.title, column.doc) for column in graph_columns((), slack=True))
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "toggle_fold", "fold/unfold"),
@@ -134,9 +138,10 @@ class Graph(View):
     def compose(self) -> ComposeResult:
         self._unfolded: frozenset[int] = frozenset()
         self._fold_state_of = ""
-        self._graph: tuple[GraphRow, ...] = ()
+        self._places: Sequence[Place] = ()
+        self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None  # what the rows in the table were made of
         self._table: Table[TreeRow] = Table(
-            graph_columns(100.0, slack=False), lambda row: row.node.id, empty="(empty graph)", id="graph-table"
+            graph_columns((), slack=False), lambda row: row.id, empty="(empty graph)", id="graph-table"
         )
         self._path = PathLine(id="graph-path")
         yield self._table
@@ -147,19 +152,23 @@ class Graph(View):
         return self._table
 
     def show_source(self, source: SourceView) -> None:
-        self._graph = source.graph
+        self._places = places_of(source.graph)
         path = source.critical_path
-        largest_percent = max((node.percent or 0.0 for node in source.graph), default=100.0)
-        self._table.columns = graph_columns(largest_percent, slack=path is not None and path.nodes < path.timed_nodes)
+        self._table.columns = graph_columns(source.graph, slack=path is not None and path.nodes < path.timed_nodes)
         self._path.show_source(source)
-        if self._fold_state_of != source.key and source.graph:
+        if self._fold_state_of != source.key and self._places:
             self._fold_state_of = source.key
-            layers = (node.id for node in source.graph if node.kind is NodeKind.LAYER)
-            self._unfolded = frozenset({next(layers, source.graph[0].id)})
+            layers = (place.id for place in self._places if place.kind is NodeKind.LAYER)
+            self._unfolded = frozenset({next(layers, self._places[0].id)})
         self._show_tree()
 
     def _show_tree(self) -> None:
-        self._table.show_rows(visible_rows(self._graph, self._unfolded))
+        """Which rows there are changes with the nodes and what is unfolded, not with what is measured."""
+        if self._drawn and self._drawn[0] is self._places and self._drawn[1] == self._unfolded:
+            self._table.redraw()
+            return
+        self._drawn = self._places, self._unfolded
+        self._table.show_rows(visible_rows(self._places, self._unfolded))
 
     def _set_unfolded(self, unfolded: frozenset[int]) -> None:
         self._table.hold_row()
@@ -168,7 +177,7 @@ class Graph(View):
 
     def action_toggle_fold(self) -> None:
         if (row := self._table.current) is not None and row.has_children:
-            self._set_unfolded(self._unfolded ^ {row.node.id})
+            self._set_unfolded(self._unfolded ^ {row.id})
 
     def action_fold(self) -> None:
         """Fold this node; where there is nothing to fold, go to its parent."""
@@ -176,10 +185,10 @@ class Graph(View):
         if row is None:
             return
         if row.has_children and row.unfolded:
-            self._set_unfolded(self._unfolded - {row.node.id})
-        elif row.node.parent is not None:
-            ids = [other.node.id for other in self._table.rows]
-            self._table.move_to(ids.index(row.node.parent))
+            self._set_unfolded(self._unfolded - {row.id})
+        elif row.parent is not None:
+            ids = [other.id for other in self._table.rows]
+            self._table.move_to(ids.index(row.parent))
 
     def action_unfold(self) -> None:
         """Unfold this node; where it is unfolded, go to its first child."""
@@ -189,9 +198,9 @@ class Graph(View):
         if row.unfolded:
             self._table.action_move(1)
         else:
-            self._set_unfolded(self._unfolded | {row.node.id})
+            self._set_unfolded(self._unfolded | {row.id})
 
     def action_toggle_all(self) -> None:
         """Unfold everything, or fold everything when something is unfolded."""
-        everything = frozenset(node.id for node in self._graph)
+        everything = frozenset(place.id for place in self._places)
         self._set_unfolded(frozenset() if self._unfolded else everything)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.client import collector as collector_module
 from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.protocol import codec
 from cbtop.protocol.messages import DaemonHello, Node, SourceCatalog, StatsUpdate, WireMessage
-from cbtop.protocol.publisher import JOIN_PREFIX, Publisher
+from cbtop.protocol.publisher import JOIN_PREFIX, LIVE, Publisher
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import eventually
@@ -78,3 +79,25 @@ def test_a_damaged_message_costs_the_sources_it_came_with_nothing(runtime: Path)
     assert collector.damaged == 2
     assert {"h:1:1:0", "h:3:1:0"} <= store.sources.keys()
     assert not collector.is_silent
+
+
+def test_a_poll_that_took_its_time_leaves_the_rest_for_the_next(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "MAX_DRAIN_S", -1.0)
+    endpoint = f"ipc://{runtime}/wire"
+    publisher, collector = Publisher(endpoint), Collector(endpoint, Store())
+    try:
+        (asked,) = eventually(lambda: collector.poll() or publisher.hear(20) or publisher.questions(JOIN_PREFIX))
+        publisher.answer_frames([asked], [codec.encode(HELLO)])
+        for number in range(3):
+            frames = [codec.encode(message) for message in said_of(runtime, f"source {number}")]
+            publisher.send_frames(LIVE, frames)
+        found = []
+        while len(collector.store.sources) < 3:
+            eventually(lambda: collector.poll(20) or len(collector.store.sources) > len(found))
+            found.append(len(collector.store.sources))
+        assert found == [1, 2, 3]
+    finally:
+        collector.close()
+        publisher.close()

@@ -147,6 +147,17 @@ def test_news_whose_forerunner_was_lost_waits_for_the_keyframe() -> None:
     assert len(store.sources[key].nodes) == 3
 
 
+def test_a_catalog_said_again_leaves_the_nodes_that_are_known() -> None:
+    store, key = Store(), "host:1:2:0"
+    nodes = tuple(Node(number, None, NodeKind.BRICK, f"brick {number}") for number in (1, 2, 3))
+    store.apply(SourceCatalog(key, complete=True, messages=nodes[:2]))
+    inside = store.sources[key].nodes.inside(None)
+    store.apply(SourceCatalog(key, complete=True, messages=nodes[:2]))
+    assert store.sources[key].nodes.inside(None) is inside
+    store.apply(SourceCatalog(key, complete=True, messages=nodes))
+    assert [node.id for node in store.sources[key].nodes.inside(None).nodes] == [1, 2, 3]
+
+
 def said_of(key: str, nodes: int) -> SourceCatalog:
     return SourceCatalog(
         key, True, tuple(Node(at, None, NodeKind.BRICK, f"brick {at}") for at in range(1, nodes + 1))

@@ -18,10 +18,12 @@ from cbtop.daemon.daemon import Daemon, DaemonInside
 from cbtop.daemon.source import Source
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol import catalog as catalog_module
+from cbtop.protocol import codec
 from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import default_endpoint
-from cbtop.protocol.messages import HostHello
+from cbtop.protocol.messages import HostHello, Message, Node, SourceCatalog
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import RECORD_BYTES, RingWriter
 from cbtop.protocol.vocabulary import SourceStatus
@@ -248,3 +250,30 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
             eventually(lambda: len(counts(late)) > (says != "snapshot"))
     bad.close()
     good.close()
+
+
+def test_a_long_catalog_that_is_still_being_read_is_told_piece_by_piece_and_then_as_a_whole(
+    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_module, "PIECE_BYTES", 200)
+    profiler = BrickProfiler(recorder=RingRecorder(runtime))
+    for number in range(30):
+        with profiler.brick(f"brick {number}"):
+            pass
+    said: list[Message | None] = []
+    monkeypatch.setattr(daemon._publisher, "send_frames", lambda _, frames: said.extend(map(codec.decode, frames)))
+    daemon._discover()
+    (source,) = daemon._sources.values()
+    rounds = 0
+    while source.is_behind:
+        said.clear()
+        daemon._keyframe()
+        assert not any(isinstance(message, SourceCatalog) and message.complete for message in said)
+        daemon._read()
+        rounds += 1
+    assert rounds > 3
+    said.clear()
+    daemon._keyframe()
+    catalogs = [message for message in said if isinstance(message, SourceCatalog) and message.complete]
+    assert [sum(isinstance(one, Node) for one in catalog.messages) for catalog in catalogs] == [30]
+    profiler.close()

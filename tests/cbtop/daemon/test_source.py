@@ -33,6 +33,7 @@ from cbtop.protocol.messages import (
     Manifest,
     Node,
     SourceCatalog,
+    StatsUpdate,
     TraceSummary,
 )
 from cbtop.protocol.ring import RECORD_BYTES, RingWriter
@@ -217,6 +218,26 @@ def test_what_is_quiet_is_told_again_twice_and_then_seldom(runtime: Path) -> Non
         pass
     source.poll()
     assert [bool(source.keyframe()) for _ in range(4)] == [True, True, False, False]
+
+
+def test_a_catalog_that_stays_the_same_is_told_again_twice_and_then_seldom_however_much_runs(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a"):
+        pass
+    source = source_of(runtime)
+
+    def is_told() -> bool:
+        with profiler.brick("a"):
+            pass
+        source.poll()
+        said = [type(message) for message in source.keyframe()]
+        assert StatsUpdate in said
+        return SourceCatalog in said
+
+    assert [is_told() for _ in range(14)] == [n in (0, 1, 6, 12) for n in range(14)]
+    with profiler.brick("new"):
+        pass
+    assert [is_told() for _ in range(4)] == [True, True, False, False]
 
 
 AGAIN_AND_AGAIN: dict[str, Callable[[int], CatalogMessage]] = {

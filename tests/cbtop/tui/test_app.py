@@ -17,6 +17,7 @@ from textual.binding import Binding
 from textual.pilot import Pilot
 
 from cbtop.client.feed import FeedEnd
+from cbtop.client.store import Store
 from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
 from cbtop.tui.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
@@ -28,9 +29,12 @@ from cbtop.tui.views.roofline import Roofline
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
+from cbtop.viewmodels.graph import GraphRows
 from cbtop.viewmodels.model import RooflineView
+from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 from tests.integration.hosts import DEADLINE_S
 
 AppPilot = Pilot[int]
@@ -444,3 +448,65 @@ def test_a_lost_terminal_ends_the_app_even_when_the_hang_up_signal_is_ignored() 
     finally:
         process.kill()
         process.wait()
+
+
+async def test_of_many_nodes_only_those_in_sight_are_made_into_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = profiler_in(tmp_path, Clock())
+
+    def decode() -> None:
+        with profiler.step("decode", 1):
+            for layer in range(100):
+                with profiler.layer(layer):
+                    for name in "abcdefghi":
+                        with profiler.brick(name):
+                            pass
+
+    decode()
+    source, store = source_of(tmp_path), Store()
+    source.poll()
+    apply(store, source.snapshot())
+    record = store.sources[source.key]
+    made: list[int] = []
+    row = GraphRows._row
+    monkeypatch.setattr(GraphRows, "_row", lambda rows, node, calls: made.append(node.id) or row(rows, node, calls))
+    feed = ScriptedFeed(source_view(record))
+    app = CbtopApp(feed, interval_s=1000)
+    async with app.run_test(size=SIZE) as pilot:
+        await press(pilot, "4", "z", "z")  # fold all, unfold all
+        text = await press(pilot, "pagedown")
+        assert "Layer" in text
+        assert 10 < len(set(made)) <= 3 * SIZE[1]
+        decode()
+        source.poll()
+        apply(store, source.delta())
+        made.clear()
+        feed.seen = [source_view(record)]
+        app.tick()
+        await pilot.pause()
+        assert 10 < len(set(made)) <= SIZE[1]
+
+
+async def test_what_a_paused_screen_scrolls_into_sight_is_of_the_moment_it_was_paused(tmp_path: Path) -> None:
+    profiler = profiler_in(tmp_path, clock := Clock())
+
+    def decode(us: int) -> None:
+        with profiler.step("decode", 1):
+            for layer in range(100):
+                with profiler.layer(layer):
+                    clock.sleep_us(us)
+
+    decode(7)
+    source, store = source_of(tmp_path), Store()
+    source.poll()
+    apply(store, source.snapshot())
+    app = CbtopApp(ScriptedFeed(source_view(store.sources[source.key])), interval_s=1000)
+    async with app.run_test(size=SIZE) as pilot:
+        await press(pilot, "4", "z", "z", "space")
+        decode(1000)
+        source.poll()
+        apply(store, source.delta())
+        rows = [line for line in (await press(pilot, "G")).splitlines() if "Layer 9" in line]
+        assert len(rows) == 10
+        assert all(" 7.00 " in row for row in rows)

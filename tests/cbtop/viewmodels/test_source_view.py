@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from cbtop.profiler import stats
 from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.source import has_data, source_view
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 
@@ -89,6 +91,26 @@ def test_bricks_without_work_are_named_not_placed(view: SourceView) -> None:
     assert qkv.bound == "memory"
     assert qkv.intensity is not None
     assert qkv.attainable_gflops == pytest.approx(qkv.intensity * 20)
+
+
+@pytest.mark.parametrize("phase", [None, "decode", "prefill", "other"])
+@pytest.mark.parametrize("host", ["a word", "a brick", "an open step", "prefill", "decode in prefill"])
+def test_whether_there_is_data_to_show_is_known_without_a_view(runtime: Path, host: str, phase: str | None) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with ExitStack() as running:
+        if host == "a word":
+            profiler.announce(Ceiling("dram", "bandwidth", 1.0, "GB/s", Provenance.STATIC))
+        elif host == "a brick":
+            profiler.record_elapsed("a", 5)
+        else:
+            running.enter_context(profiler.step("prefill", 1))
+        if host == "decode in prefill":
+            running.enter_context(profiler.step("decode", 1))
+        if host != "an open step":
+            running.close()
+        record = record_of(source_of(runtime))
+        view = source_view(record, phase)
+        assert has_data(record, phase) == (view.has_data and phase in (None, view.phase))
 
 
 def test_a_process_without_steps_has_bricks_but_no_books(runtime: Path) -> None:

@@ -38,6 +38,22 @@ def test_every_node_knows_the_first_of_its_name_in_its_phase() -> None:
     assert table.first_of.tolist() == [0, 1, 2, 3, 4, 3, 6, 3, 8]
 
 
+def test_what_lies_inside_a_node_is_found_once_until_a_node_is_new() -> None:
+    table = NodeTable()
+    for number, parent in ((1, None), (2, 1), (3, None), (4, 1), (5, 2)):
+        table.add(node(number, parent))
+    inside = table.inside(None)
+    assert [one.id for one in inside.nodes] == inside.ids.tolist() == [1, 2, 5, 4, 3]
+    assert [ids.tolist() for ids in inside.by_depth] == [[1, 3], [2, 4], [5]]
+    assert table.inside(None) is inside
+    assert table.column("parent_of") is table.column("parent_of")
+    table.add(node(6, 5))
+    assert table.inside(5).ids.tolist() == [6]
+    assert table.inside(6).ids.tolist() == []
+    assert table.inside(None).ids.tolist() == [1, 2, 5, 6, 4, 3]
+    assert table.column("parent_of").tolist() == [0, 0, 1, 0, 1, 2, 5]
+
+
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
