@@ -140,6 +140,7 @@ class Session:
         self._recorder = recorder
         self._sample_every = sample_every
         self._table = NodeTable()
+        self._is_adding = False
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
         self._reading = threading.RLock()  # two threads may ask at once: a record is counted once
@@ -252,8 +253,12 @@ class Session:
 
     def _add_nodes(self) -> None:
         with self._reading:
+            if self._is_adding:  # an exception of the host's signal handler left the table half done
+                self._table = NodeTable()
+            self._is_adding = True
             for node in self._recorder.nodes()[len(self._table) :]:
                 self._table.add(node)
+            self._is_adding = False
 
     def _count(self, batch: Batch, stats: NodeStats) -> int:
         """Add `batch` to `stats`, and give how many of its records tell nothing."""

@@ -85,6 +85,7 @@ def test_a_poll_that_took_its_time_leaves_the_rest_for_the_next(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector_module, "MAX_DRAIN_S", -1.0)
+    monkeypatch.setattr(collector_module, "CLOCK_WAIT_S", 0.0)
     endpoint = f"ipc://{runtime}/wire"
     publisher, collector = Publisher(endpoint), Collector(endpoint, Store())
     try:
