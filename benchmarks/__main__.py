@@ -7,7 +7,7 @@ import platform
 import sys
 import tempfile
 
-from benchmarks import decode, faults, hot_path, load, recording, screen, widgets
+from benchmarks import decode, faults, hot_path, load, recording, screen, views, widgets
 from benchmarks.base import Figure
 
 BENCHMARKS = {
@@ -15,6 +15,7 @@ BENCHMARKS = {
     "decode": decode.run,
     "recording": recording.run,
     "screen": screen.run,
+    "views": views.run,
     "widgets": widgets.run,
     "load": load.run,
     "faults": faults.run,

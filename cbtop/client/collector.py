@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from cbtop.client.clock_offset import SAME_CLOCK, ClockExchange, ClockOffset
@@ -17,7 +18,7 @@ from cbtop.protocol.subscriber import Subscriber
 SILENT_AFTER_S = 3.0  # three heartbeats
 CLOCK_WAIT_S = 0.2  # an answer that is waited for is timed well; longer than this nobody is held up for it
 MAX_DRAINED = 200  # messages a poll, so that a flood cannot hold up the screen
-MAX_DRAIN_S = 0.25  # and no further one after so long: the catalog of 100,000 nodes takes half a second
+MAX_DRAIN_S = 0.25  # and none is begun after so long: the catalog of 100,000 nodes takes a second
 
 
 class Collector:
@@ -38,6 +39,7 @@ class Collector:
         self._exchange = ClockExchange()
         self._boot_id = boot_id()
         self._other_version = ""
+        self._waiting: deque[bytes] = deque()  # messages that came and were not looked at yet
         self._subscriber = Subscriber(endpoint, keys)
 
     @property
@@ -53,6 +55,11 @@ class Collector:
     def trouble(self) -> str:
         """Why there is no link; empty while there is one, or nothing is known."""
         return self._subscriber.trouble
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether what came in one piece, such as all that a daemon knows, takes another poll."""
+        return bool(self._waiting)
 
     @property
     def received(self) -> int:
@@ -101,19 +108,21 @@ class Collector:
     def _drain(self, timeout_ms: int) -> None:
         until_s = time.monotonic() + timeout_ms / 1000 + MAX_DRAIN_S
         for _ in range(MAX_DRAINED):
-            try:
-                _topic, frames = self._subscriber.receive_frames(timeout_ms)
-            except DecodeError:
-                frames = [b""]  # no message, but somebody spoke
-            if not frames:
+            if not self._waiting:
+                try:
+                    _topic, frames = self._subscriber.receive_frames(timeout_ms)
+                except DecodeError:
+                    frames = [b""]  # no message, but somebody spoke
+                self._waiting.extend(frames)
+                timeout_ms = 0
+            if not self._waiting:
                 return
-            self._heard_s = self._clock_s()
             self._has_left = False
-            for frame in frames:
-                self._take(frame)
-            timeout_ms = 0
-            if time.monotonic() > until_s:
-                return
+            while self._waiting:
+                self._take(self._waiting.popleft())
+                self._heard_s = self._clock_s()  # there may be more to hear for as long as this one was read
+                if time.monotonic() > until_s:
+                    return
 
     def _take(self, frame: bytes) -> None:
         """Apply one message; one that is none costs those beside it nothing."""

@@ -161,6 +161,11 @@ class Feed(Views):
         return tuple(": ".join(filter(None, (link.endpoint, link.trouble or link.no_daemon))) for link in silent)
 
     @property
+    def unread(self) -> tuple[str, ...]:
+        """The addresses whose daemon has said more than was read yet."""
+        return tuple(link.endpoint for link in self._links if link.is_behind)
+
+    @property
     def left_out(self) -> str:
         """How many sources there was no room for, which and why; empty where there is none."""
         return "; ".join(filter(None, (link.store.complaint() for link in self._links)))

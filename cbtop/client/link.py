@@ -49,6 +49,11 @@ class Link:
         return self.store.daemon is not None
 
     @property
+    def is_behind(self) -> bool:
+        """Whether some of what the daemon has said is still to be read."""
+        return self._collector.is_behind
+
+    @property
     def refused(self) -> str:
         """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
         return self._collector.refused

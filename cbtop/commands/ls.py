@@ -16,6 +16,7 @@ from cbtop.commands.top import (
     running,
     runs_ranks,
     unanswered,
+    unread,
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
@@ -54,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.flush()
         if views and feed.unanswered:
             sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not listed\n")
+        if views and feed.unread:
+            sys.stderr.write(f"cbtop: {unread(feed)}; not all that runs there is listed\n")
         if feed.left_out:
             sys.stderr.write(f"cbtop: {feed.left_out}\n")
         return _exit_code(feed, views)
@@ -62,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 def _wait_for_answers(feed: Feed, timeout_s: float) -> None:
     """Until every daemon has said what it knows, and each live source its first step, or time is up."""
     deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s and (feed.unanswered or not all(map(has_data, running(feed)))):
+    while time.monotonic() < deadline_s and (feed.unanswered or feed.unread or not all(map(has_data, running(feed)))):
         feed.poll(POLL_MS)
         if feed.refused:
             raise CbtopError(feed.refused)

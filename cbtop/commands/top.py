@@ -99,7 +99,7 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
     """Until every daemon has answered and a live source has something to show, or time is up."""
     deadline_s = time.monotonic() + options.timeout
     while time.monotonic() < deadline_s and (
-        feed.unanswered or not any(has_data(record, options.phase) for record in running(feed))
+        feed.unanswered or feed.unread or not any(has_data(record, options.phase) for record in running(feed))
     ):
         feed.poll(POLL_MS)
         if feed.refused:
@@ -128,6 +128,8 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
         print_report(as_asked(feed, (record.key for record in shown), options), options)
     if shown and feed.unanswered:
         sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
+    if shown and feed.unread:
+        sys.stderr.write(f"cbtop: {unread(feed)}; not all that runs there is shown\n")
     waiting = [str(pid_of(record)) for record in live if not has_data(record, options.phase)]
     if shown and waiting:
         sys.stderr.write(f"cbtop: not shown, for no {_wanted(options)} has come yet: pid {', '.join(waiting)}\n")
@@ -149,6 +151,8 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 def _why_nothing(feed: Feed, live: list[SourceRecord], options: argparse.Namespace) -> str:
     if feed.unanswered:
         return unanswered(feed)
+    if feed.unread:
+        return f"{unread(feed)}; raise --timeout (now {options.timeout:g} s)"
     if not live and options.source:
         return f"nothing that runs is --source {' or '.join(options.source)}; `cbtop ls` lists what there is"
     if not live:
@@ -164,6 +168,11 @@ def _wanted(options: argparse.Namespace) -> str:
 def unanswered(feed: Feed) -> str:
     """Where nobody answers, in words."""
     return f"no daemon answers at {', '.join(feed.unanswered)}"
+
+
+def unread(feed: Feed) -> str:
+    """Who has said more than there was time to read, in words."""
+    return f"time is up, and there is more to read from {', '.join(feed.unread)}"
 
 
 def known(feed: Feed) -> list[SourceRecord]:

@@ -117,7 +117,8 @@ class Daemon:
         try:
             while not stop.is_set():
                 for job in due.now():
-                    job()
+                    if not stop.is_set():
+                        job()
                 self._publisher.hear(due.wait_ms())
                 self._answer()
             # However late we are: viewers still hear how the host beside which we ran has ended.
@@ -265,7 +266,8 @@ class Daemon:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
             return
-        lately = [source for source in self._sources.values() if not _ended_before(source, self._history_s)]
+        read = (source for source in self._sources.values() if not source.is_behind)
+        lately = [source for source in read if not _ended_before(source, self._history_s)]
         versions = {source.key: source.version for source in lately}
         if versions != self._history_versions:  # else the last keyframe says it all
             self._history_versions = versions

@@ -107,6 +107,38 @@ def test_with_nothing_running_it_exits_3_and_says_how_to_start_something(monkeyp
     assert "cbtop demo" in done.stderr
 
 
+IDLE = """
+import time
+from cbtop import BrickProfiler, Ceiling, Provenance
+profiler = BrickProfiler()
+profiler.announce(Ceiling("dram", "bandwidth", 1.0, "GB/s", Provenance.STATIC))
+time.sleep(600)
+"""
+
+
+def test_a_process_of_which_nothing_has_come_yet_is_named_beside_the_report() -> None:
+    with host(), subprocess.Popen([sys.executable, "-c", IDLE]) as idle:
+        try:
+            done = eventually(lambda: (found := cbtop("--once", *PATIENTLY)).stderr and found)
+        finally:
+            idle.kill()
+    assert done.returncode == 0
+    assert done.stderr == f"cbtop: not shown, for no step has come yet: pid {idle.pid}\n"
+
+
+def test_all_that_a_daemon_has_said_is_read_before_it_is_printed_or_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collector, "MAX_DRAIN_S", -1.0)  # a message a poll
+    with daemon(), host() as one, host() as other:
+        eventually(lambda: {source["pid"] for source in snapshot()} == {one.pid, other.pid})
+        once_answered(monkeypatch)
+        done = cbtop("--once", "--timeout", "1e-9")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "time is up, and there is more to read from ipc://" in done.stderr
+    assert "raise --timeout" in done.stderr
+
+
 def test_without_a_terminal_it_prints_and_never_opens_the_screen() -> None:
     with host():
         done = cbtop(*PATIENTLY)

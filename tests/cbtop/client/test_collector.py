@@ -12,6 +12,7 @@ from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.protocol import codec
 from cbtop.protocol.messages import DaemonHello, Node, SourceCatalog, StatsUpdate, WireMessage
+from cbtop.protocol.process import boot_id
 from cbtop.protocol.publisher import JOIN_PREFIX, LIVE, Publisher
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, profiler_in, source_of
@@ -90,15 +91,16 @@ def test_a_poll_that_took_its_time_leaves_the_rest_for_the_next(
     publisher, collector = Publisher(endpoint), Collector(endpoint, Store())
     try:
         (asked,) = eventually(lambda: collector.poll() or publisher.hear(20) or publisher.questions(JOIN_PREFIX))
-        publisher.answer_frames([asked], [codec.encode(HELLO)])
-        for number in range(3):
-            frames = [codec.encode(message) for message in said_of(runtime, f"source {number}")]
-            publisher.send_frames(LIVE, frames)
+        hello = codec.encode(replace(HELLO, boot_id=boot_id()))
+        publisher.answer_frames([asked], [hello, *(catalog(f"h:{number}:1:0") for number in range(3))])
+        eventually(lambda: collector.poll(20) or collector.store.daemon)
         found = []
-        while len(collector.store.sources) < 3:
-            eventually(lambda: collector.poll(20) or len(collector.store.sources) > len(found))
+        while collector.is_behind:
+            collector.poll()
             found.append(len(collector.store.sources))
         assert found == [1, 2, 3]
+        publisher.send_frames(LIVE, [catalog("h:4:1:0")])
+        eventually(lambda: collector.poll(20) or "h:4:1:0" in collector.store.sources)
     finally:
         collector.close()
         publisher.close()
