@@ -14,6 +14,7 @@ import pytest
 from cbtop.exporters import EXPORTERS
 from cbtop.protocol.recording import RecordingReader
 from tests.cbtop.made_recordings import made_recording
+from tests.cbtop.recorded import Clock, profiler_in
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, host
 
 PRINTING = {
@@ -42,10 +43,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def recording(made: Path, runtime: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording `run.cbtop` of more than a buffer, where nothing else lies; its process has a ring."""
-    made_recording(runtime, tmp_path_factory.mktemp("short") / "run.cbtop", 1)
-    return Path(shutil.copy(made, tmp_path))
+def recording(made: Path, runtime: Path, tmp_path: Path) -> Iterator[Path]:
+    """A recording `run.cbtop` of more than a buffer, where nothing else lies; its process has a ring, and runs."""
+    profiler = profiler_in(runtime, Clock())
+    with profiler.step("decode", tokens=1), profiler.brick("a", 8):
+        pass
+    yield Path(shutil.copy(made, tmp_path))
+    profiler.close()
 
 
 def ran(arguments: tuple[str, ...], recording: Path, shell: str) -> subprocess.CompletedProcess[bytes]:
