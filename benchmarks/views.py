@@ -13,6 +13,7 @@ from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.viewmodels.graph import rows_at
 from cbtop.viewmodels.source import source_view
 
 LAYERS, BRICKS = 909, 10  # 10,000 nodes
@@ -39,9 +40,7 @@ def run() -> list[Figure]:
         record = store.sources[source.key]
 
         def view() -> None:
-            graph = source_view(record).graph
-            for at in range(SHOWN):
-                assert graph[at].label
+            assert all(row.label for row in rows_at(source_view(record).graph, range(SHOWN)))
 
         def names() -> None:
             count = record.stats.column("count").tolist()

@@ -96,14 +96,11 @@ class Histograms:
 
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
         """Of each of `nodes` the cells that counted anything: the place in `nodes`, the bucket and the count."""
-        known = nodes < len(self._pages)
-        slot = (np.where(known, nodes, 0)[:, None] * OCTAVES + np.arange(OCTAVES)).reshape(-1)
-        place = np.repeat(np.arange(len(nodes)), OCTAVES)
-        used = np.repeat(known, OCTAVES)
-        if len(self._pages):
-            used &= self._pages.reshape(-1)[slot] != 0
-        cell, count, owner = self._cells_in(slot[used])
-        return place[used][owner], cell % BUCKETS, count
+        known = np.flatnonzero(nodes < len(self._pages))
+        at = np.flatnonzero(self._pages[nodes[known]])
+        place = known[at // OCTAVES]
+        cell, count, owner = self._cells_in(nodes[place] * OCTAVES + at % OCTAVES)
+        return place[owner], cell % BUCKETS, count
 
     def sum(self, nodes: Iterable[int]) -> Column:
         """The counts by bucket of `nodes` together."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import overload
 
 import numpy as np
@@ -66,6 +66,10 @@ class GraphRows(Sequence[GraphRow]):
             and (self._on_path, self._slack_ns) == (other._on_path, other._slack_ns)
             and all(np.array_equal(mine[name], theirs[name]) for name in mine)
         )
+
+    def some(self, places: Iterable[int]) -> list[GraphRow]:
+        """The rows at `places`, made in one go: forty take what three take one by one."""
+        return self._rows([self.places[at] for at in places])
 
     @property
     def largest_percent(self) -> float:
@@ -138,6 +142,11 @@ def graph_rows(
 def places_of(graph: Sequence[GraphRow]) -> Sequence[GraphRow | Node]:
     """What lies where in `graph`: the same object as long as no node is new."""
     return graph.places if isinstance(graph, GraphRows) else graph
+
+
+def rows_at(graph: Sequence[GraphRow], places: Sequence[int]) -> list[GraphRow]:
+    """The rows of `graph` at `places`."""
+    return graph.some(places) if isinstance(graph, GraphRows) else [graph[at] for at in places]
 
 
 def largest_share(graph: Sequence[GraphRow]) -> float:

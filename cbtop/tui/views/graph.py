@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from operator import attrgetter
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -22,10 +23,11 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.graph import largest_share, places_of
+from cbtop.viewmodels.graph import largest_share, places_of, rows_at
 from cbtop.viewmodels.model import CriticalPathView, GraphRow, SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
+DRAWN_TOGETHER = 32  # rows that are made in one go: what follows one in sight is likely to be
 Place = GraphRow | Node  # what lies where, whatever was measured of it
 
 
@@ -63,16 +65,23 @@ def visible_rows(places: Sequence[Place], unfolded: frozenset[int]) -> list[Tree
     return rows
 
 
-def graph_columns(graph: Sequence[GraphRow], *, slack: bool) -> tuple[Column[TreeRow], ...]:
-    """The columns of the tree of `graph`; the bar of the node with the largest share fills its column.
+def graph_columns(
+    graph: Sequence[GraphRow], rows: Callable[[], Sequence[TreeRow]], *, slack: bool
+) -> tuple[Column[TreeRow], ...]:
+    """The columns of the tree of `graph`, of which the table holds `rows`; the largest share fills its bar's column.
 
     The slack is worth a column only where anything lies beside the critical path.
     """
     largest_percent = max(largest_share(graph), 1e-9)
-    made = cache(lambda at: graph[at])
+    made: dict[int, GraphRow] = {}
 
     def of(row: TreeRow) -> GraphRow:
-        return made(row.at)
+        if row.at not in made:
+            held = rows()
+            first = bisect_left(held, row.at, key=attrgetter("at"))
+            places = [row.at, *(other.at for other in held[first + 1 : first + DRAWN_TOGETHER])]
+            made.update(zip(places, rows_at(graph, places), strict=True))
+        return made[row.at]
 
     def node(row: TreeRow, width: int) -> Line:
         shown = of(row)
@@ -126,7 +135,7 @@ class Graph(View):
         "node is not timed on its own. Where async tasks, dependencies or transfers are in the graph, the critical "
         "path is marked and the other nodes show their slack, of the mean run."
     )
-    columns_doc = tuple((column.title, column.doc) for column in graph_columns((), slack=True))
+    columns_doc = tuple((column.title, column.doc) for column in graph_columns((), tuple, slack=True))
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "toggle_fold", "fold/unfold"),
@@ -141,7 +150,7 @@ class Graph(View):
         self._places: Sequence[Place] = ()
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None  # what the rows in the table were made of
         self._table: Table[TreeRow] = Table(
-            graph_columns((), slack=False), lambda row: row.id, empty="(empty graph)", id="graph-table"
+            graph_columns((), tuple, slack=False), lambda row: row.id, empty="(empty graph)", id="graph-table"
         )
         self._path = PathLine(id="graph-path")
         yield self._table
@@ -154,7 +163,9 @@ class Graph(View):
     def show_source(self, source: SourceView) -> None:
         self._places = places_of(source.graph)
         path = source.critical_path
-        self._table.columns = graph_columns(source.graph, slack=path is not None and path.nodes < path.timed_nodes)
+        self._table.columns = graph_columns(
+            source.graph, lambda: self._table.rows, slack=path is not None and path.nodes < path.timed_nodes
+        )
         self._path.show_source(source)
         if self._fold_state_of != source.key and self._places:
             self._fold_state_of = source.key
