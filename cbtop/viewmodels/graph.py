@@ -18,8 +18,8 @@ from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import CriticalPathView, GraphRow
 
-# The path of so many nodes takes 0.3 s, its graph included, beside 0.03 s for the rest of their view (2 shared cores):
-# more is not worth the wait twice a second.
+# The path of so many nodes takes 0.3 s, its graph included, beside 0.03 s for the rest of their view
+# (2 shared cores): more is not worth the wait twice a second.
 MAX_PATH_NODES = 10_000
 BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # what may run beside its siblings
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
