@@ -22,7 +22,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -137,12 +137,31 @@ class Frame:
         raise DecodeError("a frame cut short")
 
 
-def encode_frame(kind: FrameKind, time_ns: int, messages: Sequence[bytes]) -> bytes:
-    """A frame of `messages`, which are encoded already."""
-    packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL)
-    parts = [deflate.compress(packer.pack_array_header(len(messages)))]
-    parts += [deflate.compress(packer.pack(message)) for message in messages]
-    return frame_bytes(kind, time_ns, b"".join((*parts, deflate.flush())))
+def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> bytes:
+    """A frame of `messages`, which are encoded already, and of which one at a time is held.
+
+    How many they were is said before them, in a block of the zlib stream (RFC 1950) that is not deflated (RFC 1951,
+    3.2.4).
+    """
+    packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
+    parts: list[bytes] = []
+    count, length, checksum = 0, 0, zlib.adler32(b"")
+    for message in messages:
+        packed = packer.pack(message)
+        count += 1
+        length, checksum = length + len(packed), zlib.adler32(packed, checksum)
+        parts.append(deflate.compress(packed))
+    head = packer.pack_array_header(count)
+    before = b"\x78\x01\x00" + struct.pack("<HH", len(head), len(head) ^ 0xFFFF) + head
+    after = struct.pack(">I", _adler32_of_both(zlib.adler32(head), checksum, length))
+    return frame_bytes(kind, time_ns, b"".join((before, *parts, deflate.flush(), after)))
+
+
+def _adler32_of_both(first: int, second: int, second_length: int) -> int:
+    """The Adler-32 (RFC 1950) of two strings behind one another: of each, and the length of the second."""
+    low = ((first & 0xFFFF) + (second & 0xFFFF) - 1) % 65_521
+    high = ((first >> 16) + (second >> 16) + second_length * ((first & 0xFFFF) - 1)) % 65_521
+    return high << 16 | low
 
 
 def frame_bytes(kind: int, time_ns: int, payload: bytes) -> bytes:

@@ -15,6 +15,7 @@ Rules of discovery
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import socket
@@ -65,6 +66,7 @@ REMOVED_AT_ONCE = 256  # processes whose files go
 LISTING_SHARE = 10
 MAX_COMPLAINTS = 16  # lines of the log, of all together less than a pipe holds
 RECORDS_TOGETHER_BYTES = 4 << 20  # about so much goes into one message
+MOST_WAITING = 1 << 16  # records that were read and are not said yet: 40 bytes each
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
 _log = logging.getLogger("cbtop.daemon")
@@ -237,8 +239,13 @@ class Daemon:
         _log.warning("%s", line)
 
     def _read(self) -> None:
+        waiting = 0
         for source in self._sources.values():
             source.poll()
+            waiting += source.waiting
+            if waiting > MOST_WAITING:
+                self._publish()
+                waiting = 0
 
     def _publish(self) -> None:
         """Say what is new, the records before the counters that tell of them: what is missing then was lost."""
@@ -258,6 +265,7 @@ class Daemon:
         self._publish()
         self._say(FrameKind.LIVE, [codec.encode(self._heartbeat())])
         self._publisher.begin_second()
+        _give_memory_back()
 
     def _keyframe(self) -> None:
         self._publish()
@@ -271,8 +279,9 @@ class Daemon:
         versions = {source.key: source.version for source in lately}
         if versions != self._history_versions:  # else the last keyframe says it all
             self._history_versions = versions
-            frames = [*self._snapshots(lately)]
-            self._history.begin(encode_frame(FrameKind.KEYFRAME, time.perf_counter_ns(), frames), time.monotonic())
+            now_ns = time.perf_counter_ns()
+            keyframe = encode_frame(FrameKind.KEYFRAME, now_ns, self._snapshots(lately))
+            self._history.begin(keyframe, time.monotonic())
 
     def _answer(self) -> None:
         """Answer the viewers that ask for the time, for a piece of the history or, having joined, for everything."""
@@ -374,6 +383,13 @@ class _Timetable:
     def wait_ms(self) -> int:
         """How long nothing is due."""
         return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
+
+
+def _give_memory_back() -> None:
+    """Let the system have what is free between the arrays in use: glibc keeps it (malloc_trim(3))."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:

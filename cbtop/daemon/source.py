@@ -159,6 +159,11 @@ class Source:
             messages.append(self.state_message())
         return messages
 
+    @property
+    def waiting(self) -> int:
+        """How many records the next call of `records` gives."""
+        return sum(len(batch.node) for batch in self._fresh)
+
     def records(self) -> list[RecordBatch]:
         """The records since the last call, as they go to recorders."""
         produced, first = self._ring.read_to, self._handed_out

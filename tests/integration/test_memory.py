@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 MIB = 1 << 20
 TINY_SOURCES, TINY_BYTES = 200, 80 * MIB
 HOSTS, DAEMON_BYTES, VIEWER_BYTES = 64, 150 * MIB, 250 * MIB  # of 365 nodes each
-RING_BYTES, RECORDS, ROUNDS = 1 << 20, 20_000, 5
+RING_BYTES, RECORDS, ROUNDS = 1 << 20, 20_000, 8  # until the daemon's history is full
 SPREAD_NS = 50_000_000  # calls of 1 µs to 50 ms
 LITTLE_KIB = 1_000_000  # of address space: ulimit -v
 

@@ -7,6 +7,7 @@ import resource
 import signal
 import stat
 import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,12 @@ def opened(path: Path) -> Iterator[RecordingReader]:
 
 def found(reader: RecordingReader, offset: int = 0) -> list[tuple[int, int, list[Message]]]:
     return [(f.kind, f.time_ns, list(f.messages())) for f in reader.frames(offset) if f.kind != FrameKind.INDEX]
+
+
+@given(st.lists(st.binary(max_size=300), max_size=40))
+def test_a_frame_of_messages_made_one_by_one_is_a_zlib_stream_of_their_list(messages: list[bytes]) -> None:
+    whole = encode_frame(FrameKind.LIVE, 7, iter(messages))
+    assert msgpack.unpackb(zlib.decompress(whole[20:])) == messages
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -277,3 +277,35 @@ def test_a_long_catalog_that_is_still_being_read_is_told_piece_by_piece_and_then
     catalogs = [message for message in said if isinstance(message, SourceCatalog) and message.complete]
     assert [sum(isinstance(one, Node) for one in catalog.messages) for catalog in catalogs] == [30]
     profiler.close()
+
+
+def test_no_more_than_a_bound_of_what_was_read_waits_to_be_said(
+    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profilers = [BrickProfiler(recorder=RingRecorder(runtime)) for _ in range(4)]
+    record(profilers)
+    daemon._discover()
+    monkeypatch.setattr(daemon_module, "MOST_WAITING", 0)
+    waited, publish = [], daemon._publish
+
+    def watched() -> None:
+        waited.append(waiting(daemon))
+        publish()
+
+    monkeypatch.setattr(daemon, "_publish", watched)
+    record(profilers)
+    daemon._read()
+    assert waited == [1] * 4
+    assert waiting(daemon) == 0
+    for profiler in profilers:
+        profiler.close()
+
+
+def record(profilers: list[BrickProfiler]) -> None:
+    for profiler in profilers:
+        with profiler.brick("a"):
+            pass
+
+
+def waiting(daemon: Daemon) -> int:
+    return sum(source.waiting for source in daemon._sources.values())
