@@ -1,0 +1,230 @@
+"""Steps of a model that is called: when each begins and ends, and when its bricks are timed.
+
+Rules
+- The outermost call of a model, or of a part of it that holds a stack, is a step. In `generate` of transformers it stays
+  open until the token has been chosen, and begins where the last one ended: its inputs are prepared in it.
+- Each thread, task and greenlet has its own open steps (`Unit`).
+- Calls of modules are swapped in where a step is recorded, and out again at the next that is not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_compiling
+
+from cbtop.profiler.instrument.phases import VERIFY, describe
+from cbtop.profiler.instrument.wrapping import BrickCall, Call
+from cbtop.profiler.positions import finder
+from cbtop.protocol.vocabulary import BrickId
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.profiler import BrickProfiler
+    from cbtop.profiler.steps import Step
+
+
+class Unit:
+    """What is open in one thread, task or greenlet."""
+
+    __slots__ = ("__weakref__", "assisted", "generating", "last_end_ns", "length", "open")
+
+    def __init__(self) -> None:
+        self.open: list[OpenStep] = []
+        self.generating = 0  # calls of `generate` that it is in, one inside another
+        self.assisted = 0  # in which of them a draft proposes tokens; 0 in none
+        self.last_end_ns: int | None = None  # of the last step of the `generate` it is in
+        self.length: int | None = None  # of the sequences, when the last token was chosen
+
+    @property
+    def profiler(self) -> BrickProfiler | None:
+        """Who times what runs here now; None outside of recorded steps."""
+        return self.open[-1].profiler if self.open and self.open[-1].is_recorded else None
+
+    def begin_generate(self) -> None:
+        self.generating += 1
+        self.last_end_ns = self.length = None
+
+    def end_generate(self) -> None:
+        """Close what waited for a token that was never chosen."""
+        while self.open and self.open[-1].depth >= self.generating:
+            self.open[-1].close()
+        self.generating -= 1
+        self.last_end_ns = self.length = None
+
+
+unit: Callable[[], Unit] = finder(Unit)
+
+
+class OpenStep:
+    """A step from the model's call to its end."""
+
+    def __init__(self, steps: ModelSteps, unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.profiler = steps.profiler
+        self.is_running = True  # the model's call has not returned yet
+        self.is_recorded = False
+        self.depth = unit.generating
+        self.waits = unit.generating > 0 and hasattr(type(module), "generate")  # for its token to be chosen
+        self._steps = steps
+        self._unit = unit
+        self._sampling: Any = None
+        call = describe(args, kwargs, has_cache=steps.has_cache(module), is_assisted=0 < unit.assisted == unit.generating)
+        self.call = call
+        self._step: Step = steps.profiler.step(call.phase, call.tokens, steps.model)
+
+    @property
+    def steps(self) -> ModelSteps:
+        return self._steps
+
+    def begin(self) -> None:
+        self._step.__enter__()
+        if self.waits and self._unit.last_end_ns is not None:
+            self._step.start_ns = self._unit.last_end_ns
+        self._unit.open.append(self)
+        self.is_recorded = self.profiler.recording
+        self._steps.follow(recorded=self.is_recorded)
+
+    def begin_sampling(self) -> None:
+        """The scores are looked at: from here on a token is chosen."""
+        if self._sampling is None and self.is_recorded:
+            self._sampling = self.profiler.start_brick(BrickId.SAMPLING)
+
+    def end_sampling(self, length: int | None) -> None:
+        """A token of each sequence, or several of one, has been chosen: the sequences are `length` long now."""
+        if self._sampling is not None:
+            self.profiler.stop_brick(self._sampling, self.call.sequences)
+            self._sampling = None
+        before, self._unit.length = self._unit.length, length
+        if self.call.phase == VERIFY and length is not None and before is not None:
+            self._step.tokens = self.call.sequences * max(0, length - before)  # those that were accepted, and one
+        self.close()
+
+    def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """End it, and what is still open inside."""
+        opened = self._unit.open
+        while opened and opened[-1] is not self:
+            opened[-1].close()
+        if not opened:
+            return
+        opened.pop()
+        self._step.__exit__(kind, error, trace)
+        if self._unit.generating:
+            self._unit.last_end_ns = self._steps.now_ns()
+        if self.is_recorded:
+            self._steps.ended()
+
+
+class ModelSteps:
+    """The steps of one model, and the calls that are timed in them."""
+
+    def __init__(self, profiler: BrickProfiler, model: str, give_up: Callable[[Exception], None]) -> None:
+        self.profiler = profiler
+        self.model = model
+        self.give_up = give_up
+        self.calls: Sequence[BrickCall] = ()
+        self._has_cache: dict[type, bool] = {}
+        self._lock = threading.Lock()
+        self._running = 0
+        self._are_in = False
+
+    def now_ns(self) -> int:
+        return self.profiler._path.now_ns()
+
+    def has_cache(self, module: nn.Module) -> bool:
+        """Whether a model can be given a cache: its `forward` has an argument for one."""
+        kind = type(module)
+        known = self._has_cache.get(kind)
+        if known is None:
+            known = self._has_cache[kind] = _takes_a_cache(module)
+        return known
+
+    def run(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model as a step; inside a step of its own it is only called."""
+        here = unit()
+        mine = next((step for step in reversed(here.open) if step.steps is self), None)
+        if mine is not None:
+            if mine.is_running:
+                return call.plain(*args, **kwargs)
+            mine.close()  # it waited for a token, and the next call has come
+        try:
+            module = call.module()
+            assert module is not None  # it is being called
+            step = OpenStep(self, here, module, args, kwargs)
+            step.begin()
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            self.give_up(error)
+            return call.plain(*args, **kwargs)
+        try:
+            result = call.plain(*args, **kwargs)
+        except BaseException:
+            step.is_running = False
+            step.close(*sys.exc_info())
+            raise
+        step.is_running = False
+        if not step.waits:
+            step.close()
+        return result
+
+    def follow(self, *, recorded: bool) -> None:
+        """Swap the calls in for a step that is recorded, and out for one that is not, where no other is running."""
+        with self._lock:
+            if recorded:
+                self._running += 1
+            if recorded is self._are_in or (not recorded and self._running):
+                return
+            self._are_in = recorded
+            for call in self.calls:
+                if recorded:
+                    call.swap_in()
+                else:
+                    call.swap_out()
+
+    def ended(self) -> None:
+        with self._lock:
+            self._running -= 1
+
+
+class ModelCall(Call):
+    """Stands in for a call that is a step of its own where none of this model is open."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, module: nn.Module, steps: ModelSteps) -> None:
+        super().__init__(module)
+        self._steps = steps
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or torch.jit.is_tracing():
+            return self.plain(*args, **kwargs)
+        return self._steps.run(self, args, kwargs)
+
+
+def _takes_a_cache(module: nn.Module) -> bool:
+    """Whether a cache is an argument of `module`, or of what it only wraps, and its attention looks back."""
+    flags = [getattr(inner, "is_causal", getattr(inner, "is_decoder", None)) for inner in module.modules()]
+    known = [flag for flag in flags if isinstance(flag, bool)]
+    if known and not any(known):
+        return False
+    inner: nn.Module | None = module
+    while inner is not None:
+        parameters = inspect.signature(type(inner).forward).parameters
+        if not parameters.keys().isdisjoint(_CACHE_ARGUMENTS):
+            return True
+        children = list(inner.children())
+        inner = children[0] if len(children) == 1 else None  # what only wraps another passes on what it is given
+    return False
+
+
+_CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value", "layer_past")
