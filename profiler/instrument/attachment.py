@@ -16,11 +16,12 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from cbtop.profiler.instrument.functions import Functions
+from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Plan, holds_a_stack, plan_of
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.work import stored_bytes
-from cbtop.profiler.instrument.wrapping import ATTRIBUTE, BrickCall, forget, is_supported
+from cbtop.profiler.instrument.wrapping import ATTRIBUTE, BrickCall, forget, is_compiled, is_supported
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
@@ -95,7 +96,9 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
         attachment = Attachment(model, plan, BrickProfiler() if profiler is None else profiler)
         for module in plan.trunk:
             _attached[module] = attachment
-        if not _is_compiled(model):
+        if any(map(is_compiled, model.modules())):  # Dynamo would compile it anew for functions it has not seen
+            _functions.wrap_generate()
+        else:
             _functions.wrap(model.modules())
         if not attachment.model:
             attachment.profiler.announce(_manifest(model, plan))
@@ -108,18 +111,6 @@ def _why_not(model: nn.Module) -> str:
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
         return "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
     return ""
-
-
-def _is_compiled(model: nn.Module) -> bool:
-    """Whether any part runs compiled: Dynamo would compile it anew for functions that it has not seen."""
-    return any(
-        hasattr(module, "_orig_mod") or (callable(there := module.__dict__.get(ATTRIBUTE)) and not _is_ours(there))
-        for module in model.modules()
-    )
-
-
-def _is_ours(call: object) -> bool:
-    return isinstance(call, (BrickCall, ModelCall))
 
 
 def _name_of(root: nn.Module, profiler: BrickProfiler) -> str:
@@ -171,16 +162,21 @@ def install(profiler: BrickProfiler) -> None:
         return
     _profiler = profiler
     setattr(nn.Module, ATTRIBUTE, _first_call)
+    once_imported(GENERATION, _functions.wrap_generate)
 
 
 def uninstall() -> None:
     """Attach no more models, and detach those that are."""
     global _profiler
     _profiler = None
+    await_no_more()
     if getattr(nn.Module, ATTRIBUTE) is _first_call:
         setattr(nn.Module, ATTRIBUTE, None)
     for attachment in attachments():
         attachment.detach()
+    with _lock:
+        if not len(_attached):  # also where the models were dropped, not detached
+            _functions.unwrap()
 
 
 def attachments() -> list[Attachment]:

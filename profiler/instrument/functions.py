@@ -20,7 +20,7 @@ from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import classification
-from cbtop.profiler.instrument.steps import unit
+from cbtop.profiler.instrument.steps import Generation, unit
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
@@ -38,7 +38,7 @@ _ROPE = (
     "apply_multimodal_rotary_pos_emb",
 )
 _EAGER = "eager_attention_forward"
-_GENERATION = "transformers.generation.utils"
+GENERATION = "transformers.generation.utils"
 
 
 class Functions:
@@ -55,8 +55,8 @@ class Functions:
             for function in _ROPE:
                 self._replace(home, function, _rope)
             self._replace(home, _EAGER, _eager)
-        if "transformers" in sys.modules:
-            self._wrap_transformers()
+        self._wrap_transformers()
+        self.wrap_generate()
 
     def unwrap(self) -> None:
         """Put back what was there, where nobody else has put something of theirs since."""
@@ -73,7 +73,10 @@ class Functions:
             if "eager" not in name:
                 self._replace(known, name, functools.partial(_attention, label=name, queries=1))
         self._replace(getattr(modules.get("transformers.cache_utils"), "Cache", None), "update", _kv_write)
-        generation = modules.get(_GENERATION)
+
+    def wrap_generate(self) -> None:
+        """Wrap what keeps a step open until its token is chosen: before `generate` calls a model for the first time."""
+        generation = sys.modules.get(GENERATION)
         mixin = getattr(generation, "GenerationMixin", None)
         self._replace(mixin, "generate", _generate)
         self._replace(mixin, "_assisted_decoding", _assisted)
@@ -206,7 +209,7 @@ def _generate(original: Function) -> Function:
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Any:
         here = unit()
-        here.begin_generate()
+        here.generations.append(Generation())
         try:
             return original(*args, **kwargs)
         finally:
@@ -218,12 +221,10 @@ def _generate(original: Function) -> Function:
 def _assisted(original: Function) -> Function:
     @functools.wraps(original)
     def assisted_decoding(*args: Any, **kwargs: Any) -> Any:
-        here = unit()
-        before, here.assisted = here.assisted, here.generating
-        try:
-            return original(*args, **kwargs)
-        finally:
-            here.assisted = before
+        generation = unit().generation
+        if generation is not None:
+            generation.is_assisted = True
+        return original(*args, **kwargs)
 
     return assisted_decoding
 
@@ -259,4 +260,4 @@ def _waiting() -> Any:
     """The step of the innermost `generate` whose model has returned."""
     here = unit()
     step = here.open[-1] if here.open else None
-    return step if step is not None and step.waits and not step.is_running and step.depth == here.generating else None
+    return step if step is not None and step.waits and not step.is_running and step.generation is here.generation else None

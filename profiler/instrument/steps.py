@@ -20,7 +20,7 @@ import torch
 from torch.compiler import is_compiling
 
 from cbtop.profiler.instrument.phases import VERIFY, describe
-from cbtop.profiler.instrument.wrapping import BrickCall, Call
+from cbtop.profiler.instrument.wrapping import BrickCall, Call, is_no_code_of_the_hosts
 from cbtop.profiler.positions import finder
 from cbtop.protocol.vocabulary import BrickId
 
@@ -31,33 +31,41 @@ if TYPE_CHECKING:
     from cbtop.profiler.steps import Step
 
 
-class Unit:
-    """What is open in one thread, task or greenlet."""
+class Generation:
+    """One call of `generate`."""
 
-    __slots__ = ("__weakref__", "assisted", "generating", "last_end_ns", "length", "open")
+    __slots__ = ("is_assisted", "last_end_ns", "length")
+
+    def __init__(self) -> None:
+        self.is_assisted = False  # a draft proposes tokens
+        self.last_end_ns: int | None = None  # of its last step
+        self.length: int | None = None  # of its sequences, when the last token was chosen
+
+
+class Unit:
+    """What is open in one thread, task or greenlet: steps, and calls of `generate` one inside another."""
+
+    __slots__ = ("__weakref__", "generations", "open")
 
     def __init__(self) -> None:
         self.open: list[OpenStep] = []
-        self.generating = 0  # calls of `generate` that it is in, one inside another
-        self.assisted = 0  # in which of them a draft proposes tokens; 0 in none
-        self.last_end_ns: int | None = None  # of the last step of the `generate` it is in
-        self.length: int | None = None  # of the sequences, when the last token was chosen
+        self.generations: list[Generation] = []
+
+    @property
+    def generation(self) -> Generation | None:
+        """The innermost."""
+        return self.generations[-1] if self.generations else None
 
     @property
     def profiler(self) -> BrickProfiler | None:
         """Who times what runs here now; None outside of recorded steps."""
         return self.open[-1].profiler if self.open and self.open[-1].is_recorded else None
 
-    def begin_generate(self) -> None:
-        self.generating += 1
-        self.last_end_ns = self.length = None
-
     def end_generate(self) -> None:
         """Close what waited for a token that was never chosen."""
-        while self.open and self.open[-1].depth >= self.generating:
+        ended = self.generations.pop()
+        while self.open and self.open[-1].generation is ended:
             self.open[-1].close()
-        self.generating -= 1
-        self.last_end_ns = self.length = None
 
 
 unit: Callable[[], Unit] = finder(Unit)
@@ -70,12 +78,12 @@ class OpenStep:
         self.profiler = steps.profiler
         self.is_running = True  # the model's call has not returned yet
         self.is_recorded = False
-        self.depth = unit.generating
-        self.waits = unit.generating > 0 and hasattr(type(module), "generate")  # for its token to be chosen
+        self.generation = generation = unit.generation
+        self.waits = generation is not None and hasattr(type(module), "generate")  # for its token to be chosen
         self._steps = steps
         self._unit = unit
         self._sampling: Any = None
-        call = describe(args, kwargs, has_cache=steps.has_cache(module), is_assisted=0 < unit.assisted == unit.generating)
+        call = describe(args, kwargs, has_cache=steps.has_cache(module), is_assisted=generation is not None and generation.is_assisted)
         self.call = call
         self._step: Step = steps.profiler.step(call.phase, call.tokens, steps.model)
 
@@ -85,8 +93,8 @@ class OpenStep:
 
     def begin(self) -> None:
         self._step.__enter__()
-        if self.waits and self._unit.last_end_ns is not None:
-            self._step.start_ns = self._unit.last_end_ns
+        if self.waits and self.generation is not None and self.generation.last_end_ns is not None:
+            self._step.start_ns = self.generation.last_end_ns
         self._unit.open.append(self)
         self.is_recorded = self.profiler.recording
         self._steps.follow(recorded=self.is_recorded)
@@ -101,9 +109,10 @@ class OpenStep:
         if self._sampling is not None:
             self.profiler.stop_brick(self._sampling, self.call.sequences)
             self._sampling = None
-        before, self._unit.length = self._unit.length, length
-        if self.call.phase == VERIFY and length is not None and before is not None:
-            self._step.tokens = self.call.sequences * max(0, length - before)  # those that were accepted, and one
+        if self.generation is not None:
+            before, self.generation.length = self.generation.length, length
+            if self.call.phase == VERIFY and length is not None and before is not None:
+                self._step.tokens = self.call.sequences * max(0, length - before)  # those accepted, and one
         self.close()
 
     def close(
@@ -120,8 +129,8 @@ class OpenStep:
             return
         opened.pop()
         self._step.__exit__(kind, error, trace)
-        if self._unit.generating:
-            self._unit.last_end_ns = self._steps.now_ns()
+        if self.generation is not None:
+            self.generation.last_end_ns = self._steps.now_ns()
         if self.is_recorded:
             self._steps.ended()
 
@@ -228,3 +237,6 @@ def _takes_a_cache(module: nn.Module) -> bool:
 
 
 _CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value", "layer_past")
+
+for _function in (ModelCall.__call__, ModelSteps.run, ModelSteps.follow, ModelSteps.ended, OpenStep.close):
+    is_no_code_of_the_hosts(_function)

@@ -8,11 +8,14 @@ Rules
 - `Module.__getstate__` leaves it out. Where a class has one of its own, a copy or a pickle of a `Call` is None: a copy of a
   module that called the original's weights would be wrong without a word.
 - A `Call` holds its module weakly, so that `del model` frees it, and nothing that changes.
-- Dynamo goes past the attribute to `forward`. Where it comes here all the same, the first question is whether it does.
+- Dynamo goes past the attribute to `forward`. Where it comes here all the same, the first question is whether it does;
+  and a frame of ours is none that it compiles for itself (`is_no_code_of_the_hosts`), as those of torch.nn are not.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 ATTRIBUTE = "_compiled_call_impl"
 
 
+@functools.cache
 def is_supported() -> bool:
     """Whether this torch calls what the attribute is, and keeps it out of pickles and copies."""
 
@@ -39,6 +43,21 @@ def is_supported() -> bool:
     probe.__dict__[ATTRIBUTE] = lambda: called.append(None)
     probe()
     return getattr(torch.nn.Module, ATTRIBUTE, True) is None and bool(called) and ATTRIBUTE not in probe.__getstate__()
+
+
+def is_no_code_of_the_hosts(function: Callable[..., Any]) -> None:
+    """Let Dynamo run this function as it is where it would compile it, and look on at what it calls."""
+    torch._C._dynamo.eval_frame.skip_code(function.__code__)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether Dynamo has compiled the call of `module` before, by whatever way it got there."""
+    there = module.__dict__.get(ATTRIBUTE)
+    if hasattr(module, "_orig_mod") or (there is not None and not isinstance(there, Call)):
+        return True
+    forward = inspect.unwrap(type(module).forward)
+    code = getattr(forward, "__code__", None)
+    return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
 class Call:
@@ -133,3 +152,7 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if isinstance(value, Tensor):
             return value.numel()  # type: ignore[no-any-return]
     return 0
+
+
+for _function in (Call.plain, BrickCall.__call__):
+    is_no_code_of_the_hosts(_function)
