@@ -1,7 +1,7 @@
 """What instrumenting an unedited model costs a decode step: a 12-layer llama, eager, one sequence, one thread.
 
 Ratios of thread CPU time, round by round, to the same model bare; a second bare run is the control. Beside it forward
-hooks, `record_function` around each leaf, and Kineto, on the same step. A step is one call with a cache of 64 positions.
+hooks, and `record_function` around each leaf, on the same step. A step is one call with a cache of 64 positions.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
     """Time the layers and bricks of `model` from its next call on; `detach()` of what is given leaves no trace of it.
 
-    Without a `profiler` it gets one of its own. Raises ValueError for a model without a list of layers, and where this
-    torch does not offer what is needed.
+    Without a `profiler` it gets one of its own. Raises ValueError for a model without a list of layers, and where
+    this torch does not offer what is needed.
     """
     from cbtop.profiler.instrument import attachment
 

@@ -7,10 +7,13 @@ Rules
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +24,15 @@ from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Plan, holds_a_stack, plan_of
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.work import stored_bytes
-from cbtop.profiler.instrument.wrapping import ATTRIBUTE, BrickCall, forget, is_compiled, is_supported
+from cbtop.profiler.instrument.wrapping import (
+    ATTRIBUTE,
+    BrickCall,
+    Call,
+    forget,
+    is_compiled,
+    is_supported,
+    keep_dynamo_out,
+)
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
@@ -71,6 +82,9 @@ class Attachment:
             if not len(_attached):
                 _functions.unwrap()
 
+    def after_fork(self) -> None:
+        self._steps.after_fork()
+
     def _give_up(self, error: Exception) -> None:
         _say(f"{self.model or 'the model'} is no longer shown: {type(error).__name__}: {error}")
         self.detach()
@@ -96,6 +110,8 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
         attachment = Attachment(model, plan, BrickProfiler() if profiler is None else profiler)
         for module in plan.trunk:
             _attached[module] = attachment
+        keep_dynamo_out()
+        _functions.replace(nn.Module, "compile", _in_place)
         if any(map(is_compiled, model.modules())):  # Dynamo would compile it anew for functions it has not seen
             _functions.wrap_generate()
         else:
@@ -109,12 +125,14 @@ def _why_not(model: nn.Module) -> str:
     if not is_supported():
         return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
-        return "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
+        return (
+            "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
+        )
     return ""
 
 
 def _name_of(root: nn.Module, profiler: BrickProfiler) -> str:
-    """"" of a profiler's first model; of others that of their class, with a number where it was given before."""
+    """ "" of a profiler's first model; of others that of their class, with a number where it was given before."""
     names = _models.setdefault(profiler, {})
     if not names:
         names[""] = 1
@@ -148,7 +166,7 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-# --- every model, at its first call -----------------------------------------------------------------------------------
+# --- every model, at its first call ---------------------------------------------------------------------------
 
 _profiler: BrickProfiler | None = None
 _said: set[str] = set()
@@ -162,6 +180,7 @@ def install(profiler: BrickProfiler) -> None:
         return
     _profiler = profiler
     setattr(nn.Module, ATTRIBUTE, _first_call)
+    _functions.replace(nn.Module, "compile", _in_place)
     once_imported(GENERATION, _functions.wrap_generate)
 
 
@@ -197,12 +216,30 @@ def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
+def _in_place(original: Callable[..., None]) -> Callable[..., None]:
+    """`Module.compile` puts what it compiled where a `Call` of ours stands: that one goes on around it."""
+
+    @functools.wraps(original)
+    def compile_in_place(self: nn.Module, /, *args: Any, **kwargs: Any) -> None:
+        call = self.__dict__.get(ATTRIBUTE)
+        original(self, *args, **kwargs)
+        if isinstance(call, Call):
+            call.swap_in()
+        elif _profiler is not None and self not in _attached:
+            try:
+                _look_at(self)
+            except Exception as error:  # noqa: BLE001 - as in _first_call
+                _say(f"{type(self).__name__} is not shown: {error}")
+
+    return compile_in_place
+
+
 def _look_at(module: nn.Module) -> None:
     with _lock:
         if _profiler is not None and holds_a_stack(module):
             attach(module, _profiler)
         else:
-            module.__dict__[ATTRIBUTE] = None
+            module.__dict__.setdefault(ATTRIBUTE, None)
 
 
 def _say(what: str) -> None:
@@ -210,3 +247,13 @@ def _say(what: str) -> None:
         _said.add(what)
         _log.warning("cbtop: %s", what)
 
+
+def _after_fork() -> None:
+    """In a child nobody holds the lock."""
+    global _lock
+    _lock = threading.RLock()
+    for attachment in attachments():
+        attachment.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

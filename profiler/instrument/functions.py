@@ -37,6 +37,8 @@ _ROPE = (
     "apply_rotary_pos_emb_vision",
     "apply_multimodal_rotary_pos_emb",
 )
+# Arguments by which attention leaves out keys: of other sequences in the same row, of pages, of before a window.
+_HIDE = ("cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias")
 _EAGER = "eager_attention_forward"
 GENERATION = "transformers.generation.utils"
 
@@ -49,12 +51,12 @@ class Functions:
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
         """Wrap those that these modules call, as far as they are not yet."""
-        self._replace(torch.nn.functional, "scaled_dot_product_attention", lambda f: _attention(f, "sdpa", 0))
+        self.replace(torch.nn.functional, "scaled_dot_product_attention", lambda f: _attention(f, "sdpa", 0))
         for name in sorted({type(module).__module__ for module in modules}):
             home = sys.modules.get(name)
             for function in _ROPE:
-                self._replace(home, function, _rope)
-            self._replace(home, _EAGER, _eager)
+                self.replace(home, function, _rope)
+            self.replace(home, _EAGER, _eager)
         self._wrap_transformers()
         self.wrap_generate()
 
@@ -71,19 +73,20 @@ class Functions:
         known = getattr(interface, "_global_mapping", {})
         for name in list(known):
             if "eager" not in name:
-                self._replace(known, name, functools.partial(_attention, label=name, queries=1))
-        self._replace(getattr(modules.get("transformers.cache_utils"), "Cache", None), "update", _kv_write)
+                self.replace(known, name, functools.partial(_attention, label=name, queries=1))
+        self.replace(getattr(modules.get("transformers.cache_utils"), "Cache", None), "update", _kv_write)
 
     def wrap_generate(self) -> None:
-        """Wrap what keeps a step open until its token is chosen: before `generate` calls a model for the first time."""
+        """Wrap what keeps a step open until its token is chosen: before `generate` first calls a model."""
         generation = sys.modules.get(GENERATION)
         mixin = getattr(generation, "GenerationMixin", None)
-        self._replace(mixin, "generate", _generate)
-        self._replace(mixin, "_assisted_decoding", _assisted)
-        self._replace(getattr(generation, "LogitsProcessorList", None), "__call__", _scores)
-        self._replace(getattr(generation, "StoppingCriteriaList", None), "__call__", _chosen)
+        self.replace(mixin, "generate", _generate)
+        self.replace(mixin, "_assisted_decoding", _assisted)
+        self.replace(getattr(generation, "LogitsProcessorList", None), "__call__", _scores)
+        self.replace(getattr(generation, "StoppingCriteriaList", None), "__call__", _chosen)
 
-    def _replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
+    def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
+        """Let `owner` have what `wrapper` makes of its function `name`, if it has one that is not ours."""
         original = None if owner is None else _get(owner, name)
         if original is None or (id(owner), name) in self._wrapped or hasattr(original, "_is_of_cbtop"):
             return
@@ -157,7 +160,8 @@ def _attention(original: Function, label: str, queries: int) -> Function:
         is_causal = kwargs.get("is_causal")
         if is_causal is None:
             is_causal = getattr(module, "is_causal", False) if queries else len(args) > 5 and args[5]
-        return _attended(name, label, query, key, mask is not None, bool(is_causal))
+        hides = mask is not None or any(kwargs.get(word) is not None for word in _HIDE)
+        return _attended(name, label, query, key, hides, bool(is_causal))
 
     return _timed(original, brick_of, name)
 
@@ -167,7 +171,9 @@ def _eager(original: Function) -> Function:
     name = classification.ATTENTION_EAGER
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
-        return _attended(name, "eager", _named(args, kwargs, 1, "query"), _named(args, kwargs, 2, "key"), False, False)
+        return _attended(
+            name, "eager", _named(args, kwargs, 1, "query"), _named(args, kwargs, 2, "key"), False, False
+        )
 
     return _timed(original, brick_of, name)
 
@@ -202,7 +208,7 @@ def _attention_brick(name: str, label: str, columns: int, shared: int, itemsize:
     return BrickDefinition(name, BrickCategory.ATTENTION, backend="torch", work=work, label=label)
 
 
-# --- generate: the step stays open until its token is chosen ----------------------------------------------------------
+# --- generate: the step stays open until its token is chosen --------------------------------------------------
 
 
 def _generate(original: Function) -> Function:
@@ -260,4 +266,8 @@ def _waiting() -> Any:
     """The step of the innermost `generate` whose model has returned."""
     here = unit()
     step = here.open[-1] if here.open else None
-    return step if step is not None and step.waits and not step.is_running and step.generation is here.generation else None
+    return (
+        step
+        if step is not None and step.waits and not step.is_running and step.generation is here.generation
+        else None
+    )

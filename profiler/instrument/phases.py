@@ -1,7 +1,7 @@
 """What a call of a model is: its phase, tokens, sequences and the positions its cache holds, by its arguments alone.
 
-Nothing here waits for a device: what only a tensor's contents could tell is unknown. Hugging Face's names of arguments
-are known, and a first tensor of token ids (sequences x tokens) or of their embeddings.
+Nothing here waits for a device: what only a tensor's contents could tell is unknown. Hugging Face's names of
+arguments are known, and a first tensor of token ids (sequences x tokens) or of their embeddings.
 """
 
 from __future__ import annotations

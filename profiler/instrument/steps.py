@@ -1,8 +1,8 @@
 """Steps of a model that is called: when each begins and ends, and when its bricks are timed.
 
 Rules
-- The outermost call of a model, or of a part of it that holds a stack, is a step. In `generate` of transformers it stays
-  open until the token has been chosen, and begins where the last one ended: its inputs are prepared in it.
+- The outermost call of a model, or of a part of it that holds a stack, is a step. In `generate` of transformers it
+  stays open until the token has been chosen, and begins where the last one ended: its inputs are prepared in it.
 - Each thread, task and greenlet has its own open steps (`Unit`).
 - Calls of modules are swapped in where a step is recorded, and out again at the next that is not.
 """
@@ -20,7 +20,7 @@ import torch
 from torch.compiler import is_compiling
 
 from cbtop.profiler.instrument.phases import VERIFY, describe
-from cbtop.profiler.instrument.wrapping import BrickCall, Call, is_no_code_of_the_hosts
+from cbtop.profiler.instrument.wrapping import BrickCall, Call
 from cbtop.profiler.positions import finder
 from cbtop.protocol.vocabulary import BrickId
 
@@ -74,22 +74,18 @@ unit: Callable[[], Unit] = finder(Unit)
 class OpenStep:
     """A step from the model's call to its end."""
 
-    def __init__(self, steps: ModelSteps, unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def __init__(self, steps: ModelSteps, unit: Unit, call: ModelCall, args: Any, kwargs: Any) -> None:
+        self.steps = steps
         self.profiler = steps.profiler
         self.is_running = True  # the model's call has not returned yet
         self.is_recorded = False
         self.generation = generation = unit.generation
-        self.waits = generation is not None and hasattr(type(module), "generate")  # for its token to be chosen
-        self._steps = steps
+        self.waits = generation is not None and call.can_generate  # for its token to be chosen
         self._unit = unit
         self._sampling: Any = None
-        call = describe(args, kwargs, has_cache=steps.has_cache(module), is_assisted=generation is not None and generation.is_assisted)
-        self.call = call
-        self._step: Step = steps.profiler.step(call.phase, call.tokens, steps.model)
-
-    @property
-    def steps(self) -> ModelSteps:
-        return self._steps
+        is_assisted = generation is not None and generation.is_assisted
+        self.call = describe(args, kwargs, has_cache=call.has_cache, is_assisted=is_assisted)
+        self._step: Step = steps.profiler.step(self.call.phase, self.call.tokens, steps.model)
 
     def begin(self) -> None:
         self._step.__enter__()
@@ -97,7 +93,7 @@ class OpenStep:
             self._step.start_ns = self.generation.last_end_ns
         self._unit.open.append(self)
         self.is_recorded = self.profiler.recording
-        self._steps.follow(recorded=self.is_recorded)
+        self.steps.follow(recorded=self.is_recorded)
 
     def begin_sampling(self) -> None:
         """The scores are looked at: from here on a token is chosen."""
@@ -130,9 +126,9 @@ class OpenStep:
         opened.pop()
         self._step.__exit__(kind, error, trace)
         if self.generation is not None:
-            self.generation.last_end_ns = self._steps.now_ns()
+            self.generation.last_end_ns = self.steps.now_ns()
         if self.is_recorded:
-            self._steps.ended()
+            self.steps.ended()
 
 
 class ModelSteps:
@@ -143,21 +139,16 @@ class ModelSteps:
         self.model = model
         self.give_up = give_up
         self.calls: Sequence[BrickCall] = ()
-        self._has_cache: dict[type, bool] = {}
-        self._lock = threading.Lock()
-        self._running = 0
         self._are_in = False
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a child nobody holds the lock, and of the steps that ran those of this thread are left."""
+        self._lock = threading.Lock()
+        self._running = sum(step.steps is self and step.is_recorded for step in unit().open)
 
     def now_ns(self) -> int:
         return self.profiler._path.now_ns()
-
-    def has_cache(self, module: nn.Module) -> bool:
-        """Whether a model can be given a cache: its `forward` has an argument for one."""
-        kind = type(module)
-        known = self._has_cache.get(kind)
-        if known is None:
-            known = self._has_cache[kind] = _takes_a_cache(module)
-        return known
 
     def run(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model as a step; inside a step of its own it is only called."""
@@ -168,9 +159,7 @@ class ModelSteps:
                 return call.plain(*args, **kwargs)
             mine.close()  # it waited for a token, and the next call has come
         try:
-            module = call.module()
-            assert module is not None  # it is being called
-            step = OpenStep(self, here, module, args, kwargs)
+            step = OpenStep(self, here, call, args, kwargs)
             step.begin()
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             self.give_up(error)
@@ -208,11 +197,13 @@ class ModelSteps:
 class ModelCall(Call):
     """Stands in for a call that is a step of its own where none of this model is open."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_steps", "can_generate", "has_cache")
 
     def __init__(self, module: nn.Module, steps: ModelSteps) -> None:
         super().__init__(module)
         self._steps = steps
+        self.can_generate = hasattr(type(module), "generate")
+        self.has_cache = _takes_a_cache(module)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or torch.jit.is_tracing():
@@ -237,6 +228,3 @@ def _takes_a_cache(module: nn.Module) -> bool:
 
 
 _CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value", "layer_past")
-
-for _function in (ModelCall.__call__, ModelSteps.run, ModelSteps.follow, ModelSteps.ended, OpenStep.close):
-    is_no_code_of_the_hosts(_function)

@@ -5,19 +5,21 @@ while steps are recorded, and what stood there before while they are not.
 
 Rules
 - The attribute is torch's, and private: `is_supported` looks whether this torch honours it.
-- `Module.__getstate__` leaves it out. Where a class has one of its own, a copy or a pickle of a `Call` is None: a copy of a
-  module that called the original's weights would be wrong without a word.
+- `Module.__getstate__` leaves it out. Where a class has one of its own, a copy or a pickle of a `Call` is None:
+  a copy of a module that called the original's weights would be wrong without a word.
 - A `Call` holds its module weakly, so that `del model` frees it, and nothing that changes.
-- Dynamo goes past the attribute to `forward`. Where it comes here all the same, the first question is whether it does;
-  and a frame of ours is none that it compiles for itself (`is_no_code_of_the_hosts`), as those of torch.nn are not.
+- Dynamo goes past the attribute to `forward`. Where it comes here all the same, that is the first question; a frame of
+  ours it never compiles for itself (`keep_dynamo_out`).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Hashable
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,12 +44,29 @@ def is_supported() -> bool:
     probe, called = Probe(), []
     probe.__dict__[ATTRIBUTE] = lambda: called.append(None)
     probe()
-    return getattr(torch.nn.Module, ATTRIBUTE, True) is None and bool(called) and ATTRIBUTE not in probe.__getstate__()
+    return (
+        getattr(torch.nn.Module, ATTRIBUTE, True) is None and bool(called) and ATTRIBUTE not in probe.__getstate__()
+    )
 
 
-def is_no_code_of_the_hosts(function: Callable[..., Any]) -> None:
-    """Let Dynamo run this function as it is where it would compile it, and look on at what it calls."""
-    torch._C._dynamo.eval_frame.skip_code(function.__code__)
+def keep_dynamo_out() -> None:
+    """Let Dynamo compile no frame of ours: it looks on at what they call, as it does with those of torch.nn.
+
+    Where it comes to a function of ours while it compiles one of the host's, it goes into it all the same.
+    """
+    skip = torch._C._dynamo.eval_frame.skip_code
+    codes = [
+        member.__code__
+        for name, module in list(sys.modules.items())
+        if name.startswith(("cbtop.profiler", "cbtop.protocol"))
+        for holder in (module, *(one for one in vars(module).values() if isinstance(one, type)))
+        for member in vars(holder).values()
+        if isinstance(member, FunctionType)
+    ]
+    while codes:
+        code = codes.pop()
+        skip(code)
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -152,7 +171,3 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if isinstance(value, Tensor):
             return value.numel()  # type: ignore[no-any-return]
     return 0
-
-
-for _function in (Call.plain, BrickCall.__call__):
-    is_no_code_of_the_hosts(_function)

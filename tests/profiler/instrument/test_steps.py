@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -78,7 +79,12 @@ def test_every_step_has_all_its_bricks_and_its_sampling(kind: str, profiler: Bri
     for phase, steps in (("prefill", 1), ("decode", 2)):
         calls = _calls(memory, phase)
         attention = calls["Attention (fused)"] + calls["Attention (eager)"]
-        assert (attention, calls["KvWrite"], calls["Sampling"], calls["LmHead"]) == (3 * steps, 3 * steps, steps, steps)
+        assert (attention, calls["KvWrite"], calls["Sampling"], calls["LmHead"]) == (
+            3 * steps,
+            3 * steps,
+            steps,
+            steps,
+        )
         if kind != "gpt2":
             assert calls["RopeEmbedding"] == 3 * steps
 
@@ -93,7 +99,7 @@ def test_sampling_lies_in_the_step_and_the_next_step_begins_where_it_ended(
     steps = [(start, end) for tag, start, end, _ in memory.records if nodes[tag & NODE].kind is NodeKind.STEP]
     chosen = [(start, end) for tag, start, end, _ in memory.records if nodes[tag & NODE].name == "Sampling"]
     assert all(a <= c and d <= b for (a, b), (c, d) in zip(steps, chosen, strict=True))
-    assert all(before[1] <= after[0] for before, after in zip(steps, steps[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in pairwise(steps))
 
 
 def test_the_books_of_every_phase_close(profiler: BrickProfiler, memory: Memory) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import os
 import pickle
 import weakref
 from collections.abc import Iterator
@@ -144,7 +145,9 @@ def test_a_model_that_the_host_drops_is_freed(profiler: BrickProfiler) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_detaching_leaves_no_attribute_and_no_function_behind(kind: str, profiler: BrickProfiler, memory: Memory) -> None:
+def test_detaching_leaves_no_attribute_and_no_function_behind(
+    kind: str, profiler: BrickProfiler, memory: Memory
+) -> None:
     before = {name: getattr(nn.functional, name) for name in dir(nn.functional)}
     model, inputs = model_of(kind), words(1, 5)
     attachment = attach(model, profiler)
@@ -301,3 +304,35 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     bare, ours = run(instrumented=False), run(instrumented=True)
     assert all(torch.equal(a, b) for a, b in zip(bare[0], ours[0], strict=True))
     assert ours[1:] == bare[1:]
+
+
+@pytest.mark.parametrize("compiled", [_whole, _in_place, _regional])
+@pytest.mark.parametrize("when", ["before", "installed"])
+def test_a_compiled_model_has_its_steps_all_the_same(
+    compiled: Any, when: str, profiler: BrickProfiler, memory: Memory
+) -> None:
+    torch._dynamo.reset()
+    model = Decoder()
+    if when == "installed":
+        install(profiler)
+    else:
+        attach(model, profiler)
+    called = compiled(model, backend=Counting())
+    for _ in range(2):
+        called(torch.ones(1, 3, 8))
+    nodes = {node[0]: node for node in memory.nodes}
+    ran = [nodes[tag & ((1 << 24) - 1)][3] for tag, *_ in memory.records]
+    assert ran.count("encode") == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_waits_for_no_lock_of_its_parents(profiler: BrickProfiler) -> None:
+    model, x = Stack(), torch.ones(1, 4)
+    attachment = attach(model, profiler)
+    attachment._steps._lock.acquire()  # as another thread might, while it forks
+    child = os.fork()
+    if child == 0:
+        model(x)
+        os._exit(0)
+    attachment._steps._lock.release()
+    assert os.waitpid(child, 0)[1] == 0
