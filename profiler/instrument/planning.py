@@ -149,7 +149,7 @@ class _Planner:
         self._found = outside
 
     def finish(self) -> None:
-        """Define the bricks found since the last time; a label that two of a name share grows by a part of the path."""
+        """Define the bricks found since the last time; a label that two of a name share grows by one part."""
         count: dict[tuple[str, str], int] = {}
         for path, _, kind in self._found:
             place = (kind.name, _label(path, 1))

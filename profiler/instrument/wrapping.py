@@ -8,8 +8,8 @@ Rules
 - `Module.__getstate__` leaves it out. Where a class has one of its own, a copy or a pickle of a `Call` is None:
   a copy of a module that called the original's weights would be wrong without a word.
 - A `Call` holds its module weakly, so that `del model` frees it, and nothing that changes.
-- Dynamo goes past the attribute to `forward`. Where it comes here all the same, that is the first question; a frame of
-  ours it never compiles for itself (`keep_dynamo_out`).
+- Dynamo goes past the attribute to `forward`. Where it comes here all the same, that is the first question; a frame
+  of ours it never compiles for itself (`keep_dynamo_out`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ATTRIBUTE = "_compiled_call_impl"
 
 @functools.cache
 def is_supported() -> bool:
-    """Whether this torch calls what the attribute is, and keeps it out of pickles and copies."""
+    """Whether this torch calls what the attribute is, keeps it out of pickles and copies, and Dynamo can be told."""
 
     class Probe(torch.nn.Module):
         pass
@@ -44,9 +44,10 @@ def is_supported() -> bool:
     probe, called = Probe(), []
     probe.__dict__[ATTRIBUTE] = lambda: called.append(None)
     probe()
-    return (
-        getattr(torch.nn.Module, ATTRIBUTE, True) is None and bool(called) and ATTRIBUTE not in probe.__getstate__()
-    )
+    is_left_out = ATTRIBUTE not in probe.__getstate__()
+    dynamo = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    can_be_told = all(hasattr(dynamo, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list"))
+    return getattr(torch.nn.Module, ATTRIBUTE, True) is None and bool(called) and is_left_out and can_be_told
 
 
 def keep_dynamo_out() -> None:
@@ -54,7 +55,9 @@ def keep_dynamo_out() -> None:
 
     Where it comes to a function of ours while it compiles one of the host's, it goes into it all the same.
     """
-    skip = torch._C._dynamo.eval_frame.skip_code
+    frames = torch._C._dynamo.eval_frame
+    actions = frames._FrameAction
+    as_it_is = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of what it calls
     codes = [
         member.__code__
         for name, module in list(sys.modules.items())
@@ -65,7 +68,7 @@ def keep_dynamo_out() -> None:
     ]
     while codes:
         code = codes.pop()
-        skip(code)
+        frames.set_code_exec_strategy(code, as_it_is)
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
 
 
