@@ -17,6 +17,7 @@ from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.process import process_start
+from cbtop.protocol.recording import SUFFIX
 
 DESCRIPTION = (
     "Run COMMAND, and let every torch model that it or its children call be shown by `cbtop`. COMMAND keeps its "
@@ -26,6 +27,7 @@ EPILOG = """\
 examples:
   cbtop run -- python serve.py                   then `cbtop`, in another terminal
   cbtop run -- torchrun --nproc-per-node 2 train.py
+  cbtop run --record run.cbtop -- python eval.py
   cbtop run --overhead 0.2% -- uvicorn app:app   for less of its time
   CBTOP_RUN=0 python helper.py                   in a script that runs under it: leave this child alone
 """
@@ -40,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overhead", type=_percent, default=1.0, metavar="PERCENT",
         help="how much slower the program may become, at most (default: 1%%)",
     )  # fmt: skip
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help=f"record it and its children into FILE, such as run{SUFFIX}"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the program")
 
 
@@ -54,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ProtocolError) as error:
         _say(f"this runs uninstrumented: {error}")
         environment = os.environ.copy()
+    if options.record and not _record_beside(options.record):
+        return 2  # the recorder has said why
     for number, found in options.signals.items():
         signal.signal(number, found)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would what it becomes
@@ -64,6 +71,31 @@ def run(options: argparse.Namespace) -> int:
         is_there = not isinstance(error, FileNotFoundError)
         _say(f"{command[0]}: {error.strerror}" if is_there else f"there is no command {command[0]!r}")
         return NOT_ALLOWED if is_there else NOT_FOUND
+
+
+def _record_beside(path: Path) -> bool:
+    """Start a recorder that ends when this process does, and wait until it has begun; False where it cannot.
+
+    It is nobody's child, and in a session of its own: the command finds no process that it did not start, and what is
+    typed does not reach the recorder.
+    """
+    command = [sys.executable, "-m", "cbtop", "record", "-o", str(path), "--beside", str(os.getpid())]
+    begun, says = os.pipe()
+    between = os.fork()
+    if not between:
+        try:
+            os.setsid()
+            os.dup2(says, 1)
+            with open(os.devnull, "rb") as nothing:
+                os.dup2(nothing.fileno(), 0)
+            if not os.fork():
+                os.execv(command[0], command)
+        finally:
+            os._exit(0)
+    os.close(says)
+    os.waitpid(between, 0)
+    with open(begun, "rb") as heard:
+        return bool(heard.read(1))
 
 
 def isolating_option(command: Sequence[str]) -> str:

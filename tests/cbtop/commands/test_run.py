@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.client.replay import ReplayFeed
 from cbtop.commands.run import isolating_option
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop
 from tests.integration.test_terminal import Terminal
+from tests.profiler.instrument.under_run import fake_torch
 
 RUN = [*CBTOP, "run"]
 
@@ -108,6 +110,34 @@ def test_marks_of_runs_that_were_killed_go_with_the_next_one(runtime: Path) -> N
     (runtime / "run-notes").touch()
     assert run("sh", "-c", 'test -e "${CBTOP_RUN_ID#*:}"').returncode == 0
     assert len(list(runtime.glob("run-*"))) == 2  # this one's, and what is none of ours
+
+
+def test_a_run_is_recorded_from_its_first_step_to_its_last_by_no_child_of_its(tmp_path: Path, runtime: Path) -> None:
+    program = """
+import os, torch
+for _ in range(3): torch.forward()
+try: os.wait()
+except ChildProcessError: print("no child", flush=True)
+if os.fork(): os.wait()
+else:
+    for _ in range(2): torch.forward()
+    os._exit(0)
+raise SystemExit(6)
+"""
+    file = tmp_path / "run.cbtop"
+    recorded = [*RUN, "--record", str(file), "--", sys.executable, "-c", program]
+    with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path))}
+    done = subprocess.run(recorded, env=with_torch, capture_output=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stdout) == (6, b"no child\n")
+    assert b"2 processes" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    with ReplayFeed(file) as feed:
+        feed.seek(feed.duration_s)
+        views = [feed.view(source.key) for source in feed.sources()]
+    assert sorted(view.steps.count for view in views if view and view.steps) == [2, 3]
+    again = subprocess.run(recorded, env=with_torch, capture_output=True, timeout=DEADLINE_S, check=False)
+    assert (again.returncode, again.stdout) == (2, b"")
+    assert b"run.cbtop" in again.stderr
 
 
 AT_THE_TERMINAL = r"""
