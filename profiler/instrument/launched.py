@@ -6,10 +6,13 @@ import os
 from contextlib import suppress
 
 from cbtop.profiler import instrument as instrumentation
+from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage, Node
 from cbtop.protocol.vocabulary import NodeKind
+
+EVERY_STEP_PERCENT = 100  # allowed: every step is recorded
 
 
 class LaunchedRecorder(RingRecorder):
@@ -29,4 +32,8 @@ class LaunchedRecorder(RingRecorder):
 
 def instrument(overhead_percent: float, nothing_yet: str) -> None:
     """Let every model of this process that is called be instrumented, for `overhead_percent` of its time."""
-    instrumentation.install(BrickProfiler(recorder=LaunchedRecorder(nothing_yet)))
+    recorder = LaunchedRecorder(nothing_yet)
+    if overhead_percent < EVERY_STEP_PERCENT:
+        instrumentation.install(GovernedProfiler(overhead_percent, recorder=recorder))
+    else:
+        instrumentation.install(BrickProfiler(recorder=recorder))

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import zipapp
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -135,9 +134,12 @@ HOSTS = {
         2,
     ),
     "shell": ("os.execvp('sh', ['sh', '-c', f'{sys.executable} -c \"import torch; torch.forward()\"; exit 8'])", 1),
-    "runpy": ("import runpy, torch; torch.forward(); print(runpy.run_path(__file__, run_name='again')['__name__'])", 1),
+    "runpy": (
+        "import runpy, torch; torch.forward()\nif __name__ != 'again': print(len(runpy.run_path(__file__, run_name='again')))",
+        1,
+    ),
     "settrace": (
-        "import threading; sys.settrace(lambda *_: None); import torch; torch.forward(); print(sys.gettrace())",
+        "import threading; sys.settrace(lambda *_: None); import torch; torch.forward(); print(bool(sys.gettrace()))",
         1,
     ),
     "closed stdio": ("import torch; torch.forward(); os.close(0); os.close(1); os.close(2)", 1),
@@ -145,11 +147,27 @@ HOSTS = {
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); import torch; torch.forward()",
         1,
     ),
-    "reload": ("import importlib, torch; importlib.reload(torch); torch.forward(); print('again')", 1),
+    "reload": (
+        "import importlib, torch; torch.forward(); importlib.reload(torch); torch.forward(); print('again')",
+        1,
+    ),
     "chdir": ("import torch; os.chdir('/'); torch.forward(); print(os.getcwd())", 1),
-    "no environment": ("os.environ.clear(); import torch; torch.forward(); print(dict(os.environ))", 1),
+    "no environment": (
+        "directory = os.environ['CBTOP_RUNTIME_DIR']; os.environ.clear(); os.environ['CBTOP_RUNTIME_DIR'] = directory\n"
+        "import torch; torch.forward(); print(dict(os.environ))",
+        1,
+    ),
 }
-BY_DEFAULT = {"plain", "exception in a step", "os._exit", "KeyboardInterrupt", "server", "fork", "spawn", "subprocess"}
+BY_DEFAULT = {
+    "plain",
+    "exception in a step",
+    "os._exit",
+    "KeyboardInterrupt",
+    "server",
+    "fork",
+    "spawn",
+    "subprocess",
+}
 OPTIONS = {"dev mode": ["-X", "dev", "-W", "error"], "optimised": ["-OO"], "safe path": ["-P"], "unbuffered": ["-u"]}
 
 
