@@ -7,7 +7,7 @@ import platform
 import sys
 import tempfile
 
-from benchmarks import decode, faults, hot_path, instrument, load, recording, screen, views, widgets
+from benchmarks import decode, faults, hot_path, instrument, load, recording, screen, start_up, views, widgets
 from benchmarks.base import Figure
 
 BENCHMARKS = {
@@ -20,6 +20,7 @@ BENCHMARKS = {
     "widgets": widgets.run,
     "load": load.run,
     "faults": faults.run,
+    "start_up": start_up.run,
 }
 
 

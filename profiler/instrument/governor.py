@@ -85,7 +85,6 @@ class Governor:
             return
         (kind.recorded if recorded else kind.after if follows else kind.plain).append(duration_ns)
         if recorded and len(kind.recorded) >= ENOUGH and kind.seen >= kind.look_at:
-            kind.look_at = kind.seen + LOOK_AFTER
             self._decide(kind)
 
     def _decide(self, kind: Kind) -> None:
@@ -93,6 +92,7 @@ class Governor:
         cost = kind.cost_ns()
         if cost is None or kind is not max(self._kinds.values(), key=lambda other: other.total_ns):
             return
+        kind.look_at = kind.seen + LOOK_AFTER
         plain_ns = _median(sorted(kind.plain))[1]
         low, middle, high = (100 * cost_ns / plain_ns for cost_ns in cost)  # percent of a step, of each recorded
         every = min(MOST_EVERY, max(FIRST_EVERY, math.ceil(high / self._allowed_percent)))

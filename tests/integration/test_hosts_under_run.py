@@ -133,7 +133,10 @@ HOSTS = {
         "torch.forward(); print(2)'])",
         2,
     ),
-    "shell": ("os.execvp('sh', ['sh', '-c', f'{sys.executable} -c \"import torch; torch.forward()\"; exit 8'])", 1),
+    "shell": (
+        "os.execvp('sh', ['sh', '-c', f'{sys.executable} -c \"import torch; torch.forward()\"; exit 8'])",
+        1,
+    ),
     "runpy": (
         "import runpy, torch; torch.forward()\nif __name__ != 'again': print(len(runpy.run_path(__file__, run_name='again')))",
         1,

@@ -125,7 +125,7 @@ else:
 raise SystemExit(6)
 """
     file = tmp_path / "run.cbtop"
-    recorded = [*RUN, "--record", str(file), "--", sys.executable, "-c", program]
+    recorded = [*RUN, "--overhead", "100%", "--record", str(file), "--", sys.executable, "-c", program]
     with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path))}
     done = subprocess.run(recorded, env=with_torch, capture_output=True, timeout=DEADLINE_S, check=False)
     assert (done.returncode, done.stdout) == (6, b"no child\n")
