@@ -1,4 +1,4 @@
-"""What `cbtop run` adds to a program's start, in CPU time of the process: rounds of it, bare and bare again as control.
+"""What `cbtop run` adds to a program's start, in CPU time of its process, in rounds: bare, and bare again as control.
 
 The hook alone is what each Python process of the command pays; with the launcher, what the command pays once.
 """

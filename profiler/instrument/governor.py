@@ -43,12 +43,14 @@ class Kind:
         self.was_recorded = False
         self.recorded, self.after, self.plain = (deque[int](maxlen=SAMPLES) for _ in range(3))
 
-    def cost_ns(self) -> tuple[float, float, float] | None:
-        """What recording one of them costs: the estimate and its interval; None while too few were seen."""
-        sorts = [sorted(sort) for sort in (self.recorded, self.after, self.plain)]
-        if min(map(len, sorts)) < ENOUGH:
-            return None
-        recorded, after, plain = (_median(sort) for sort in sorts)
+    @property
+    def is_known(self) -> bool:
+        """Whether enough of them were seen to say what recording one costs."""
+        return min(len(self.recorded), len(self.after), len(self.plain)) >= ENOUGH
+
+    def cost_ns(self) -> tuple[float, float, float]:
+        """What recording one of them costs: between the ends of its interval, the estimate."""
+        recorded, after, plain = (_median(sorted(sort)) for sort in (self.recorded, self.after, self.plain))
         low, middle, high = (recorded[at] + after[at] - 2 * plain[2 - at] for at in range(3))
         return low, middle, high
 
@@ -75,8 +77,10 @@ class Governor:
         """A step has ended; steps with the same `key` do the same work."""
         kind = self._kinds.get(key)
         if kind is None:
-            if len(self._kinds) >= MAX_KINDS:
-                return  # one that comes seldom tells little
+            if len(self._kinds) >= MAX_KINDS:  # what comes seldom tells nothing
+                self._kinds = {key: kind for key, kind in self._kinds.copy().items() if kind.is_known}
+                if len(self._kinds) >= MAX_KINDS:
+                    return
             kind = self._kinds[key] = Kind()
         follows, kind.was_recorded = kind.was_recorded, recorded
         kind.seen += 1
@@ -84,17 +88,15 @@ class Governor:
         if kind.seen <= WARM_UP:
             return
         (kind.recorded if recorded else kind.after if follows else kind.plain).append(duration_ns)
-        if recorded and len(kind.recorded) >= ENOUGH and kind.seen >= kind.look_at:
-            self._decide(kind)
+        if recorded and kind.seen >= kind.look_at and kind.is_known:
+            kind.look_at = kind.seen + LOOK_AFTER
+            known = (other for other in list(self._kinds.values()) if other.is_known)
+            if kind is max(known, key=lambda other: other.total_ns):  # most of the time goes into its steps
+                self._decide(kind)
 
     def _decide(self, kind: Kind) -> None:
-        """Choose anew, by the kind of steps that most of the time goes into."""
-        cost = kind.cost_ns()
-        if cost is None or kind is not max(self._kinds.values(), key=lambda other: other.total_ns):
-            return
-        kind.look_at = kind.seen + LOOK_AFTER
-        plain_ns = _median(sorted(kind.plain))[1]
-        low, middle, high = (100 * cost_ns / plain_ns for cost_ns in cost)  # percent of a step, of each recorded
+        plain_ns = max(1, _median(sorted(kind.plain))[1])
+        low, middle, high = (100 * cost_ns / plain_ns for cost_ns in kind.cost_ns())  # percent of a plain step
         every = min(MOST_EVERY, max(FIRST_EVERY, math.ceil(high / self._allowed_percent)))
         self.every = every
         self._announce(Sampling(every, middle / every, low / every, high / every, self._allowed_percent))
@@ -144,4 +146,7 @@ class GovernedStep(Step):
         super().__exit__(kind, error, trace)
         if is_whole:
             took_ns = time.perf_counter_ns() - self._begun_ns
-            self._governor.ended(key, took_ns, recorded=self._scope is not None)
+            try:
+                self._governor.ended(key, took_ns, recorded=self._scope is not None)
+            except Exception as trouble:  # noqa: BLE001 - trouble of ours is not the host's
+                self._steps.give_up(trouble)

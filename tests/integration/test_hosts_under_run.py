@@ -9,10 +9,13 @@ import os
 import subprocess
 import sys
 import zipapp
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.messages import HostHello
 from tests.integration.hosts import CBTOP, DEADLINE_S
 from tests.profiler.instrument.under_run import fake_torch
 
@@ -97,7 +100,7 @@ HOSTS = {
         1,
     ),
     "exception in a thread": (
-        "import threading, torch\nthread = threading.Thread(target=lambda: torch.forward(lambda: 1 / 0), name='one')\n"
+        "import threading, torch\nthread = threading.Thread(target=torch.forward, args=(lambda: 1 / 0,), name='1')\n"
         "thread.start(); thread.join()",
         1,
     ),
@@ -138,7 +141,7 @@ HOSTS = {
         1,
     ),
     "runpy": (
-        "import runpy, torch; torch.forward()\nif __name__ != 'again': print(len(runpy.run_path(__file__, run_name='again')))",
+        "import runpy, torch; torch.forward()\nif __name__ != 'x': print(len(runpy.run_path('main.py', None, 'x')))",
         1,
     ),
     "settrace": (
@@ -156,7 +159,7 @@ HOSTS = {
     ),
     "chdir": ("import torch; os.chdir('/'); torch.forward(); print(os.getcwd())", 1),
     "no environment": (
-        "directory = os.environ['CBTOP_RUNTIME_DIR']; os.environ.clear(); os.environ['CBTOP_RUNTIME_DIR'] = directory\n"
+        "kept = os.environ['CBTOP_RUNTIME_DIR']; os.environ.clear(); os.environ['CBTOP_RUNTIME_DIR'] = kept\n"
         "import torch; torch.forward(); print(dict(os.environ))",
         1,
     ),
@@ -219,3 +222,132 @@ def test_modules_archives_and_standard_input_do_as_without_us(tmp_path: Path, ru
     program = "import sys, torch; torch.forward(); print(sys.path, sys.argv)"
     runs_alike([sys.executable, "-", "-a"], tmp_path, runtime, stdin=program, records=3)
     runs_alike([sys.executable, "-i", "-c", "import torch"], tmp_path, runtime, stdin="torch.forward()\n", records=4)
+
+
+# With torch itself. The model is torch's own; every process calls it twice, so that a step of each is recorded.
+
+MODEL = """
+import sys, torch
+from torch import nn
+torch.manual_seed(7)
+torch.set_num_threads(1)
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.down_proj = nn.Linear(16, 32), nn.Linear(32, 16)
+    def forward(self, x): return x + self.down_proj(torch.relu(self.gate_proj(x)))
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+    def forward(self, x):
+        for layer in self.layers: x = layer(x)
+        return x
+"""
+RANKS = (
+    MODEL
+    + """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(Model())
+for _ in range(2):
+    loss = model(torch.full((4, 16), float(dist.get_rank()))).sum()
+    loss.backward()
+total = loss.detach().clone()
+dist.all_reduce(total)
+if dist.get_rank() == 0: print(dist.get_world_size(), total.item().hex(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+WITH_TORCH = {
+    "forward, backward, state": (
+        MODEL
+        + """
+import copy, io, pickle
+if __name__ == "__main__":
+    model = Model()
+    x = torch.ones(2, 16)
+    model(x).sum().backward()
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    twin = copy.deepcopy(model)
+    print(twin(x).sum().item().hex(), pickle.loads(pickle.dumps(model))(x).sum().item().hex(), len(buffer.getvalue()))
+    print(list(model.state_dict()), sum(p.grad.sum() for p in model.parameters()).item().hex())
+    raise ValueError("at its end")
+""",
+        1,
+    ),
+    "loader": (
+        MODEL
+        + """
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    model = Model()
+    for batch in DataLoader(torch.arange(64.0).reshape(4, 16), batch_size=2, num_workers=2):
+        print(model(batch).sum().item().hex())
+""",
+        1,
+    ),
+    "torch's spawn": (
+        MODEL
+        + """
+import torch.multiprocessing
+def work(rank):
+    model = Model()
+    print(rank, model(torch.ones(1, 16)).sum().item().hex()) if rank == 0 else model(torch.ones(1, 16))
+    if rank: sys.exit(0)
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=2)
+""",
+        2,
+    ),
+    "threads": (
+        MODEL
+        + """
+import threading
+model = Model()
+found = []
+def work(): found.append(model(torch.ones(1, 16)).sum().item().hex())
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(found)
+""",
+        1,
+    ),
+}
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make torch")
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    "name", ["forward, backward, state", *(pytest.param(n, marks=pytest.mark.slow) for n in list(WITH_TORCH)[1:])]
+)
+def test_a_torch_program_prints_and_ends_as_without_us(name: str, tmp_path: Path, runtime: Path) -> None:
+    source, records = WITH_TORCH[name]
+    (tmp_path / "main.py").write_text(source)
+    runs_alike([sys.executable, "main.py"], tmp_path, runtime, records=records)
+
+
+@needs_torch
+@pytest.mark.slow
+def test_the_ranks_of_torchrun_and_accelerate_are_recorded_each(tmp_path: Path, runtime: Path) -> None:
+    (tmp_path / "main.py").write_text(RANKS)
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    accelerate = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    for number, launcher in enumerate((torchrun, accelerate), 1):
+        if find_spec(launcher[0].split(".")[0]) is None:
+            continue
+        command = [sys.executable, "-m", "cbtop", "run", "--", sys.executable, "-m", *launcher, "main.py"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("2 "), done.stdout
+        assert "cbtop:" not in done.stderr
+        hellos = [CatalogReader(path).read()[0] for path in runtime.glob("*.catalog")]
+        ranks = [hello.rank for hello in hellos if isinstance(hello, HostHello)]
+        assert sorted(rank for rank in ranks if rank is not None) == sorted([0, 1] * number)

@@ -66,6 +66,17 @@ def test_however_dear_it_is_some_steps_are_recorded_and_before_it_knows_nothing_
     assert max(len(governor._kinds), len(governor._turns)) <= 256
 
 
+def test_long_steps_that_are_never_alike_do_not_keep_it_from_knowing() -> None:
+    said: list[Sampling] = []
+    governor = Governor(1, said.append)
+    for number in range(400):  # more of them than are remembered
+        governor.ended(("prefill", "", number), 10**12, recorded=governor.is_sampled("prefill"))
+        recorded = governor.is_sampled("decode")
+        governor.ended(STEP, 1_000_000 + 100_000 * recorded, recorded=recorded)
+    assert said
+    assert governor.every == 10
+
+
 def test_steps_of_a_governed_profiler_are_told_to_it_and_a_failed_one_is_not() -> None:
     memory = Memory()
     profiler = GovernedProfiler(1, recorder=memory)
