@@ -15,6 +15,8 @@ from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
+from cbtop.protocol.ended import rings_of
+from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import KeysError, RecordingError
 from cbtop.protocol.process import process_start
 from cbtop.protocol.recording import SUFFIX
@@ -34,7 +36,7 @@ examples:
 POLL_MS = 100
 DEFAULT_MAX_BYTES = 1 << 30
 ANSWER_WITHIN_S = 5.0
-READ_ON_S = 5.0  # what a process left, once it has ended; others may run on
+READ_ON_S = 60.0  # at most: the daemon looks ten times a second, on a machine with time for it
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -95,20 +97,29 @@ class _Beside:
 
     def __init__(self, pid: int) -> None:
         self._pid, self._start = pid, process_start(pid)
+        self._there_before = _rings()
         self._ended_s: float | None = None
         os.write(1, b"begun\n")
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 1)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Whether it has ended and all that it and its children left has been read, as far as that is to be had."""
-        if self._ended_s is None:
-            if process_start(self._pid) != self._start:
-                self._ended_s = time.monotonic()
+        """Whether it has ended, and what it and all that began since have left is read to its end."""
+        if process_start(self._pid) == self._start:
             return False
-        states = [source.state for source in recorder.store.sources.values()]
-        is_read = recorder.has_begun and not any(s is None or s.state is SourceStatus.LIVE for s in states)
+        self._ended_s = self._ended_s or time.monotonic()
+        read = {
+            (source.hello.pid, source.hello.process_start)
+            for source in recorder.store.sources.values()
+            if source.hello and source.state and source.state.state is not SourceStatus.LIVE
+        }
+        left = [ring.split("-")[:2] for ring in _rings() - self._there_before]
+        is_read = all((int(pid), int(start)) in read or process_start(int(pid)) == int(start) for pid, start in left)
         return is_read or time.monotonic() - self._ended_s > READ_ON_S
+
+
+def _rings() -> set[str]:
+    return rings_of(os.listdir(runtime_dir()))
 
 
 def _summary(recorder: StreamRecorder, options: argparse.Namespace, lasted_s: float) -> str:
