@@ -60,7 +60,7 @@ def plan_of(root: nn.Module) -> Plan | None:
         return None
     names = _names([path for path, _ in found])
     planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, _vocabulary(root))
-    planner.plan.stacks = {name: len(stack) for (_, stack), name in zip(found, names, strict=True)}  # type: ignore[arg-type]
+    planner.plan.stacks = {name: len(stack) for (_, stack), name in zip(found, names, strict=True)}
     paths = [path for path, _ in found]
     for path, module in root.named_modules():
         if any(stack.startswith(f"{path}." if path else "") and stack != path for stack in paths):

@@ -76,7 +76,7 @@ def _tensors_of(state: Any) -> list[Tensor]:
 def _tensor_bytes(tensor: Tensor) -> int:
     flatten = getattr(tensor, "__tensor_flatten__", None)  # a quantised weight of torchao's holds tensors
     if flatten is None:
-        return tensor.numel() * tensor.element_size()
+        return int(tensor.nbytes)
     names, _ = flatten()
     return sum(_tensor_bytes(getattr(tensor, name)) for name in names)
 
@@ -85,5 +85,5 @@ def _itemsize(module: nn.Module) -> int:
     """Bytes of one activation: what the module's floating-point weights have; 0 where it has none."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point():
-            return tensor.element_size()
+            return int(tensor.element_size())
     return 0

@@ -37,11 +37,8 @@ ATTRIBUTE = "_compiled_call_impl"
 @functools.cache
 def is_supported() -> bool:
     """Whether this torch calls what the attribute is, keeps it out of pickles and copies, and Dynamo can be told."""
-
-    class Probe(torch.nn.Module):
-        pass
-
-    probe, called = Probe(), []
+    called: list[None] = []
+    probe: Any = torch.nn.Identity()
     probe.__dict__[ATTRIBUTE] = lambda: called.append(None)
     probe()
     is_left_out = ATTRIBUTE not in probe.__getstate__()

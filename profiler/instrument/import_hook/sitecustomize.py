@@ -90,7 +90,7 @@ class TorchFinder:
 def is_of_the_program(error: Exception) -> bool:
     """Whether it was raised by a signal handler of the program, while we were at work."""
     try:
-        from cbtop.profiler.signals import is_of_a_signal_handler
+        from cbtop.protocol.signals import is_of_a_signal_handler
     except ImportError:
         return False
     return is_of_a_signal_handler(error)
