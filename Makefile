@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-busy soak lint bench screenshots clean
+.PHONY: help demo test torch test-busy soak lint bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -23,6 +23,9 @@ demo: $(READY)  ## decode a model with instrumented bricks and watch it live
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
+
+torch: $(READY)  ## install torch and transformers, so that `make test` tests `cbtop run` with them, too
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch]'
 
 test-busy: $(READY)  ## run the tests TIMES=10 times beside two processes that spin, until one fails
 	@$(BIN)/python -c 'while True: pass' & first=$$!; \

@@ -7,18 +7,20 @@ import platform
 import sys
 import tempfile
 
-from benchmarks import decode, faults, hot_path, load, recording, screen, views, widgets
+from benchmarks import decode, faults, hot_path, instrument, load, recording, screen, start_up, views, widgets
 from benchmarks.base import Figure
 
 BENCHMARKS = {
     "hot_path": hot_path.run,
     "decode": decode.run,
+    "instrument": instrument.run,
     "recording": recording.run,
     "screen": screen.run,
     "views": views.run,
     "widgets": widgets.run,
     "load": load.run,
     "faults": faults.run,
+    "start_up": start_up.run,
 }
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.divergence import Fingerprints
     from cbtop.profiler.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.graph.nodes import Function, Layer
+    from cbtop.profiler.instrument import attach
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.traces.base import TracerConfig
     from cbtop.profiler.traces.tracer import ModelTracer
@@ -35,6 +36,7 @@ _HOMES = {
     "Ceiling": "cbtop.protocol.messages",
     "Manifest": "cbtop.protocol.messages",
     "measure_ceilings": "cbtop.compute.ceilings",
+    "attach": "cbtop.profiler.instrument",
     "BrickProfiler": "cbtop.profiler.profiler",
     "BrickDefinition": "cbtop.profiler.definitions",
     "KernelDefinition": "cbtop.profiler.definitions",
@@ -77,6 +79,7 @@ __all__ = [
     "TransferDirection",
     "Work",
     "__version__",
+    "attach",
     "measure_ceilings",
 ]
 

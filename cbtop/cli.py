@@ -39,8 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
         debug = options.debug
         logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _exit_on_signal)
+        # Which they were is for a command that hands the process over.
+        options.signals = {
+            number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)
+        }
         code = command.run(options)
         sys.stdout.flush()  # while there is somebody to say why it cannot be
         return code

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
+from cbtop.protocol.messages import Sampling
 from cbtop.viewmodels.model import BesideView, BooksView, CriticalPathView, MergedView, MergeMode, StragglerView
 
 NOT_MEASURED = "n/a"
@@ -231,6 +232,13 @@ def sample(every: int | None) -> str:
     if every is None:
         return "a sample: some processes leave steps out"
     return f"a sample: one step in {every:,}" if every > 1 else ""
+
+
+def overhead(sampling: Sampling) -> str:
+    """What recording costs a process: `costs 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is allowed)`."""
+    interval = f"95 %: {sampling.low_percent:.2f} to {sampling.high_percent:.2f}"
+    allowed = f"at most {sampling.allowed_percent:g} is allowed"
+    return f"recording costs {sampling.overhead_percent:.2f}% of its steps' time ({interval}; {allowed})"
 
 
 def stale(seconds: float) -> str:

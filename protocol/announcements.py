@@ -17,6 +17,7 @@ from cbtop.protocol.messages import (
     HostHello,
     Manifest,
     Node,
+    Sampling,
     TraceSummary,
 )
 
@@ -24,7 +25,8 @@ MAX_ANNOUNCED = 10_000  # of each kind
 MAX_ANNOUNCED_BYTES = 16 << 20  # of all kinds together, as they are encoded
 MAX_KEPT = 1_000_000  # of all sources of a viewer or a recording together: each takes some 700 bytes there
 
-Announcement = Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity  # what a host may say
+# What a host may say.
+Announcement = Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Sampling
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
 
@@ -42,7 +44,7 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.brick, message.assertion
         case TraceSummary():
             about = message.trace
-        case Activity() | Manifest() | HostHello() | Goodbye():
+        case Activity() | Sampling() | Manifest() | HostHello() | Goodbye():
             about = None
         case _:
             assert_never(message)

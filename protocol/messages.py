@@ -182,13 +182,30 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How many of its steps a process records from now on, and what that costs it, where it measures that itself.
+
+    One step in `every`. The overhead, in percent of the time in steps, lies between `low_percent` and `high_percent`
+    (95 %); `allowed_percent` is what it may be.
+    """
+
+    every: int
+    overhead_percent: float
+    low_percent: float
+    high_percent: float
+    allowed_percent: float
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The last message of a process that ended by itself."""
 
     reason: str
 
 
-CatalogMessage = HostHello | Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Goodbye
+CatalogMessage = (
+    HostHello | Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Sampling | Goodbye
+)
 Part = TraceNumber | TraceAnomaly  # only ever inside another message
 
 # --- said by the daemon, to every viewer --------------------------------------------------------------------

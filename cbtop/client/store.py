@@ -37,6 +37,7 @@ from cbtop.protocol.messages import (
     Message,
     Node,
     RecordBatch,
+    Sampling,
     SourceCatalog,
     SourceGone,
     SourceState,
@@ -86,12 +87,20 @@ class SourceRecord:
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
     traces: dict[str, TraceSummary] = field(default_factory=dict)  # by their id, MLT-01 …
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
+    sampling: Sampling | None = None  # None: as the hello says, and what it costs is not known
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
     history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
     latest: dict[str, StepSample] = field(default_factory=dict)
     busy: BusySlices | None = None  # of a rank
+
+    @property
+    def sample_every(self) -> int:
+        """Of its steps it records one in so many."""
+        if self.sampling is not None:
+            return self.sampling.every
+        return self.hello.sample_every if self.hello else 1
 
     def kept(self) -> int:
         """How many places there are in its tables, and announcements beside them."""
@@ -261,6 +270,7 @@ class Store:
                 | TraceNumber()
                 | TraceAnomaly()
                 | Activity()
+                | Sampling()
                 | Goodbye()
             ):
                 raise DecodeError(f"a {type(message).__name__} outside a catalog")
@@ -317,6 +327,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             record.traces[message.trace] = message
         case Activity():
             record.activity = message
+        case Sampling():
+            record.sampling = message
         case Goodbye():
             record.goodbye = message
         case _:

@@ -24,6 +24,7 @@ class Command(Protocol):
 # The line of each in the help; its module is called as it is, with _ for -.
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
+    "run": "start a program whose torch models are shown, without a change to it",
     "ls": "list what runs, on one host or several",
     "record": "record what runs into a file",
     "replay": "show a recording",

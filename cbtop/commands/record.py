@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -14,8 +15,12 @@ from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
+from cbtop.protocol.ended import rings_of
+from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import KeysError, RecordingError
+from cbtop.protocol.process import process_start
 from cbtop.protocol.recording import SUFFIX
+from cbtop.protocol.vocabulary import SourceStatus
 
 DESCRIPTION = (
     "Record every instrumented process of yours, or those of the daemon at --connect, until the duration is over, "
@@ -31,6 +36,7 @@ examples:
 POLL_MS = 100
 DEFAULT_MAX_BYTES = 1 << 30
 ANSWER_WITHIN_S = 5.0
+READ_ON_S = 60.0  # at most: the daemon looks ten times a second, on a machine with time for it
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -42,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file is that large; K, M and G are understood (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--beside", type=int, help=argparse.SUPPRESS)  # record until this process has ended
     add_connect_arguments(parser)
 
 
@@ -55,14 +62,18 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     begun_s = time.monotonic()
     line = ProgressLine(sys.stderr)
+    beside = None if options.beside is None else _Beside(options.beside)
     try:
         while not recorder.is_full and (not options.duration or time.monotonic() - begun_s < options.duration):
             recorder.poll(POLL_MS)
             if recorder.refused:
                 raise CbtopError(recorder.refused)
+            if beside and beside.is_over(recorder):
+                break
             if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
                 raise NoDataError(f"no daemon answers at {recorder.unanswered}")
-            line.show(f"recording: {time.monotonic() - begun_s:.0f} s, {fmt.size_bytes(recorder.size_bytes)}")
+            if not beside:
+                line.show(f"recording: {time.monotonic() - begun_s:.0f} s, {fmt.size_bytes(recorder.size_bytes)}")
     except KeyboardInterrupt:
         pass  # that is how one stops it
     finally:
@@ -79,6 +90,36 @@ def run(options: argparse.Namespace) -> int:
     if not recorder.tallies:
         raise NoDataError(f"nothing was running: {options.output} holds no process")
     return 0
+
+
+class _Beside:
+    """The process of `cbtop run --record`, which waits until it hears on our stdout that recording has begun."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._start = pid, process_start(pid)
+        self._there_before = _rings()
+        self._ended_s: float | None = None
+        os.write(1, b"begun\n")
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+
+    def is_over(self, recorder: StreamRecorder) -> bool:
+        """Whether it has ended, and what it and all that began since have left is read to its end."""
+        if process_start(self._pid) == self._start:
+            return False
+        self._ended_s = self._ended_s or time.monotonic()
+        read = {
+            (source.hello.pid, source.hello.process_start)
+            for source in recorder.store.sources.values()
+            if source.hello and source.state and source.state.state is not SourceStatus.LIVE
+        }
+        left = [ring.split("-")[:2] for ring in _rings() - self._there_before]
+        is_read = all((int(pid), int(start)) in read or process_start(int(pid)) == int(start) for pid, start in left)
+        return is_read or time.monotonic() - self._ended_s > READ_ON_S
+
+
+def _rings() -> set[str]:
+    return rings_of(os.listdir(runtime_dir()))
 
 
 def _summary(recorder: StreamRecorder, options: argparse.Namespace, lasted_s: float) -> str:

@@ -75,6 +75,8 @@ def _head(view: SourceView) -> str:
         lines.append(f"clock of {view.host}: {offset} (derived)")
     if sample := fmt.sample(view.sample_every):
         lines.append(f"{sample}; every count and total is of the recorded steps, none is multiplied")
+    if view.overhead is not None:
+        lines.append(fmt.overhead(view.overhead))
     if view.window is not None:
         lines.append(_window(view.window))
     for steps in view.phases:

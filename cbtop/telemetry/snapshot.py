@@ -131,7 +131,7 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
 def _source(record: SourceRecord) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
     key, hello, manifest, state = record.key, record.hello, record.manifest, record.state
     rank = str(hello.rank) if hello and hello.rank is not None else ""
-    sample_every = str(hello.sample_every) if hello else ""
+    sample_every = str(record.sample_every) if hello else ""
     who = (str(hello.pid), hello.host, hello.program, rank, sample_every) if hello else ("", "", "", "", "")
     what = ("", "", "", "")
     if manifest:

@@ -58,13 +58,14 @@ def merged_view(
     names = tuple(_name(record) for record in taken)
     merged = MergedView(mode, names, tuple(record.key for record in taken), left_out=len(ordered) - len(taken))
     # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
-    factors = {record.hello.sample_every if record.hello else 1 for record in taken}
+    factors = {record.sample_every for record in taken}
     plain = replace(
         view,
         roofline=_no_roof(view.bricks),
         rank=None,
         local_rank=None,
         sample_every=factors.pop() if len(factors) == 1 else None,
+        overhead=None,
         merged=merged,
     )
     if mode is MergeMode.SUM:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
+from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
@@ -315,6 +316,7 @@ class SourceView:
     local_rank: int | None = None
     world_size: int | None = None
     sample_every: int | None = 1  # of its steps it records one in so many; None: of several processes, each its own
+    overhead: Sampling | None = None  # what recording costs it; None where it does not measure that
     outside: BesideView | None = None  # what ran outside of every step; None where nothing did, or without steps
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
     clock: ClockView | None = None  # None while no offset is known

@@ -83,7 +83,8 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
-        sample_every=hello.sample_every if hello else 1,
+        sample_every=record.sample_every,
+        overhead=record.sampling,
         window=WindowView(record.window.length_s, covers_s) if window else None,
         critical_path=path,
     )

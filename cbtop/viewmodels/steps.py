@@ -41,7 +41,7 @@ def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: fl
     first_ns, last_ns = stats.rare("first_ns", (step.id,)), stats.rare("last_ns", (step.id,))
     wall_ns = last_ns - first_ns if covers_s is None else round(covers_s * 1e9)
     p50, p95, p99 = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns))
-    is_sample = record.hello is not None and record.hello.sample_every > 1
+    is_sample = record.sample_every > 1
     is_counted = not stats.rare("uncounted", (step.id,))  # else the tokens are those of some steps only
     tokens_a_step = tokens / count if is_counted else 0
     return StepsView(

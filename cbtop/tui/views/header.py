@@ -78,7 +78,8 @@ def _identity(heading: Heading, width: int) -> Line:
 def _of(source: SourceView) -> Line:
     """Which stretch of time, and which of the steps, the numbers are of."""
     sample = formatting.sample(source.sample_every)
-    of_steps: Line = ((f"  {sample}", "warn"),) if sample else ()
+    cost = f", costs {source.overhead.overhead_percent:.1f}%" if source.overhead else ""
+    of_steps: Line = ((f"  {sample}{cost}", "warn"),) if sample else ()
     if source.window is None:
         return (("life", "dim"), *of_steps)
     return ((formatting.last_seconds(source.window.covers_s), "accent strong"), *of_steps)

@@ -1,0 +1,155 @@
+"""What instrumenting an unedited model costs a decode step: a 12-layer llama, eager, one sequence, one thread.
+
+Ratios of thread CPU time, round by round, to the same model bare; a second bare run is the control. Beside it forward
+hooks, and `record_function` around each leaf, on the same step. A step is one call with a cache of 64 positions.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from benchmarks.base import Figure, Ratio
+from cbtop.profiler.profiler import BrickProfiler
+
+ROUNDS, STEPS = 31, 4
+BARE, CONTROL = "bare model", "bare model again"
+
+
+def run() -> list[Figure]:
+    try:
+        import torch
+        import transformers  # noqa: F401 - whether it is there
+    except ImportError:
+        print("  torch and transformers are not installed: pip install -e '.[torch]'", file=sys.stderr)
+        return []
+    torch.set_num_threads(1)
+    return [figure for hidden in (512, 64) for figure in _of_size(hidden)]
+
+
+def _of_size(hidden: int) -> list[Figure]:
+    step = _decoder(hidden)
+    ways: dict[str, Callable[[], Callable[[], None]]] = {
+        BARE: lambda: _nothing,
+        CONTROL: lambda: _nothing,
+        "disabled": lambda: _attached(step.model, BrickProfiler(enabled=False)),
+        "one step in 20": lambda: _attached(step.model, BrickProfiler(sample_every=20)),
+        "every step": lambda: _attached(step.model, BrickProfiler()),
+        "forward hooks, every step": lambda: _hooks(step.model),
+        "record_function, every step": lambda: _record_functions(step.model),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(ROUNDS + 1):
+        for name, begin in ways.items():
+            end = begin()
+            step()  # the first has the wrappers swapped in, and nodes to define
+            steps = 20 if name == "one step in 20" else STEPS
+            begun_ns = time.thread_time_ns()
+            for _ in range(steps):
+                step()
+            if turn:
+                times[name].append((time.thread_time_ns() - begun_ns) / steps / 1000)
+            end()
+    size = f"hidden {hidden}, 12 layers"
+    return [Figure(f"{BARE}, {size}", statistics.median(times[BARE]), "µs/step")] + [
+        Figure(f"{name}, {size}", statistics.median(found), "µs/step", BARE, Ratio.of(found, times[BARE]))
+        for name, found in times.items()
+        if name != BARE
+    ]
+
+
+class _decoder:  # noqa: N801 - a function that keeps its model
+    def __init__(self, hidden: int) -> None:
+        import torch
+        from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=1000,
+            hidden_size=hidden,
+            intermediate_size=4 * hidden,
+            num_hidden_layers=12,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+        )
+        self.model = LlamaForCausalLM(config).eval()
+        self._words = torch.ones(1, 1, dtype=torch.long)
+        self._cache = DynamicCache(config=config)
+        self._grad = torch.no_grad
+        with self._grad():
+            self.model(torch.ones(1, 64, dtype=torch.long), past_key_values=self._cache)
+
+    def __call__(self) -> None:
+        with self._grad():
+            self.model(self._words, past_key_values=self._cache)
+        self._cache.crop(64)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _attached(model: Any, profiler: BrickProfiler) -> Callable[[], None]:
+    from cbtop.profiler.instrument import attach
+
+    attachment = attach(model, profiler)
+
+    def end() -> None:
+        attachment.detach()
+        profiler.disable()
+
+    return end
+
+
+def _hooks(model: Any) -> Callable[[], None]:
+    began: list[int] = []
+
+    def before(module: Any, args: Any) -> None:
+        began.append(time.perf_counter_ns())
+
+    def after(module: Any, args: Any, result: Any) -> None:
+        began.pop()
+
+    handles = [
+        handle
+        for module in _leaves(model)
+        for handle in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
+    ]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end
+
+
+def _record_functions(model: Any) -> Callable[[], None]:
+    from torch.profiler import record_function
+
+    open_: list[AbstractContextManager[Any]] = []
+
+    def before(module: Any, args: Any) -> None:
+        open_.append(record_function(type(module).__name__))
+        open_[-1].__enter__()
+
+    def after(module: Any, args: Any, result: Any) -> None:
+        open_.pop().__exit__(None, None, None)
+
+    handles = [
+        handle
+        for module in _leaves(model)
+        for handle in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
+    ]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end
+
+
+def _leaves(model: Any) -> list[Any]:
+    return [module for module in model.modules() if next(module.children(), None) is None]

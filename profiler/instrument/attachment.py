@@ -1,0 +1,259 @@
+"""Attaching to models: one by one, or each at its first call.
+
+Rules
+- Nothing here raises into a model's call: what fails is said in one line, and the model runs uninstrumented.
+- A model is held weakly: when the host drops it, it is gone, and so is its attachment.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.functions import GENERATION, Functions
+from cbtop.profiler.instrument.planning import Plan, holds_a_stack, plan_of
+from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
+from cbtop.profiler.instrument.work import stored_bytes
+from cbtop.profiler.instrument.wrapping import (
+    ATTRIBUTE,
+    BrickCall,
+    Call,
+    forget,
+    is_compiled,
+    is_supported,
+    keep_dynamo_out,
+)
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Manifest
+
+_log = logging.getLogger("cbtop")
+_lock = threading.RLock()
+_functions = Functions()
+_attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()  # by the trunk's modules
+_models: weakref.WeakKeyDictionary[BrickProfiler, dict[str, int]] = weakref.WeakKeyDictionary()  # names given so far
+
+
+class Attachment:
+    """One model that is timed."""
+
+    def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler) -> None:
+        self.profiler = profiler
+        self.stacks = plan.stacks
+        self.model = _name_of(root, profiler)
+        self._steps = ModelSteps(profiler, self.model, self._give_up)
+        self._steps.calls = [BrickCall(part.module, part.key, profiler) for part in plan.parts]
+        self._trunk = [ModelCall(module, self._steps) for module in plan.trunk]
+        self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
+        self.is_attached = True
+        for other in self._others:
+            module = other()
+            if module is not None:
+                module.__dict__.setdefault(ATTRIBUTE, None)  # the class is not asked at each of their calls
+        for call in self._trunk:
+            call.swap_in()
+
+    def detach(self) -> None:
+        """Time this model no more, and leave no attribute behind. A step that is running ends as it began."""
+        with _lock:
+            if not self.is_attached:
+                return
+            self.is_attached = False
+            for call in (*self._trunk, *self._steps.calls):
+                call.remove()
+            self._steps.calls = ()
+            for call in self._trunk:
+                module = call.module()
+                if module is not None:
+                    _attached.pop(module, None)
+            for other in self._others:
+                module = other()
+                if module is not None:
+                    forget(module)
+            if not len(_attached):
+                _functions.unwrap()
+
+    def after_fork(self) -> None:
+        self._steps.after_fork()
+
+    def _give_up(self, error: Exception) -> None:
+        _say(f"{self.model or 'the model'} is no longer shown: {type(error).__name__}: {error}")
+        self.detach()
+
+
+def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
+    """Attach to `model`, or give what is attached to it already. Raises ValueError where it cannot be."""
+    with _lock:
+        there = _attached.get(model)
+        if there is not None and there._trunk[0].module() is model:
+            return there
+        why = _why_not(model)
+        if why:
+            raise ValueError(why)
+        plan = plan_of(model)
+        if plan is None:
+            kind = type(model).__name__
+            raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
+        for module in plan.trunk:  # a part that was called by itself before
+            part = _attached.get(module)
+            if part is not None:
+                part.detach()
+        attachment = Attachment(model, plan, BrickProfiler() if profiler is None else profiler)
+        for module in plan.trunk:
+            _attached[module] = attachment
+        keep_dynamo_out()
+        _functions.replace(nn.Module, "compile", _in_place)
+        if any(map(is_compiled, model.modules())):  # Dynamo would compile it anew for functions it has not seen
+            _functions.wrap_generate()
+        else:
+            _functions.wrap(model.modules())
+        if not attachment.model:
+            attachment.profiler.announce(_manifest(model, plan))
+        return attachment
+
+
+def _why_not(model: nn.Module) -> str:
+    if not is_supported():
+        return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
+    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        return (
+            "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
+        )
+    return ""
+
+
+def _name_of(root: nn.Module, profiler: BrickProfiler) -> str:
+    """ "" of a profiler's first model; of others that of their class, with a number where it was given before."""
+    names = _models.setdefault(profiler, {})
+    if not names:
+        names[""] = 1
+        return ""
+    name = type(root).__name__
+    names[name] = names.get(name, 0) + 1
+    return name if names[name] == 1 else f"{name} {names[name]}"
+
+
+def _manifest(model: nn.Module, plan: Plan) -> Manifest:
+    configs = [config for config in (getattr(module, "config", None) for module in plan.trunk) if config is not None]
+    config = configs[0] if configs else None
+    parameters = list(model.parameters())
+    quantization = getattr(getattr(config, "quantization_config", None), "quant_method", None)
+    dtype = str(parameters[0].dtype).removeprefix("torch.") if parameters else ""
+    return Manifest(
+        model=str(getattr(config, "_name_or_path", "") or type(model).__name__),
+        architecture=str(getattr(config, "model_type", type(model).__name__)),
+        backend="torch",
+        quantization=str(getattr(quantization, "value", quantization) or dtype),
+        threads=torch.get_num_threads(),
+        layers=sum(plan.stacks.values()),
+        hidden_size=_whole(getattr(config, "hidden_size", 0)),
+        context_length=_whole(getattr(config, "max_position_embeddings", 0)),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        weights_bytes=stored_bytes(model),
+    )
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+# --- every model, at its first call ---------------------------------------------------------------------------
+
+_profiler: BrickProfiler | None = None
+_said: set[str] = set()
+
+
+def install(profiler: BrickProfiler) -> None:
+    """From now on every model that is called is attached at its first call."""
+    global _profiler
+    if not is_supported():
+        _say(f"torch {torch.__version__} does not call {ATTRIBUTE}: its models are not shown")
+        return
+    _profiler = profiler
+    setattr(nn.Module, ATTRIBUTE, _first_call)
+    _functions.replace(nn.Module, "compile", _in_place)
+    once_imported(GENERATION, _functions.wrap_generate)
+
+
+def uninstall() -> None:
+    """Attach no more models, and detach those that are."""
+    global _profiler
+    _profiler = None
+    await_no_more()
+    if getattr(nn.Module, ATTRIBUTE) is _first_call:
+        setattr(nn.Module, ATTRIBUTE, None)
+    for attachment in attachments():
+        attachment.detach()
+    with _lock:
+        if not len(_attached):  # also where the models were dropped, not detached
+            _functions.unwrap()
+
+
+def attachments() -> list[Attachment]:
+    """Of the models that live."""
+    with _lock:
+        return list(dict.fromkeys(_attached.values()))
+
+
+def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """What a module's call is until it has an attribute of its own: a model is attached, any other pays no more."""
+    if is_compiling() or torch.jit.is_tracing():
+        return module._call_impl(*args, **kwargs)
+    try:
+        _look_at(module)
+    except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        module.__dict__[ATTRIBUTE] = None
+        _say(f"{type(module).__name__} is not shown: {error}")
+    return module(*args, **kwargs)
+
+
+def _in_place(original: Callable[..., None]) -> Callable[..., None]:
+    """`Module.compile` puts what it compiled where a `Call` of ours stands: that one goes on around it."""
+
+    @functools.wraps(original)
+    def compile_in_place(self: nn.Module, /, *args: Any, **kwargs: Any) -> None:
+        call = self.__dict__.get(ATTRIBUTE)
+        original(self, *args, **kwargs)
+        if isinstance(call, Call):
+            call.swap_in()
+        elif _profiler is not None and self not in _attached:
+            try:
+                _look_at(self)
+            except Exception as error:  # noqa: BLE001 - as in _first_call
+                _say(f"{type(self).__name__} is not shown: {error}")
+
+    return compile_in_place
+
+
+def _look_at(module: nn.Module) -> None:
+    with _lock:
+        if _profiler is not None and holds_a_stack(module):
+            attach(module, _profiler)
+        else:
+            module.__dict__.setdefault(ATTRIBUTE, None)
+
+
+def _say(what: str) -> None:
+    if what not in _said and len(_said) < 100:
+        _said.add(what)
+        _log.warning("cbtop: %s", what)
+
+
+def _after_fork() -> None:
+    """In a child nobody holds the lock."""
+    global _lock
+    _lock = threading.RLock()
+    for attachment in attachments():
+        attachment.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

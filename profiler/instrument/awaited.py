@@ -1,0 +1,54 @@
+"""Doing something as soon as a module of the host's has been imported, without importing it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def once_imported(name: str, then: Callable[[], None]) -> None:
+    """Call `then` when the module `name` has been imported: now, where it is there."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Finder(name, then))
+
+
+def await_no_more() -> None:
+    """Forget what was waited for."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+
+
+class _Finder:
+    """Finds nothing itself: the loader that the others find is made to tell when it has loaded."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        for finder in sys.meta_path:
+            spec: ModuleSpec | None = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                loader: Any = spec.loader
+                if loader is not None and "exec_module" not in vars(loader):
+                    self._follow(loader)
+                return spec
+        return None
+
+    def _follow(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._then()
+
+        loader.exec_module = exec_module

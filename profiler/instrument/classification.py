@@ -1,0 +1,238 @@
+"""Which brick a module of a model is: by its path, then by its class; the first rule that matches counts.
+
+No torch here: a module is what `Described` says of it. What no rule knows is a brick of its own class name, so a leaf
+is never lost and never called what it is not. Paths are those of Hugging Face's, Meta's and vLLM's models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
+
+# Bricks beside the fifteen well-known ones, with their categories.
+ATTENTION_FUSED = "Attention (fused)"
+ATTENTION_EAGER = "Attention (eager)"
+KV_WRITE = "KvWrite"
+GATE_UP_PROJECTION = "GateUpProjection"
+MIXER = "Mixer"
+MOE_EXPERTS = "MoeExperts"
+MOE_ROUTER = "MoeRouter"
+ROTARY_TABLES = "RotaryTables"
+CATEGORIES = {
+    ATTENTION_FUSED: BrickCategory.ATTENTION,
+    ATTENTION_EAGER: BrickCategory.ATTENTION,
+    KV_WRITE: BrickCategory.ATTENTION,
+    GATE_UP_PROJECTION: BrickCategory.FFN,
+    MIXER: BrickCategory.OTHER,
+    MOE_EXPERTS: BrickCategory.FFN,
+    MOE_ROUTER: BrickCategory.FFN,
+    ROTARY_TABLES: BrickCategory.ATTENTION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is known of a module without torch.
+
+    `path` is its name in the model (`model.layers.3.self_attn.q_proj`), `classes` are the names of its class and of
+    those of the modules it lies in, from near to far; `siblings` are the names beside its own.
+    """
+
+    path: str
+    classes: tuple[str, ...]
+    siblings: frozenset[str] = frozenset()
+    is_leaf: bool = True
+    in_layer: bool = True
+    gives_vocabulary: bool = False  # a product with one row for each row of the token embedding
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def lies_in(self) -> str:
+        """The path of the module it lies in."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def in_attention(self) -> bool:
+        """Whether the module it lies in is attention, or a part of attention (BERT's `attention.output`)."""
+        near = self.lies_in.split(".")[-2:]
+        named = any(_ATTENTION_NAME.search(part) for part in near) and not _FEED_FORWARD.search(near[-1])
+        return not self.in_mixer and (named or (len(self.classes) > 1 and "Attention" in self.classes[1]))
+
+    @property
+    def in_mixer(self) -> bool:
+        return any(_MIXER.search(name) for name in self.classes[1:3])
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a module is: a well-known brick or a name, and whether what it consists of is shown inside it."""
+
+    brick: BrickId | str
+    shows_inside: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.brick.display_name if isinstance(self.brick, BrickId) else self.brick
+
+    @property
+    def category(self) -> BrickCategory:
+        if isinstance(self.brick, BrickId):
+            return self.brick.category
+        known = CATEGORIES.get(self.brick)
+        if known is not None:
+            return known
+        return BrickCategory.NORM if "Norm" in self.brick else BrickCategory.OTHER
+
+
+_ATTENTION_NAME = re.compile(r"att(entio)?n|Attention", re.IGNORECASE)
+_FEED_FORWARD = re.compile(r"mlp|ffn|feed_?forward|^ff$", re.IGNORECASE)
+_MIXER = re.compile(r"(Mixer\d*|Mamba\d*|DeltaNet|ShortConv|RecurrentBlock|Rwkv\w*Attention)$")
+# T5's and its descendants' layer norm neither centres nor adds: it is the RMS norm under an older name.
+_RMS_NORM = re.compile(
+    r"RMS_?Norm|(^|M|m|U)T5LayerNorm|(LongT5|Pop2Piano|SwitchTransformers|Udop|Pix2Struct)LayerNorm"
+)
+_ACTIVATION = re.compile(
+    r"^\w*(SiLU|Silu|GELU|Gelu|GeLU|ReLU\d*|ReLUSquared\w*|Sigmoid|Tanh|SwiGLU|GELUTanh|Mish|ELU|AndMul)(Activation)?$"
+)
+
+Rule = Callable[[Described], bool]
+
+
+def _path(pattern: str, *also: Rule) -> Rule:
+    """Inside a layer, whose last name matches `pattern`."""
+    compiled = re.compile(rf"({pattern})$")
+    return lambda it: it.in_layer and compiled.match(it.name) is not None and all(rule(it) for rule in also)
+
+
+def _class(pattern: str | re.Pattern[str], *also: Rule) -> Rule:
+    compiled = re.compile(pattern)
+    return lambda it: compiled.search(it.classes[0]) is not None and all(rule(it) for rule in also)
+
+
+def _in_attention(it: Described) -> bool:
+    return it.in_attention
+
+
+def _in_feed_forward(it: Described) -> bool:
+    return not it.in_attention and not it.in_mixer
+
+
+def _beside(*names: str) -> Rule:
+    return lambda it: all(name in it.siblings for name in names)
+
+
+def _not_beside(*names: str) -> Rule:
+    return lambda it: not any(name in it.siblings for name in names)
+
+
+def _leaf(it: Described) -> bool:
+    return it.is_leaf
+
+
+def _product(it: Described) -> bool:
+    """A product with a weight, whatever stores it: no norm, no activation and no attention of that name."""
+    name = it.classes[0]
+    return not (_RMS_NORM.search(name) or "Norm" in name or _ACTIVATION.match(name) or "Embedding" in name)
+
+
+def _one_of_experts(it: Described) -> bool:
+    return it.in_layer and re.search(r"(^|\.)(\w*_)?experts\.\d+$", it.path) is not None
+
+
+def _outside(it: Described) -> bool:
+    return not it.in_layer
+
+
+RULES: tuple[tuple[Rule, Kind], ...] = (
+    # Experts come first: what they consist of is theirs.
+    (_one_of_experts, Kind(MOE_EXPERTS)),
+    (_path("experts", lambda it: it.classes[0] != "ModuleList"), Kind(MOE_EXPERTS)),
+    (_path("router"), Kind(MOE_ROUTER)),
+    (_path("gate", _beside("experts")), Kind(MOE_ROUTER)),
+    (_class("Router$", lambda it: it.in_layer), Kind(MOE_ROUTER)),
+    # A mixer stands where others have attention.
+    (_class(_MIXER, lambda it: it.in_layer and not it.is_leaf), Kind(MIXER, shows_inside=True)),
+    # Attention.
+    (
+        _path(r"(q|k|v|kv|qkv)_proj|(q|k|v|kv)_[ab]_proj(_with_mqa)?", _product, _in_attention),
+        Kind(BrickId.QKV_PROJECTION),
+    ),
+    (
+        _path(
+            r"c_attn|q_attn|query_key_value|W?qkv|in_proj|fused_qkv_a_proj(_with_mqa)?|qkv_linear"
+            r"|q|k|v|w[qkv]|W[qkv]|[qkv]_lin|to_(q|k|v|kv|qkv)|query|key|value|(query|key|value)_proj",
+            _product,
+            _in_attention,
+        ),
+        Kind(BrickId.QKV_PROJECTION),
+    ),
+    (
+        _path(
+            r"o_proj|out_proj|c_proj|dense|o|wo|Wo|out_lin|to_out|output_proj|proj",
+            _product,
+            _in_attention,
+            lambda it: not _FEED_FORWARD.search(it.lies_in.rpartition(".")[2]),
+        ),
+        Kind(BrickId.OUTPUT_PROJECTION),
+    ),
+    # The feed-forward network.
+    (_path("gate_up_proj|w13|Wi|gate_up", _product, _in_feed_forward), Kind(GATE_UP_PROJECTION)),
+    (_path("gate_proj|wi_0", _product, _in_feed_forward), Kind(BrickId.GATE_PROJECTION)),
+    (_path("w1", _product, _in_feed_forward, _beside("w3")), Kind(BrickId.GATE_PROJECTION)),
+    (_path("gate", _product, _in_feed_forward, _beside("up", "down")), Kind(BrickId.GATE_PROJECTION)),
+    (
+        _path("up_proj|w3|fc1|c_fc|dense_h_to_4h|fc_in|wi|wi_1|lin1", _product, _in_feed_forward),
+        Kind(BrickId.UP_PROJECTION),
+    ),
+    (_path("w1", _product, _in_feed_forward, _beside("w2"), _not_beside("w3")), Kind(BrickId.UP_PROJECTION)),
+    (_path("up", _product, _in_feed_forward, _beside("down")), Kind(BrickId.UP_PROJECTION)),
+    (
+        _path("dense", _product, lambda it: it.lies_in.endswith("intermediate")),
+        Kind(BrickId.UP_PROJECTION),
+    ),
+    (
+        _path("down_proj|w2|fc2|c_proj|dense_4h_to_h|fc_out|wo|Wo|lin2", _product, _in_feed_forward),
+        Kind(BrickId.DOWN_PROJECTION),
+    ),
+    (_path("down", _product, _in_feed_forward, _beside("up")), Kind(BrickId.DOWN_PROJECTION)),
+    (
+        _path("dense", _product, _in_feed_forward, lambda it: it.lies_in.endswith(".output")),
+        Kind(BrickId.DOWN_PROJECTION),
+    ),
+    # Rotary position: inside a layer it turns queries and keys, outside it makes the tables for that.
+    (_class(r"Rotary|RoPE", _leaf, lambda it: it.in_layer), Kind(BrickId.ROPE_EMBEDDING)),
+    (_class(r"Rotary|RoPE", _leaf, _outside), Kind(ROTARY_TABLES)),
+    # The head.
+    (lambda it: it.gives_vocabulary and not it.in_layer, Kind(BrickId.LM_HEAD)),
+    (
+        lambda it: (
+            not it.in_layer and re.match(r"(lm_head|embed_out)$", it.name) is not None and "Norm" not in it.classes[0]
+        ),
+        Kind(BrickId.LM_HEAD),
+    ),
+    # By class.
+    (_class(_RMS_NORM), Kind(BrickId.RMS_NORM)),
+    (_class(r"LayerNorm"), Kind(BrickId.LAYER_NORM)),
+    (_class(r"Embedding$", _leaf), Kind(BrickId.EMBEDDING)),
+    (_class(_ACTIVATION, _leaf), Kind(BrickId.ACTIVATION)),
+)
+
+# Modules that are never called, and one whose parts never are: they run in it as one.
+_NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
+_RUNS_AS_ONE = frozenset({"MultiheadAttention"})
+
+
+def classify(it: Described) -> Kind | None:
+    """What `it` is; None for one that only holds others, which are then asked for themselves."""
+    if it.classes[0] in _NEVER_CALLED:
+        return None
+    for matches, kind in RULES:
+        if matches(it):
+            return kind
+    return Kind(it.classes[0]) if it.is_leaf or it.classes[0] in _RUNS_AS_ONE else None

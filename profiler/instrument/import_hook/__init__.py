@@ -1,0 +1,1 @@
+"""The directory that `cbtop run` puts first on PYTHONPATH."""

@@ -1,0 +1,136 @@
+"""What a call of a model is: its phase, tokens, sequences and the positions its cache holds, by its arguments alone.
+
+Nothing here waits for a device: what only a tensor's contents could tell is unknown. Hugging Face's names of
+arguments are known, and a first tensor of token ids (sequences x tokens) or of their embeddings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
+ENCODE = "encode"  # no cache is asked for, and none could be: an encoder, or a model of another kind
+
+# The decoder's come first: of a model with an encoder, the step is what its decoder does.
+_NEW = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "input_features", "pixel_values")
+_CACHES = ("past_key_values", "cache_params", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`cached` is how many positions of each sequence the cache held before; None where only a device knows it."""
+
+    phase: str
+    tokens: int
+    sequences: int
+    cached: int | None
+
+
+def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, is_assisted: bool = False) -> Call:
+    """What a call with these arguments does. `has_cache` says whether the model can take one at all."""
+    new = next((kwargs[name] for name in _NEW if isinstance(kwargs.get(name), Tensor)), None)
+    if new is None:
+        new = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    sequences, length = _shape(new)
+    packed = _packed(kwargs, sequences * length)
+    if packed is not None:
+        return packed
+    tokens = sequences * length
+    if not has_cache:
+        return Call(ENCODE, tokens, sequences, 0)
+    held = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
+    cached = 0 if held is None else cached_positions(held)
+    if cached == 0:
+        phase = PREFILL
+    elif is_assisted:
+        phase = VERIFY
+    elif length == 1:
+        phase = DECODE
+    else:
+        phase = EXTEND
+    return Call(phase, tokens, sequences, cached)
+
+
+def _shape(new: Tensor | None) -> tuple[int, int]:
+    """Sequences and new tokens of each."""
+    if new is None:
+        return 0, 0
+    shape = tuple(int(size) for size in new.shape)
+    match shape:
+        case ():
+            return 1, 1
+        case (length,):
+            return 1, length
+        case (sequences, length, *rest):
+            # Token ids and embeddings; of an image or a spectrogram the tokens are not known by its shape.
+            return sequences, length if len(rest) <= 1 and not (rest and new.dim() > 3) else 0
+    return 0, 0
+
+
+def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
+    """A call whose sequences of different lengths lie behind one another (Hugging Face's continuous batching)."""
+    ends, longest, longest_kept = (kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q", "max_length_k"))
+    if not isinstance(ends, Tensor) or not isinstance(longest, int):
+        return None
+    sequences = ends.numel() - 1
+    if longest == 1:
+        phase = DECODE
+    elif longest == longest_kept:
+        phase = PREFILL if sequences * longest == tokens or sequences == 1 else MIXED
+    else:
+        phase = EXTEND if sequences == 1 else MIXED
+    return Call(phase, tokens, sequences, None)
+
+
+def cached_positions(cache: Any) -> int | None:
+    """How many positions a cache holds; None where it has some, and their number lies on a device or is not kept."""
+    length = getattr(cache, "get_seq_length", None)
+    if length is not None:
+        if _is_fresh(cache):
+            return 0
+        found = length() if _counts_positions(cache) else None
+        return found if isinstance(found, int) else _on_the_host(found)
+    if isinstance(cache, (tuple, list)):  # of before there were caches: layers of (keys, values)
+        first = cache[0] if cache else None
+        keys = first[0] if isinstance(first, (tuple, list)) and first else None
+        return int(keys.shape[-2]) if isinstance(keys, Tensor) and keys.dim() > 1 else None
+    return None
+
+
+def _on_the_host(found: object) -> int | None:
+    if isinstance(found, Tensor) and found.device.type == "cpu" and found.numel() == 1:
+        return int(found)
+    return None
+
+
+def _layers_of(cache: Any) -> list[Any]:
+    """The layers of a cache of transformers, of the decoder's own one where there are two."""
+    own = getattr(cache, "self_attention_cache", cache)
+    return list(getattr(own, "layers", ()))
+
+
+def _is_fresh(cache: Any) -> bool:
+    """Whether nothing has been put into a cache: no layer is there, or none has been used."""
+    layers = _layers_of(cache)
+    used = [getattr(layer, "is_initialized", None) for layer in layers]
+    recurrent = [getattr(layer, "has_previous_state", None) for layer in layers]
+    known = [value for value in (*used, *recurrent) if value is not None]
+    return hasattr(cache, "layers") and (not layers or (bool(known) and not any(map(_truth, known))))
+
+
+def _truth(value: object) -> bool:
+    """Of lists too: a layer with several states has a list of whether each was used."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_truth, value))
+    if isinstance(value, dict):
+        return any(map(_truth, value.values()))
+    return value is True
+
+
+def _counts_positions(cache: Any) -> bool:
+    """Whether any layer of a cache counts its positions; those of mixers keep a state instead."""
+    layers = _layers_of(cache)
+    return not layers or any(hasattr(layer, "get_seq_length") for layer in layers)

@@ -1,0 +1,89 @@
+"""FLOP and bytes of a module's call: derived from its weights as they are stored, and from what the call is given.
+
+Rules
+- The elements of a call are those of its first tensor (`rows x columns`): what is counted here is a line in them.
+- Bytes are those of the weights as stored (4-bit weights count their packed bytes and scales) and of the activations.
+- What is not known stays unknown: a class of its own, experts of which the router takes some, a mask's contents.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cbtop.protocol.attributes import UNKNOWN_WORK, Work
+from cbtop.protocol.vocabulary import BrickId
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_NORM_FLOPS = 4  # square, add up, scale, weigh: of each element of an RMS norm; a layer norm's mean is one more
+_NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
+# What quantising linear layers call their sizes: torch and most, AutoGPTQ, Conv1D of GPT-2.
+_COLUMNS = ("in_features", "infeatures", "input_size", "nx")
+_ROWS = ("out_features", "outfeatures", "output_size", "nf")
+
+
+def work_of(module: nn.Module, brick: BrickId | str) -> Work:
+    """What a call of `module` does, as far as it is known."""
+    weights = stored_bytes(module)
+    itemsize = _itemsize(module)
+    if brick in _NORMS:
+        return Work(flops_per_element=_NORMS[brick], bytes_per_call=weights, bytes_per_element=2 * itemsize)  # type: ignore[index]
+    if brick == BrickId.EMBEDDING:
+        columns = getattr(module, "embedding_dim", None)
+        # A row is read and written for each token.
+        return Work() if columns is None else Work(flops_per_call=0, bytes_per_element=2 * columns * itemsize)
+    if brick == BrickId.ACTIVATION:
+        return Work(bytes_per_element=2 * itemsize) if itemsize else UNKNOWN_WORK
+    sizes = product_sizes(module)
+    if sizes is None:
+        return UNKNOWN_WORK
+    columns, rows = sizes
+    return Work(
+        flops_per_element=2 * rows,
+        bytes_per_call=weights,
+        bytes_per_element=itemsize * (1 + rows / columns) if itemsize else None,
+    )
+
+
+def product_sizes(module: nn.Module) -> tuple[int, int] | None:
+    """Columns and rows of a module that multiplies by one matrix; None of any other."""
+    columns = next((getattr(module, name) for name in _COLUMNS if hasattr(module, name)), None)
+    rows = next((getattr(module, name) for name in _ROWS if hasattr(module, name)), None)
+    if not isinstance(columns, int) or not isinstance(rows, int) or columns < 1 or rows < 1:
+        return None
+    return columns, rows
+
+
+def stored_bytes(module: nn.Module) -> int:
+    """The bytes of a module's weights and buffers as they are stored, with what quantisation keeps beside them."""
+    held = [*module.parameters(), *module.buffers()]
+    total = sum(_tensor_bytes(tensor) for tensor in held)
+    for tensor in held:
+        state = getattr(tensor, "quant_state", None)  # bitsandbytes keeps the scales of 4-bit weights there
+        if state is not None:
+            total += sum(_tensor_bytes(scales) for scales in _tensors_of(state))
+    return total
+
+
+def _tensors_of(state: Any) -> list[Tensor]:
+    found = [getattr(state, name, None) for name in ("absmax", "code", "offset")]
+    nested = getattr(state, "state2", None)
+    tensors: list[Tensor] = [tensor for tensor in found if hasattr(tensor, "element_size")]
+    return tensors if nested is None else tensors + _tensors_of(nested)
+
+
+def _tensor_bytes(tensor: Tensor) -> int:
+    flatten = getattr(tensor, "__tensor_flatten__", None)  # a quantised weight of torchao's holds tensors
+    if flatten is None:
+        return int(tensor.nbytes)
+    names, _ = flatten()
+    return sum(_tensor_bytes(getattr(tensor, name)) for name in names)
+
+
+def _itemsize(module: nn.Module) -> int:
+    """Bytes of one activation: what the module's floating-point weights have; 0 where it has none."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            return int(tensor.element_size())
+    return 0

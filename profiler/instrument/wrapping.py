@@ -1,0 +1,173 @@
+"""Timing the calls of a module without a hook and without touching its `forward`.
+
+`torch.nn.Module.__call__` calls what `_compiled_call_impl` of the module is, if it is anything. There stands a `Call`
+while steps are recorded, and what stood there before while they are not.
+
+Rules
+- The attribute is torch's, and private: `is_supported` looks whether this torch honours it.
+- `Module.__getstate__` leaves it out. Where a class has one of its own, a copy or a pickle of a `Call` is None:
+  a copy of a module that called the original's weights would be wrong without a word.
+- A `Call` holds its module weakly, so that `del model` frees it, and nothing that changes.
+- Dynamo goes past the attribute to `forward`. Where it comes here all the same, that is the first question; a frame
+  of ours it never compiles for itself (`keep_dynamo_out`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Hashable
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.profiler import BrickProfiler
+
+ATTRIBUTE = "_compiled_call_impl"
+
+
+@functools.cache
+def is_supported() -> bool:
+    """Whether this torch calls what the attribute is, keeps it out of pickles and copies, and Dynamo can be told."""
+    called: list[None] = []
+    probe: Any = torch.nn.Identity()
+    probe.__dict__[ATTRIBUTE] = lambda: called.append(None)
+    probe()
+    is_left_out = ATTRIBUTE not in probe.__getstate__()
+    dynamo = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    can_be_told = all(hasattr(dynamo, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list"))
+    return getattr(torch.nn.Module, ATTRIBUTE, True) is None and bool(called) and is_left_out and can_be_told
+
+
+def keep_dynamo_out() -> None:
+    """Let Dynamo compile no frame of ours: it looks on at what they call, as it does with those of torch.nn.
+
+    Where it comes to a function of ours while it compiles one of the host's, it goes into it all the same.
+    """
+    frames = torch._C._dynamo.eval_frame
+    actions = frames._FrameAction
+    as_it_is = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of what it calls
+    codes = [
+        member.__code__
+        for name, module in list(sys.modules.items())
+        if name.startswith(("cbtop.profiler", "cbtop.protocol"))
+        for holder in (module, *(one for one in vars(module).values() if isinstance(one, type)))
+        for member in vars(holder).values()
+        if isinstance(member, FunctionType)
+    ]
+    while codes:
+        code = codes.pop()
+        frames.set_code_exec_strategy(code, as_it_is)
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether Dynamo has compiled the call of `module` before, by whatever way it got there."""
+    there = module.__dict__.get(ATTRIBUTE)
+    if hasattr(module, "_orig_mod") or (there is not None and not isinstance(there, Call)):
+        return True
+    forward = inspect.unwrap(type(module).forward)
+    code = getattr(forward, "__code__", None)
+    return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
+
+
+class Call:
+    """Stands in for a module's call; what it does beside calling it, its kinds say.
+
+    `instead` is what stood in the attribute before: the host's own `module.compile()`, or nothing.
+    """
+
+    __slots__ = ("__weakref__", "instead", "module")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self.instead: Callable[..., Any] | None = module.__dict__.get(ATTRIBUTE)
+
+    def plain(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The module's call, as it is without us."""
+        if self.instead is not None:
+            return self.instead(*args, **kwargs)
+        return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
+
+    def swap_in(self) -> None:
+        """Stand in from now on, also for what the host has put there since."""
+        module = self.module()
+        if module is not None:
+            there = module.__dict__.get(ATTRIBUTE)
+            if there is not self:
+                self.instead = there
+                module.__dict__[ATTRIBUTE] = self
+
+    def swap_out(self) -> None:
+        """Let stand there what would without us; but None, where it is ours, so that the class is not asked."""
+        module = self.module()
+        if module is not None and module.__dict__.get(ATTRIBUTE) is self:
+            module.__dict__[ATTRIBUTE] = self.instead
+
+    def remove(self) -> None:
+        """Leave no attribute behind."""
+        self.swap_out()
+        module = self.module()
+        if module is not None:
+            forget(module)
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()
+
+
+def forget(module: nn.Module) -> None:
+    """Let the class be asked again, unless something of the host's stands there."""
+    if module.__dict__.get(ATTRIBUTE, torch) is None:
+        del module.__dict__[ATTRIBUTE]
+
+
+def _nothing() -> None:
+    return None
+
+
+class BrickCall(Call):
+    """Times each call of its module as one brick or layer; its elements are those of the first tensor it is given."""
+
+    __slots__ = ("_key", "_start", "_stop")
+
+    def __init__(self, module: nn.Module, key: Hashable, profiler: BrickProfiler) -> None:
+        super().__init__(module)
+        self._key = key
+        self._start, self._stop = profiler.start_brick, profiler.stop_brick
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self.plain(*args, **kwargs)
+        timer = self._start(self._key)
+        try:
+            if self.instead is None:
+                result = self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+            else:
+                result = self.instead(*args, **kwargs)
+        except BaseException:
+            self._stop(timer, 0, True)
+            raise
+        if timer is not None:
+            self._stop(timer, elements_of(args, kwargs))
+        return result
+
+
+def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The elements of the first tensor among the arguments; 0 where there is none."""
+    if args and isinstance(args[0], Tensor):
+        return args[0].numel()  # type: ignore[no-any-return]
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value.numel()  # type: ignore[no-any-return]
+    return 0

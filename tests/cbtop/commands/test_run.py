@@ -1,0 +1,199 @@
+"""`cbtop run`: the command keeps its terminal, its signals, its output, its exit code and its process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cbtop.client.replay import ReplayFeed
+from cbtop.commands.run import isolating_option
+from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop
+from tests.integration.test_terminal import Terminal
+from tests.profiler.instrument.under_run import fake_torch
+
+RUN = [*CBTOP, "run"]
+
+
+def run(*command: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*RUN, "--", *command], input=stdin, capture_output=True, timeout=DEADLINE_S, check=False,
+        env=os.environ | variables,
+    )  # fmt: skip
+
+
+def test_input_output_descriptors_arguments_and_exit_code_are_the_commands_own() -> None:
+    read, write = os.pipe()
+    os.write(write, b"more\n")
+    os.close(write)
+    script = f'cat; echo "$0 $*" >&2; cat /dev/fd/{read} >&2; exit 42'
+    done = subprocess.run(
+        [*RUN, "--", "sh", "-c", script, "me", "--", "-a", "1%"],
+        input=b"\xff in\n", capture_output=True, timeout=DEADLINE_S, check=False, pass_fds=[read],
+    )  # fmt: skip
+    os.close(read)
+    assert (done.returncode, done.stdout, done.stderr) == (42, b"\xff in\n", b"me -- -a 1%\nmore\n")
+
+
+def test_the_command_is_this_process_and_finds_its_signals_as_they_were() -> None:
+    script = "import signal; print([signal.getsignal(n) is signal.SIG_IGN for n in (1, 2, 15)])"
+    shell = f"trap '' HUP; exec {' '.join(RUN)} -- {sys.executable} -S -c \"{script}; import os; print(os.getpid())\""
+    with subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout
+        assert process.stdout.read() == f"[True, False, False]\n{process.pid}\n".encode()
+    # A reader that leaves ends it as without us: Python alone would have it ignore that.
+    with subprocess.Popen([*RUN, "--", "yes"], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(DEADLINE_S) == -signal.SIGPIPE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1])
+def test_a_signal_ends_it_as_without_us(number: signal.Signals) -> None:
+    assert run("sh", "-c", f"kill -{number.value} $$").returncode == -number
+
+
+def test_what_cannot_be_run_is_one_line_and_the_exit_code_of_a_shell(tmp_path: Path) -> None:
+    for command, code, says in (
+        ("gone-1", 127, "there is no command 'gone-1'"),
+        (str(tmp_path), 126, f"{tmp_path}: Permission denied"),
+    ):
+        done = run(command)
+        assert (done.returncode, done.stderr.decode()) == (code, f"cbtop: {says}\n")
+    assert cbtop("run").returncode == 2
+    assert cbtop("run", "--overhead", "0", "true").returncode == 2
+
+
+def test_where_nothing_can_be_recorded_the_command_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("sh", "-c", "echo $CBTOP_RUN; exit 3", CBTOP_RUNTIME_DIR=str(tmp_path / "file"))
+    assert (done.returncode, done.stdout) == (3, b"\n")
+    assert done.stderr.startswith(b"cbtop: this runs uninstrumented: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_pythons_options_that_keep_us_out_are_said(tmp_path: Path) -> None:
+    script = tmp_path / "serve"
+    script.write_text(f"#!{sys.executable} -Es\nprint('on')")
+    script.chmod(0o755)
+    done = run(str(script))
+    assert (done.returncode, done.stdout) == (0, b"on\n")
+    assert done.stderr == b"cbtop: Python's -E keeps it from what lies on PYTHONPATH: this runs uninstrumented\n"
+    for words, found in {
+        "python3 -W error -uI x.py": "-I",
+        "python3.11 -Xdev -S": "-S",
+        "python -u x.py -I": "",
+        "python -m pip -E": "",
+        "python -c -S": "",
+        "python -WE x.py": "",
+        "python -": "",
+        "ls -S": "",
+        "gone -I": "",
+        str(script): "-E",
+    }.items():
+        assert isolating_option(words.split()) == found, words
+
+
+def test_marks_of_runs_that_were_killed_go_with_the_next_one(runtime: Path) -> None:
+    assert run("sh", "-c", "kill -9 $$").returncode == -9
+    assert len(list(runtime.glob("run-*"))) == 1
+    (runtime / "run-notes").touch()
+    assert run("sh", "-c", 'test -e "${CBTOP_RUN_ID#*:}"').returncode == 0
+    assert len(list(runtime.glob("run-*"))) == 2  # this one's, and what is none of ours
+
+
+def test_a_run_is_recorded_from_its_first_step_to_its_last_by_no_child_of_its(tmp_path: Path, runtime: Path) -> None:
+    program = """
+import os, torch
+for _ in range(3): torch.forward()
+try: os.wait()
+except ChildProcessError: print("no child", flush=True)
+if os.fork(): os.wait()
+else:
+    for _ in range(2): torch.forward()
+    os._exit(0)
+raise SystemExit(6)
+"""
+    file = tmp_path / "run.cbtop"
+    recorded = [*RUN, "--overhead", "100%", "--record", str(file), "--", sys.executable, "-c", program]
+    with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path))}
+    done = subprocess.run(recorded, env=with_torch, capture_output=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stdout) == (6, b"no child\n")
+    assert b"2 processes" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    with ReplayFeed(file) as feed:
+        feed.seek(feed.duration_s)
+        views = [feed.view(source.key) for source in feed.sources()]
+    assert sorted(view.steps.count for view in views if view and view.steps) == [2, 3]
+    again = subprocess.run(recorded, env=with_torch, capture_output=True, timeout=DEADLINE_S, check=False)
+    assert (again.returncode, again.stdout) == (2, b"")
+    assert b"run.cbtop" in again.stderr
+
+
+AT_THE_TERMINAL = r"""
+import os, signal, sys, time
+print("size", *os.get_terminal_size(), os.isatty(0), os.tcgetpgrp(0) == os.getpgrp(), flush=True)
+signal.signal(signal.SIGWINCH, lambda *_: print("resized", *os.get_terminal_size(), flush=True))
+print("said", input(), flush=True)
+if len(sys.argv) > 1: signal.signal(signal.SIGINT, lambda *_: sys.exit(9))
+print("ready", flush=True)
+while True: time.sleep(0.05)
+"""
+
+
+@contextmanager
+def at_the_terminal(*arguments: str) -> Iterator[Terminal]:
+    screen = Terminal([*RUN, "--", sys.executable, "-c", AT_THE_TERMINAL, *arguments])
+    try:
+        yield screen
+    finally:
+        screen.process.kill()
+        screen.process.wait()
+        screen.close()
+
+
+def test_on_a_terminal_keys_size_and_signals_are_the_commands_own() -> None:
+    with at_the_terminal() as screen:
+        screen.wait_for("size 120 34 True True")
+        fcntl.ioctl(screen.master, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 90, 0, 0))
+        screen.wait_for("resized 90 30")
+        screen.send("hello\r")
+        screen.wait_for("said hello", "ready")
+        screen.send("\x03")
+        assert screen.exit_code() == -signal.SIGINT
+        assert "KeyboardInterrupt" in screen.read()
+    with at_the_terminal("catches") as screen:
+        screen.send("\r")
+        screen.wait_for("ready")
+        screen.send("\x03")
+        assert screen.exit_code() == 9
+
+
+def test_ctrl_z_stops_it_and_a_shell_brings_it_back() -> None:
+    program = "import signal, time; signal.signal(signal.SIGCONT, lambda *_: print('back')); print('be' + 'gun')"
+    screen = Terminal(["bash", "--norc", "-i"])
+    try:
+        screen.send(f'{" ".join(RUN)} -- {sys.executable} -uc "{program}; time.sleep(1e4)"; echo code $?\r')
+        screen.wait_for("begun")
+        screen.send("\x1a")
+        screen.wait_for("Stopped", "code 148")
+        screen.send("fg\r")
+        screen.wait_for("\nback")
+        screen.send("\x03")
+        screen.wait_for("KeyboardInterrupt")
+        screen.send("echo ended $?\r")
+        screen.wait_for("ended 130")
+    finally:
+        screen.process.kill()
+        screen.process.wait()
+        screen.close()

@@ -1,0 +1,207 @@
+"""The architectures of transformers with random weights: bit-identical, steps = forwards, layers right, no leaf lost.
+
+Five are run by default, in the files beside this one; all of these are slow together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cbtop.profiler.instrument import attach
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.instrument.tiny import WORDS, torch, transformers, words
+from tests.profiler.memory import Memory
+
+pytestmark = pytest.mark.slow
+
+SIZES: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+MOE = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+DECODERS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8},
+    "mistral": {},
+    "mixtral": {"num_local_experts": 4},
+    "gemma": {"head_dim": 8},
+    "gemma2": {"head_dim": 8},
+    "gemma3_text": {"head_dim": 8},
+    "phi": {},
+    "phi3": {},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "gpt_neox": {},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
+    "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "falcon": {},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "olmo": {},
+    "olmo2": {},
+    "stablelm": {},
+    "starcoder2": {},
+    "cohere": {},
+    "granite": {},
+    "glm4": {"head_dim": 8},
+    "nemotron": {"head_dim": 8},
+    "smollm3": {},
+    "deepseek_v2": {
+        **MLA,
+        **MOE,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "deepseek_v3": {
+        **MLA,
+        **MOE,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "gpt_oss": {"num_local_experts": 4, "head_dim": 8},
+    "mamba": {"state_size": 4},
+    "mamba2": {"state_size": 4, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
+    "rwkv": {"attention_hidden_size": 32},
+}
+ENCODERS: dict[str, dict[str, Any]] = {"bert": {}, "roberta": {}, "electra": {"embedding_size": 32}, "modernbert": {}}
+PAIRS: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+    "bart": {
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "decoder_start_token_id": 2,
+    },
+}
+
+
+def _made(kind: str, sizes: dict[str, Any], maker: Any) -> Any:
+    torch.manual_seed(7)
+    return maker.from_config(transformers.AutoConfig.for_model(kind, **(SIZES | sizes))).eval()
+
+
+def _run(model: Any, call: Any) -> tuple[Any, Any, Memory, Any]:
+    """What `call` gives bare and attached, what was recorded, and the attachment's stacks."""
+    memory = Memory()
+    with torch.no_grad():
+        bare = call()
+        attachment = attach(model, BrickProfiler(recorder=memory))
+        ours = call()
+        attachment.detach()
+    return bare, ours, memory, attachment
+
+
+def _unnamed(model: Any, memory: Memory) -> list[str]:
+    """Leaves that were called, and are no brick."""
+    called: set[str] = set()
+    handles = [
+        module.register_forward_hook(lambda module, args, result, name=name: called.add(name))
+        for name, module in model.named_modules()
+        if next(module.children(), None) is None
+    ]
+    with torch.no_grad():
+        model(words(1, 5), **({"decoder_input_ids": words(1, 3)} if model.config.is_encoder_decoder else {}))
+    for handle in handles:
+        handle.remove()
+    labels = {label for node in memory.said if isinstance(node, Node) for label in [node.label] if label}
+    inside = ("experts", "gate", "router", "mixer")
+    return [
+        name
+        for name in called
+        if not any(name.endswith(label) for label in labels) and not any(part in name for part in inside)
+    ]
+
+
+def _phases(memory: Memory) -> list[str]:
+    nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
+    found = (nodes[tag & 0xFFFFFF] for tag, *_ in memory.records)
+    return [node.name for node in found if node.kind is NodeKind.STEP]
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_decoder_is_shown_as_it_is(kind: str) -> None:
+    model = _made(kind, DECODERS[kind], transformers.AutoModelForCausalLM)
+    ids = words(2, 6)
+    forwards = []
+    model.register_forward_pre_hook(lambda module, args: forwards.append(1))
+    bare, ours, memory, attachment = _run(model, lambda: model.generate(ids, max_new_tokens=4, min_new_tokens=4))
+    assert torch.equal(bare, ours)
+    assert attachment.stacks == {"": 2}
+    assert _phases(memory) == ["prefill", "decode", "decode", "decode"]
+    assert len(forwards) == 2 * 4
+    layers = {node.name for node in memory.said if isinstance(node, Node) and node.kind is NodeKind.LAYER}
+    assert layers == {"0", "1"}
+    assert not _unnamed(model, memory)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_an_encoder_is_shown_as_it_is(kind: str) -> None:
+    model = _made(kind, ENCODERS[kind], transformers.AutoModelForMaskedLM)
+    ids = words(2, 6)
+    bare, ours, memory, attachment = _run(model, lambda: model(ids).logits)
+    assert torch.equal(bare, ours)
+    assert attachment.stacks == {"": 2}
+    assert _phases(memory) == ["encode"]
+    assert not _unnamed(model, memory)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_an_encoder_and_its_decoder_are_shown_as_they_are(kind: str) -> None:
+    model = _made(kind, PAIRS[kind], transformers.AutoModelForSeq2SeqLM)
+    ids = words(2, 6)
+    bare, ours, memory, attachment = _run(
+        model, lambda: model.generate(ids, max_new_tokens=3, min_new_tokens=3, num_beams=1)
+    )
+    assert torch.equal(bare, ours)
+    assert set(attachment.stacks) == {"encoder", "decoder"}
+    assert _phases(memory) == ["encode", "prefill", "decode", "decode"]
+    assert not _unnamed(model, memory)
+
+
+def test_whisper_is_shown_as_it_is() -> None:
+    config = transformers.WhisperConfig(
+        vocab_size=WORDS,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        num_mel_bins=8,
+        max_source_positions=20,
+        decoder_start_token_id=1,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    torch.manual_seed(7)
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    sound, ids = torch.ones(1, 8, 40), words(1, 3)
+    bare, ours, memory, attachment = _run(model, lambda: model(input_features=sound, decoder_input_ids=ids).logits)
+    assert torch.equal(bare, ours)
+    assert set(attachment.stacks) == {"encoder", "decoder"}
+    assert _phases(memory) == ["prefill"]

@@ -1,0 +1,146 @@
+"""The import hook: what it is for the program that begins with it, and that it never stands in its way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.profiler.instrument.under_run import fake_torch, run_python
+
+SEES = """
+import atexit, sys  # the first is a part of Python that we load
+print(sys.path, sys.argv, sys.flags, sorted(sys.modules), len(sys.meta_path) - HOOKED)
+print(sorted(sys.path_importer_cache))
+"""
+
+
+def test_a_program_without_torch_finds_path_modules_and_arguments_as_without_us() -> None:
+    bare = run_python(SEES.replace("HOOKED", "0"), hooked=False)
+    under_run = run_python(SEES.replace("HOOKED", "1"))
+    assert (under_run.stdout, under_run.stderr, under_run.returncode) == (bare.stdout, "", 0)
+
+
+@pytest.mark.parametrize("own", ["print('my site')", "import gone", "raise ValueError", None])
+def test_the_programs_own_sitecustomize_runs_as_without_us(tmp_path: Path, own: str | None) -> None:
+    if own is not None:
+        (tmp_path / "sitecustomize.py").write_text(own)
+    (tmp_path / "usercustomize.py").write_text("print('my user')")
+    program = (
+        "import sys; own = sys.modules.get('sitecustomize')\n"
+        "print(getattr(own, '__file__', None), 'usercustomize' in sys.modules)"
+    )
+    bare = run_python(program, tmp_path, hooked=False)
+    under_run = run_python(program, tmp_path)
+    assert (under_run.stdout, under_run.stderr, under_run.returncode) == (bare.stdout, bare.stderr, bare.returncode)
+
+
+def test_torch_is_instrumented_when_it_is_imported_and_nothing_of_ours_is_there_before(tmp_path: Path) -> None:
+    fake_torch(tmp_path)
+    done = run_python(
+        """
+import importlib.util, sys
+assert not [name for name in sys.modules if name.startswith("cbtop")]
+found = importlib.util.find_spec("torch")   # as transformers and accelerate look for it
+assert found.origin.endswith("__init__.py") and found.loader.get_source("torch")
+import torch
+assert "cbtop.profiler.profiler" in sys.modules and "numpy" not in sys.modules
+assert vars(torch.__spec__.loader).keys() == {"name", "path"} and not [f for f in sys.meta_path if "cust" in repr(f)]
+torch.forward()
+from pathlib import Path; import os
+print(sorted(path.suffix for path in Path(os.environ["CBTOP_RUNTIME_DIR"]).iterdir()))
+""",
+        tmp_path,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("['.catalog', '.ring']\n", "", 0)
+
+
+def test_an_import_of_torch_that_fails_fails_as_without_us_and_may_be_tried_again(tmp_path: Path) -> None:
+    fake_torch(tmp_path, "import os\nif 'BROKEN' in os.environ: raise OSError('libtorch.so')\nforward = None\n")
+    done = run_python(
+        """
+import os, sys
+os.environ["BROKEN"] = "1"
+try:
+    import torch
+except OSError as error:
+    assert str(error) == "libtorch.so"
+assert "torch" not in sys.modules
+del os.environ["BROKEN"]
+import torch
+print("cbtop.profiler" in sys.modules)
+""",
+        tmp_path,
+    )
+    assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        ("instrument.install = lambda profiler: 1 / 0", "division by zero"),
+        (
+            "import sys; sys.modules['cbtop.profiler.instrument.launched'] = None",
+            "import of cbtop.profiler.instrument",
+        ),
+    ],
+)
+def test_whatever_of_ours_fails_is_one_line_and_the_program_runs_on(tmp_path: Path, fails: str, why: str) -> None:
+    fake_torch(tmp_path, f"from cbtop.profiler import instrument\n{fails}\n")
+    done = run_python("import torch; print('on'); raise SystemExit(7)", tmp_path, launched=True)
+    assert (done.stdout, done.returncode) == ("on\n", 7)
+    assert done.stderr.count("\n") == 1
+    assert f"runs uninstrumented: {why}" in done.stderr
+
+
+def test_what_the_programs_signal_handler_raises_while_we_are_at_work_reaches_the_program(tmp_path: Path) -> None:
+    fake_torch(
+        tmp_path,
+        """
+import os, signal
+from cbtop.profiler import instrument
+def interrupted(number, frame): raise TimeoutError("the program's own")
+signal.signal(signal.SIGALRM, interrupted)
+instrument.install = lambda profiler: os.kill(os.getpid(), signal.SIGALRM)
+""",
+    )
+    done = run_python("try:\n    import torch\nexcept TimeoutError as error:\n    print(error)", tmp_path)
+    assert done.stdout == "the program's own\n"
+    assert "uninstrumented" not in done.stderr
+
+
+CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch; torch.forward()'], check=True)"
+FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: os.waitpid(pid, 0)"
+
+
+@pytest.mark.parametrize(
+    ("program", "launched", "says"),
+    [
+        ("pass", True, "nothing was instrumented: torch was never imported"),
+        ("pass", False, ""),
+        ("import torch", True, "nothing was instrumented: no call of a model was seen"),
+        ("import torch", False, "nothing was instrumented: no call of a model was seen"),
+        ("import torch; torch.forward()", True, ""),
+        (CHILD, True, ""),
+        (FORKED, True, ""),
+        (CHILD.replace("; torch.forward()", ""), True, "nothing was instrumented: torch was never imported"),
+        ("import sys; sys.stderr.close(); import torch", True, ""),
+        ("import sys; sys.stderr = None", True, ""),
+    ],
+)
+def test_a_run_that_instrumented_nothing_says_so_once_at_its_end(
+    tmp_path: Path, program: str, launched: bool, says: str
+) -> None:
+    done = run_python(program, fake_torch(tmp_path), launched=launched)
+    assert done.stderr == (f"cbtop: {says}\n" if says else "")
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+def test_where_it_is_switched_off_nothing_happens(tmp_path: Path) -> None:
+    program = (
+        "import sys, torch; torch.forward(); print([n for n in sys.modules if 'cbtop' in n], len(sys.meta_path))"
+    )
+    fake_torch(tmp_path, "def forward(): pass")
+    bare = run_python(program, tmp_path, hooked=False)
+    off = run_python(program, tmp_path, launched=True, CBTOP_RUN="0")
+    assert (off.stdout, off.stderr) == (bare.stdout, "")

@@ -1,0 +1,154 @@
+"""What is planned for real models: stacks, layers, bricks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.planning import holds_a_stack, plan_of
+from tests.profiler.instrument.tiny import WORDS, model_of, torch
+
+from torch import nn  # isort: skip
+
+QKV = {"QkvProjection q_proj": 3, "QkvProjection k_proj": 3, "QkvProjection v_proj": 3, "OutputProjection o_proj": 3}
+GLU = {
+    "GateProjection gate_proj": 3,
+    "UpProjection up_proj": 3,
+    "DownProjection down_proj": 3,
+    "Activation act_fn": 3,
+}
+TOP = {"Embedding embed_tokens": 1, "RotaryTables rotary_emb": 1, "RmsNorm norm": 1, "LmHead lm_head": 1}
+NORMS = {"RmsNorm input_layernorm": 3, "RmsNorm post_attention_layernorm": 3}
+MOE = {"MoeRouter gate": 3, "MoeExperts experts": 3}
+MODELS = {
+    "llama": QKV | GLU | TOP | NORMS,
+    "qwen2": QKV | GLU | TOP | NORMS,
+    "gemma2": QKV
+    | GLU
+    | TOP
+    | NORMS
+    | {"RmsNorm pre_feedforward_layernorm": 3, "RmsNorm post_feedforward_layernorm": 3},
+    "mixtral": QKV | MOE | TOP | NORMS,
+    "qwen2_moe": QKV | GLU | MOE | TOP | NORMS | {"Linear shared_expert_gate": 3},
+    "gpt2": {
+        "Embedding wte": 1,
+        "Embedding wpe": 1,
+        "Dropout drop": 1,
+        "LayerNorm ln_1": 3,
+        "QkvProjection c_attn": 3,
+        "Dropout attn_dropout": 3,
+        "Dropout resid_dropout": 3,
+        "OutputProjection c_proj": 3,
+        "LayerNorm ln_2": 3,
+        "UpProjection c_fc": 3,
+        "Activation act": 3,
+        "DownProjection c_proj": 3,
+        "Dropout dropout": 3,
+        "LayerNorm ln_f": 1,
+        "LmHead lm_head": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_leaf_is_a_brick_and_each_layer_a_layer(kind: str) -> None:
+    plan = plan_of(model_of(kind))
+    assert plan
+    assert plan.stacks == {"": 3}
+    assert len(plan.layers) == 3
+    assert len(plan.trunk) == 2
+    named = Counter(
+        f"{part.key.name} {part.key.label}" for part in plan.bricks if isinstance(part.key, BrickDefinition)
+    )
+    assert named == Counter(MODELS[kind])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_module_has_one_place_in_the_plan(kind: str) -> None:
+    model = model_of(kind)
+    plan = plan_of(model)
+    assert plan
+    places = Counter(id(module) for module in [*plan.trunk, *(part.module for part in plan.parts)])
+    assert set(places.values()) == {1}
+    others = {id(module) for module in plan.others} - set(places)
+    assert set(places) | others == {id(module) for module in model.modules()}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Stack(2), Stack(3)
+        self.words, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)
+
+
+def test_an_encoder_and_a_decoder_are_two_stacks() -> None:
+    whole = Whole()
+    plan = plan_of(whole)
+    assert plan
+    assert plan.stacks == {"encoder": 2, "decoder": 3}
+    assert [part.key for part in plan.layers] == [
+        *((1, at, "encoder") for at in range(2)),
+        *((1, at, "decoder") for at in range(3)),
+    ]
+    assert plan.trunk == [whole, whole.encoder, whole.decoder]
+
+
+def test_a_head_of_any_name_is_known_by_its_words() -> None:
+    plan = plan_of(Whole())
+    assert plan
+    assert [part.path for part in plan.bricks if getattr(part.key, "name", "") == "LmHead"] == ["head"]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Stack(1), nn.ModuleList([nn.ReLU(), Stack(0)])],
+)
+def test_what_holds_no_layers_has_no_plan(model: nn.Module) -> None:
+    assert not holds_a_stack(model)
+    assert plan_of(model) is None
+
+
+def test_experts_in_a_list_are_one_brick_a_layer() -> None:
+    class Moe(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(8, 4)
+            self.experts = nn.ModuleList(Block() for _ in range(4))
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = Moe()
+
+    model = nn.Module()
+    model.layers = nn.ModuleList(Layer() for _ in range(2))
+    plan = plan_of(model)
+    assert plan
+    keys = [part.key for part in plan.bricks if getattr(part.key, "name", "") == "MoeExperts"]
+    assert len(keys) == 8
+    assert len(set(keys)) == 2
+
+
+def test_the_work_of_a_product_is_a_line_in_what_it_is_given() -> None:
+    plan = plan_of(model_of("llama"))
+    assert plan
+    part = next(part for part in plan.bricks if part.path.endswith("0.mlp.down_proj"))
+    assert isinstance(part.key, BrickDefinition)
+    assert part.key.work
+    rows = torch.zeros(5, 48)
+    assert part.key.work.flops(1, rows.numel()) == 2 * 5 * 48 * 32
+    assert part.key.work.bytes(1, rows.numel()) == 4 * (48 * 32 + 5 * 48 + 5 * 32)

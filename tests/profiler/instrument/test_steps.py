@@ -1,0 +1,263 @@
+"""Steps of models that run: phases, tokens, sampling, books, threads and tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from cbtop.profiler.instrument import attach, install, uninstall
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED
+from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.instrument.tiny import model_of, torch, transformers, words
+from tests.profiler.memory import Memory
+
+NODE = (1 << 24) - 1
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def profiler(memory: Memory) -> Iterator[BrickProfiler]:
+    yield BrickProfiler(recorder=memory)
+    uninstall()
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def _nodes(memory: Memory) -> dict[int, Node]:
+    return {node.id: node for node in memory.said if isinstance(node, Node)}
+
+
+def _steps(memory: Memory) -> list[tuple[str, int]]:
+    """Phase and tokens of each step, in the order in which they ended."""
+    nodes = _nodes(memory)
+    return [
+        (nodes[tag & NODE].name, elements)
+        for tag, _, _, elements in memory.records
+        if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_CANCELLED
+    ]
+
+
+def _calls(memory: Memory, phase: str) -> Counter[str]:
+    """How often each brick ran in the steps of a phase."""
+    nodes = _nodes(memory)
+
+    def root(node: Node) -> Node:
+        return node if node.parent is None else root(nodes[node.parent])
+
+    kept = (nodes[tag & NODE] for tag, *_ in memory.records)
+    return Counter(node.name for node in kept if node.kind is NodeKind.BRICK and root(node).name == phase)
+
+
+def test_generating_is_a_prefill_and_a_decode_for_each_further_token(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    model.generate(words(2, 7), max_new_tokens=4, min_new_tokens=4)
+    assert _steps(memory) == [("prefill", 14), ("decode", 2), ("decode", 2), ("decode", 2)]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "mixtral"])
+def test_every_step_has_all_its_bricks_and_its_sampling(kind: str, profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of(kind)
+    attach(model, profiler)
+    model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3, do_sample=True)
+    for phase, steps in (("prefill", 1), ("decode", 2)):
+        calls = _calls(memory, phase)
+        attention = calls["Attention (fused)"] + calls["Attention (eager)"]
+        assert (attention, calls["KvWrite"], calls["Sampling"], calls["LmHead"]) == (
+            3 * steps,
+            3 * steps,
+            steps,
+            steps,
+        )
+        if kind != "gpt2":
+            assert calls["RopeEmbedding"] == 3 * steps
+
+
+def test_sampling_lies_in_the_step_and_the_next_step_begins_where_it_ended(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3)
+    nodes = _nodes(memory)
+    steps = [(start, end) for tag, start, end, _ in memory.records if nodes[tag & NODE].kind is NodeKind.STEP]
+    chosen = [(start, end) for tag, start, end, _ in memory.records if nodes[tag & NODE].name == "Sampling"]
+    assert all(a <= c and d <= b for (a, b), (c, d) in zip(steps, chosen, strict=True))
+    assert all(before[1] <= after[0] for before, after in pairwise(steps))
+
+
+def test_the_books_of_every_phase_close(profiler: BrickProfiler, memory: Memory) -> None:
+    """No brick lies outside of its step, and none overlaps another of its own level."""
+    model = model_of("llama")
+    attach(model, profiler)
+    model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3)
+    model(words(1, 4))
+    nodes = _nodes(memory)
+    open_until: dict[int | None, int] = {}
+    for tag, start, end, _ in sorted(memory.records, key=lambda record: record[1]):
+        parent = nodes[tag & NODE].parent
+        assert start >= open_until.get(parent, 0)
+        open_until[parent] = end
+    inside = [(nodes[tag & NODE].parent, end - start) for tag, start, end, _ in memory.records]
+    for node in nodes.values():
+        if node.kind is NodeKind.STEP:
+            whole = sum(end - start for tag, start, end, _ in memory.records if tag & NODE == node.id)
+            assert sum(duration for parent, duration in inside if parent == node.id) <= whole
+    assert not [node for node in nodes.values() if node.parent is None and node.kind is not NodeKind.STEP]
+
+
+def test_a_loop_of_the_hosts_own_has_a_step_for_each_call(profiler: BrickProfiler, memory: Memory) -> None:
+    model, ids = model_of("qwen2"), words(2, 6)
+    attach(model, profiler)
+    cache = transformers.DynamicCache(config=model.config)
+    model(ids, past_key_values=cache)
+    model(ids[:, :1], past_key_values=cache)
+    model(ids[:, :3], past_key_values=cache)
+    model(ids, use_cache=False)
+    assert _steps(memory) == [("prefill", 12), ("decode", 2), ("extend", 6), ("prefill", 12)]
+
+
+def test_a_static_cache_is_followed_too(profiler: BrickProfiler, memory: Memory) -> None:
+    model, ids = model_of("llama"), words(1, 6)
+    attach(model, profiler)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    model(ids, past_key_values=cache)
+    model(ids[:, :1], past_key_values=cache)
+    assert _steps(memory) == [("prefill", 6), ("decode", 1)]
+
+
+def test_a_part_that_is_called_by_itself_is_a_step_and_inside_a_step_it_is_none(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model, ids = model_of("llama"), words(1, 6)
+    attach(model, profiler)
+    model.model(ids)
+    model(ids)
+    assert _steps(memory) == [("prefill", 6), ("prefill", 6)]
+    assert _calls(memory, "prefill")["LmHead"] == 1
+
+
+def test_a_draft_proposes_and_the_target_verifies(profiler: BrickProfiler, memory: Memory) -> None:
+    target, draft = model_of("llama"), model_of("llama", num_hidden_layers=2)
+    install(profiler)
+    ids = words(1, 5)
+    found = target.generate(ids, assistant_model=draft, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    nodes = _nodes(memory)
+    steps = Counter((node.name, node.label) for node in nodes.values() if node.kind is NodeKind.STEP)
+    assert {name for name, _ in steps} == {"prefill", "decode", "verify"} or {name for name, _ in steps} >= {"verify"}
+    assert len({label for _, label in steps}) == 2
+    accepted = [tokens for name, tokens in _steps(memory) if name == "verify"]
+    assert 0 < sum(accepted) <= found.shape[1] - ids.shape[1]
+    uninstall()
+    bare = target.generate(ids, assistant_model=draft, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert torch.equal(found, bare)
+
+
+def test_each_thread_has_its_own_steps(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    results: list[Any] = []
+
+    def run(batch: int) -> None:
+        with torch.no_grad():
+            results.append(model.generate(words(batch, 5), max_new_tokens=3, min_new_tokens=3))
+
+    threads = [threading.Thread(target=run, args=(batch,)) for batch in (1, 2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(_steps(memory)) == sorted(
+        [("prefill", 5 * batch) for batch in (1, 2, 3, 4)] + 2 * [("decode", batch) for batch in (1, 2, 3, 4)]
+    )
+    assert _calls(memory, "decode")["LmHead"] == 8
+    assert not [node for node in _nodes(memory).values() if node.parent is None and node.kind is not NodeKind.STEP]
+
+
+async def test_each_task_has_its_own_steps(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+
+    async def serve(batch: int) -> None:
+        cache = transformers.DynamicCache(config=model.config)
+        model(words(batch, 4), past_key_values=cache)
+        for _ in range(2):
+            await asyncio.sleep(0)
+            model(words(batch, 1), past_key_values=cache)
+
+    await asyncio.gather(*(serve(batch) for batch in (1, 2)))
+    assert Counter(_steps(memory)) == Counter(
+        {("prefill", 4): 1, ("prefill", 8): 1, ("decode", 1): 2, ("decode", 2): 2}
+    )
+
+
+def test_a_generate_that_fails_closes_its_step(profiler: BrickProfiler, memory: Memory) -> None:
+    class Stop(transformers.StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            raise KeyboardInterrupt
+
+    model = model_of("llama")
+    attach(model, profiler)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(words(1, 5), max_new_tokens=3, stopping_criteria=[Stop()])
+    model.generate(words(1, 5), max_new_tokens=2, min_new_tokens=2)
+    assert _steps(memory) == [("prefill", 5), ("prefill", 5), ("decode", 1)]
+
+
+def test_a_call_that_fails_is_a_step_that_failed(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    with pytest.raises(IndexError):
+        model(words(1, 5) + 1000)
+    nodes = _nodes(memory)
+    failed = [nodes[tag & NODE].name for tag, *_ in memory.records if tag & FLAG_FAILED]
+    assert failed == ["Embedding", "prefill"]
+
+
+def test_of_many_steps_one_in_so_many_is_recorded_and_has_all_its_bricks(memory: Memory) -> None:
+    profiler = BrickProfiler(recorder=memory, sample_every=3)
+    model = model_of("llama")
+    attachment = attach(model, profiler)
+    model.generate(words(1, 5), max_new_tokens=8, min_new_tokens=8)
+    attachment.detach()
+    assert _steps(memory) == [("prefill", 5), ("decode", 1), ("decode", 1), ("decode", 1)]
+    assert _calls(memory, "decode")["QkvProjection"] == 3 * 3 * 3
+
+
+def test_attention_counts_the_pairs_it_attends(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    cache = transformers.DynamicCache(config=model.config)
+    model(words(2, 6), past_key_values=cache)
+    model(words(2, 1), past_key_values=cache)
+    nodes = _nodes(memory)
+    found = {
+        (nodes[nodes[nodes[tag & NODE].parent].parent].name, elements, nodes[tag & NODE].work.flops_per_element)
+        for tag, _, _, elements in memory.records
+        if nodes[tag & NODE].name == "Attention (fused)"
+    }
+    assert found == {("prefill", 2 * 4 * 6 * 7 // 2, 4 * 8), ("decode", 2 * 4 * 7, 4 * 8)}
+
+
+def test_written_out_attention_is_called_so(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama", attn_implementation="eager")
+    attach(model, profiler)
+    model(words(1, 6))
+    calls = _calls(memory, "prefill")
+    assert (calls["Attention (eager)"], calls["Attention (fused)"]) == (3, 0)

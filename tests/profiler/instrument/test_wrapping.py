@@ -1,0 +1,338 @@
+"""What standing in for a module's call does not change: numbers, copies, pickles, lifetimes, compiled code."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import pickle
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cbtop.profiler.instrument import attach, install, uninstall
+from cbtop.profiler.instrument.wrapping import ATTRIBUTE, is_supported
+from cbtop.profiler.profiler import BrickProfiler
+from tests.profiler.instrument.tiny import model_of, torch, words
+from tests.profiler.memory import Memory
+
+from torch import nn  # isort: skip
+
+KINDS = ["llama", "qwen2", "gpt2", "mixtral", "gemma2"]
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def profiler(memory: Memory) -> Iterator[BrickProfiler]:
+    yield BrickProfiler(recorder=memory)
+    uninstall()
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def _attributes(model: Any) -> list[str]:
+    return [name for name, module in model.named_modules() if ATTRIBUTE in vars(module)]
+
+
+def test_this_torch_is_supported() -> None:
+    assert is_supported()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["attached", "installed"])
+def test_outputs_are_the_same_to_the_bit(kind: str, how: str, profiler: BrickProfiler, memory: Memory) -> None:
+    model, inputs = model_of(kind), words(2, 7)
+    logits, tokens = model(inputs).logits, model.generate(inputs, max_new_tokens=3, do_sample=False)
+    if how == "attached":
+        attach(model, profiler)
+    else:
+        install(profiler)
+    assert torch.equal(model(inputs).logits, logits)
+    assert torch.equal(model.generate(inputs, max_new_tokens=3, do_sample=False), tokens)
+    assert memory.records
+
+
+def _copied(model: Any) -> Any:
+    return copy.deepcopy(model)
+
+
+def _pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def _saved(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("again", [_copied, _pickled, _saved])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_copy_runs_its_own_weights_and_is_not_attached(again: Any, kind: str, profiler: BrickProfiler) -> None:
+    model, inputs = model_of(kind), words(1, 5)
+    attach(model, profiler)
+    before = model(inputs).logits  # from here on every module has its call swapped in
+    other = again(model)
+    assert not _attributes(other)
+    for weight in other.parameters():
+        weight.zero_()
+    assert not torch.equal(other(inputs).logits, before)
+    assert torch.equal(model(inputs).logits, before)
+    model.load_state_dict(model.state_dict())
+
+
+class OwnState(nn.Module):
+    """A module that, as torch's recurrent ones, says itself what its state is: all of its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(OwnState() for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("again", [_copied, _pickled])
+def test_a_copy_that_takes_every_attribute_along_runs_its_own_weights(again: Any, profiler: BrickProfiler) -> None:
+    model, x = Stack(), torch.ones(1, 4)
+    attach(model, profiler)
+    before = model(x)
+    other = again(model)
+    for weight in other.parameters():
+        weight.zero_()
+    assert not other(x).any()
+    assert torch.equal(model(x), before)
+
+
+def test_a_model_that_the_host_drops_is_freed(profiler: BrickProfiler) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        model = Stack()
+        attach(model, profiler)
+        model(torch.ones(1, 4))
+        weights = [weakref.ref(weight) for weight in model.parameters()]
+        del model
+        assert [weight() for weight in weights] == [None] * len(weights)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_detaching_leaves_no_attribute_and_no_function_behind(
+    kind: str, profiler: BrickProfiler, memory: Memory
+) -> None:
+    before = {name: getattr(nn.functional, name) for name in dir(nn.functional)}
+    model, inputs = model_of(kind), words(1, 5)
+    attachment = attach(model, profiler)
+    model(inputs)
+    assert _attributes(model)
+    attachment.detach()
+    assert not _attributes(model)
+    assert {name: getattr(nn.functional, name) for name in dir(nn.functional)} == before
+    count = len(memory.records)
+    model.generate(inputs, max_new_tokens=2)
+    assert len(memory.records) == count
+
+
+def test_uninstalling_leaves_the_class_as_it_was(profiler: BrickProfiler) -> None:
+    model = model_of("llama")
+    install(profiler)
+    model(words(1, 5))
+    nn.Linear(2, 2)(torch.ones(1, 2))
+    uninstall()
+    assert getattr(nn.Module, ATTRIBUTE) is None
+    assert not [name for name, module in model.named_modules() if vars(module).get(ATTRIBUTE)]
+
+
+def test_disabled_nothing_stands_in_but_at_the_model_itself(memory: Memory) -> None:
+    profiler = BrickProfiler(recorder=memory, enabled=False)
+    model = model_of("llama")
+    attachment = attach(model, profiler)
+    model(words(1, 5))
+    assert not memory.records
+    assert [name for name, module in model.named_modules() if vars(module)[ATTRIBUTE] is not None] == ["", "model"]
+    profiler.enable()
+    model(words(1, 5))
+    assert memory.records
+    profiler.disable()
+    model(words(1, 5))
+    assert len([name for name, module in model.named_modules() if vars(module)[ATTRIBUTE] is not None]) == 2
+    attachment.detach()
+
+
+def test_hooks_of_the_host_run_as_they_did(profiler: BrickProfiler) -> None:
+    model, seen = Stack(), []
+    model.layers[0].register_forward_hook(lambda module, args, result: seen.append(1))
+    attach(model, profiler)
+    model(torch.ones(1, 4))
+    assert seen == [1]
+
+
+def test_an_exception_in_a_layer_reaches_the_host_and_the_next_step_is_whole(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = Stack()
+    attach(model, profiler)
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(torch.ones(1, 3))
+    model(torch.ones(1, 4))
+    assert len({node[3] for node in memory.nodes if node[1] is None}) == 1
+    assert profiler.stats is not None
+
+
+def test_a_model_of_no_layers_cannot_be_attached(profiler: BrickProfiler) -> None:
+    with pytest.raises(ValueError, match="no list of two or more layers"):
+        attach(nn.Linear(2, 2), profiler)
+
+
+class Counting:
+    """Compiles with what torch gives without generating code, and counts the graphs."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return graph.forward
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv_proj, self.o_proj = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.up_proj, self.down_proj = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv_proj(x).chunk(3, dim=-1))
+        x = x + self.o_proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.down_proj(self.up_proj(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+def _whole(model: Any, **way: Any) -> Any:
+    return torch.compile(model, **way)
+
+
+def _in_place(model: Any, **way: Any) -> Any:
+    model.compile(**way)
+    return model
+
+
+def _regional(model: Any, **way: Any) -> Any:
+    for layer in model.layers:
+        layer.compile(**way)
+    return model
+
+
+def _function(model: Any, **way: Any) -> Any:
+    return torch.compile(lambda x: model(x), **way)
+
+
+def _call(model: Any, **way: Any) -> Any:
+    return torch.compile(model.__call__, **way)  # as `generate` of transformers does with a static cache
+
+
+WAYS: dict[str, dict[str, Any]] = {"default": {}, "fullgraph": {"fullgraph": True}, "dynamic": {"dynamic": True}}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("compiled", [_whole, _in_place, _regional, _function, _call])
+@pytest.mark.parametrize("when", ["before", "after", "installed"])
+def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
+    way: str, compiled: Any, when: str, profiler: BrickProfiler
+) -> None:
+    if compiled is _function and when == "after":
+        pytest.skip("what a function of the host's calls is not known to be compiled: it is compiled once more")
+
+    def run(instrumented: bool) -> tuple[list[Any], int, int]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(1)
+        model, backend = Decoder(), Counting()
+        if instrumented and when == "installed":
+            install(profiler)
+        if instrumented and when == "before":
+            attach(model, profiler)
+        called = compiled(model, backend=backend, **WAYS[way])
+        found = []
+        for at, length in enumerate([3, 3, 4, 4]):
+            if instrumented and at == 1 and when == "after":
+                attach(model, profiler)
+            if instrumented and at == 2:
+                profiler.disable()
+            found.append(called(torch.ones(1, length, 8)))
+        return found, backend.graphs, sum(torch._dynamo.utils.counters["graph_break"].values())
+
+    bare, ours = run(instrumented=False), run(instrumented=True)
+    assert all(torch.equal(a, b) for a, b in zip(bare[0], ours[0], strict=True))
+    assert ours[1:] == bare[1:]
+
+
+@pytest.mark.parametrize("compiled", [_whole, _in_place, _regional])
+@pytest.mark.parametrize("when", ["before", "installed"])
+def test_a_compiled_model_has_its_steps_all_the_same(
+    compiled: Any, when: str, profiler: BrickProfiler, memory: Memory
+) -> None:
+    torch._dynamo.reset()
+    model = Decoder()
+    if when == "installed":
+        install(profiler)
+    else:
+        attach(model, profiler)
+    called = compiled(model, backend=Counting())
+    for _ in range(2):
+        called(torch.ones(1, 3, 8))
+    nodes = {node[0]: node for node in memory.nodes}
+    ran = [nodes[tag & ((1 << 24) - 1)][3] for tag, *_ in memory.records]
+    assert ran.count("encode") == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_waits_for_no_lock_of_its_parents(profiler: BrickProfiler) -> None:
+    model, x = Stack(), torch.ones(1, 4)
+    attachment = attach(model, profiler)
+    attachment._steps._lock.acquire()  # as another thread might, while it forks
+    child = os.fork()
+    if child == 0:
+        model(x)
+        os._exit(0)
+    attachment._steps._lock.release()
+    assert os.waitpid(child, 0)[1] == 0
