@@ -23,7 +23,7 @@ from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Plan, holds_a_stack, plan_of
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
-from cbtop.profiler.instrument.work import stored_bytes
+from cbtop.profiler.instrument.work import backend_of, stored_bytes
 from cbtop.profiler.instrument.wrapping import (
     ATTRIBUTE,
     BrickCall,
@@ -151,7 +151,7 @@ def _manifest(model: nn.Module, plan: Plan) -> Manifest:
     return Manifest(
         model=str(getattr(config, "_name_or_path", "") or type(model).__name__),
         architecture=str(getattr(config, "model_type", type(model).__name__)),
-        backend="torch",
+        backend=backend_of(model),
         quantization=str(getattr(quantization, "value", quantization) or dtype),
         threads=torch.get_num_threads(),
         layers=sum(plan.stacks.values()),

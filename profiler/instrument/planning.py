@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.classification import MOE_EXPERTS, Described, Kind, classify
-from cbtop.profiler.instrument.work import product_sizes, work_of
+from cbtop.profiler.instrument.work import backend_of, product_sizes, work_of
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def plan_of(root: nn.Module) -> Plan | None:
     if not found:
         return None
     names = _names([path for path, _ in found])
-    planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, _vocabulary(root))
+    planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root)
     planner.plan.stacks = {name: len(stack) for (_, stack), name in zip(found, names, strict=True)}
     paths = [path for path, _ in found]
     for path, module in root.named_modules():
@@ -102,10 +102,11 @@ def _vocabulary(root: nn.Module) -> int:
 
 
 class _Planner:
-    def __init__(self, stacks: dict[int, str], vocabulary: int) -> None:
+    def __init__(self, stacks: dict[int, str], root: nn.Module) -> None:
         self.plan = Plan()
         self._stacks = stacks
-        self._vocabulary = vocabulary
+        self._root = root
+        self._vocabulary = _vocabulary(root)
         self._seen: set[int] = set()
         self._found: list[tuple[str, nn.Module, Kind]] = []  # bricks of the layer, or of what lies outside of layers
         self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
@@ -166,7 +167,12 @@ class _Planner:
             if path in self._experts:
                 return self._experts[path]
         definition = BrickDefinition(
-            kind.name, kind.category, brick, backend="torch", work=work_of(module, kind.brick), label=label
+            kind.name,
+            kind.category,
+            brick,
+            backend=backend_of(module, self._root),
+            work=work_of(module, kind.brick),
+            label=label,
         )
         self._experts[path] = definition
         return definition

@@ -4,10 +4,13 @@ Rules
 - The elements of a call are those of its first tensor (`rows x columns`): what is counted here is a line in them.
 - Bytes are those of the weights as stored (4-bit weights count their packed bytes and scales) and of the activations.
 - What is not known stays unknown: a class of its own, experts of which the router takes some, a mask's contents.
+- Of a module on another device than the CPU nothing is counted: the host sees when it was launched, and no rate of that
+  device can be made of it.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cbtop.protocol.attributes import UNKNOWN_WORK, Work
@@ -25,6 +28,8 @@ _ROWS = ("out_features", "outfeatures", "output_size", "nf")
 
 def work_of(module: nn.Module, brick: BrickId | str) -> Work:
     """What a call of `module` does, as far as it is known."""
+    if device_of(module) != "cpu":
+        return UNKNOWN_WORK
     weights = stored_bytes(module)
     itemsize = _itemsize(module)
     if brick in _NORMS:
@@ -44,6 +49,18 @@ def work_of(module: nn.Module, brick: BrickId | str) -> Work:
         bytes_per_call=weights,
         bytes_per_element=itemsize * (1 + rows / columns) if itemsize else None,
     )
+
+
+def device_of(*modules: nn.Module) -> str:
+    """The kind of device (`cpu`, `cuda`) that the weights of the first of `modules` that has any lie on."""
+    held = next(chain.from_iterable(chain(module.parameters(), module.buffers()) for module in modules), None)
+    return "cpu" if held is None else str(held.device.type)
+
+
+def backend_of(*modules: nn.Module) -> str:
+    """What runs the first of `modules` that has weights, and what its times are where the CPU does not."""
+    device = device_of(*modules)
+    return "torch" if device == "cpu" else f"torch on {device}: launches"
 
 
 def product_sizes(module: nn.Module) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ import pytest
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.planning import holds_a_stack, plan_of
+from cbtop.protocol.attributes import UNKNOWN_WORK
 from tests.profiler.instrument.tiny import WORDS, model_of, torch
 
 from torch import nn  # isort: skip
@@ -152,3 +153,11 @@ def test_the_work_of_a_product_is_a_line_in_what_it_is_given() -> None:
     rows = torch.zeros(5, 48)
     assert part.key.work.flops(1, rows.numel()) == 2 * 5 * 48 * 32
     assert part.key.work.bytes(1, rows.numel()) == 4 * (48 * 32 + 5 * 48 + 5 * 32)
+
+
+def test_no_work_is_known_of_what_another_device_does_and_its_times_are_named_launches() -> None:
+    plan = plan_of(model_of("llama").to("meta"))
+    assert plan
+    bricks = [part.key for part in plan.bricks if isinstance(part.key, BrickDefinition)]
+    assert all(brick.work == UNKNOWN_WORK for brick in bricks)
+    assert {brick.backend for brick in bricks} == {"torch on meta: launches"}
