@@ -4,8 +4,8 @@ Rules
 - The elements of a call are those of its first tensor (`rows x columns`): what is counted here is a line in them.
 - Bytes are those of the weights as stored (4-bit weights count their packed bytes and scales) and of the activations.
 - What is not known stays unknown: a class of its own, experts of which the router takes some, a mask's contents.
-- Of a module on another device than the CPU nothing is counted: the host sees when it was launched, and no rate of that
-  device can be made of it.
+- Of a module on another device than the CPU nothing is counted: the host sees when it was launched, and no rate is
+  made of that.
 """
 
 from __future__ import annotations
