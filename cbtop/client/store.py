@@ -244,7 +244,7 @@ class Store:
                     if isinstance(state, SourceState) and state.source in self.sources:
                         record = self.sources[state.source]
                         record.state = state
-                        if state.state is SourceStatus.LIVE:
+                        if state.state is SourceStatus.LIVE and record.window.has_begun:
                             _remember(record, message.monotonic_ns)  # that nothing has changed is a sample, too
             case StatsUpdate():
                 if message.source in self.sources:

@@ -34,6 +34,11 @@ class Window:
         self._slices: deque[_Slice] = deque()
         self._now_ns = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any statistics came: what they held then is of no slice."""
+        return self._now_ns > 0
+
     def tick(self, monotonic_ns: int, growth: Growth | None = None) -> None:
         """It is `monotonic_ns` on the daemon's clock, and the statistics have grown: begin a slice if one is due."""
         self._now_ns = monotonic_ns

@@ -171,11 +171,14 @@ class Source:
         return list(batches(self.key, first, produced, fresh)) if produced > first else []
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some)."""
+        """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some).
+
+        While a long catalog is being read there are no statistics: with the first of them a viewer's window begins.
+        """
         node = self.stats.nodes_with_records()
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
-            *self._updates(node, self.stats.all_buckets()),
+            *(() if self.is_behind else self._updates(node, self.stats.all_buckets())),
             self.state_message(),
         ]
 

@@ -15,6 +15,7 @@ from cbtop.daemon.source import Source
 from cbtop.profiler.histograms import BUCKETS
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.stats import SUMS, Growth, NodeStats
+from cbtop.protocol import catalog
 from cbtop.protocol.messages import Heartbeat, StatsUpdate
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
@@ -53,8 +54,12 @@ class Watched:
 
     @property
     def record(self) -> SourceRecord:
+        return self.store.sources[self.source.key]
+
+    @property
+    def source(self) -> Source:
         assert self._source is not None
-        return self.store.sources[self._source.key]
+        return self._source
 
     def recent(self) -> SourceView:
         return source_view(self.record, window=True)
@@ -131,6 +136,27 @@ def test_a_window_longer_than_was_watched_says_what_it_covers(runtime: Path) -> 
     assert (view.window.asked_s, view.window.covers_s) == (60, 3.5)
     assert view.steps is not None
     assert view.steps.count == 1  # what was there before anybody watched is not of these seconds
+
+
+def test_what_ran_before_a_long_catalog_was_read_is_not_of_these_seconds(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "PIECE_BYTES", 64)
+    watched = Watched(runtime)
+    watched.step(100)
+    watched.look(0.0)
+    second = 0.0
+    while watched.source.is_behind:
+        watched.look(second := second + 1)
+    watched.look(second + 1)
+    assert second > 1
+    watched.step(100)
+    watched.look(second + 2)
+    view = watched.recent()
+    assert view.steps is not None
+    assert view.steps.count == 1
+    assert view.window is not None
+    assert view.window.covers_s <= 2
 
 
 def test_a_process_that_has_gone_quiet_has_an_empty_window(runtime: Path) -> None:
