@@ -19,8 +19,8 @@ Column = NDArray[np.int64]
 
 SUB_BUCKET_BITS = 6
 SUB_BUCKETS = 1 << SUB_BUCKET_BITS
-MAX_DURATION_NS = (1 << 42) - 1  # 73 minutes; longer ones are counted in the last bucket
-OCTAVES = 42 - SUB_BUCKET_BITS + 1
+MAX_DURATION_NS = (1 << 62) - 1  # no record that is counted is longer
+OCTAVES = 62 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
 # A page takes 128 bytes, and 256 or 512 once a count needs it: 64 MiB are the most that a hostile source costs.
 # 8,192 nodes of 16 octaves have room.

@@ -21,7 +21,7 @@ from cbtop.profiler.stats import (
 )
 from cbtop.protocol.ring import FLAG_FAILED, Batch
 
-durations = st.lists(st.integers(0, 10**10), min_size=1, max_size=200)
+durations = st.lists(st.integers(0, 10**10) | st.integers(0, 10**16), min_size=1, max_size=200)  # up to months
 NO_STEPS = np.full(64, -1, np.int64)
 
 
