@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from types import FrameType, TracebackType
+import functools
+import signal
+from types import CodeType, FrameType, TracebackType
 
 _OURS = ("cbtop.profiler.", "cbtop.protocol.")
 
@@ -16,7 +18,10 @@ def is_ours(error: BaseException) -> bool:
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:
-    """Whether `error` was raised in a signal handler: that is called with the frame that it interrupted."""
+    """Whether `error` was raised in a signal handler.
+
+    That is one that is set now, or any that still holds what it was called with: the frame that it interrupted.
+    """
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
@@ -24,8 +29,24 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
         given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]  # *arguments
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True
+        if not _is_of_ours(trace) and frame.f_code in _handlers():
+            return True
         trace = trace.tb_next
     return False
+
+
+def _handlers() -> set[CodeType]:
+    """The code of the signal handlers that are set."""
+    found = set()
+    for number in range(1, signal.NSIG):
+        handler = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        for called in (handler, type(handler).__call__) if callable(handler) else ():
+            code = getattr(getattr(called, "__func__", called), "__code__", None)
+            if isinstance(code, CodeType):
+                found.add(code)
+    return found
 
 
 def let_through(error: BaseException) -> None:

@@ -278,10 +278,29 @@ def _raise_in_a_handler(*_: object) -> None:
     raise TimeoutError("the host's own")
 
 
+def _handler_that_wants_neither(number: int, frame: object) -> None:
+    del number, frame
+    _raise_in_a_handler()
+
+
+class _Handlers:
+    def method(self, number: int, frame: object) -> None:
+        del self, frame
+        _raise_in_a_handler()
+
+    def __call__(self, number: int, *_: object) -> None:
+        _raise_in_a_handler()
+
+
 HANDLERS: dict[str, Callable[[int, Any], object]] = {
     "function": lambda number, frame: _raise_in_a_handler(),
     "with *arguments": _raise_in_a_handler,
     "partial": functools.partial(lambda _, number, frame: _raise_in_a_handler(), "x"),
+    "that deletes its arguments": _handler_that_wants_neither,
+    "with a number and *arguments": lambda number, *_: _raise_in_a_handler(),
+    "method": _Handlers().method,
+    "object": _Handlers(),
+    "partial that deletes its arguments": functools.partial(_handler_that_wants_neither),
 }
 
 
