@@ -222,7 +222,7 @@ class Step:
             position.recording = steps.is_sampled(None if self._name is None else self._key)
         if not path.recording:
             if self._is_outermost:  # what lies in it is not recorded either, until it ends
-                position.step, self._position = self, position
+                self._position, position.step = position, self
             return
         if self._name is None:
             steps.show()  # for what runs in it has to wait for its name
@@ -237,7 +237,8 @@ class Step:
         self._outer_held = position.held
         position.held = [] if self._name is None else None
         position.lane = steps.take_lane(self)
-        position.step, self._position, self._scope = self, position, scope
+        # A step that is there and has no position has ended: a signal handler that runs steps here must not see that.
+        self._scope, self._position, position.step = scope, position, self
         path.enter(position, scope, now_ns)
 
     def _end(self, position: Position, *, failed: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -501,6 +503,39 @@ def test_what_cannot_be_said_of_a_brick_costs_that_brick_and_no_other(
     source.poll()
     assert (source.state, source.state_message().rejected) == ("live", 1)
     assert len(caplog.messages) == 1
+
+
+def test_a_signal_handler_that_runs_a_step_of_its_own_while_one_begins_takes_that_one_from_nobody(make: MAKE) -> None:
+    at, left = 0, -1
+
+    def handler(*_: object) -> None:
+        with profiler.step("of the handler"):
+            pass
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        nonlocal left  # so many opcodes
+        frame.f_trace_opcodes = frame.f_code is Step._begin.__code__
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        while left < 0:
+            memory, left, at = Memory(), at, at + 1
+            profiler = make(recorder=memory)
+            sys.settrace(trace)
+            with profiler.step("decode"):
+                sys.settrace(None)
+                profiler.add_tokens(7)
+            assert memory.records[-1][3] == 7
+    finally:
+        sys.settrace(None)
+        signal.signal(signal.SIGUSR1, before)
+    assert at > 50
 
 
 def test_a_phase_whose_steps_were_all_cancelled_hides_nothing_from_a_viewer(make: MAKE, runtime: Path) -> None:
