@@ -506,7 +506,7 @@ def test_what_cannot_be_said_of_a_brick_costs_that_brick_and_no_other(
 
 
 def test_a_signal_handler_that_runs_a_step_of_its_own_while_one_begins_takes_that_one_from_nobody(make: MAKE) -> None:
-    at, left = 0, -1
+    at, left, profiler = 0, -1, make(recorder=Memory())
 
     def handler(*_: object) -> None:
         with profiler.step("of the handler"):
