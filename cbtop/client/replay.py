@@ -77,11 +77,16 @@ class ReplayFeed(StoreViews):
 
     def seek(self, to_s: float) -> None:
         """Show the moment `to_s`, or the end of the recording that is nearer."""
-        target_ns = self._reader.begin_ns + round(min(max(to_s, 0), self.duration_s) * 1e9)
+        target_ns = self._moment_ns(to_s)
         if self._at_ns <= target_ns <= self._at_ns + WALK_NS:
             self._walk(target_ns)
         else:
             self._jump(target_ns)
+
+    def seek_from(self, begin_s: float, to_s: float) -> None:
+        """The same, with all that was said since `begin_s`: the window is as long as it was for who watched then."""
+        self._jump(self._moment_ns(begin_s))
+        self._walk(self._moment_ns(to_s))
 
     def replay(self) -> ReplayView:
         """Where it is in what."""
@@ -126,6 +131,9 @@ class ReplayFeed(StoreViews):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _moment_ns(self, at_s: float) -> int:
+        return self._reader.begin_ns + round(min(max(at_s, 0), self.duration_s) * 1e9)
 
     def _jump(self, target_ns: int) -> None:
         self._store = Store(self._store.window_s)

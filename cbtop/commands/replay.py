@@ -55,7 +55,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     with feed:
         headless = is_headless(options)
-        feed.seek(options.at if options.at is not None else feed.duration_s if headless else 0)
+        at_s = options.at if options.at is not None else feed.duration_s if headless else 0
+        if headless and options.window is not None:
+            feed.seek_from(min(at_s, feed.duration_s) - options.window, at_s)
+        else:
+            feed.seek(at_s)
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
 
 

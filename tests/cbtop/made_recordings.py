@@ -18,7 +18,7 @@ SECOND_NS = 1_000_000_000
 
 def frame(kind: FrameKind, at_s: float, *messages: WireMessage) -> bytes:
     now_ns = BEGIN_NS + round(at_s * SECOND_NS)
-    said = (replace(m, monotonic_ns=now_ns) if isinstance(m, StatsUpdate) else m for m in messages)
+    said = (replace(m, monotonic_ns=now_ns) if isinstance(m, StatsUpdate | Heartbeat) else m for m in messages)
     return encode_frame(kind, now_ns, [codec.encode(message) for message in said])
 
 

@@ -197,6 +197,15 @@ def test_headless_prints_the_end_or_the_moment_asked_for(recording: Path) -> Non
     assert document["sources"][0]["steps"]["count"] == 60
 
 
+@pytest.mark.parametrize(("window_s", "at_s"), [(20, 62.5), (10, 9.0), (30, 1000)])
+def test_headless_prints_a_window_as_long_as_was_asked_for(recording: Path, window_s: int, at_s: float) -> None:
+    done = cbtop("replay", str(recording), "--at", str(at_s), "--window", str(window_s), "--format", "json")
+    (source,) = json.loads(done.stdout)["sources"]
+    known_s = min(window_s, at_s)
+    assert known_s <= source["window_covers_s"] <= known_s * 1.1 + 1
+    assert source["steps"]["count"] == 2 * source["window_covers_s"]
+
+
 def test_a_file_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
     for path in (tmp_path / "none.cbtop", tmp_path):
         done = cbtop("replay", str(path))
