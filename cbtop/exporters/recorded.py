@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import Records
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
+from cbtop.profiler.stats import sane
 from cbtop.protocol.announcements import AnnouncedTotal
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.errors import DecodeError, LimitError
@@ -24,11 +24,7 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.process import process_start
 from cbtop.protocol.record_batch import MAX_TALLIES, RecordTally, tally, unpack
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
-from cbtop.protocol.ring import FLAG_AMOUNTS, Batch, RingReader
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from cbtop.protocol.ring import Batch, RingReader
 
 CHUNK_RECORDS = 1 << 16  # a chunk is full then: of a process that never rests, a few seconds
 
@@ -48,7 +44,7 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
     catalog_reader.close()
     said = _Said(f"catalog {catalog}", reader.pid)
     said.take(messages)
-    fit = _fit(batch, said.nodes)
+    fit = sane(batch, len(said.nodes))
     rejected = len(fit) - int(fit.sum())
     kept = batch.only(fit)
     return said.recorded(Records([lambda: [kept]]), batch.overwritten, rejected)
@@ -154,7 +150,7 @@ class _Chunk:
                     if isinstance(message, RecordBatch) and message.source == self._key:
                         if at >= 0:
                             batch = unpack(message)
-                            fit = _fit(batch, self._nodes)
+                            fit = sane(batch, len(self._nodes))
                             fit[: self._known.get(at, 0)] = False
                             yield batch.only(fit)
                         at += 1
@@ -210,10 +206,3 @@ class _Recorded:
             rejected=rejected + books.taken - records.read,
             missed=books.missed + (books.before or 0),
         )
-
-
-def _fit(batch: Batch, nodes: NodeTable) -> NDArray[np.bool_]:
-    """Which records name a node and run forward."""
-    runs_forward = (batch.end_ns >= batch.start_ns) | batch.are(FLAG_AMOUNTS)
-    fit: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= len(nodes)) & runs_forward
-    return fit

@@ -17,7 +17,7 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_FAILED, RECORD_BYTES, RingWriter
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, RECORD_BYTES, UNKNOWN_AMOUNT, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.exporters.made_processes import record_run, recorded_process, records_of
 
@@ -79,6 +79,15 @@ def test_what_is_not_in_the_trace_is_counted(runtime: Path) -> None:
     assert recorded.rejected == 3
     assert len(records) + recorded.rejected + recorded.overwritten == 10
     assert records == [TimedRecord(1, 0, 1, 1, False)] * len(records)
+
+
+def test_what_a_daemon_counts_in_nothing_is_in_no_trace(runtime: Path) -> None:
+    writer, ring, catalog = files(runtime, brick(1))
+    odd = [(1, -5, 2, 1), (1, 0, 1 << 62, 1), (1, 0, 1, 1 << 62), (1 | FLAG_AMOUNTS, -7, 0, 1)]
+    for record in [(1, 0, 1, 1), *odd, (1 | FLAG_AMOUNTS, UNKNOWN_AMOUNT, 3, 0)]:
+        writer.record(*record)
+    recorded = process_of_files(ring, catalog)
+    assert (len(list(recorded.records)), recorded.rejected) == (1, len(odd))
 
 
 def test_a_killed_process_can_be_exported(runtime: Path) -> None:
