@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import assert_never
 
 import numpy as np
@@ -54,8 +56,8 @@ MAX_PHASES = 64  # of a source, whose rates are known
 # All that a viewer knows, of every daemon together: 64 processes of 365 places take a quarter of it.
 MAX_BYTES = 256 << 20
 MAX_WINDOW_BYTES = 64 << 20  # of these, for the last seconds
-# About what each takes, its names included.
-SOURCE_BYTES, NODE_BYTES, SAID_BYTES, PHASE_BYTES = 8 << 10, 700, 700, 32 << 10
+# About what each takes: a node without its names, and what is said with the longest that there are.
+SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 32 << 10
 BUSY_BYTES = 16 * (SLICES + 1)  # a node
 NAMED = 3  # of the sources left out
 MAX_RARE = 1e30  # of FLOP and bytes, the largest of these values
@@ -94,6 +96,7 @@ class SourceRecord:
     history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
     latest: dict[str, StepSample] = field(default_factory=dict)
     busy: BusySlices | None = None  # of a rank
+    names_bytes: int = 0  # of the nodes
 
     @property
     def sample_every(self) -> int:
@@ -111,9 +114,10 @@ class SourceRecord:
     @property
     def size_bytes(self) -> int:
         """About what it takes."""
-        said = len(self.dependencies) + len(self.ceilings) + len(self.checks)
+        said = len(self.ceilings) + len(self.checks)
         said += sum(1 + len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
-        known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + SAID_BYTES * said + PHASE_BYTES * len(self.history)
+        known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
+        known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
         return known + slices + self.stats.size_bytes + self.window.size_bytes
 
@@ -315,6 +319,7 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
                 record.nodes.add(message)
             except ValueError as error:
                 raise DecodeError(f"{record.key}: {error}") from error
+            record.names_bytes += sum(map(getsizeof, _names_of(message)))
         case Dependency():
             record.dependencies[message] = None
         case Manifest():
@@ -336,6 +341,14 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
     if max(kept) > MAX_ANNOUNCED:
         raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} announcements of a kind")
+
+
+def _names_of(node: Node) -> Iterator[str]:
+    yield from (node.name, node.label, node.backend)
+    if node.function.file:
+        yield node.function.file
+    if node.transfer:
+        yield from (node.transfer.source, node.transfer.destination)
 
 
 def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:

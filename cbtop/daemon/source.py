@@ -40,7 +40,6 @@ _log = logging.getLogger("cbtop.daemon")
 ALIVE_CHECK_S = 0.5
 QUIET_ROUNDS = 6  # of what is quiet one keyframe in so many: half a minute at the daemon's pace
 MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer one would crowd the pid out of the key
-SANE = 1 << 50  # 13 days in ns, and more elements than any brick has: beyond it a record is nonsense
 
 
 class Source:

@@ -158,9 +158,10 @@ def test_a_catalog_said_again_leaves_the_nodes_that_are_known() -> None:
     assert [node.id for node in store.sources[key].nodes.inside(None).nodes] == [1, 2, 3]
 
 
-def said_of(key: str, nodes: int) -> SourceCatalog:
+def said_of(key: str, nodes: int, name: str = "brick") -> SourceCatalog:
+    names = [f"{at} {name}" for at in range(1, nodes + 1)]
     return SourceCatalog(
-        key, True, tuple(Node(at, None, NodeKind.BRICK, f"brick {at}") for at in range(1, nodes + 1))
+        key, True, tuple(Node(at, None, NodeKind.BRICK, said, said, backend=said) for at, said in enumerate(names, 1))
     )
 
 
@@ -204,12 +205,13 @@ def test_a_hostile_daemon_costs_the_sources_of_another_nothing(monkeypatch: pyte
     assert len(hostile.left_out) > 30
 
 
-def test_the_size_that_is_counted_is_about_that_which_is_taken() -> None:
+@pytest.mark.parametrize("name", ["brick", 256 * "𝔹"], ids=["short names", "wide names"])
+def test_the_size_that_is_counted_is_about_that_which_is_taken(name: str) -> None:
     store = Store()
     tracemalloc.start()
     before_bytes = tracemalloc.get_traced_memory()[0]
     for number in range(10):
-        apply(store, [said_of(f"h:{number}:1:0", 500), cells_of(f"h:{number}:1:0", 200)])
+        apply(store, [said_of(f"h:{number}:1:0", 500, name), cells_of(f"h:{number}:1:0", 200)])
     taken_bytes = tracemalloc.get_traced_memory()[0] - before_bytes
     tracemalloc.stop()
     assert taken_bytes / 1.5 < store.size_bytes < taken_bytes * 2
