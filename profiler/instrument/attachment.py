@@ -47,12 +47,13 @@ class Attachment:
     """One model that is timed."""
 
     def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler) -> None:
+        self.root = weakref.ref(root)
         self.profiler = profiler
         self.stacks = plan.stacks
         self.model = _name_of(root, profiler)
-        self._steps = ModelSteps(profiler, self.model, self._give_up)
-        self._steps.calls = [BrickCall(part.module, part.key, profiler) for part in plan.parts]
-        self._trunk = [ModelCall(module, self._steps) for module in plan.trunk]
+        self.steps = ModelSteps(profiler, self.model, self._give_up)
+        self.steps.calls = [BrickCall(part.module, part.key, profiler) for part in plan.parts]
+        self._trunk = [ModelCall(module, self.steps) for module in plan.trunk]
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
         self.is_attached = True
         for other in self._others:
@@ -68,13 +69,11 @@ class Attachment:
             if not self.is_attached:
                 return
             self.is_attached = False
-            for call in (*self._trunk, *self._steps.calls):
+            for call in (*self._trunk, *self.steps.calls):
                 call.remove()
-            self._steps.calls = ()
-            for call in self._trunk:
-                module = call.module()
-                if module is not None:
-                    _attached.pop(module, None)
+            self.steps.calls = ()
+            for module in [module for module, attachment in _attached.items() if attachment is self]:
+                del _attached[module]
             for other in self._others:
                 module = other()
                 if module is not None:
@@ -83,10 +82,10 @@ class Attachment:
                 _functions.unwrap()
 
     def after_fork(self) -> None:
-        self._steps.after_fork()
+        self.steps.after_fork()
 
     def _give_up(self, error: Exception) -> None:
-        _say(f"{self.model or 'the model'} is no longer shown: {type(error).__name__}: {error}")
+        say(f"{self.model or 'the model'} is no longer shown: {type(error).__name__}: {error}")
         self.detach()
 
 
@@ -94,7 +93,7 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
     """Attach to `model`, or give what is attached to it already. Raises ValueError where it cannot be."""
     with _lock:
         there = _attached.get(model)
-        if there is not None and there._trunk[0].module() is model:
+        if there is not None and there.root() is model:
             return there
         why = _why_not(model)
         if why:
@@ -103,22 +102,51 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
         if plan is None:
             kind = type(model).__name__
             raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
-        for module in plan.trunk:  # a part that was called by itself before
-            part = _attached.get(module)
-            if part is not None:
-                part.detach()
-        attachment = Attachment(model, plan, BrickProfiler() if profiler is None else profiler)
-        for module in plan.trunk:
-            _attached[module] = attachment
+        return _begin(model, plan, BrickProfiler() if profiler is None else profiler, "torch")
+
+
+def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
+    """Attach to a model that a runner of `engine` runs: each run is a step. Without bricks no module is touched."""
+    with _lock:
+        attachment = _attached.get(model)
+        if attachment is None or attachment.root() is not model:
+            plan = plan_of(model) or Plan()
+            if not shows_bricks or _why_not(model):
+                plan = Plan(plan.stacks)
+            attachment = _begin(model, plan, profiler, engine)
+        attachment.steps.is_of_runner = True
+        return attachment
+
+
+def leave_alone(model: nn.Module) -> None:
+    """Attach to nothing of `model` at its first call."""
+    for module in model.modules():
+        module.__dict__.setdefault(ATTRIBUTE, None)
+
+
+def installed() -> BrickProfiler | None:
+    """Whose the models are that are attached at their first call."""
+    return _profiler
+
+
+def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -> Attachment:
+    for module in plan.trunk:  # a part that was called by itself before
+        part = _attached.get(module)
+        if part is not None:
+            part.detach()
+    attachment = Attachment(model, plan, profiler)
+    for module in (model, *plan.trunk):
+        _attached[module] = attachment
+    if plan.parts:
         keep_dynamo_out()
         _functions.replace(nn.Module, "compile", _in_place)
         if any(map(is_compiled, model.modules())):  # Dynamo would compile it anew for functions it has not seen
             _functions.wrap_generate()
         else:
             _functions.wrap(model.modules())
-        if not attachment.model:
-            attachment.profiler.announce(_manifest(model, plan))
-        return attachment
+    if not attachment.model:
+        attachment.profiler.announce(_manifest(model, plan, engine))
+    return attachment
 
 
 def _why_not(model: nn.Module) -> str:
@@ -142,8 +170,9 @@ def _name_of(root: nn.Module, profiler: BrickProfiler) -> str:
     return name if names[name] == 1 else f"{name} {names[name]}"
 
 
-def _manifest(model: nn.Module, plan: Plan) -> Manifest:
-    configs = [config for config in (getattr(module, "config", None) for module in plan.trunk) if config is not None]
+def _manifest(model: nn.Module, plan: Plan, engine: str) -> Manifest:
+    modules = (model, *plan.trunk)
+    configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
     config = configs[0] if configs else None
     parameters = list(model.parameters())
     quantization = getattr(getattr(config, "quantization_config", None), "quant_method", None)
@@ -151,7 +180,7 @@ def _manifest(model: nn.Module, plan: Plan) -> Manifest:
     return Manifest(
         model=str(getattr(config, "_name_or_path", "") or type(model).__name__),
         architecture=str(getattr(config, "model_type", type(model).__name__)),
-        backend=backend_of(model),
+        backend=engine + backend_of(model).removeprefix("torch"),
         quantization=str(getattr(quantization, "value", quantization) or dtype),
         threads=torch.get_num_threads(),
         layers=sum(plan.stacks.values()),
@@ -176,7 +205,7 @@ def install(profiler: BrickProfiler) -> None:
     """From now on every model that is called is attached at its first call."""
     global _profiler
     if not is_supported():
-        _say(f"torch {torch.__version__} does not call {ATTRIBUTE}: its models are not shown")
+        say(f"torch {torch.__version__} does not call {ATTRIBUTE}: its models are not shown")
         return
     _profiler = profiler
     setattr(nn.Module, ATTRIBUTE, _first_call)
@@ -212,7 +241,7 @@ def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         _look_at(module)
     except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
         module.__dict__[ATTRIBUTE] = None
-        _say(f"{type(module).__name__} is not shown: {error}")
+        say(f"{type(module).__name__} is not shown: {error}")
     return module(*args, **kwargs)
 
 
@@ -229,7 +258,7 @@ def _in_place(original: Callable[..., None]) -> Callable[..., None]:
             try:
                 _look_at(self)
             except Exception as error:  # noqa: BLE001 - as in _first_call
-                _say(f"{type(self).__name__} is not shown: {error}")
+                say(f"{type(self).__name__} is not shown: {error}")
 
     return compile_in_place
 
@@ -242,7 +271,7 @@ def _look_at(module: nn.Module) -> None:
             module.__dict__.setdefault(ATTRIBUTE, None)
 
 
-def _say(what: str) -> None:
+def say(what: str) -> None:
     if what not in _said and len(_said) < 100:
         _said.add(what)
         _log.warning("cbtop: %s", what)

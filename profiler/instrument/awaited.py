@@ -13,8 +13,12 @@ def once_imported(name: str, then: Callable[[], None]) -> None:
     """Call `then` when the module `name` has been imported: now, where it is there."""
     if name in sys.modules:
         then()
-    else:
-        sys.meta_path.insert(0, _Finder(name, then))
+        return
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder) and finder.name == name:
+            finder.then.append(then)
+            return
+    sys.meta_path.insert(0, _Finder(name, then))
 
 
 def await_no_more() -> None:
@@ -26,11 +30,11 @@ class _Finder:
     """Finds nothing itself: the loader that the others find is made to tell when it has loaded."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name = name
-        self._then = then
+        self.name = name
+        self.then = [then]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self._name:
+        if name != self.name:
             return None
         for finder in sys.meta_path:
             spec: ModuleSpec | None = None if finder is self else finder.find_spec(name, path, target)
@@ -49,6 +53,7 @@ class _Finder:
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self._then()
+                for then in self.then:
+                    then()
 
         loader.exec_module = exec_module

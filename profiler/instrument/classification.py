@@ -156,9 +156,12 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
     (_path("router"), Kind(MOE_ROUTER)),
     (_path("gate", _beside("experts")), Kind(MOE_ROUTER)),
     (_class("Router$", lambda it: it.in_layer), Kind(MOE_ROUTER)),
+    (_path("topk", _beside("experts")), Kind(MOE_ROUTER)),  # SGLang
     # A mixer stands where others have attention.
     (_class(_MIXER, lambda it: it.in_layer and not it.is_leaf), Kind(MIXER, shows_inside=True)),
-    # Attention.
+    # Attention. What vLLM and SGLang call attention lies inside that of the model, and is one kernel.
+    (_path("attn", lambda it: it.classes[0] == "Attention", _in_attention), Kind(ATTENTION_FUSED)),
+    (_class(r"^(MLA|Radix|EncoderOnly|ChunkedLocal)Attention$", _in_attention), Kind(ATTENTION_FUSED)),
     (
         _path(r"(q|k|v|kv|qkv)_proj|(q|k|v|kv)_[ab]_proj(_with_mqa)?", _product, _in_attention),
         Kind(BrickId.QKV_PROJECTION),
@@ -216,6 +219,8 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
         ),
         Kind(BrickId.LM_HEAD),
     ),
+    # vLLM and SGLang call no head: this multiplies by its weights.
+    (_class(r"^LogitsProcessor$", _outside), Kind(BrickId.LM_HEAD)),
     # By class.
     (_class(_RMS_NORM), Kind(BrickId.RMS_NORM)),
     (_class(r"LayerNorm"), Kind(BrickId.LAYER_NORM)),

@@ -80,7 +80,7 @@ class Functions:
         """Wrap what keeps a step open until its token is chosen: before `generate` first calls a model."""
         generation = sys.modules.get(GENERATION)
         mixin = getattr(generation, "GenerationMixin", None)
-        self.replace(mixin, "generate", _generate)
+        self.replace(mixin, "generate", generates)
         self.replace(mixin, "_assisted_decoding", _assisted)
         self.replace(getattr(generation, "LogitsProcessorList", None), "__call__", _scores)
         self.replace(getattr(generation, "StoppingCriteriaList", None), "__call__", _chosen)
@@ -108,11 +108,11 @@ def _set(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], name: str) -> Function:
+def timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], name: str) -> Function:
     """`original`, timed in recorded steps as the brick, with the elements, that `brick_of` makes of its arguments."""
 
     @functools.wraps(original)
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(*args, **kwargs)
         profiler = unit().profiler
@@ -128,7 +128,7 @@ def _timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], 
         profiler.stop_brick(timer, elements)
         return result
 
-    return timed
+    return call
 
 
 def _runs_inside(profiler: Any, name: str) -> bool:
@@ -142,11 +142,11 @@ KV_WRITE = BrickDefinition(classification.KV_WRITE, BrickCategory.ATTENTION, bac
 
 
 def _rope(original: Function) -> Function:
-    return _timed(original, lambda args, kwargs: (ROPE, elements_of(args, kwargs)), ROPE.name)
+    return timed(original, lambda args, kwargs: (ROPE, elements_of(args, kwargs)), ROPE.name)
 
 
 def _kv_write(original: Function) -> Function:
-    return _timed(original, lambda args, kwargs: (KV_WRITE, elements_of(args[1:], kwargs)), KV_WRITE.name)
+    return timed(original, lambda args, kwargs: (KV_WRITE, elements_of(args[1:], kwargs)), KV_WRITE.name)
 
 
 def _attention(original: Function, label: str, queries: int) -> Function:
@@ -163,7 +163,7 @@ def _attention(original: Function, label: str, queries: int) -> Function:
         hides = mask is not None or any(kwargs.get(word) is not None for word in _HIDE)
         return _attended(name, label, query, key, hides, bool(is_causal))
 
-    return _timed(original, brick_of, name)
+    return timed(original, brick_of, name)
 
 
 def _eager(original: Function) -> Function:
@@ -175,7 +175,7 @@ def _eager(original: Function) -> Function:
             name, "eager", _named(args, kwargs, 1, "query"), _named(args, kwargs, 2, "key"), False, False
         )
 
-    return _timed(original, brick_of, name)
+    return timed(original, brick_of, name)
 
 
 def _named(args: Any, kwargs: Any, at: int, name: str) -> Any:
@@ -211,7 +211,7 @@ def _attention_brick(name: str, label: str, columns: int, shared: int, itemsize:
 # --- generate: the step stays open until its token is chosen --------------------------------------------------
 
 
-def _generate(original: Function) -> Function:
+def generates(original: Function) -> Function:
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Any:
         here = unit()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 
 from cbtop.profiler import instrument as instrumentation
+from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage, Node
+from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import NodeKind
 
+_log = logging.getLogger("cbtop")
 EVERY_STEP_PERCENT = 100  # allowed: every step is recorded
 
 
@@ -37,3 +41,15 @@ def instrument(overhead_percent: float, nothing_yet: str) -> None:
         instrumentation.install(GovernedProfiler(overhead_percent, recorder=recorder))
     else:
         instrumentation.install(BrickProfiler(recorder=recorder))
+    once_imported("sglang", _await_sglang)
+
+
+def _await_sglang() -> None:
+    """SGLang has been imported: its model runner will be."""
+    try:
+        from cbtop.profiler.instrument import sglang_runner
+
+        sglang_runner.await_import()
+    except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        let_through(error)
+        _log.warning("cbtop: SGLang is not shown: %s", error)

@@ -6,6 +6,7 @@ arguments are known, and a first tensor of token ids (sequences x tokens) or of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,21 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
     else:
         phase = EXTEND
     return Call(phase, tokens, sequences, cached)
+
+
+def of_sequence(new: int, cached: int, *, writes: bool) -> str:
+    """What an engine's step is for one sequence: `new` tokens behind `cached` ones; `writes`, once it has output."""
+    if writes and new == 1:
+        return DECODE
+    return EXTEND if cached else PREFILL
+
+
+def of_several(sequences: Iterable[str]) -> str:
+    """The phase of a step with sequences of these phases; where drafts are verified the others decode beside them."""
+    found = set(sequences)
+    if found == {DECODE, VERIFY}:
+        return VERIFY
+    return found.pop() if len(found) == 1 else MIXED
 
 
 def _shape(new: Tensor | None) -> tuple[int, int]:

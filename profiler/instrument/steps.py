@@ -3,6 +3,7 @@
 Rules
 - The outermost call of a model, or of a part of it that holds a stack, is a step. In `generate` of transformers it
   stays open until the token has been chosen, and begins where the last one ended: its inputs are prepared in it.
+- Of a model that an engine's runner runs, the runner's call is the step: the model's own calls are none.
 - Each thread, task and greenlet has its own open steps (`Unit`).
 - Calls of modules are swapped in where a step is recorded, and out again at the next that is not.
 """
@@ -14,11 +15,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.compiler import is_compiling
 
+from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.phases import VERIFY, describe
 from cbtop.profiler.instrument.wrapping import BrickCall, Call
 from cbtop.profiler.positions import finder
@@ -71,20 +73,32 @@ class Unit:
 unit: Callable[[], Unit] = finder(Unit)
 
 
+class Called(Protocol):
+    """What is called as a step: a model, or a runner with its model."""
+
+    def plain(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The call as it is without us."""
+
+    def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
+        """What the call with these arguments does."""
+
+    def may_wait(self, generation: Generation | None) -> bool:
+        """Whether a token may be chosen after the call, in the same step."""
+
+
 class OpenStep:
     """A step from the model's call to its end."""
 
-    def __init__(self, steps: ModelSteps, unit: Unit, call: ModelCall, args: Any, kwargs: Any) -> None:
+    def __init__(self, steps: ModelSteps, unit: Unit, called: Called, args: Any, kwargs: Any) -> None:
         self.steps = steps
         self.profiler = steps.profiler
         self.is_running = True  # the model's call has not returned yet
         self.is_recorded = False
         self.generation = generation = unit.generation
-        self.waits = generation is not None and call.can_generate  # for its token to be chosen
+        self.waits = called.may_wait(generation)  # for its token to be chosen
         self._unit = unit
         self._sampling: Any = None
-        is_assisted = generation is not None and generation.is_assisted
-        self.call = describe(args, kwargs, has_cache=call.has_cache, is_assisted=is_assisted)
+        self.call = called.describe(args, kwargs, generation)
         self._step: Step = steps.profiler.step(self.call.phase, self.call.tokens, steps.model)
 
     def begin(self) -> None:
@@ -107,9 +121,14 @@ class OpenStep:
             self._sampling = None
         if self.generation is not None:
             before, self.generation.length = self.generation.length, length
-            if self.call.phase == VERIFY and length is not None and before is not None:
-                self._step.tokens = self.call.sequences * max(0, length - before)  # those accepted, and one
+            if length is not None and before is not None:
+                self.accept(self.call.sequences * max(0, length - before))
         self.close()
+
+    def accept(self, tokens: int) -> None:
+        """So many tokens have come of it: those of a draft that were accepted, and one of each sequence."""
+        if self.call.phase == VERIFY:
+            self._step.tokens = tokens
 
     def close(
         self,
@@ -139,6 +158,7 @@ class ModelSteps:
         self.model = model
         self.give_up = give_up
         self.calls: Sequence[BrickCall] = ()
+        self.is_of_runner = False  # the model's own calls are no steps
         self._are_in = False
         self.after_fork()
 
@@ -150,10 +170,22 @@ class ModelSteps:
     def now_ns(self) -> int:
         return self.profiler._path.now_ns()
 
-    def run(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def open_in(self, here: Unit) -> OpenStep | None:
+        """The step of this model that is open there."""
+        return next((step for step in reversed(here.open) if step.steps is self), None)
+
+    def run_model(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model: as a step, unless it is a runner's, whose warm-ups call it outside of any."""
+        if not self.is_of_runner:
+            return self.run(call, args, kwargs)
+        if self.open_in(unit()) is None:
+            self.follow(recorded=False)
+        return call.plain(*args, **kwargs)
+
+    def run(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model as a step; inside a step of its own it is only called."""
         here = unit()
-        mine = next((step for step in reversed(here.open) if step.steps is self), None)
+        mine = self.open_in(here)
         if mine is not None:
             if mine.is_running:
                 return call.plain(*args, **kwargs)
@@ -208,7 +240,14 @@ class ModelCall(Call):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or torch.jit.is_tracing():
             return self.plain(*args, **kwargs)
-        return self._steps.run(self, args, kwargs)
+        return self._steps.run_model(self, args, kwargs)
+
+    def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
+        is_assisted = generation is not None and generation.is_assisted
+        return describe(args, kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
+
+    def may_wait(self, generation: Generation | None) -> bool:
+        return generation is not None and self.can_generate
 
 
 def _takes_a_cache(module: nn.Module) -> bool:

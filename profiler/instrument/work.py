@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import inspect
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 _NORM_FLOPS = 4  # square, add up, scale, weigh: of each element of an RMS norm; a layer norm's mean is one more
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
-# What quantising linear layers call their sizes: torch and most, AutoGPTQ, Conv1D of GPT-2.
-_COLUMNS = ("in_features", "infeatures", "input_size", "nx")
-_ROWS = ("out_features", "outfeatures", "output_size", "nf")
+# What linear layers call their sizes: torch and most, AutoGPTQ, vLLM and SGLang (a rank's own), Conv1D of GPT-2.
+_COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
+_ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 
 
 def work_of(module: nn.Module, brick: BrickId | str) -> Work:
@@ -32,6 +33,8 @@ def work_of(module: nn.Module, brick: BrickId | str) -> Work:
         return UNKNOWN_WORK
     weights = stored_bytes(module)
     itemsize = _itemsize(module)
+    if brick in _NORMS and _may_add(module):
+        return UNKNOWN_WORK
     if brick in _NORMS:
         return Work(flops_per_element=_NORMS[brick], bytes_per_call=weights, bytes_per_element=2 * itemsize)  # type: ignore[index]
     if brick == BrickId.EMBEDDING:
@@ -61,6 +64,13 @@ def backend_of(*modules: nn.Module) -> str:
     """What runs the first of `modules` that has weights, and what its times are where the CPU does not."""
     device = device_of(*modules)
     return "torch" if device == "cpu" else f"torch on {device}: launches"
+
+
+def _may_add(norm: nn.Module) -> bool:
+    """Whether a call may add a residual first: vLLM's and SGLang's norms do, but in the first layer."""
+    kind = type(norm)
+    methods = (getattr(kind, name, None) for name in ("forward", "forward_native"))
+    return any("residual" in inspect.signature(method).parameters for method in methods if method is not None)
 
 
 def product_sizes(module: nn.Module) -> tuple[int, int] | None:

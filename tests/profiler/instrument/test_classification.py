@@ -34,7 +34,22 @@ IN_LAYER = {
         self_attn.rotary_emb RotaryEmbedding LlamaAttention RopeEmbedding
         self_attn.o_proj RowParallelLinear LlamaAttention OutputProjection
         mlp.gate_up_proj MergedColumnParallelLinear LlamaMLP GateUpProjection
+        self_attn.attn Attention LlamaAttention Attention (fused)
+        input_layernorm RMSNorm LlamaDecoderLayer RmsNorm
         mlp.act_fn SiluAndMul LlamaMLP Activation""",
+    "deepseek, in vLLM": """
+        self_attn.fused_qkv_a_proj MergedColumnParallelLinear DeepseekV2MLAAttention QkvProjection
+        self_attn.mla_attn.mla_attn MLAAttention MultiHeadLatentAttentionWrapper Attention (fused)
+        mlp.gate ReplicatedLinear DeepseekV2MoE MoeRouter
+        mlp.experts FusedMoE DeepseekV2MoE MoeExperts
+        mlp.experts SharedFusedMoE DeepseekV2MoE MoeExperts
+        mlp.shared_experts.down_proj RowParallelLinear DeepseekV2MLP DownProjection""",
+    "mixtral, in SGLang": """
+        self_attn.attn RadixAttention MixtralAttention Attention (fused)
+        self_attn.attn_mqa RadixAttention DeepseekV2AttentionMLA Attention (fused)
+        block_sparse_moe.topk TopK MixtralMoE MoeRouter
+        block_sparse_moe.gate ReplicatedLinear MixtralMoE MoeRouter
+        block_sparse_moe.experts EPMoE MixtralMoE MoeExperts""",
     "gpt2": """
         attn.c_attn Conv1D GPT2Attention QkvProjection
         attn.c_proj Conv1D GPT2Attention OutputProjection
@@ -155,6 +170,9 @@ OUTSIDE = """
     model.norm LlamaRMSNorm LlamaModel RmsNorm
     lm_head Linear LlamaForCausalLM LmHead
     embed_out Linear GPTNeoXForCausalLM LmHead
+    model.embed_tokens VocabParallelEmbedding LlamaModel Embedding
+    lm_head ParallelLMHead LlamaForCausalLM LmHead
+    logits_processor LogitsProcessor LlamaForCausalLM LmHead
     classification_head.out_proj Linear BartClassificationHead Linear
     transformer.wpe Embedding GPT2Model Embedding
     pooler.dense Linear BertPooler Linear
@@ -164,6 +182,7 @@ OUTSIDE = """
 SIBLINGS = {
     "w1": {"w2", "w3"},
     "gate": {"experts", "shared_experts"},
+    "topk": {"experts"},
 }
 
 
@@ -187,7 +206,7 @@ def _described(path: str, class_name: str, around: str, *, in_layer: bool) -> De
     ],
 )
 def test_a_module_is_the_brick_its_path_and_class_say(line: str, in_layer: bool) -> None:
-    path, class_name, around, expected = line.rpartition(": ")[2].split()
+    path, class_name, around, expected = line.rpartition(": ")[2].split(maxsplit=3)
     if in_layer:
         path = f"model.layers.3.{path}"
     kind = classify(_described(path, class_name, around, in_layer=in_layer))

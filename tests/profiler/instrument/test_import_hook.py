@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.messages import Manifest, Node
+from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.instrument.engines import PACKAGES, write_engine
 from tests.profiler.instrument.under_run import fake_torch, run_python
 
 SEES = """
@@ -144,3 +148,41 @@ def test_where_it_is_switched_off_nothing_happens(tmp_path: Path) -> None:
     bare = run_python(program, tmp_path, hooked=False)
     off = run_python(program, tmp_path, launched=True, CBTOP_RUN="0")
     assert (off.stdout, off.stderr) == (bare.stdout, "")
+
+
+WORKER = """
+from types import SimpleNamespace as Namespace
+def serve():
+    import sys, torch  # as the engines do first
+    from vllm.plugins import load_general_plugins
+    load_general_plugins()
+    from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    runner = GPUModelRunner()
+    runner.load_model()
+    runner._dummy_run(8)
+    runner.execute_model(SchedulerOutput([NewRequestData("a")], CachedRequestData(), {"a": 5}, 5))
+    runner.sample_tokens(None)
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+    TpModelWorker().forward_batch_generation(ForwardBatch(ForwardMode.DECODE, 1, torch.zeros(1, dtype=torch.long), 6))
+"""
+
+
+def test_the_workers_that_vllm_and_sglang_spawn_show_each_run_of_their_runners(tmp_path: Path, runtime: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: make torch")
+    for engine in PACKAGES:
+        write_engine(engine, tmp_path)
+    (tmp_path / "worker.py").write_text(WORKER)
+    program = (
+        "import multiprocessing, worker\nchild = multiprocessing.get_context('spawn').Process(target=worker.serve)\n"
+        "child.start(); child.join(); raise SystemExit(child.exitcode)"
+    )
+    done = run_python(program, tmp_path, launched=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    (catalog,) = runtime.glob("*.catalog")
+    said = CatalogReader(catalog).read()
+    nodes = [node for node in said if isinstance(node, Node)]
+    assert [node.name for node in nodes if node.kind is NodeKind.STEP] == ["prefill", "decode"]
+    assert [one.backend for one in said if isinstance(one, Manifest)] == ["vLLM"]
+    assert sum(node.name == "QkvProjection" for node in nodes) == 4

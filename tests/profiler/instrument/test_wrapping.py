@@ -329,10 +329,10 @@ def test_a_compiled_model_has_its_steps_all_the_same(
 def test_a_forked_child_waits_for_no_lock_of_its_parents(profiler: BrickProfiler) -> None:
     model, x = Stack(), torch.ones(1, 4)
     attachment = attach(model, profiler)
-    attachment._steps._lock.acquire()  # as another thread might, while it forks
+    attachment.steps._lock.acquire()  # as another thread might, while it forks
     child = os.fork()
     if child == 0:
         model(x)
         os._exit(0)
-    attachment._steps._lock.release()
+    attachment.steps._lock.release()
     assert os.waitpid(child, 0)[1] == 0

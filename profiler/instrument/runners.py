@@ -1,0 +1,187 @@
+"""Engines that run their model through a runner: each of its runs is a step, with the model's bricks inside.
+
+Rules
+- The names of an engine's classes, and what a run does, its own file says. It loads nothing of the engine.
+- A runner that is other than expected is said in one line, and runs on without us.
+- The model's own calls are no steps: the engine calls it to warm up and to capture graphs.
+- An engine that runs its model compiled or as captured graphs calls no module of it: there steps are all there is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cbtop.profiler.instrument.attachment import Attachment, attach_to_runner, installed, leave_alone, say
+from cbtop.profiler.instrument.awaited import once_imported
+from cbtop.profiler.instrument.functions import Function, Functions, timed
+from cbtop.profiler.instrument.phases import Call
+from cbtop.profiler.instrument.steps import Generation, OpenStep, unit
+from cbtop.protocol.signals import let_through
+from cbtop.protocol.vocabulary import BrickId
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What its own file knows of an engine."""
+
+    name: str
+    model_of: Callable[[Any], nn.Module]
+    bricks: Callable[[Any], tuple[bool, str]]  # whether its runner calls the modules; what is said where not always
+    describe: Callable[..., Call | None]  # what a run with these arguments does; None where it is no step
+    samples_later: Callable[[Any], bool]  # after a run that gave this: tokens are chosen in the same step
+
+
+_attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()  # None: not shown
+
+
+_functions = Functions()
+
+
+def once_there(
+    engine: Engine, module: str, kind: str, wrappers: Mapping[str, Callable[[Function], Function]]
+) -> None:
+    """When `module` is imported, let its class `kind` have what the wrappers make of its methods.
+
+    The first of them must be there; of the others those that are.
+    """
+
+    def wrap() -> None:
+        try:
+            owner = getattr(sys.modules[module], kind)
+            vars(owner)[next(iter(wrappers))]
+            for name, wrapper in wrappers.items():
+                _functions.replace(owner, name, wrapper)
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            let_through(error)
+            _say_other(engine, error)
+
+    once_imported(module, wrap)
+
+
+class Run:
+    """One run of a runner: what is called as a step."""
+
+    def __init__(self, original: Function, runner: Any, what: Call) -> None:
+        self._original = original
+        self._runner = runner
+        self._what = what
+
+    def plain(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._original(self._runner, *args, **kwargs)
+
+    def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> Call:
+        return self._what
+
+    def may_wait(self, generation: Generation | None) -> bool:
+        return True
+
+
+def runs(original: Function, engine: Engine) -> Function:
+    """`original`, which runs the model: each run is a step."""
+
+    @functools.wraps(original)
+    def run(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        attachment = _attachment_of(runner, engine)
+        if attachment is None:
+            return original(runner, *args, **kwargs)
+        try:
+            what = engine.describe(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - as in once_there
+            let_through(error)
+            _leave(runner, engine, error)
+            what = None
+        if what is None:
+            return original(runner, *args, **kwargs)
+        result = attachment.steps.run(Run(original, runner, what), args, kwargs)
+        step = _waiting(runner)
+        if step is not None and not engine.samples_later(result):
+            step.close()
+        return result
+
+    return run
+
+
+def loads(original: Function, engine: Engine) -> Function:
+    """`original`, which loads the model: it is attached to at the runner's first run, not at its own first call."""
+
+    @functools.wraps(original)
+    def load_model(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        result = original(runner, *args, **kwargs)
+        try:
+            leave_alone(engine.model_of(runner))
+        except Exception as error:  # noqa: BLE001 - as in once_there
+            let_through(error)
+            _leave(runner, engine, error)
+        return result
+
+    return load_model
+
+
+def samples(original: Function) -> Function:
+    """`original`, which chooses tokens: it is the brick Sampling of the step that is open."""
+    return timed(original, lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences), "Sampling")
+
+
+def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
+    """`original`, which ends the step of the last run; `accepted` says how many tokens came of it, where known."""
+
+    @functools.wraps(original)
+    def end(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        step = _waiting(runner)
+        try:
+            result = original(runner, *args, **kwargs)
+        except BaseException:
+            if step is not None:
+                step.close(*sys.exc_info())
+            raise
+        if step is not None:
+            tokens = accepted(result)
+            if tokens is not None:
+                step.accept(tokens)
+            step.close()
+        return result
+
+    return end
+
+
+def _waiting(runner: Any) -> OpenStep | None:
+    """The step of a runner's last run, if it is open still."""
+    attachment = _attachments.get(runner)
+    step = None if attachment is None else attachment.steps.open_in(unit())
+    return None if step is None or step.is_running else step
+
+
+def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
+    """What is attached to a runner's model, from its first run on; None where nothing is."""
+    profiler = installed()
+    if profiler is None:
+        return None
+    try:
+        if runner not in _attachments:
+            shows_bricks, limits = engine.bricks(runner)
+            model = engine.model_of(runner)
+            _attachments[runner] = attach_to_runner(model, profiler, engine.name, shows_bricks=shows_bricks)
+            if limits:
+                say(f"{engine.name} {limits}")
+    except Exception as error:  # noqa: BLE001 - as in once_there
+        let_through(error)
+        _leave(runner, engine, error)
+    attachment = _attachments.get(runner)
+    return attachment if attachment is not None and attachment.is_attached else None
+
+
+def _leave(runner: Any, engine: Engine, error: Exception) -> None:
+    _attachments[runner] = None
+    _say_other(engine, error)
+
+
+def _say_other(engine: Engine, error: Exception) -> None:
+    say(f"{engine.name} is other than expected, and is not shown: {type(error).__name__}: {error}")

@@ -1,0 +1,89 @@
+"""vLLM's plugin (`vllm.general_plugins`): under `cbtop run` each run of its model runner is a step.
+
+vLLM calls `register` in every process that it starts. Nothing of vLLM loads here, nor anything of ours elsewhere.
+
+Rules
+- The names are those of vLLM's engine of version 1, with either of its model runners. No vLLM was at hand: this is
+  tested on stand-ins with its names and signatures.
+- A step begins with the runner's `execute_model` and ends with `sample_tokens`, where vLLM calls that apart.
+- What is scheduled says the phase. A request without output is a prompt: with no computed tokens it is a prefill,
+  with some (a later chunk, or a prefix that was cached) an extend. One with a draft's tokens is verified.
+- Tokens are those scheduled; of a step that only verifies those accepted, where they are on the host.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.instrument import phases
+
+# Where its runners are, and what each calls its choice of tokens. Those for other devices derive from the first.
+RUNNERS = {"vllm.v1.worker.gpu_model_runner": "_sample", "vllm.v1.worker.gpu.model_runner": "sample"}
+
+
+def register() -> None:
+    """What vLLM calls, in some processes more than once."""
+    if os.environ.get("CBTOP_RUN", "0") == "0" or "torch" not in sys.modules:
+        return
+    from cbtop.profiler.instrument.runners import Engine, ends, loads, once_there, runs, samples
+
+    engine = Engine("vLLM", _model_of, _bricks, _describe, samples_later=lambda result: result is None)
+    for module, sampling in RUNNERS.items():
+        wrappers = {
+            "execute_model": lambda original: runs(original, engine),
+            "load_model": lambda original: loads(original, engine),
+            "sample_tokens": lambda original: ends(original, _accepted),
+            sampling: samples,
+        }
+        once_there(engine, module, "GPUModelRunner", wrappers)
+
+
+def _model_of(runner: Any) -> nn.Module:
+    model: nn.Module = runner.get_model()  # without what replays its graphs
+    return model
+
+
+def _bricks(runner: Any) -> tuple[bool, str]:
+    config = runner.vllm_config.compilation_config
+    if int(config.mode if hasattr(config, "mode") else config.level):  # the latter until 0.11
+        return False, "compiles its model: its steps are shown, its bricks with enforce_eager"
+    graphs = config.cudagraph_mode.value  # a number, or one for decode and one for other steps
+    if any(graphs) if isinstance(graphs, tuple) else graphs:
+        return True, "replays captured graphs: steps that do have no bricks, unless with enforce_eager"
+    return True, ""
+
+
+def _describe(
+    scheduler_output: Any, intermediate_tensors: Any = None, dummy_run: bool = False, **more: Any
+) -> phases.Call | None:
+    from cbtop.profiler.instrument import phases
+
+    scheduled, tokens = scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
+    new, known = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    if dummy_run or not tokens:
+        return None
+    computed = [request.num_computed_tokens for request in new] + list(known.num_computed_tokens)
+    if not new and not drafts and tokens == len(scheduled) and 0 not in known.num_output_tokens:
+        phase = phases.DECODE
+    else:
+        of_new = [phases.of_sequence(scheduled[one.req_id], one.num_computed_tokens, writes=False) for one in new]
+        rows = zip(known.req_ids, known.num_computed_tokens, known.num_output_tokens, strict=True)
+        phase = phases.of_several(
+            [
+                phases.VERIFY if name in drafts else phases.of_sequence(scheduled[name], before, writes=written > 0)
+                for name, before, written in rows
+            ]
+            + of_new
+        )
+    return phases.Call(phase, tokens, len(scheduled), computed[0] if len(set(computed)) == 1 else None)
+
+
+def _accepted(output: Any) -> int | None:
+    chosen = getattr(output, "sampled_token_ids", None)
+    return sum(map(len, chosen)) if isinstance(chosen, list) else None
