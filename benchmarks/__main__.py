@@ -7,13 +7,26 @@ import platform
 import sys
 import tempfile
 
-from benchmarks import decode, faults, hot_path, instrument, load, recording, screen, start_up, views, widgets
+from benchmarks import (
+    decode,
+    faults,
+    hot_path,
+    instrument,
+    llama_cpp,
+    load,
+    recording,
+    screen,
+    start_up,
+    views,
+    widgets,
+)
 from benchmarks.base import Figure
 
 BENCHMARKS = {
     "hot_path": hot_path.run,
     "decode": decode.run,
     "instrument": instrument.run,
+    "llama_cpp": llama_cpp.run,
     "recording": recording.run,
     "screen": screen.run,
     "views": views.run,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # of a step that ended without one
+# What ran in a step that was timed elsewhere: where, as keys from the step down; start and end in ns; elements.
+Part = tuple[tuple[Hashable, ...], int, int, int]
 SHARED_LANE = (LANES - 1) << LANE_SHIFT  # of all steps beyond the others: of these, which time is whose is not known
 
 _log = logging.getLogger("cbtop")
@@ -74,6 +76,40 @@ class Steps:
                     return lane
         step._lane = SHARED_LANE
         return SHARED_LANE
+
+    def record(
+        self, name: str, tokens: int, start_ns: int, end_ns: int, parts: Iterable[Part], *, lost: int = 0
+    ) -> None:
+        """Record a step that was timed elsewhere, with what ran in it, on the host's clock.
+
+        `lost` is how many were not kept since the last one: each is recorded against no node, and so counted.
+        """
+        step = Step(self, name, tokens, "")
+        try:
+            if self.path.recording:
+                lane = self.take_lane(step)
+                root = self.path.position.scope
+                while root.parent is not None:
+                    root = root.parent
+                for keys, began_ns, ended_ns, elements in parts:
+                    self._emit(root, (step._key, *keys), began_ns, ended_ns, elements, lane)
+                self._emit(root, (step._key,), start_ns, end_ns, tokens, lane)
+                for _ in range(lost):
+                    self.path.emit(root, None, HostTime(0), HostTime(0), 0, 0)
+                self.path.step_ended()
+                self.flush()
+        except Exception as error:  # noqa: BLE001 - as in Step
+            self.give_up(error)
+        finally:
+            step._lane = None
+
+    def _emit(
+        self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
+    ) -> None:
+        scope = root
+        for key in keys:
+            scope = scope.children.get(key) or self.scopes.define(scope, key)
+        self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
         """In a child: the steps that run are its parent's, and nobody holds the lock."""

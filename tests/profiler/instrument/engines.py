@@ -332,7 +332,7 @@ def steps_of(memory: Memory) -> list[tuple[str, int]]:
     return [
         (nodes[tag & NODE].name, elements)
         for tag, _, _, elements in memory.records
-        if nodes[tag & NODE].kind is NodeKind.STEP and nodes[tag & NODE].parent is None
+        if tag & NODE and nodes[tag & NODE].kind is NodeKind.STEP and nodes[tag & NODE].parent is None
     ]
 
 
@@ -343,7 +343,7 @@ def places_of(memory: Memory) -> Counter[str]:
     def path(node: Node) -> str:
         return node.name if node.parent is None else f"{path(nodes[node.parent])} / {node.name}"
 
-    return Counter(path(nodes[tag & NODE]) for tag, *_ in memory.records)
+    return Counter(path(nodes[tag & NODE]) for tag, *_ in memory.records if tag & NODE)  # else it was lost
 
 
 def places_of_a_step(phase: str) -> dict[str, int]:

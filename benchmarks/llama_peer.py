@@ -1,0 +1,119 @@
+"""llama.cpp as PyPI's `xllamacpp` brings it, driven by the C functions it exports: its Python offers no `cb_eval`.
+
+The structures of llama.cpp's parameters differ by version. They are passed as blobs, larger than any version's, with
+the defaults that the library fills in; where the callback stands in them, the defaults beside it tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute import demo_model
+from cbtop.compute.demo_model import Shape
+
+CONTEXT_LENGTH = 256
+_F16 = 1  # ggml's number of the type that a cache's keys and values have by default
+_NO_CALLBACK = struct.pack("<QQii", 0, 0, _F16, _F16)  # cb_eval, cb_eval_user_data, type_k, type_v
+
+
+class _Parameters(ctypes.Structure):
+    _fields_ = (("words", ctypes.c_uint64 * 64),)
+
+
+_Pointer = ctypes.c_void_p
+
+
+def write_model(path: Path, shape: Shape) -> None:
+    """A GGUF file of that shape with random weights, and no words: what llama.cpp wants beside what cbtop does."""
+    add_metadata = demo_model._add_metadata
+
+    def add(writer: Any, shape: Shape) -> None:
+        add_metadata(writer, shape)
+        writer.add_tokenizer_model("none")
+        writer.add_vocab_size(shape.vocabulary)
+
+    demo_model._add_metadata = add
+    try:
+        demo_model.write_model(path, shape, lambda *progress: None)
+    finally:
+        demo_model._add_metadata = add_metadata
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Raises ImportError where it is not installed."""
+    import xllamacpp
+
+    path = next(path for path in Path(xllamacpp.__file__).parent.iterdir() if path.suffix == ".so")
+    loaded = ctypes.CDLL(str(path))
+    loaded.be_quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _Pointer)(lambda level, text, data: None)
+    loaded.llama_log_set(loaded.be_quiet, None)
+    loaded.llama_backend_init()
+    return loaded
+
+
+def _call(name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
+    """Call the function; arguments as (type, value)."""
+    function = library()[name]  # by item: each time an object of its own
+    function.restype, function.argtypes = result, [kind for kind, _ in arguments]
+    return function(*(value for _, value in arguments))
+
+
+class Llama:
+    """A model with one context, whose `cb_eval` is `callback` with `user_data`."""
+
+    def __init__(self, path: Path, callback: int = 0, user_data: int = 0, *, threads: int = 1) -> None:
+        parameters = _call("llama_model_default_params", _Parameters)
+        self._model = _call(
+            "llama_model_load_from_file", _Pointer, (ctypes.c_char_p, str(path).encode()), (_Parameters, parameters)
+        )
+        parameters = bytearray(bytes(_call("llama_context_default_params", _Parameters)))
+        at = next(at for at in range(0, 256, 8) if parameters.startswith(_NO_CALLBACK, at))
+        struct.pack_into("<QQ", parameters, at, callback, user_data)
+        struct.pack_into("<I", parameters, 0, CONTEXT_LENGTH)
+        self._context = _call(
+            "llama_init_from_model",
+            _Pointer,
+            (_Pointer, self._model),
+            (_Parameters, _Parameters.from_buffer_copy(parameters)),
+        )
+        _call(
+            "llama_set_n_threads",
+            None,
+            (_Pointer, self._context),
+            (ctypes.c_int32, threads),
+            (ctypes.c_int32, threads),
+        )
+        vocabulary = _call("llama_model_get_vocab", _Pointer, (_Pointer, self._model))
+        self._words = _call("llama_vocab_n_tokens", ctypes.c_int32, (_Pointer, vocabulary))
+        self._decode = library()["llama_decode"]
+        self._decode.argtypes = [_Pointer, _Parameters]
+
+    def decode(self, tokens: Sequence[int]) -> np.ndarray:
+        """The logits of the last of these tokens, which follow those before."""
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        batch = _call(
+            "llama_batch_get_one", _Parameters, (_Pointer, ctypes.addressof(array)), (ctypes.c_int32, len(tokens))
+        )
+        if self._decode(self._context, batch):
+            raise RuntimeError("llama_decode failed")
+        logits = _call(
+            "llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), (_Pointer, self._context), (ctypes.c_int32, -1)
+        )
+        return np.ctypeslib.as_array(logits, (self._words,)).copy()
+
+    def forget(self) -> None:
+        """Begin a new sequence."""
+        memory = _call("llama_get_memory", _Pointer, (_Pointer, self._context))
+        _call("llama_memory_clear", None, (_Pointer, memory), (ctypes.c_bool, True))
+
+    def close(self) -> None:
+        _call("llama_free", None, (_Pointer, self._context))
+        _call("llama_model_free", None, (_Pointer, self._model))

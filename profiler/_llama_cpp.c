@@ -1,0 +1,344 @@
+/* The callback that llama.cpp's scheduler asks at each node of a graph (`cb_eval`): names and times of one graph in N.
+
+   Rules
+   - It may run in any thread, with the GIL or without, also while Python ends: nothing of Python runs in it, and its
+     memory is never freed, for a context of llama.cpp may ask for as long as it lives.
+   - ggml's structures differ by version: a node's name, operation and sizes are asked of ggml's own functions.
+   - To decline all nodes of a graph lets ggml compute it whole. Of a graph that is kept each node that computes is
+     asked for, so ggml computes them one by one and waits after each.
+   - A graph begins with the look-up of its tokens' rows, and ends with the node result_output, or where the next
+     begins. One that is kept finds room, or is counted as lost; so is one during which another thread begins its own,
+     which would be two contexts that share a callback.
+*/
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef __linux__
+#error "time.perf_counter_ns is CLOCK_MONOTONIC on Linux alone"
+#endif
+
+enum { NAME_BYTES = 64, OPERATION_BYTES = 32, FIRST_NODES = 1024, MAX_NODES = 16384, GRAPHS = 8 };
+enum { EMPTY, KEPT, FULL };
+#define UNKNOWN (-1)
+
+typedef struct {
+    char name[NAME_BYTES];
+    char operation[OPERATION_BYTES];
+    int64_t elements, start_ns, end_ns;
+} Node;
+
+/* One that is kept: of the thread that computes it until `state` is FULL, then of whoever takes it. */
+typedef struct {
+    atomic_int state;
+    pthread_t thread;
+    int64_t number, start_ns, tokens, outputs;
+    int nodes, room;
+    Node *node;
+} Graph;
+
+typedef struct {
+    const char *(*name_of)(const void *tensor);
+    const char *(*operation_of)(const void *tensor);
+    int64_t (*elements_of)(const void *tensor);
+    int64_t (*rows_of)(const void *tensor);
+    uint64_t every;
+    int wake; /* an eventfd */
+    atomic_bool is_on;
+    atomic_uint_fast64_t lost;
+    _Atomic(Graph *) keeps; /* the graph that runs, if it is kept */
+    atomic_flag is_locked; /* what follows, and the graph that is kept */
+    uint64_t begun;
+    int64_t kept;
+    Graph graphs[GRAPHS];
+} Context;
+
+static int64_t
+now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static void
+wake(Context *context)
+{
+    uint64_t one = 1;
+    ssize_t ignored = write(context->wake, &one, sizeof one);
+    (void)ignored;
+}
+
+static void
+lock(Context *context)
+{
+    while (atomic_flag_test_and_set_explicit(&context->is_locked, memory_order_acquire))
+        sched_yield(); /* for some nanoseconds, and only where two contexts share a callback */
+}
+
+static void
+unlock(Context *context)
+{
+    atomic_flag_clear_explicit(&context->is_locked, memory_order_release);
+}
+
+/* The graph that is kept, if it is the caller's. */
+static Graph *
+own(Context *context)
+{
+    Graph *graph = atomic_load(&context->keeps);
+    return graph != NULL && pthread_equal(graph->thread, pthread_self()) ? graph : NULL;
+}
+
+/* Keep it no longer: it is FULL, or lost. */
+static void
+leave(Context *context, int state)
+{
+    Graph *graph = atomic_exchange(&context->keeps, NULL);
+    atomic_store_explicit(&graph->state, state, memory_order_release);
+    if (state == EMPTY)
+        atomic_fetch_add(&context->lost, 1);
+    wake(context);
+}
+
+static void
+begin(Context *context, const void *tensor)
+{
+    if (atomic_load(&context->keeps) != NULL)
+        leave(context, own(context) != NULL ? FULL : EMPTY);
+    if (context->begun++ % context->every != 0)
+        return;
+    for (int at = 0; at < GRAPHS; at++) {
+        Graph *graph = &context->graphs[at];
+        if (atomic_load_explicit(&graph->state, memory_order_acquire) != EMPTY)
+            continue;
+        atomic_store(&graph->state, KEPT);
+        graph->thread = pthread_self();
+        graph->number = context->kept++;
+        graph->tokens = context->rows_of(tensor);
+        graph->outputs = UNKNOWN;
+        graph->nodes = 0;
+        graph->start_ns = now_ns();
+        atomic_store(&context->keeps, graph);
+        return;
+    }
+    atomic_fetch_add(&context->lost, 1);
+    wake(context);
+}
+
+/* The node that the graph gets next; NULL where there is no room for it. */
+static Node *
+room_for_one(Graph *graph)
+{
+    if (graph->nodes == graph->room) {
+        int room = graph->room ? 2 * graph->room : FIRST_NODES;
+        Node *node = room <= MAX_NODES ? realloc(graph->node, (size_t)room * sizeof *node) : NULL;
+        if (node == NULL)
+            return NULL;
+        graph->node = node;
+        graph->room = room;
+    }
+    return &graph->node[graph->nodes];
+}
+
+static void
+copy(char *to, size_t size, const char *from)
+{
+    size_t length = from == NULL ? 0 : strnlen(from, size - 1);
+    memcpy(to, from == NULL ? "" : from, length);
+    to[length] = '\0';
+}
+
+static bool
+is_one_of(const char *name, const char *const *names)
+{
+    while (*names != NULL)
+        if (strcmp(name, *names++) == 0)
+            return true;
+    return false;
+}
+
+static const char *const BEGINS[] = {"inp_embd", "embd", "node_0", NULL};
+static const char *const COMPUTES_NOTHING[] = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", NULL};
+
+/* Note this node of the caller's graph; gives whether it computes anything. */
+static bool
+note(Context *context, Graph *graph, const void *tensor, const char *name)
+{
+    const char *operation = context->operation_of(tensor);
+    if (is_one_of(operation, COMPUTES_NOTHING))
+        return false;
+    Node *node = room_for_one(graph);
+    if (node == NULL) {
+        leave(context, EMPTY);
+        return false;
+    }
+    copy(node->name, sizeof node->name, name);
+    copy(node->operation, sizeof node->operation, operation);
+    node->elements = context->elements_of(tensor);
+    node->start_ns = now_ns();
+    return true;
+}
+
+static bool
+ask(Context *context, const void *tensor)
+{
+    const char *name = context->name_of(tensor);
+    bool begins = is_one_of(name, BEGINS) && strcmp(context->operation_of(tensor), "GET_ROWS") == 0;
+    if (!begins && atomic_load_explicit(&context->keeps, memory_order_relaxed) == NULL)
+        return false;
+    lock(context);
+    if (begins)
+        begin(context, tensor);
+    Graph *graph = own(context);
+    bool is_wanted = graph != NULL && note(context, graph, tensor, name);
+    unlock(context);
+    return is_wanted;
+}
+
+static void
+computed(Context *context, const void *tensor)
+{
+    int64_t end_ns = now_ns();
+    lock(context);
+    Graph *graph = own(context);
+    if (graph != NULL && graph->nodes < graph->room) {
+        Node *node = &graph->node[graph->nodes++];
+        node->end_ns = end_ns;
+        if (strcmp(node->name, "result_output") == 0) {
+            graph->outputs = context->rows_of(tensor);
+            leave(context, FULL);
+        }
+    }
+    unlock(context);
+}
+
+/* ggml_backend_sched_eval_callback */
+static bool
+callback(void *tensor, bool is_asked, void *data)
+{
+    Context *context = data;
+    if (!is_asked) {
+        computed(context, tensor);
+        return true;
+    }
+    return atomic_load_explicit(&context->is_on, memory_order_relaxed) && ask(context, tensor);
+}
+
+/* The context at an address; NULL with an exception set. */
+static Context *
+context_at(PyObject *address)
+{
+    Context *context = PyLong_AsVoidPtr(address);
+    if (context == NULL && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "there is no context at 0");
+    return context;
+}
+
+static PyObject *
+create(PyObject *module, PyObject *arguments)
+{
+    unsigned long long name_of, operation_of, elements_of, rows_of, every;
+    int wake;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "KKKKKi", &name_of, &operation_of, &elements_of, &rows_of, &every, &wake))
+        return NULL;
+    Context *context = calloc(1, sizeof *context);
+    if (context == NULL)
+        return PyErr_NoMemory();
+    context->name_of = (const char *(*)(const void *))(uintptr_t)name_of;
+    context->operation_of = (const char *(*)(const void *))(uintptr_t)operation_of;
+    context->elements_of = (int64_t (*)(const void *))(uintptr_t)elements_of;
+    context->rows_of = (int64_t (*)(const void *))(uintptr_t)rows_of;
+    context->every = every ? every : 1;
+    context->wake = wake;
+    atomic_store(&context->is_on, true);
+    return Py_BuildValue("KK", (unsigned long long)(uintptr_t)callback, (unsigned long long)(uintptr_t)context);
+}
+
+static PyObject *
+stop(PyObject *module, PyObject *address)
+{
+    (void)module;
+    Context *context = context_at(address);
+    if (context == NULL)
+        return NULL;
+    atomic_store(&context->is_on, false);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+as_python(const Graph *graph)
+{
+    PyObject *nodes = PyList_New(graph->nodes);
+    for (int at = 0; nodes != NULL && at < graph->nodes; at++) {
+        const Node *node = &graph->node[at];
+        PyObject *name = PyUnicode_DecodeUTF8(node->name, (Py_ssize_t)strlen(node->name), "replace");
+        PyObject *each = name == NULL ? NULL
+                                      : Py_BuildValue("NsLLL", name, node->operation, (long long)node->elements,
+                                                      (long long)node->start_ns, (long long)node->end_ns);
+        if (each == NULL)
+            Py_CLEAR(nodes);
+        else
+            PyList_SET_ITEM(nodes, at, each);
+    }
+    if (nodes == NULL)
+        return NULL;
+    return Py_BuildValue("LLLLN", (long long)graph->number, (long long)graph->start_ns, (long long)graph->tokens,
+                         (long long)graph->outputs, nodes);
+}
+
+static PyObject *
+take(PyObject *module, PyObject *address)
+{
+    (void)module;
+    Context *context = context_at(address);
+    if (context == NULL)
+        return NULL;
+    PyObject *taken = PyList_New(0);
+    for (int at = 0; taken != NULL && at < GRAPHS; at++) {
+        Graph *graph = &context->graphs[at];
+        if (atomic_load_explicit(&graph->state, memory_order_acquire) != FULL)
+            continue;
+        PyObject *each = as_python(graph);
+        if (each == NULL || PyList_Append(taken, each) < 0)
+            Py_CLEAR(taken);
+        Py_XDECREF(each);
+        atomic_store_explicit(&graph->state, EMPTY, memory_order_release);
+    }
+    if (taken == NULL)
+        return NULL;
+    return Py_BuildValue("KN", (unsigned long long)atomic_exchange(&context->lost, 0), taken);
+}
+
+static PyMethodDef functions[] = {
+    {"create", create, METH_VARARGS, "create(name_of, operation_of, elements_of, rows_of, every, wake): the addresses of "
+                                     "the callback and of its user data."},
+    {"take", take, METH_O, "take(user_data): how many graphs were lost since the last time, and those kept, each as "
+                           "(number, start_ns, tokens, outputs, nodes)."},
+    {"stop", stop, METH_O, "stop(user_data): decline all from now on."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "cbtop.profiler._llama_cpp",
+    .m_doc = "What llama.cpp asks at each node of a graph; instrument/llama_cpp.py says what becomes of it.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC
+PyInit__llama_cpp(void)
+{
+    return PyModule_Create(&definition);
+}

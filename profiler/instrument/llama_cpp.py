@@ -1,0 +1,247 @@
+"""llama.cpp: its layers and bricks, by the callback that it asks at each node of a graph (`cb_eval`).
+
+    function, user_data = llama_cpp.callback(BrickProfiler(sample_every=32))
+
+Both are addresses, for `cb_eval` and `cb_eval_user_data` of the parameters that one context is made with.
+
+Rules
+- One step in `sample_every` is recorded; of the others the callback declines all nodes, and ggml computes them whole.
+- The nodes of a recorded step are computed one by one and waited for, where ggml would run several at once, fuse
+  some, or replay a device's graph: it is slower than the others. The backend of its bricks says so.
+- A step is one graph: of a batch longer than `n_ubatch` there are several. What llama_decode does before and after,
+  and choosing a token, are no part of it.
+- A step of which each token gives logits is a decode, also a prompt all of whose logits are wanted; one of which
+  fewer do is a prefill, one without any an encode.
+- A node's name and operation say the brick; what no rule knows is a brick of its operation's name. FLOP and bytes are
+  unknown: the callback sees no weights.
+- Two contexts have a callback each. A forked child records nothing of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.classification import (
+    ATTENTION_FUSED,
+    GATE_UP_PROJECTION,
+    KV_WRITE,
+    MIXER,
+    MOE_EXPERTS,
+    MOE_ROUTER,
+    Kind,
+)
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.steps import Part
+from cbtop.protocol.vocabulary import BrickId, NodeKind
+
+Node = tuple[str, str, int, int, int]  # name, operation, elements, start ns, end ns
+Graph = tuple[int, int, int, int, list[Node]]  # number, start ns, tokens, outputs (-1: unknown), nodes
+
+BACKEND = "ggml, one node at a time"
+PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
+_FUNCTIONS = ("ggml_get_name", "ggml_op_desc", "ggml_nelements", "ggml_nrows")
+_callbacks: list[_Callback] = []  # for as long as the process lives, as what they point to
+
+
+def callback(profiler: BrickProfiler) -> tuple[int, int]:
+    """The addresses of a function and of its user data, for `cb_eval` and `cb_eval_user_data` of one context.
+
+    llama.cpp must be loaded by then. Raises ValueError where it is not, or this part of cbtop was not compiled.
+    """
+    made = _Callback(profiler)
+    _callbacks.append(made)
+    return made.function, made.user_data
+
+
+class _Callback:
+    def __init__(self, profiler: BrickProfiler) -> None:
+        try:
+            from cbtop.profiler import _llama_cpp as compiled
+        except ImportError as error:
+            raise ValueError(f"cbtop was installed without its compiled part for llama.cpp: {error}") from error
+        name_of, operation_of, elements_of, rows_of = _loaded()
+        self._compiled = compiled
+        self._steps = profiler._steps
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._definitions: dict[tuple[str, str], BrickDefinition] = {}
+        self._lost = 0
+        self.function, self.user_data = compiled.create(
+            name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
+        )
+        self._steps.show()  # its ring is closed at exit after what follows has been handed over
+        atexit.register(self._finish)
+        os.register_at_fork(after_in_child=self._stop)
+        threading.Thread(target=self._run, name="cbtop llama.cpp", daemon=True).start()
+
+    def _run(self) -> None:
+        """Hand over what is recorded, in a thread of its own: whoever computes waits for nobody."""
+        while True:
+            os.read(self._wake, 8)
+            self._hand_over()
+
+    def _stop(self) -> None:
+        self._compiled.stop(self.user_data)
+
+    def _finish(self) -> None:
+        self._stop()
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        lost, graphs = self._compiled.take(self.user_data)
+        self._lost += lost
+        for graph in sorted(graphs):
+            lost, self._lost = self._lost, 0
+            self._record(graph, lost)
+
+    def _record(self, graph: Graph, lost: int) -> None:
+        _, start_ns, tokens, outputs, nodes = graph
+        phase = {-1: ENCODE, tokens: DECODE}.get(outputs, PREFILL)
+        bricks = bricks_of(nodes)
+        if bricks:
+            self._steps.record(phase, tokens, start_ns, bricks[-1].end_ns, self._parts(bricks), lost=lost)
+
+    def _parts(self, bricks: list[Brick]) -> Iterator[Part]:
+        for at, brick in enumerate(bricks):
+            layer = () if brick.layer is None else ((NodeKind.LAYER, brick.layer),)
+            yield (*layer, self._definition(brick)), brick.start_ns, brick.end_ns, brick.elements
+            if layer and (at + 1 == len(bricks) or bricks[at + 1].layer != brick.layer):
+                first = at
+                while first and bricks[first - 1].layer == brick.layer:
+                    first -= 1
+                yield layer, bricks[first].start_ns, brick.end_ns, brick.elements
+
+    def _definition(self, brick: Brick) -> BrickDefinition:
+        key = brick.kind.name, brick.label
+        found = self._definitions.get(key)
+        if found is None:
+            known = brick.kind.brick if isinstance(brick.kind.brick, BrickId) else None
+            found = self._definitions[key] = BrickDefinition(
+                brick.kind.name, brick.kind.category, known, backend=BACKEND, label=brick.label
+            )
+        return found
+
+
+def _loaded() -> list[int]:
+    """The addresses of ggml's functions, in whichever loaded library has them."""
+    mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    for path in sorted(path for path in mapped if ".so" in path):
+        try:
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS]
+        except (OSError, AttributeError):  # mapped but not loaded as one, or another library
+            continue
+    raise ValueError("no library with ggml's functions is loaded: import llama.cpp's binding first")
+
+
+# --- which brick a node is ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Brick:
+    """Nodes of one brick that followed each other; `elements` are those of the first one's result."""
+
+    kind: Kind
+    layer: int | None
+    label: str
+    start_ns: int
+    end_ns: int
+    elements: int
+
+
+_NORMS = (BrickId.RMS_NORM, BrickId.LAYER_NORM)
+_ATTENTION = (ATTENTION_FUSED, BrickId.ATTENTION_OUTPUT)
+_MANY = (
+    KV_WRITE,
+    ATTENTION_FUSED,
+    BrickId.ATTENTION_SOFTMAX,
+    BrickId.ATTENTION_OUTPUT,
+    MOE_ROUTER,
+    MOE_EXPERTS,
+    MIXER,
+)
+_ADDS = r"MUL_MAT|ADD"  # a product, and its bias
+# Name without its layer, operation, brick; the first that matches counts.
+_RULES = tuple(
+    (re.compile(name), re.compile(operation), Kind(brick))
+    for name, operation, brick in (
+        (r".*", r"RMS_NORM", BrickId.RMS_NORM),
+        (r".*", r"NORM", BrickId.LAYER_NORM),
+        (r"embd|inp_embd|(inp_)?pos_embd", r"GET_ROWS", BrickId.EMBEDDING),
+        (r"result_output.*", r"MUL_MAT", BrickId.LM_HEAD),
+        (r".*", r"ROPE", BrickId.ROPE_EMBEDDING),
+        (r"cache_.*|[kv]_cache.*", r"SET_ROWS|CPY", KV_WRITE),
+        (r".*", r"FLASH_ATTN_EXT", ATTENTION_FUSED),
+        (r"kq", r"MUL_MAT", BrickId.ATTENTION_SCORE),
+        (r"kq(_.*)?", r"SOFT_MAX|ADD|SCALE|TANH", BrickId.ATTENTION_SOFTMAX),
+        (r"kqv(_out|_merged.*)?", r"MUL_MAT|CONT", BrickId.ATTENTION_OUTPUT),
+        (r"(Q|K|V|QKV)cur|w?qkv(_b)?|q|k|v|kv_cmpr(_pe)?", _ADDS, BrickId.QKV_PROJECTION),
+        (r"attn_out(put)?|kqv_wo", _ADDS, BrickId.OUTPUT_PROJECTION),
+        (r"ffn_gate_inp|ffn_moe_(logits|probs|selection|group|topk|argsort|weights).*", r".*", MOE_ROUTER),
+        (r"ffn_moe_.*", r".*", MOE_EXPERTS),
+        (r".*", r"MUL_MAT_ID", MOE_EXPERTS),
+        (r"ffn_gate_up|ffn_up_gate", _ADDS, GATE_UP_PROJECTION),
+        (r"ffn_gate(_b|_sh.*)?", _ADDS, BrickId.GATE_PROJECTION),
+        (r"ffn_up(_b|_sh.*)?", _ADDS, BrickId.UP_PROJECTION),
+        (r"ffn_(out|down)(_b|_sh.*)?", _ADDS, BrickId.DOWN_PROJECTION),
+        (r".*", r"(SWI|GE|RE)GLU(_.*)?|SILU|GELU(_.*)?|RELU", BrickId.ACTIVATION),
+        (r"ffn_gate_par", r"MUL", BrickId.ACTIVATION),
+        (r".*", r"SSM_.*|RWKV_.*|GATED_LINEAR_ATTN|GATED_DELTA_NET", MIXER),
+    )
+)
+_NAME = re.compile(r"(?P<name>.*?)(-(?P<layer>\d+)|_l(?P<cached>\d+))?( \([^()]*\))*")
+_NO_NAME = re.compile(r"(node|leaf)_\d+|")
+
+
+def bricks_of(nodes: list[Node]) -> list[Brick]:
+    """The bricks of a graph, in the order in which they ran."""
+    bricks: list[Brick] = []
+    for full_name, operation, elements, start_ns, end_ns in nodes:
+        last = bricks[-1] if bricks else None
+        name, layer = _place(full_name, last.layer if last else None)
+        kind = _kind(name, operation, last if last and last.layer == layer else None)
+        if last is not None and last.layer == layer and _goes_on(last, kind, name, operation):
+            last.end_ns = end_ns
+            last.label = _label(kind, name) or last.label
+        else:
+            bricks.append(Brick(kind, layer, _label(kind, name), start_ns, end_ns, elements))
+    return bricks
+
+
+def _place(full_name: str, layer: int | None) -> tuple[str, int | None]:
+    """A node's name without its layer, and that; one without a name lies where the one before it does."""
+    found = _NAME.fullmatch(full_name)
+    if found is None or _NO_NAME.fullmatch(found["name"]):
+        return "", layer
+    number = found["layer"] or found["cached"]
+    return found["name"], None if number is None else int(number)
+
+
+def _kind(name: str, operation: str, last: Brick | None) -> Kind:
+    before = None if last is None else last.kind
+    if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
+        return before  # its weight, or its bias
+    if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
+        return Kind(BrickId.OUTPUT_PROJECTION)  # what llama.cpp does with attention's result, before it names it
+    for matches, computes, kind in _RULES:
+        if matches.fullmatch(name) and computes.fullmatch(operation):
+            return kind
+    return Kind(operation)
+
+
+def _goes_on(last: Brick, kind: Kind, name: str, operation: str) -> bool:
+    """Whether a node belongs to the brick before it."""
+    if last.kind.name != kind.name or operation.endswith("NORM"):
+        return False
+    return kind.brick in (*_NORMS, *_MANY) or last.label == name
+
+
+def _label(kind: Kind, name: str) -> str:
+    return "" if kind.brick in _MANY else name
