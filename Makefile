@@ -24,8 +24,8 @@ demo: $(READY)  ## decode a model with instrumented bricks and watch it live
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
 
-torch: $(READY)  ## install torch and transformers, so that `make test` tests `cbtop run` with them, too
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch]'
+torch: $(READY)  ## install torch, transformers and llama.cpp, so that `make test` tests with them, too
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,llama]'
 
 test-busy: $(READY)  ## run the tests TIMES=10 times beside two processes that spin, until one fails
 	@$(BIN)/python -c 'while True: pass' & first=$$!; \
