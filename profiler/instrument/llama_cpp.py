@@ -19,11 +19,13 @@ Rules
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
+import inspect
+import logging
 import os
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,7 @@ from cbtop.protocol.vocabulary import BrickId, NodeKind
 Node = tuple[str, str, int, int, int]  # name, operation, elements, start ns, end ns
 Graph = tuple[int, int, int, int, list[Node]]  # number, start ns, tokens, outputs (-1: unknown), nodes
 
+_log = logging.getLogger("cbtop")
 BACKEND = "ggml, one node at a time"
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 _FUNCTIONS = ("ggml_get_name", "ggml_op_desc", "ggml_nelements", "ggml_nrows")
@@ -54,7 +57,8 @@ _callbacks: list[_Callback] = []  # for as long as the process lives, as what th
 def callback(profiler: BrickProfiler) -> tuple[int, int]:
     """The addresses of a function and of its user data, for `cb_eval` and `cb_eval_user_data` of one context.
 
-    llama.cpp must be loaded by then. Raises ValueError where it is not, or this part of cbtop was not compiled.
+    llama.cpp must be loaded by then. Raises ValueError where it is not, where this part of cbtop was not compiled,
+    and where threads are greenlets.
     """
     made = _Callback(profiler)
     _callbacks.append(made)
@@ -67,6 +71,8 @@ class _Callback:
             from cbtop.profiler import _llama_cpp as compiled
         except ImportError as error:
             raise ValueError(f"cbtop was installed without its compiled part for llama.cpp: {error}") from error
+        if not inspect.isbuiltin(_thread.start_new_thread):  # one that waits would stop all greenlets
+            raise ValueError("threads are greenlets here: llama.cpp's steps could not be handed over")
         name_of, operation_of, elements_of, rows_of = _loaded()
         self._compiled = compiled
         self._steps = profiler._steps
@@ -79,13 +85,17 @@ class _Callback:
         self._steps.show()  # its ring is closed at exit after what follows has been handed over
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._stop)
-        threading.Thread(target=self._run, name="cbtop llama.cpp", daemon=True).start()
+        _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
         """Hand over what is recorded, in a thread of its own: whoever computes waits for nobody."""
-        while True:
-            os.read(self._wake, 8)
-            self._hand_over()
+        try:
+            while True:
+                os.read(self._wake, 8)
+                self._hand_over()
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's; no handler of its runs here
+            self._stop()
+            _log.warning("cbtop: llama.cpp is no longer shown: %s: %s", type(error).__name__, error)
 
     def _stop(self) -> None:
         self._compiled.stop(self.user_data)

@@ -86,4 +86,6 @@ def _describe(
 
 def _accepted(output: Any) -> int | None:
     chosen = getattr(output, "sampled_token_ids", None)
-    return sum(map(len, chosen)) if isinstance(chosen, list) else None
+    if not isinstance(chosen, list) or not all(isinstance(tokens, list) for tokens in chosen):
+        return None  # they are on the device still
+    return sum(map(len, chosen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from benchmarks.llama_peer import Llama, library, write_model
 from cbtop.compute.demo_model import TINY, TINY_LLAMA
+from cbtop.profiler.instrument import llama_cpp
 from cbtop.profiler.instrument.llama_cpp import BACKEND, _loaded, bricks_of, callback
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.catalog import CatalogReader
@@ -208,6 +210,25 @@ def test_without_the_compiled_part_that_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr("cbtop.profiler._llama_cpp")
     with pytest.raises(ValueError, match="without its compiled part"):
         callback(BrickProfiler(enabled=False))
+
+
+def test_where_threads_are_greenlets_nothing_waits_in_them_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_thread, "start_new_thread", lambda function, args: function(*args))  # as gevent's
+    with pytest.raises(ValueError, match="threads are greenlets here"):
+        callback(BrickProfiler(enabled=False))
+
+
+def test_what_fails_of_ours_is_one_line_and_the_model_goes_on(
+    recorded: Any, memory: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(llama_cpp, "bricks_of", lambda nodes: 1 / 0)
+    llama = recorded()
+    with caplog.at_level("WARNING", "cbtop"):
+        _generate(llama, 3)
+        eventually(lambda: caplog.records)
+        _generate(llama, 3)
+    assert caplog.messages == ["cbtop: llama.cpp is no longer shown: ZeroDivisionError: division by zero"]
+    assert memory.records == []
 
 
 @pytest.mark.parametrize(
