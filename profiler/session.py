@@ -166,7 +166,7 @@ class Session:
             if batch.overwritten:  # it reaches back no further than its oldest record
                 since_ns = max(since_ns, int(batch.end_ns[0]))
             steps = [node.id for node in self._table.children[None] if node.kind is NodeKind.STEP]
-            begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns)
+            begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns) & ~batch.are(FLAG_AMOUNTS)
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
             kept, amounts = self._began_in(batch, since_ns), batch.are(FLAG_AMOUNTS)

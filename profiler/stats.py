@@ -34,7 +34,9 @@ SUMS = tuple(name for name in COLUMNS if name not in ("min_ns", "max_ns"))
 # which so many were `_given`. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps:
 # `union_ns`, the time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last
 # ended. `loose`: calls stopped twice, out of order or late, and `loose_ns` their time, which is in no books. Of steps
-# that what lay in them outdid: `over`, how many, and `over_ns`, by how much. `crowded`: steps in the shared lane.
+# that what lay in them outdid: `over`, how many, and `over_ns`, by how much. `crowded`: steps in the shared lane. Of
+# steps that say it: the `sequences` each worked on and the positions each of these had `kept` before, added up, of
+# how many steps they were `_given`, the `_least` and the `_most`.
 RARE = (
     "uncounted",
     "amounts",
@@ -52,10 +54,20 @@ RARE = (
     "over",
     "over_ns",
     "crowded",
+    "sequences",
+    "sequences_given",
+    "sequences_least",
+    "sequences_most",
+    "kept",
+    "kept_given",
+    "kept_least",
+    "kept_most",
 )
 SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
 ANY_STEP = 0  # stands for all step nodes together in `union_ns`: two phases may run at the same time. Not on the wire
-_MOMENTS = ("first_ns", "last_ns")  # not totals
+_MOMENTS = ("first_ns", "last_ns")
+_EXTREMES = tuple(f"{of}_{end}" for of in ("sequences", "kept") for end in ("least", "most"))
+_NO_TOTALS = frozenset(_MOMENTS + _EXTREMES)
 MAX_KEPT_INTERVALS = 1 << 12  # of a step node: time before these that a step covers counts twice
 MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
 MAX_OPEN_PARTS = 64  # of one of these, before they are added up
@@ -294,7 +306,7 @@ class NodeStats:
         odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0
         rare = batch.only(odd) if odd.any() else None
         if rare is not None:
-            batch = self._take_amounts(batch)
+            batch = self._take_amounts(batch, step_of)
             self._take_loose(batch)
         node, duration = batch.node, batch.end_ns - batch.start_ns
         closed = self._close_steps(batch, step_of, part_of)
@@ -340,7 +352,11 @@ class NodeStats:
     def add_rare(self, other: NodeStats, place: Column) -> None:
         """Add the rare totals of `other`, whose node n is `place[n]` here. Moments are left out: clocks differ."""
         for name in RARE:
-            if name not in _MOMENTS and other._rare[name]:
+            if name in _EXTREMES:
+                for node, value in list(other._rare[name].items()):
+                    if node < len(place):
+                        self._reach(name, int(place[node]), value)
+            elif name not in _MOMENTS and other._rare[name]:
                 known = [node for node in other._rare[name] if node < len(place)]
                 for node in known:
                     here = int(place[node])
@@ -380,7 +396,7 @@ class NodeStats:
         self.grow(int(node.max(initial=-1)) + 1)
         sums = {name: columns[name] - self._columns[name][node] for name in SUMS}
         more = {(at, one): value - self._rare[RARE[at]].get(one, 0) for (at, one), value in rare.items()}
-        known = {key: value for key, value in more.items() if RARE[key[0]] not in _MOMENTS}
+        known = {key: value for key, value in more.items() if RARE[key[0]] not in _NO_TOTALS}
         return Growth.made(node, sums, cell, count - self.buckets(cell), known)
 
     def since(self, growth: Growth) -> NodeStats:
@@ -417,16 +433,23 @@ class NodeStats:
             node, middle = owner[at], bucket_middle_ns(cell[at] % BUCKETS).astype(np.int64)
             column[node] = np.clip(middle, least[node], most[node])
 
-    def _take_amounts(self, batch: Batch) -> Batch:
-        """Add up the FLOP and bytes given for single calls, and the calls without a count; gives what is left."""
+    def _take_amounts(self, batch: Batch, step_of: Column) -> Batch:
+        """Add up the FLOP and bytes given for single calls, what steps say of their sequences, and the calls without
+        a count; gives what is left."""
         amounts = batch.are(FLAG_AMOUNTS)
         if amounts.any():
             part, batch = batch.only(amounts), batch.only(~amounts)
             self._add_rare("amounts", part.node, np.ones(len(part.node), np.int64))
-            for unit, amount in (("flops", part.start_ns), ("bytes", part.end_ns)):
-                given = amount != UNKNOWN_AMOUNT
-                self._add_rare(unit, part.node[given], amount[given])
-                self._add_rare(f"{unit}_given", part.node[given], np.ones(int(given.sum()), np.int64))
+            is_step = step_of[part.node] == part.node
+            for unit, of_steps, amount in (("flops", "sequences", part.start_ns), ("bytes", "kept", part.end_ns)):
+                for name, whose in ((unit, ~is_step), (of_steps, is_step)):
+                    given = whose & (amount != UNKNOWN_AMOUNT)
+                    self._add_rare(name, part.node[given], amount[given])
+                    self._add_rare(f"{name}_given", part.node[given], np.ones(int(given.sum()), np.int64))
+                    if name is of_steps:
+                        for node, value in zip(part.node[given].tolist(), amount[given].tolist(), strict=True):
+                            self._reach(f"{name}_least", node, value)
+                            self._reach(f"{name}_most", node, value)
         uncounted = batch.node[(batch.flags & FLAG_UNCOUNTED) != 0]
         self._add_rare("uncounted", uncounted, np.ones(len(uncounted), np.int64))
         return batch
@@ -447,6 +470,11 @@ class NodeStats:
         values = self._rare[name]
         for one, number in zip(node.tolist(), value.tolist(), strict=True):
             values[one] = values.get(one, 0) + number
+
+    def _reach(self, name: str, node: int, value: int) -> None:
+        """Let an extreme of `node` be `value`, where that is beyond it."""
+        known = self._rare[name].get(node, value)
+        self._rare[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
 
     def _cover(self, batch: Batch, step_of: Column) -> None:
         """Take note of when steps ran: of those that ran at the same time, the time counts once."""

@@ -23,7 +23,7 @@ from weakref import ref
 from cbtop.profiler.graph_recorder import checked
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, Scopes
-from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED, LANE_SHIFT, LANES
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, LANE_SHIFT, LANES, UNKNOWN_AMOUNT
 from cbtop.protocol.vocabulary import NodeKind
 
 if TYPE_CHECKING:
@@ -130,6 +130,10 @@ class Steps:
         self.path.enter(position, root, 0)
 
 
+def _amount(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 31 else UNKNOWN_AMOUNT
+
+
 def _is_free(lane: int, holder: ref[Step] | None) -> bool:
     step = None if holder is None else holder()
     return step is None or step._lane != lane
@@ -139,7 +143,8 @@ class Step:
     """`with profiler.step("decode", tokens=1) as step:` is one forward pass; tokens are counted here, and only here.
 
     What is known only inside may be set inside: `name`, `model`, `tokens`, and `start_ns` (on the monotonic clock, of
-    `time.perf_counter_ns`) for a step that began before this block did. `cancel()` lets it not count.
+    `time.perf_counter_ns`) for a step that began before this block did. `cancel()` lets it not count. So may
+    `sequences`, how many it works on, and `cached`, the positions that each of them held before (None: not known).
     """
 
     __slots__ = (
@@ -159,6 +164,8 @@ class Step:
         "_start",
         "_start_ns",
         "_steps",
+        "cached",
+        "sequences",
         "tokens",
     )
 
@@ -174,6 +181,8 @@ class Step:
         self._model = model
         self._start_ns: int | None = None
         self.tokens = tokens
+        self.sequences: int | None = None
+        self.cached: int | None = None
 
     @property
     def name(self) -> str | None:
@@ -305,6 +314,9 @@ class Step:
             flags = lane | (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
             start = self._start if self._start_ns is None else HostTime(self._start_ns)
             path.emit(scope, None, start, end, self.tokens, flags)
+            sequences, cached = _amount(self.sequences), _amount(self.cached)
+            if (sequences, cached) != (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT) and not self._cancelled:
+                path.emit(scope, None, HostTime(sequences), HostTime(cached), 0, lane | FLAG_AMOUNTS)
             if position.scope is self._inside and self._inside.parent is not None:
                 path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
         self._lane = None  # only now: whoever takes it next writes behind this step's end

@@ -104,6 +104,7 @@ FLAG_FAILED = 1 << 24  # the brick ended in an exception
 FLAG_CANCELLED = 1 << 25  # a step that does not count, nor does what ran in it
 FLAG_UNCOUNTED = 1 << 26  # the elements are not known: the host gave something that is no count
 FLAG_AMOUNTS = 1 << 27  # no call: the FLOP (in place of the start), bytes (end) and elements of a call of the node
+# Of a step, which has no work of its own, they are its sequences and the positions each of them held before.
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS  # a call that was stopped twice, out of order or late: in no books
 UNKNOWN_AMOUNT = -1  # of FLOP or bytes, in such a record
 LANE_SHIFT = 28  # which of the steps that run at the same time this is, or lies in

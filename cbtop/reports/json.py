@@ -173,6 +173,8 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
         "union_us": steps.union_us,
         "elapsed_us": steps.wall_us,
         "at_once": steps.at_once,
+        "sequences": None if steps.sequences is None else asdict(steps.sequences),
+        "cached_positions": None if steps.cached is None else asdict(steps.cached),
         "wall_us": {
             "mean": steps.mean_us,
             "p50": steps.p50_us,

@@ -17,7 +17,16 @@ from cbtop.statistics import (
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import GraphRow, RanksView, ReplayView, SourceView, StepsView, TraceView, WindowView
+from cbtop.viewmodels.model import (
+    GraphRow,
+    RanksView,
+    ReplayView,
+    SourceView,
+    SpanView,
+    StepsView,
+    TraceView,
+    WindowView,
+)
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
@@ -87,6 +96,8 @@ def _head(view: SourceView) -> str:
             f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}"
         )
         lines.append(f"{'' if len(view.phases) == 1 else '  '}{_wall(steps)}")
+        if steps.sequences or steps.cached:
+            lines.append(f"{'' if len(view.phases) == 1 else '  '}{_held(steps)}")
     if len(view.phases) > 1:
         lines.append(f"* what follows is {view.phase}")
     return "\n".join(lines)
@@ -99,6 +110,22 @@ def _wall(steps: StepsView) -> str:
         f"  {fmt.number(steps.tokens_per_wall_sec)} tokens/s of wall time: steps ran "
         f"{fmt.duration(steps.union_us)} of {fmt.duration(steps.wall_us)}{at_once}"
     )
+
+
+def _held(steps: StepsView) -> str:
+    """How many sequences its steps worked on, and how much their caches held."""
+    found = [
+        f"{_span(span)} {what}"
+        for span, what in ((steps.sequences, "sequences a step"), (steps.cached, "positions cached before it"))
+        if span is not None
+    ]
+    return "  " + ", ".join(found)
+
+
+def _span(span: SpanView) -> str:
+    if span.least is None or span.most is None:
+        return f"on average {fmt.number(span.mean)}"
+    return str(span.least) if span.least == span.most else f"{span.least} to {span.most}"
 
 
 def _window(window: WindowView) -> str:

@@ -19,6 +19,16 @@ OVERLAP = 1.05  # steps at once, on average: below it they ran one after the oth
 
 
 @dataclass(frozen=True, slots=True)
+class SpanView:
+    """What a number was in the steps that said it; of a window, the least and the most are not known."""
+
+    mean: float
+    least: int | None
+    most: int | None
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepsView:
     """The steps of one phase (`decode`, `prefill`): every figure measured over whole steps."""
 
@@ -37,6 +47,8 @@ class StepsView:
     at_once: float | None = None  # how many of them ran then, on average: their time / union_us
     wall_us: float | None = None  # from the first step's start to the last one's end; of a window, the window
     tokens_per_wall_sec: float | None = None  # tokens / wall_us
+    sequences: SpanView | None = None  # that a step works on
+    cached: SpanView | None = None  # positions that the cache of each sequence holds before a step
 
     @property
     def overlap(self) -> bool:

@@ -9,7 +9,7 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.model import StepsView
+from cbtop.viewmodels.model import SpanView, StepsView
 
 RECENT_NS = 3_000_000_000
 
@@ -60,7 +60,20 @@ def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: fl
         at_once=total_ns / union_ns if union_ns and not is_sample else None,
         wall_us=wall_ns / 1e3 if wall_ns else None,
         tokens_per_wall_sec=_rate(tokens, wall_ns) if is_counted and not is_sample else None,
+        sequences=_span(stats, step.id, "sequences"),
+        cached=_span(stats, step.id, "kept"),
     )
+
+
+def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:
+    given = stats.rare(f"{name}_given", (step,))
+    if not given:
+        return None
+    least, most = (
+        stats.rare(column, (step,)) if step in stats.nodes_with(column) else None
+        for column in (f"{name}_least", f"{name}_most")
+    )
+    return SpanView(stats.rare(name, (step,)) / given, least, most, given)
 
 
 def _recent(record: SourceRecord, phase: str) -> float | None:

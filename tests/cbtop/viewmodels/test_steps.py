@@ -1,0 +1,61 @@
+"""What is shown of steps beside their times: how many sequences they work on, and what their caches held."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.reports import REPORTS
+from cbtop.viewmodels.merge import merged_view
+from cbtop.viewmodels.model import MergeMode
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
+
+
+def _run(profiler: BrickProfiler, clock: Clock, *steps: tuple[int | None, int | None]) -> None:
+    for sequences, cached in steps:
+        with profiler.step("decode", tokens=1) as step, profiler.brick("a"):
+            step.sequences, step.cached = sequences, cached
+            clock.sleep_us(10)
+
+
+def test_reports_give_the_sequences_of_steps_and_what_their_caches_held(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    _run(profiler, clock, (1, 0), (4, 100), (4, None), (None, None))
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    text = REPORTS["text"]([view], [], None)
+    assert "1 to 4 sequences a step, 0 to 100 positions cached before it" in text
+    steps = json.loads(REPORTS["json"]([view], [], None))["sources"][0]["steps"]
+    assert steps["count"] == 4
+    assert steps["sequences"] == {"mean": 3.0, "least": 1, "most": 4, "steps": 3}
+    assert steps["cached_positions"] == {"mean": 50.0, "least": 0, "most": 100, "steps": 2}
+    assert view.books is not None
+    assert view.books.close
+
+
+def test_steps_that_say_nothing_of_it_have_no_line_for_it(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    _run(profiler, clock, (None, None))
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    assert "cached" not in REPORTS["text"]([view], [], None)
+    assert json.loads(REPORTS["json"]([view], [], None))["sources"][0]["steps"]["sequences"] is None
+
+
+def test_of_ranks_together_the_range_is_that_of_all(tmp_path: Path) -> None:
+    clock, records = Clock(), []
+    for rank, cached in ((0, 5), (1, 70)):
+        here = tmp_path / str(rank)
+        here.mkdir()
+        profiler = profiler_in(here, clock)
+        _run(profiler, clock, (2, cached))
+        records.append(record_of(source_of(here)))
+        profiler.close()
+    steps = merged_view(records, MergeMode.SUM).steps
+    assert steps is not None
+    assert steps.cached is not None
+    assert (steps.cached.mean, steps.cached.least, steps.cached.most) == (37.5, 5, 70)
