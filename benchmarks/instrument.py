@@ -1,22 +1,29 @@
 """What instrumenting an unedited model costs a decode step: a 12-layer llama, eager, one sequence, one thread.
 
 Ratios of thread CPU time, round by round, to the same model bare; a second bare run is the control. Beside it forward
-hooks, and `record_function` around each leaf, on the same step. A step is one call with a cache of 64 positions.
+hooks, `record_function` around each leaf and Kineto (torch.profiler, CPU) on the same step. A step is one call with a
+cache of 64 positions. Then the tokens/s that are shown, beside those by the wall's clock, of threads that generate.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from benchmarks.base import Figure, Ratio
+from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
 
 ROUNDS, STEPS = 31, 4
+MOST_STEPS = 60  # of a round, of which one is recorded
+TOKENS = 64  # that a thread generates
+LEARN_STEPS = 400  # in which the governor finds out what it may record
 BARE, CONTROL = "bare model", "bare model again"
 
 
@@ -28,26 +35,35 @@ def run() -> list[Figure]:
         print("  torch and transformers are not installed: pip install -e '.[torch]'", file=sys.stderr)
         return []
     torch.set_num_threads(1)
-    return [figure for hidden in (512, 64) for figure in _of_size(hidden)]
+    figures = [figure for hidden in (512, 64) for figure in _of_size(hidden)]
+    return figures + [_tokens(threads) for threads in (1, 4)]
 
 
 def _of_size(hidden: int) -> list[Figure]:
     step = _decoder(hidden)
+    governed = GovernedProfiler(1.0, recorder=RingRecorder())
+    end = _attached(step.model, governed)
+    for _ in range(LEARN_STEPS):
+        step()
+    end()
+    default = f"default, one step in {governed.governor.every}"
+    disabled, every = BrickProfiler(enabled=False), BrickProfiler()
     ways: dict[str, Callable[[], Callable[[], None]]] = {
         BARE: lambda: _nothing,
         CONTROL: lambda: _nothing,
-        "disabled": lambda: _attached(step.model, BrickProfiler(enabled=False)),
-        "one step in 20": lambda: _attached(step.model, BrickProfiler(sample_every=20)),
-        "every step": lambda: _attached(step.model, BrickProfiler()),
+        "disabled": lambda: _attached(step.model, disabled),
+        default: lambda: _attached(step.model, governed),
+        "every step": lambda: _attached(step.model, every),
         "forward hooks, every step": lambda: _hooks(step.model),
         "record_function, every step": lambda: _record_functions(step.model),
+        "Kineto, every step": _kineto,
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(ROUNDS + 1):
         for name, begin in ways.items():
             end = begin()
             step()  # the first has the wrappers swapped in, and nodes to define
-            steps = 20 if name == "one step in 20" else STEPS
+            steps = min(MOST_STEPS, governed.governor.every) if name == default else STEPS
             begun_ns = time.thread_time_ns()
             for _ in range(steps):
                 step()
@@ -85,7 +101,7 @@ class _decoder:  # noqa: N801 - a function that keeps its model
     def __call__(self) -> None:
         with self._grad():
             self.model(self._words, past_key_values=self._cache)
-        self._cache.crop(64)
+        self._cache.crop(-1)
 
 
 def _nothing() -> None:
@@ -95,13 +111,7 @@ def _nothing() -> None:
 def _attached(model: Any, profiler: BrickProfiler) -> Callable[[], None]:
     from cbtop.profiler.instrument import attach
 
-    attachment = attach(model, profiler)
-
-    def end() -> None:
-        attachment.detach()
-        profiler.disable()
-
-    return end
+    return attach(model, profiler).detach
 
 
 def _hooks(model: Any) -> Callable[[], None]:
@@ -149,6 +159,44 @@ def _record_functions(model: Any) -> Callable[[], None]:
             handle.remove()
 
     return end
+
+
+def _kineto() -> Callable[[], None]:
+    from torch.profiler import ProfilerActivity, profile
+
+    running = profile(activities=[ProfilerActivity.CPU])
+    running.start()
+    return running.stop
+
+
+def _tokens(threads: int) -> Figure:
+    """Tokens over the time in which steps ran, as it is shown, of threads that generate; against the wall's clock."""
+    import torch
+
+    model = _decoder(64).model
+    profiler = BrickProfiler()
+    end = _attached(model, profiler)
+
+    def generate() -> None:
+        words = torch.ones(1, 8, dtype=torch.long)
+        model.generate(words, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=True)
+
+    generate()
+    shown, measured = [], []
+    for _ in range(5):
+        profiler.reset()
+        running = [threading.Thread(target=generate) for _ in range(threads)]
+        begun_ns = time.perf_counter_ns()
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        wall_ns = time.perf_counter_ns() - begun_ns
+        measured.append(threads * (8 + TOKENS - 1) / wall_ns * 1e9)  # a step's tokens are those that it is given
+        shown.append(profiler.tokens_per_sec or 0.0)
+    end()
+    what = f"tokens/s shown, {threads} threads that generate"
+    return Figure(what, statistics.median(shown), "tokens/s", "the wall's clock", Ratio.of(shown, measured))
 
 
 def _leaves(model: Any) -> list[Any]:
