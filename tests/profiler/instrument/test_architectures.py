@@ -5,13 +5,22 @@ Five are run by default, in the files beside this one; all of these are slow tog
 
 from __future__ import annotations
 
+import copy
+import gc
+import io
+import pickle
+import statistics
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from cbtop.profiler.instrument import attach
+from cbtop.profiler.instrument.wrapping import ATTRIBUTE
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.instrument.tiny import WORDS, torch, transformers, words
 from tests.profiler.memory import Memory
@@ -36,7 +45,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 8},
     "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
-    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8},
+    "qwen3_moe": {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
     "mistral": {},
     "mixtral": {"num_local_experts": 4},
     "gemma": {"head_dim": 8},
@@ -137,7 +146,7 @@ def _unnamed(model: Any, memory: Memory) -> list[str]:
 
 def _phases(memory: Memory) -> list[str]:
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
-    found = (nodes[tag & 0xFFFFFF] for tag, *_ in memory.records)
+    found = (nodes[tag & 0xFFFFFF] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS)
     return [node.name for node in found if node.kind is NodeKind.STEP]
 
 
@@ -205,3 +214,145 @@ def test_whisper_is_shown_as_it_is() -> None:
     assert torch.equal(bare, ours)
     assert set(attachment.stacks) == {"encoder", "decoder"}
     assert _phases(memory) == ["prefill"]
+
+
+def test_qwen2_vl_is_shown_as_it_is() -> None:
+    rope = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    text = SIZES | {"rope_scaling": rope, "rope_parameters": {"rope_type": "default", **rope, "rope_theta": 1e4}}
+    vision = {"depth": 3, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2}
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config=vision, image_token_id=WORDS - 1, vision_start_token_id=WORDS - 2
+    )
+    torch.manual_seed(7)
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    ids = torch.cat([words(1, 3) % 50, torch.tensor([[WORDS - 2] + 4 * [WORDS - 1]]), words(1, 2) % 50], dim=1)
+    grid = torch.tensor([[1, 4, 4]])
+    types = (ids == WORDS - 1).int()
+    picture = {"pixel_values": torch.ones(16, 3 * 2 * 4 * 4), "image_grid_thw": grid, "mm_token_type_ids": types}
+    bare, ours, memory, attachment = _run(
+        model, lambda: model.generate(input_ids=ids, max_new_tokens=3, min_new_tokens=3, **picture)
+    )
+    assert torch.equal(bare, ours)
+    assert sorted(attachment.stacks.values()) == [2, 3]
+    assert _phases(memory) == [
+        "encode",
+        "prefill",
+        "decode",
+        "decode",
+    ]  # the picture is seen before the model is called
+
+
+def _copied(model: Any) -> Any:
+    return copy.deepcopy(model)
+
+
+def _pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def _saved(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("again", [_copied, _pickled, _saved])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_copies_of_a_decoder_run_their_own_weights_before_and_after(kind: str, again: Callable[[Any], Any]) -> None:
+    model, ids = _made(kind, DECODERS[kind], transformers.AutoModelForCausalLM), words(1, 5)
+    with torch.no_grad():
+        bare, before = model(ids).logits, again(model)
+        attachment = attach(model, BrickProfiler(recorder=Memory()))
+        model(ids)  # from here on every module has its call swapped in
+        during = again(model)
+        attachment.detach()
+        for other in (before, during, again(model)):
+            assert not [name for name, module in other.named_modules() if ATTRIBUTE in vars(module)]
+            assert torch.equal(other(ids).logits, bare)
+            for weight in other.parameters():
+                weight.zero_()
+            assert not torch.equal(other(ids).logits, bare)
+        assert torch.equal(model(ids).logits, bare)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_decoder_that_the_host_drops_is_freed(kind: str) -> None:
+    def weights_of(attached: bool) -> list[Any]:
+        model = _made(kind, DECODERS[kind], transformers.AutoModelForCausalLM)
+        if attached:
+            attach(model, BrickProfiler(recorder=Memory()))
+        with torch.no_grad():
+            model(words(1, 5))
+        return [weakref.ref(weight) for weight in model.parameters()]
+
+    gc.collect()
+    gc.disable()
+    try:
+        left = [sum(weight() is not None for weight in weights_of(attached)) for attached in (False, True)]
+        assert left[1] <= left[0]  # no more than the model itself leaves to the collector
+    finally:
+        gc.enable()
+
+
+BIG: dict[str, int] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 6,
+    "n_embd": 1024,
+    "n_head": 16,
+    "n_layer": 6,
+    "ffn_dim": 4096,
+    "word_embed_proj_dim": 1024,
+    "attention_hidden_size": 1024,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 1024,
+    "head_dim": 64,
+    "rotary_dim": 32,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 64,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"num_layers": 6, "num_heads": 16, "attention_types": [[["global", "local"], 3]]},
+    "deepseek_v2": {"num_key_value_heads": 16},
+    "deepseek_v3": {"num_key_value_heads": 16},
+    "mamba2": {"num_heads": 32},
+}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_most_of_a_decode_step_of_a_wide_model_is_in_bricks_and_the_rest_has_a_name(kind: str) -> None:
+    """85 % and more where nothing else runs; a busy machine takes from both, and not alike.
+
+    Bloom writes its attention out inside of a method: it is the layer's.
+    """
+    sizes = SIZES | DECODERS[kind]
+    sizes = {name: BIG.get(name, size) for name, size in sizes.items()} | OWN.get(kind, {})
+    model, memory = _made(kind, sizes, transformers.AutoModelForCausalLM), Memory()
+    attach(model, BrickProfiler(recorder=memory))
+    with torch.no_grad():
+        model.generate(words(1, 16), max_new_tokens=10, min_new_tokens=10)
+    nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
+    shares: list[tuple[float, float]] = []
+    bricks = layers = 0
+    for tag, start, end, _ in memory.records:
+        node = nodes[tag & 0xFFFFFF]
+        around = None if node.parent is None else nodes[node.parent]
+        if tag & FLAG_AMOUNTS:
+            continue
+        if around is None:
+            shares.append((bricks / (end - start), layers / (end - start)))
+            bricks = layers = 0
+        elif node.kind is NodeKind.LAYER:
+            layers += end - start
+        elif around.kind is not NodeKind.BRICK:
+            bricks += end - start
+            layers += (end - start) * (around.kind is NodeKind.STEP)
+    in_bricks, in_bricks_and_layers = (statistics.median(column) for column in zip(*shares[1:], strict=True))
+    assert in_bricks > (0.5 if kind == "bloom" else 0.65)
+    assert in_bricks_and_layers > 0.85  # what lies inside layers and in no brick is a gap of that name
