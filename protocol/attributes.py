@@ -37,7 +37,7 @@ class Work:
     def __post_init__(self) -> None:
         for per_call, per_element in (FLOPS, BYTES):
             given = {name: getattr(self, name) for name in (per_call, per_element)}
-            if any(value is not None for value in given.values()):
+            if any([value is not None for value in given.values()]):
                 for name, value in given.items():
                     object.__setattr__(self, name, quantity(name, 0.0 if value is None else value))
 

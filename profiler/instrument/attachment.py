@@ -8,7 +8,6 @@ Rules
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import threading
 import weakref
@@ -23,6 +22,7 @@ from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Plan, holds_a_stack, plan_of
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
+from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import backend_of, stored_bytes
 from cbtop.profiler.instrument.wrapping import (
     ATTRIBUTE,
@@ -36,7 +36,6 @@ from cbtop.profiler.instrument.wrapping import (
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
-_log = logging.getLogger("cbtop")
 _lock = threading.RLock()
 _functions = Functions()
 _attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()  # by the trunk's modules
@@ -44,7 +43,7 @@ _models: weakref.WeakKeyDictionary[BrickProfiler, dict[str, int]] = weakref.Weak
 
 
 class Attachment:
-    """One model that is timed."""
+    """One model that is timed, from `begin` to `detach`."""
 
     def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler) -> None:
         self.root = weakref.ref(root)
@@ -56,6 +55,8 @@ class Attachment:
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk]
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
         self.is_attached = True
+
+    def begin(self) -> None:
         for other in self._others:
             module = other()
             if module is not None:
@@ -68,10 +69,9 @@ class Attachment:
         with _lock:
             if not self.is_attached:
                 return
-            self.is_attached = False
-            for call in (*self._trunk, *self.steps.calls):
+            for call in self._trunk:
                 call.remove()
-            self.steps.calls = ()
+            self.steps.remove()
             for module in [module for module, attachment in _attached.items() if attachment is self]:
                 del _attached[module]
             for other in self._others:
@@ -80,13 +80,17 @@ class Attachment:
                     forget(module)
             if not len(_attached):
                 _functions.unwrap()
+            self.is_attached = False
 
     def after_fork(self) -> None:
         self.steps.after_fork()
 
     def _give_up(self, error: Exception) -> None:
-        say(f"{self.model or 'the model'} is no longer shown: {type(error).__name__}: {error}")
+        say(f"{self.model or 'the model'} is no longer shown: {in_words(error)}")
         self.detach()
+        root = self.root()
+        if root is not None:
+            leave_alone(root)
 
 
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
@@ -135,24 +139,29 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
         if part is not None:
             part.detach()
     attachment = Attachment(model, plan, profiler)
-    for module in (model, *plan.trunk):
-        _attached[module] = attachment
-    if plan.parts:
-        keep_dynamo_out()
-        _functions.replace(nn.Module, "compile", _in_place)
-        if any(map(is_compiled, model.modules())):  # Dynamo would compile it anew for functions it has not seen
-            _functions.wrap_generate()
-        else:
-            _functions.wrap(model.modules())
-    if not attachment.model:
-        attachment.profiler.announce(_manifest(model, plan, engine))
+    try:
+        for module in (model, *plan.trunk):
+            _attached[module] = attachment
+        if plan.parts:
+            keep_dynamo_out()
+            _functions.replace(nn.Module, "compile", _in_place)
+            if any([is_compiled(module) for module in model.modules()]):
+                _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
+            else:
+                _functions.wrap(model.modules())
+        if not attachment.model:
+            attachment.profiler.announce(_manifest(model, plan, engine))
+        attachment.begin()
+    except BaseException:  # nothing stays half attached, whether it is ours or of a signal handler
+        attachment.detach()
+        raise
     return attachment
 
 
 def _why_not(model: nn.Module) -> str:
     if not is_supported():
         return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
-    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+    if any([isinstance(module, nn.DataParallel) for module in model.modules()]):
         return (
             "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
         )
@@ -198,7 +207,6 @@ def _whole(value: Any) -> int:
 # --- every model, at its first call ---------------------------------------------------------------------------
 
 _profiler: BrickProfiler | None = None
-_said: set[str] = set()
 
 
 def install(profiler: BrickProfiler) -> None:
@@ -240,8 +248,8 @@ def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     try:
         _look_at(module)
     except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
-        module.__dict__[ATTRIBUTE] = None
-        say(f"{type(module).__name__} is not shown: {error}")
+        ours(error, f"{type(module).__name__} is not shown")
+        leave_alone(module)
     return module(*args, **kwargs)
 
 
@@ -252,13 +260,13 @@ def _in_place(original: Callable[..., None]) -> Callable[..., None]:
     def compile_in_place(self: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         call = self.__dict__.get(ATTRIBUTE)
         original(self, *args, **kwargs)
-        if isinstance(call, Call):
-            call.swap_in()
-        elif _profiler is not None and self not in _attached:
-            try:
+        try:
+            if isinstance(call, Call):
+                call.swap_in()
+            elif _profiler is not None and self not in _attached:
                 _look_at(self)
-            except Exception as error:  # noqa: BLE001 - as in _first_call
-                say(f"{type(self).__name__} is not shown: {error}")
+        except Exception as error:  # noqa: BLE001 - as in _first_call
+            ours(error, f"{type(self).__name__} is not shown")
 
     return compile_in_place
 
@@ -269,12 +277,6 @@ def _look_at(module: nn.Module) -> None:
             attach(module, _profiler)
         else:
             module.__dict__.setdefault(ATTRIBUTE, None)
-
-
-def say(what: str) -> None:
-    if what not in _said and len(_said) < 100:
-        _said.add(what)
-        _log.warning("cbtop: %s", what)
 
 
 def _after_fork() -> None:

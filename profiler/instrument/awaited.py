@@ -8,6 +8,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from cbtop.profiler.instrument.trouble import ours
+
 
 def once_imported(name: str, then: Callable[[], None]) -> None:
     """Call `then` when the module `name` has been imported: now, where it is there."""
@@ -37,15 +39,19 @@ class _Finder:
         if name != self.name:
             return None
         for finder in sys.meta_path:
-            spec: ModuleSpec | None = None if finder is self else finder.find_spec(name, path, target)
+            find: Any = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
-                loader: Any = spec.loader
-                if loader is not None and "exec_module" not in vars(loader):
-                    self._follow(loader)
+                try:
+                    self._follow(spec.loader)
+                except Exception as error:  # noqa: BLE001 - the host imports it all the same
+                    ours(error, f"{name} is not followed")
                 return spec
         return None
 
     def _follow(self, loader: Any) -> None:
+        if loader is None or "exec_module" in vars(loader):
+            return
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -54,6 +60,9 @@ class _Finder:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 for then in self.then:
-                    then()
+                    try:
+                        then()
+                    except Exception as error:  # noqa: BLE001 - as above
+                        ours(error, f"{self.name} is not followed")
 
         loader.exec_module = exec_module

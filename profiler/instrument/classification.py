@@ -61,12 +61,12 @@ class Described:
     def in_attention(self) -> bool:
         """Whether the module it lies in is attention, or a part of attention (BERT's `attention.output`)."""
         near = self.lies_in.split(".")[-2:]
-        named = any(_ATTENTION_NAME.search(part) for part in near) and not _FEED_FORWARD.search(near[-1])
+        named = any([_ATTENTION_NAME.search(part) for part in near]) and not _FEED_FORWARD.search(near[-1])
         return not self.in_mixer and (named or (len(self.classes) > 1 and "Attention" in self.classes[1]))
 
     @property
     def in_mixer(self) -> bool:
-        return any(_MIXER.search(name) for name in self.classes[1:3])
+        return any([_MIXER.search(name) for name in self.classes[1:3]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,12 @@ Rule = Callable[[Described], bool]
 def _path(pattern: str, *also: Rule) -> Rule:
     """Inside a layer, whose last name matches `pattern`."""
     compiled = re.compile(rf"({pattern})$")
-    return lambda it: it.in_layer and compiled.match(it.name) is not None and all(rule(it) for rule in also)
+    return lambda it: it.in_layer and compiled.match(it.name) is not None and all([rule(it) for rule in also])
 
 
 def _class(pattern: str | re.Pattern[str], *also: Rule) -> Rule:
     compiled = re.compile(pattern)
-    return lambda it: compiled.search(it.classes[0]) is not None and all(rule(it) for rule in also)
+    return lambda it: compiled.search(it.classes[0]) is not None and all([rule(it) for rule in also])
 
 
 def _in_attention(it: Described) -> bool:
@@ -124,11 +124,11 @@ def _in_feed_forward(it: Described) -> bool:
 
 
 def _beside(*names: str) -> Rule:
-    return lambda it: all(name in it.siblings for name in names)
+    return lambda it: all([name in it.siblings for name in names])
 
 
 def _not_beside(*names: str) -> Rule:
-    return lambda it: not any(name in it.siblings for name in names)
+    return lambda it: not any([name in it.siblings for name in names])
 
 
 def _leaf(it: Described) -> bool:
@@ -215,7 +215,10 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
     (lambda it: it.gives_vocabulary and not it.in_layer, Kind(BrickId.LM_HEAD)),
     (
         lambda it: (
-            not it.in_layer and re.match(r"(lm_head|embed_out)$", it.name) is not None and "Norm" not in it.classes[0]
+            not it.in_layer
+            and it.is_leaf
+            and re.match(r"(lm_head|embed_out)$", it.name) is not None
+            and "Norm" not in it.classes[0]
         ),
         Kind(BrickId.LM_HEAD),
     ),

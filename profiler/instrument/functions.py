@@ -2,8 +2,9 @@
 
 Rules
 - They stay wrapped as long as anything is attached: Dynamo guards on which function it has seen, and to swap them for
-  each step would compile anew. Outside of recorded steps a wrapper asks two questions and calls.
+  each step would compile anew. Where nothing is recorded a wrapper asks two questions and calls.
 - A wrapper's first question is whether Dynamo compiles, and it closes over nothing that changes.
+- Where something of ours fails, it is said once, and what is wrapped is called as it is.
 - Fused attention is one brick, "Attention (fused)", and is never split.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import classification
-from cbtop.profiler.instrument.steps import Generation, unit
+from cbtop.profiler.instrument.steps import Generation, recorded_here, swapped_in, unit
+from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 Function = Callable[..., Any]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _ROPE = (
     "apply_rotary_pos_emb",
@@ -38,8 +42,9 @@ _ROPE = (
     "apply_multimodal_rotary_pos_emb",
 )
 # Arguments by which attention leaves out keys: of other sequences in the same row, of pages, of before a window.
-_HIDE = ("cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias")
+_HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 _EAGER = "eager_attention_forward"
+_EAGER_METHOD = "_attn"  # the same of older models (GPT-J): of the attention itself, which is its first argument
 GENERATION = "transformers.generation.utils"
 
 
@@ -52,7 +57,10 @@ class Functions:
     def wrap(self, modules: Iterable[nn.Module]) -> None:
         """Wrap those that these modules call, as far as they are not yet."""
         self.replace(torch.nn.functional, "scaled_dot_product_attention", lambda f: _attention(f, "sdpa", 0))
-        for name in sorted({type(module).__module__ for module in modules}):
+        kinds = {base for module in modules for base in type(module).__mro__}
+        for kind in kinds:
+            self.replace(kind, _EAGER_METHOD, _eager)
+        for name in sorted({kind.__module__ for kind in kinds}):
             home = sys.modules.get(name)
             for function in _ROPE:
                 self.replace(home, function, _rope)
@@ -62,8 +70,8 @@ class Functions:
 
     def unwrap(self) -> None:
         """Put back what was there, where nobody else has put something of theirs since."""
-        for owner, name, original, ours in self._wrapped.values():
-            if _get(owner, name) is ours:
+        for owner, name, original, wrapped in self._wrapped.values():
+            if _get(owner, name) is wrapped:
                 _set(owner, name, original)
         self._wrapped.clear()
 
@@ -90,10 +98,10 @@ class Functions:
         original = None if owner is None else _get(owner, name)
         if original is None or (id(owner), name) in self._wrapped or hasattr(original, "_is_of_cbtop"):
             return
-        ours = wrapper(original)
-        ours._is_of_cbtop = True  # type: ignore[attr-defined]
-        self._wrapped[id(owner), name] = (owner, name, original, ours)
-        _set(owner, name, ours)
+        wrapped = wrapper(original)
+        wrapped._is_of_cbtop = True  # type: ignore[attr-defined]
+        self._wrapped[id(owner), name] = (owner, name, original, wrapped)
+        _set(owner, name, wrapped)
 
 
 def _get(owner: Any, name: str) -> Any:
@@ -113,28 +121,29 @@ def timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], n
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
+        if is_dynamo_compiling() or not swapped_in:
             return original(*args, **kwargs)
-        profiler = unit().profiler
-        if profiler is None or _runs_inside(profiler, name):
+        timer = None
+        try:
+            here = recorded_here()
+            # One attention function calls another: what runs in such a brick already is a part of it.
+            if here is not None and getattr(here[1].scope.key, "name", None) != name:
+                stop = here[0].profiler.stop_brick
+                brick, elements = brick_of(args, kwargs)
+                timer = here[0].profiler.start_brick(brick)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            ours(error, f"some calls of {name} are not timed")
+        if timer is None:
             return original(*args, **kwargs)
-        brick, elements = brick_of(args, kwargs)
-        timer = profiler.start_brick(brick)
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            profiler.stop_brick(timer, 0, True)
+            stop(timer, 0, True)
             raise
-        profiler.stop_brick(timer, elements)
+        stop(timer, elements)
         return result
 
     return call
-
-
-def _runs_inside(profiler: Any, name: str) -> bool:
-    """Whether what runs is in such a brick already: one attention function calls another."""
-    key = profiler._path.position.scope.key
-    return isinstance(key, BrickDefinition) and key.name == name
 
 
 ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
@@ -154,13 +163,17 @@ def _attention(original: Function, label: str, queries: int) -> Function:
     name = classification.ATTENTION_FUSED
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
-        module = args[0] if queries else None
-        query, key = _named(args, kwargs, queries, "query"), _named(args, kwargs, queries + 1, "key")
-        mask = _named(args, kwargs, queries + 3, "attention_mask" if queries else "attn_mask")
+        if len(args) > queries + 3:
+            query, key, _, mask = args[queries : queries + 4]
+        else:
+            query, key = _named(args, kwargs, queries, "query"), _named(args, kwargs, queries + 1, "key")
+            mask = _named(args, kwargs, queries + 3, "attention_mask" if queries else "attn_mask")
         is_causal = kwargs.get("is_causal")
         if is_causal is None:
-            is_causal = getattr(module, "is_causal", False) if queries else len(args) > 5 and args[5]
-        hides = mask is not None or any(kwargs.get(word) is not None for word in _HIDE)
+            is_causal = getattr(args[0], "is_causal", False) if queries else len(args) > 5 and args[5]
+        hides = mask is not None or (
+            not _HIDE.isdisjoint(kwargs) and any([kwargs.get(word) is not None for word in _HIDE])
+        )
         return _attended(name, label, query, key, hides, bool(is_causal))
 
     return timed(original, brick_of, name)
@@ -184,16 +197,19 @@ def _named(args: Any, kwargs: Any, at: int, name: str) -> Any:
 
 def _attended(name: str, label: str, query: Any, key: Any, has_mask: bool, is_causal: bool) -> tuple[Any, int]:
     """The brick, and the pairs of a query and a key over all heads; what a mask hides only a device knows."""
-    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and query.dim() == 4 == key.dim()):
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         return _attention_brick(name, label, 0, 0, 0), 0
-    sequences, heads, new, columns = query.shape
-    kept = key.shape[2]
+    queries, keys = query.shape, key.shape
+    if len(queries) != 4 or len(keys) != 4 or queries[3] != keys[3]:  # the last: keys on their side
+        return _attention_brick(name, label, 0, 0, 0), 0
+    sequences, heads, new, columns = queries
+    _, key_heads, kept, _ = keys
     pairs = new * kept
     if is_causal and not has_mask and new > 1:
         pairs = new * (new + 1) // 2 + new * (kept - new) if kept >= new else pairs
-    if has_mask or query.device.type != "cpu":  # what the host sees there are launches
+    if has_mask or not query.is_cpu:  # what the host sees there are launches
         return _attention_brick(name, label, 0, 0, 0), sequences * heads * pairs
-    shared = max(1, heads // max(1, key.shape[1]))
+    shared = max(1, heads // max(1, key_heads))
     itemsize = key.element_size() if new == 1 else 0
     return _attention_brick(name, label, columns, shared, itemsize), sequences * heads * pairs
 
@@ -214,22 +230,73 @@ def _attention_brick(name: str, label: str, columns: int, shared: int, itemsize:
 def generates(original: Function) -> Function:
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Any:
-        here = unit()
-        here.generations.append(Generation())
+        depth = None
         try:
+            depth = _begin_generate()
             return original(*args, **kwargs)
         finally:
-            here.end_generate()
+            try:
+                _end_generate(depth)
+            except BaseException:  # of a signal handler: what has ended by then ends no more
+                _end_generate(depth)
+                raise
 
     return generate
+
+
+def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Arguments, Result | None]:
+    @functools.wraps(function)
+    def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            ours(error, "some steps of generate lack their sampling")
+        return None
+
+    return guarded
+
+
+@_unless_it_fails
+def _begin_generate() -> int:
+    """Gives how many calls of `generate` there are around it."""
+    generations = unit().generations
+    generations.append(Generation())
+    return len(generations) - 1
+
+
+@_unless_it_fails
+def _end_generate(depth: int | None) -> None:
+    if depth is not None:
+        unit().end_generate(depth)
+
+
+@_unless_it_fails
+def _is_assisted() -> None:
+    generation = unit().generation
+    if generation is not None:
+        generation.is_assisted = True
+
+
+@_unless_it_fails
+def _begin_sampling() -> None:
+    waiting = _waiting()
+    if waiting is not None:
+        waiting.begin_sampling()
+
+
+@_unless_it_fails
+def _end_sampling(args: tuple[Any, ...]) -> None:
+    """The arguments are those of stopping criteria: the words chosen so far come second."""
+    waiting = _waiting()
+    if waiting is not None:
+        words = args[1] if len(args) > 1 else None
+        waiting.end_sampling(words.shape[-1] if isinstance(words, Tensor) else None)
 
 
 def _assisted(original: Function) -> Function:
     @functools.wraps(original)
     def assisted_decoding(*args: Any, **kwargs: Any) -> Any:
-        generation = unit().generation
-        if generation is not None:
-            generation.is_assisted = True
+        _is_assisted()
         return original(*args, **kwargs)
 
     return assisted_decoding
@@ -239,9 +306,7 @@ def _scores(original: Function) -> Function:
     @functools.wraps(original)
     def process_scores(*args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():
-            waiting = _waiting()
-            if waiting is not None:
-                waiting.begin_sampling()
+            _begin_sampling()
         return original(*args, **kwargs)
 
     return process_scores
@@ -250,13 +315,9 @@ def _scores(original: Function) -> Function:
 def _chosen(original: Function) -> Function:
     @functools.wraps(original)
     def is_done(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return original(*args, **kwargs)
-        waiting = _waiting()
         result = original(*args, **kwargs)
-        if waiting is not None:
-            words = args[1] if len(args) > 1 else None
-            waiting.end_sampling(words.shape[-1] if isinstance(words, Tensor) else None)
+        if not is_dynamo_compiling():
+            _end_sampling(args)
         return result
 
     return is_done

@@ -32,18 +32,18 @@ class Call:
 
 def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, is_assisted: bool = False) -> Call:
     """What a call with these arguments does. `has_cache` says whether the model can take one at all."""
-    new = next((kwargs[name] for name in _NEW if isinstance(kwargs.get(name), Tensor)), None)
-    if new is None:
-        new = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    named = [kwargs[name] for name in _NEW if name in kwargs and isinstance(kwargs[name], Tensor)]
+    found = named or [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    new = found[0] if found else None
     sequences, length = _shape(new)
     packed = _packed(kwargs, sequences * length)
     if packed is not None:
         return packed
     tokens = sequences * length
     if not has_cache:
-        return Call(ENCODE, tokens, sequences, 0)
-    held = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
-    cached = 0 if held is None else cached_positions(held)
+        return Call(ENCODE, tokens, sequences, None)
+    held = [kwargs[name] for name in _CACHES if kwargs.get(name) is not None]
+    cached = cached_positions(held[0]) if held else 0
     if cached == 0:
         phase = PREFILL
     elif is_assisted:
@@ -74,7 +74,7 @@ def _shape(new: Tensor | None) -> tuple[int, int]:
     """Sequences and new tokens of each."""
     if new is None:
         return 0, 0
-    shape = tuple(int(size) for size in new.shape)
+    shape = tuple(map(int, new.shape))
     match shape:
         case ():
             return 1, 1
@@ -88,7 +88,7 @@ def _shape(new: Tensor | None) -> tuple[int, int]:
 
 def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
     """A call whose sequences of different lengths lie behind one another (Hugging Face's continuous batching)."""
-    ends, longest, longest_kept = (kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q", "max_length_k"))
+    ends, longest, longest_kept = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q"), kwargs.get("max_length_k")
     if not isinstance(ends, Tensor) or not isinstance(longest, int):
         return None
     sequences = ends.numel() - 1
@@ -130,11 +130,15 @@ def _layers_of(cache: Any) -> list[Any]:
 
 def _is_fresh(cache: Any) -> bool:
     """Whether nothing has been put into a cache: no layer is there, or none has been used."""
-    layers = _layers_of(cache)
-    used = [getattr(layer, "is_initialized", None) for layer in layers]
-    recurrent = [getattr(layer, "has_previous_state", None) for layer in layers]
-    known = [value for value in (*used, *recurrent) if value is not None]
-    return hasattr(cache, "layers") and (not layers or (bool(known) and not any(map(_truth, known))))
+    layers, is_known = _layers_of(cache), False
+    for layer in layers:
+        for name in ("is_initialized", "has_previous_state"):
+            used = getattr(layer, name, None)
+            if used is not None:
+                is_known = True
+                if _truth(used):
+                    return False
+    return hasattr(cache, "layers") and (is_known or not layers)
 
 
 def _truth(value: object) -> bool:
@@ -149,4 +153,4 @@ def _truth(value: object) -> bool:
 def _counts_positions(cache: Any) -> bool:
     """Whether any layer of a cache counts its positions; those of mixers keep a state instead."""
     layers = _layers_of(cache)
-    return not layers or any(hasattr(layer, "get_seq_length") for layer in layers)
+    return not layers or any([hasattr(layer, "get_seq_length") for layer in layers])

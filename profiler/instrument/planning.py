@@ -50,7 +50,7 @@ class Plan:
 
 def holds_a_stack(root: nn.Module) -> bool:
     """Whether `root` is a model in whose calls there are layers to be seen."""
-    return next(_stacks(root, ""), None) is not None
+    return bool(list(_stacks(root, "")))
 
 
 def plan_of(root: nn.Module) -> Plan | None:
@@ -63,7 +63,7 @@ def plan_of(root: nn.Module) -> Plan | None:
     planner.plan.stacks = {name: len(stack) for (_, stack), name in zip(found, names, strict=True)}
     paths = [path for path, _ in found]
     for path, module in root.named_modules():
-        if any(stack.startswith(f"{path}." if path else "") and stack != path for stack in paths):
+        if any([stack.startswith(f"{path}." if path else "") and stack != path for stack in paths]):
             planner.plan.trunk.append(module)
     planner.walk(root, "", (type(root).__name__,), in_layer=False)
     planner.finish()
@@ -80,7 +80,7 @@ def _stacks(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_stack(module: nn.Module) -> bool:
-    kinds = [type(child) for child in module.children() if next(child.children(), None) is not None]
+    kinds = [type(child) for child in module.children() if list(child.children())]
     return len(set(kinds)) < len(kinds)
 
 
@@ -89,7 +89,7 @@ def _names(paths: list[str]) -> list[str]:
     if len(paths) == 1:
         return [""]
     parts = [path.split(".") for path in paths]
-    while all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) == 1:
+    while all([len(part) > 1 for part in parts]) and len({part[0] for part in parts}) == 1:
         parts = [part[1:] for part in parts]
     shorter = [".".join(part[:-1]) for part in parts]
     return shorter if all(shorter) and len(set(shorter)) == len(shorter) else [".".join(part) for part in parts]
@@ -124,7 +124,7 @@ class _Planner:
             if stack is not None:
                 self._walk_stack(child, inside, around, stack)
                 continue
-            is_leaf = next(child.children(), None) is None
+            is_leaf = not list(child.children())
             described = Described(inside, around, siblings, is_leaf, in_layer, self._is_of_vocabulary(child))
             kind = classify(described)
             if kind is None:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cbtop.profiler.instrument.attachment import Attachment, attach_to_runner, installed, leave_alone, say
+from cbtop.profiler.instrument.attachment import Attachment, attach_to_runner, installed, leave_alone
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.functions import Function, Functions, timed
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.steps import Generation, OpenStep, unit
+from cbtop.profiler.instrument.trouble import say
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickId
 

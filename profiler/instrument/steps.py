@@ -6,31 +6,40 @@ Rules
 - Of a model that an engine's runner runs, the runner's call is the step: the model's own calls are none.
 - Each thread, task and greenlet has its own open steps (`Unit`).
 - Calls of modules are swapped in where a step is recorded, and out again at the next that is not.
+- Where something of ours fails, the step ends, the model is detached, and its call goes on.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
+from weakref import ref
 
 import torch
 from torch.compiler import is_compiling
 
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.phases import VERIFY, describe
+from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call
 from cbtop.profiler.positions import finder
+from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickId
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from cbtop.profiler.hot_path import HotPath, Position
+    from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.steps import Step
+
+Arguments = ParamSpec("Arguments")
 
 
 class Generation:
@@ -58,19 +67,43 @@ class Unit:
         """The innermost."""
         return self.generations[-1] if self.generations else None
 
-    @property
-    def profiler(self) -> BrickProfiler | None:
-        """Who times what runs here now; None outside of recorded steps."""
-        return self.open[-1].profiler if self.open and self.open[-1].is_recorded else None
-
-    def end_generate(self) -> None:
-        """Close what waited for a token that was never chosen."""
-        ended = self.generations.pop()
-        while self.open and self.open[-1].generation is ended:
+    def end_generate(self, depth: int) -> None:
+        """The call of `generate` with so many around it has ended: close what waited for a token in it."""
+        ended = self.generations[depth:]
+        del self.generations[depth:]
+        while self.open and self.open[-1].generation in ended:
             self.open[-1].close()
 
 
 unit: Callable[[], Unit] = finder(Unit)
+swapped_in: dict[ref[ModelSteps], object] = {}  # whose calls are timed; where there is none, nothing is recorded
+
+
+def recorded_here() -> tuple[ModelSteps, Position] | None:
+    """Whose recorded step the caller is in, and where in the graph; None outside of these."""
+    models = list(swapped_in)
+    if len(models) == 1:  # the compiled path knows its position for a tenth of what `unit` costs
+        steps = models[0]()
+    else:
+        here = unit().open if models else ()
+        steps = here[-1].steps if here and here[-1].is_recorded else None
+    if steps is None:
+        return None
+    position = steps.path.position
+    return None if position.step is None else (steps, position)
+
+
+def _unless_it_fails(
+    method: Callable[Concatenate[OpenStep, Arguments], None],
+) -> Callable[Concatenate[OpenStep, Arguments], None]:
+    @functools.wraps(method)
+    def guarded(self: OpenStep, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            self.steps.failed(error)
+
+    return guarded
 
 
 class Called(Protocol):
@@ -100,20 +133,35 @@ class OpenStep:
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
         self._step: Step = steps.profiler.step(self.call.phase, self.call.tokens, steps.model)
+        self._step.sequences, self._step.cached = self.call.sequences or None, self.call.cached
 
     def begin(self) -> None:
+        self._unit.open.append(self)
         self._step.__enter__()
         if self.waits and self.generation is not None and self.generation.last_end_ns is not None:
             self._step.start_ns = self.generation.last_end_ns
-        self._unit.open.append(self)
         self.is_recorded = self.profiler.recording
-        self.steps.follow(recorded=self.is_recorded)
+        self.steps.follow(self if self.is_recorded else None)
 
+    @_unless_it_fails
+    def returned(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """The model's call has, or has failed."""
+        self.is_running = False
+        if kind is not None or not self.waits:
+            self.close(kind, error, trace)
+
+    @_unless_it_fails
     def begin_sampling(self) -> None:
         """The scores are looked at: from here on a token is chosen."""
         if self._sampling is None and self.is_recorded:
             self._sampling = self.profiler.start_brick(BrickId.SAMPLING)
 
+    @_unless_it_fails
     def end_sampling(self, length: int | None) -> None:
         """A token of each sequence, or several of one, has been chosen: the sequences are `length` long now."""
         if self._sampling is not None:
@@ -125,11 +173,13 @@ class OpenStep:
                 self.accept(self.call.sequences * max(0, length - before))
         self.close()
 
+    @_unless_it_fails
     def accept(self, tokens: int) -> None:
         """So many tokens have come of it: those of a draft that were accepted, and one of each sequence."""
         if self.call.phase == VERIFY:
             self._step.tokens = tokens
 
+    @_unless_it_fails
     def close(
         self,
         kind: type[BaseException] | None = None,
@@ -137,17 +187,24 @@ class OpenStep:
         trace: TracebackType | None = None,
     ) -> None:
         """End it, and what is still open inside."""
+        self.is_running = False
         opened = self._unit.open
-        while opened and opened[-1] is not self:
-            opened[-1].close()
-        if not opened:
+        if self not in opened:
             return
-        opened.pop()
-        self._step.__exit__(kind, error, trace)
-        if self.generation is not None:
-            self.generation.last_end_ns = self.steps.now_ns()
-        if self.is_recorded:
-            self.steps.ended()
+        try:
+            while opened[-1] is not self:
+                opened[-1].close()
+            try:
+                self._step.__exit__(kind, error, trace)
+            except BaseException:  # of a signal handler: what has ended by then ends no more
+                self._step.__exit__(kind, error, trace)
+                raise
+            if self.generation is not None:
+                self.generation.last_end_ns = self.steps.now_ns()
+        finally:
+            if self in opened:
+                del opened[opened.index(self) :]
+            self.steps.ended(self)
 
 
 class ModelSteps:
@@ -155,75 +212,119 @@ class ModelSteps:
 
     def __init__(self, profiler: BrickProfiler, model: str, give_up: Callable[[Exception], None]) -> None:
         self.profiler = profiler
+        self.path: HotPath | Path = getattr(profiler._path, "_hot_path", profiler._path)  # the nearest to a position
         self.model = model
         self.give_up = give_up
         self.calls: Sequence[BrickCall] = ()
         self.is_of_runner = False  # the model's own calls are no steps
-        self._are_in = False
-        self.after_fork()
+        self._are_in: bool | None = False  # None: some of them may be
+        self._lock = threading.RLock()  # a handler of the host's may call the model where a signal finds us in here
+        self._recorded: set[OpenStep] = set()  # that run
 
     def after_fork(self) -> None:
         """In a child nobody holds the lock, and of the steps that ran those of this thread are left."""
-        self._lock = threading.Lock()
-        self._running = sum(step.steps is self and step.is_recorded for step in unit().open)
+        self._lock = threading.RLock()
+        self._recorded.intersection_update(unit().open)
+
+    def failed(self, error: Exception) -> None:
+        """Something of ours has, and this model is shown no longer; unless it is the host's, or its stack is full."""
+        let_through(error)
+        if not isinstance(error, RecursionError):
+            try:
+                self.give_up(error)
+            except Exception as trouble:  # noqa: BLE001 - as in _unless_it_fails
+                ours(trouble, "a model cannot be detached")
 
     def now_ns(self) -> int:
         return self.profiler._path.now_ns()
 
     def open_in(self, here: Unit) -> OpenStep | None:
         """The step of this model that is open there."""
-        return next((step for step in reversed(here.open) if step.steps is self), None)
+        found = [step for step in here.open if step.steps is self]
+        return found[-1] if found else None
 
     def run_model(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model: as a step, unless it is a runner's, whose warm-ups call it outside of any."""
         if not self.is_of_runner:
             return self.run(call, args, kwargs)
-        if self.open_in(unit()) is None:
-            self.follow(recorded=False)
+        try:
+            if self.open_in(unit()) is None:
+                self.follow(None)
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            self.failed(error)
         return call.plain(*args, **kwargs)
 
     def run(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model as a step; inside a step of its own it is only called."""
-        here = unit()
-        mine = self.open_in(here)
-        if mine is not None:
-            if mine.is_running:
-                return call.plain(*args, **kwargs)
-            mine.close()  # it waited for a token, and the next call has come
+        step: OpenStep | None = None
         try:
-            step = OpenStep(self, here, call, args, kwargs)
-            step.begin()
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
-            self.give_up(error)
-            return call.plain(*args, **kwargs)
-        try:
+            step = self._begun(call, args, kwargs)
             result = call.plain(*args, **kwargs)
-        except BaseException:
-            step.is_running = False
-            step.close(*sys.exc_info())
+            if step is not None:
+                step.returned()
+        except BaseException:  # of the model, or of a signal handler
+            if step is not None:
+                step.returned(*sys.exc_info())
             raise
-        step.is_running = False
-        if not step.waits:
-            step.close()
         return result
 
-    def follow(self, *, recorded: bool) -> None:
-        """Swap the calls in for a step that is recorded, and out for one that is not, where no other is running."""
-        with self._lock:
-            if recorded:
-                self._running += 1
-            if recorded is self._are_in or (not recorded and self._running):
-                return
-            self._are_in = recorded
-            for call in self.calls:
-                if recorded:
-                    call.swap_in()
-                else:
-                    call.swap_out()
+    def _begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenStep | None:
+        """The step that begins; None inside one of this model, and where it cannot."""
+        step: OpenStep | None = None
+        try:
+            if not self.profiler.enabled:
+                self.follow(None)
+                return None
+            here = unit()
+            mine = self.open_in(here)
+            if mine is not None:
+                if mine.is_running:
+                    return None
+                mine.close()  # it waited for a token, and the next call has come
+            step = OpenStep(self, here, call, args, kwargs)
+            step.begin()
+        except BaseException as error:
+            if step is not None:
+                step.close()
+            if not isinstance(error, Exception):
+                raise
+            self.failed(error)
+            return None
+        return step
 
-    def ended(self) -> None:
+    def follow(self, recorded: OpenStep | None) -> None:
+        """Swap the calls in for a step that is recorded, and out for one that is not, where no other is running."""
+        if recorded is None and self._are_in is False:
+            return
         with self._lock:
-            self._running -= 1
+            if recorded is not None:
+                self._recorded.add(recorded)
+            elif self._recorded:
+                return
+            if self._are_in is (recorded is not None):
+                return
+            self._are_in = None
+            if recorded is not None:
+                swapped_in[ref(self, swapped_in.pop)] = None
+                for call in self.calls:
+                    call.swap_in()
+            else:
+                for call in self.calls:
+                    call.swap_out()
+                swapped_in.pop(ref(self), None)
+            self._are_in = recorded is not None
+
+    def remove(self) -> None:
+        """Time nothing from now on."""
+        with self._lock:
+            swapped_in.pop(ref(self), None)
+            for call in self.calls:
+                call.remove()
+            self.calls = ()
+
+    def ended(self, step: OpenStep) -> None:
+        with self._lock:
+            self._recorded.discard(step)
 
 
 class ModelCall(Call):

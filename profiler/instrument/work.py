@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import inspect
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cbtop.protocol.attributes import UNKNOWN_WORK, Work
@@ -56,8 +55,8 @@ def work_of(module: nn.Module, brick: BrickId | str) -> Work:
 
 def device_of(*modules: nn.Module) -> str:
     """The kind of device (`cpu`, `cuda`) that the weights of the first of `modules` that has any lie on."""
-    held = next(chain.from_iterable(chain(module.parameters(), module.buffers()) for module in modules), None)
-    return "cpu" if held is None else str(held.device.type)
+    held = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return str(held[0].device.type) if held else "cpu"
 
 
 def backend_of(*modules: nn.Module) -> str:
@@ -70,16 +69,16 @@ def _may_add(norm: nn.Module) -> bool:
     """Whether a call may add a residual first: vLLM's and SGLang's norms do, but in the first layer."""
     kind = type(norm)
     methods = (getattr(kind, name, None) for name in ("forward", "forward_native"))
-    return any("residual" in inspect.signature(method).parameters for method in methods if method is not None)
+    return any(["residual" in inspect.signature(method).parameters for method in methods if method is not None])
 
 
 def product_sizes(module: nn.Module) -> tuple[int, int] | None:
     """Columns and rows of a module that multiplies by one matrix; None of any other."""
-    columns = next((getattr(module, name) for name in _COLUMNS if hasattr(module, name)), None)
-    rows = next((getattr(module, name) for name in _ROWS if hasattr(module, name)), None)
-    if not isinstance(columns, int) or not isinstance(rows, int) or columns < 1 or rows < 1:
+    columns = [getattr(module, name) for name in _COLUMNS if hasattr(module, name)]
+    rows = [getattr(module, name) for name in _ROWS if hasattr(module, name)]
+    if not columns or not rows or not isinstance(columns[0], int) or not isinstance(rows[0], int):
         return None
-    return columns, rows
+    return (columns[0], rows[0]) if min(columns[0], rows[0]) > 0 else None
 
 
 def stored_bytes(module: nn.Module) -> int:

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from cbtop.protocol.signals import let_through
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -43,7 +45,7 @@ def is_supported() -> bool:
     probe()
     is_left_out = ATTRIBUTE not in probe.__getstate__()
     dynamo = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    can_be_told = all(hasattr(dynamo, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list"))
+    can_be_told = all([hasattr(dynamo, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
     return getattr(torch.nn.Module, ATTRIBUTE, True) is None and bool(called) and is_left_out and can_be_told
 
 
@@ -159,15 +161,22 @@ class BrickCall(Call):
             self._stop(timer, 0, True)
             raise
         if timer is not None:
-            self._stop(timer, elements_of(args, kwargs))
+            if args and type(args[0]) is Tensor:
+                self._stop(timer, args[0].numel())
+            else:
+                self._stop(timer, elements_of(args, kwargs))
         return result
 
 
-def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The elements of the first tensor among the arguments; 0 where there is none."""
-    if args and isinstance(args[0], Tensor):
-        return args[0].numel()  # type: ignore[no-any-return]
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            return value.numel()  # type: ignore[no-any-return]
+def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The elements of the first tensor among the arguments; 0 where there is none, and no number where it fails."""
+    try:
+        if args and isinstance(args[0], Tensor):
+            return args[0].numel()
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor):
+                return value.numel()
+    except Exception as error:  # noqa: BLE001 - a tensor of the host's own kind: the call is timed, and not counted
+        let_through(error)
+        return error
     return 0

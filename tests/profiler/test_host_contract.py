@@ -25,6 +25,7 @@ from cbtop.protocol import ring as ring_module
 from cbtop.protocol.messages import Activity
 from cbtop.protocol.vocabulary import BrickId, SyncMode, TransferDirection
 from tests.profiler.memory import Memory
+from tests.profiler.signals import nothing_is_lost
 
 MAKE = type[BrickProfiler]
 
@@ -334,38 +335,6 @@ def test_what_the_hosts_signal_handler_raises_in_our_code_reaches_the_host_and_r
     assert len(memory.records) >= recorded + 2
 
 
-def _nothing_is_lost(use: Callable[[], object], raised: type[Exception], at: int) -> str:
-    """Let a signal arrive at the `at`-th function of ours that `use` enters; gives which one that is."""
-    left = at
-    arrived: list[int] = []
-    where = [""]
-
-    def handler(number: int, frame: object) -> None:
-        arrived.append(number)
-        raise raised("the host's own")
-
-    def trace(frame: Any, event: str, argument: object) -> None:
-        nonlocal left
-        if event == "call" and frame.f_globals["__name__"].startswith("cbtop.") and not arrived:
-            left -= 1
-            if left < 0:
-                where.append(f"{frame.f_code.co_qualname} at {at}")
-                signal.raise_signal(signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    reached = False
-    sys.setprofile(trace)
-    try:
-        use()
-    except raised:
-        reached = True
-    finally:
-        sys.setprofile(None)
-        signal.signal(signal.SIGUSR1, before)
-    assert reached == bool(arrived), where[-1]
-    return where[-1]
-
-
 def test_what_a_signal_handler_raises_as_steps_begin_and_end_is_never_lost(make_either: MAKE) -> None:
     profiler = make_either(recorder=Memory())
     for at in count():
@@ -375,7 +344,7 @@ def test_what_a_signal_handler_raises_as_steps_begin_and_end_is_never_lost(make_
                 with profiler.step("decode", 1):
                     pass
 
-        if not _nothing_is_lost(use, TimeoutError, at):
+        if not nothing_is_lost(use, TimeoutError, at):
             break
     assert profiler.recording
 
@@ -529,7 +498,7 @@ def test_a_signal_while_the_files_open_or_are_read_back_reaches_the_host_and_rec
                 profiler.announce(Activity("busy"))
             profiler.report()
 
-        where = _nothing_is_lost(use, raised, at)
+        where = nothing_is_lost(use, raised, at)
         with profiler.step("after", 1), profiler.brick("b"):
             pass
         assert profiler.recording

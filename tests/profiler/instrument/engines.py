@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.memory import Memory
 
@@ -332,7 +333,10 @@ def steps_of(memory: Memory) -> list[tuple[str, int]]:
     return [
         (nodes[tag & NODE].name, elements)
         for tag, _, _, elements in memory.records
-        if tag & NODE and nodes[tag & NODE].kind is NodeKind.STEP and nodes[tag & NODE].parent is None
+        if tag & NODE
+        and not tag & FLAG_AMOUNTS
+        and nodes[tag & NODE].kind is NodeKind.STEP
+        and nodes[tag & NODE].parent is None
     ]
 
 
@@ -343,7 +347,9 @@ def places_of(memory: Memory) -> Counter[str]:
     def path(node: Node) -> str:
         return node.name if node.parent is None else f"{path(nodes[node.parent])} / {node.name}"
 
-    return Counter(path(nodes[tag & NODE]) for tag, *_ in memory.records if tag & NODE)  # else it was lost
+    return Counter(
+        path(nodes[tag & NODE]) for tag, *_ in memory.records if tag & NODE and not tag & FLAG_AMOUNTS
+    )  # else it was lost
 
 
 def places_of_a_step(phase: str) -> dict[str, int]:

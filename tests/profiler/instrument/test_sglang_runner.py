@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cbtop.profiler.instrument import attachment, install, uninstall
+from cbtop.profiler.instrument import install, trouble, uninstall
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 from tests.profiler.instrument.engines import importable, places_of, places_of_a_step, steps_of, write_engine
@@ -28,7 +28,7 @@ def _under_run(tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) 
     """A process under `cbtop run` that imports SGLang."""
     from cbtop.profiler.instrument import sglang_runner
 
-    monkeypatch.setattr(attachment, "_said", set())
+    monkeypatch.setattr(trouble, "_said", set())
     write_engine("sglang", tmp_path)
     with importable("sglang", tmp_path):
         install(BrickProfiler(recorder=memory))

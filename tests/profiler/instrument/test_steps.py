@@ -14,7 +14,7 @@ import pytest
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED
 from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.memory import Memory
@@ -49,7 +49,7 @@ def _steps(memory: Memory) -> list[tuple[str, int]]:
     return [
         (nodes[tag & NODE].name, elements)
         for tag, _, _, elements in memory.records
-        if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_CANCELLED
+        if nodes[tag & NODE].kind is NodeKind.STEP and not tag & (FLAG_CANCELLED | FLAG_AMOUNTS)
     ]
 
 
@@ -96,7 +96,11 @@ def test_sampling_lies_in_the_step_and_the_next_step_begins_where_it_ended(
     attach(model, profiler)
     model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3)
     nodes = _nodes(memory)
-    steps = [(start, end) for tag, start, end, _ in memory.records if nodes[tag & NODE].kind is NodeKind.STEP]
+    steps = [
+        (start, end)
+        for tag, start, end, _ in memory.records
+        if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_AMOUNTS
+    ]
     chosen = [(start, end) for tag, start, end, _ in memory.records if nodes[tag & NODE].name == "Sampling"]
     assert all(a <= c and d <= b for (a, b), (c, d) in zip(steps, chosen, strict=True))
     assert all(before[1] <= after[0] for before, after in pairwise(steps))
@@ -109,15 +113,16 @@ def test_the_books_of_every_phase_close(profiler: BrickProfiler, memory: Memory)
     model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3)
     model(words(1, 4))
     nodes = _nodes(memory)
+    records = [record for record in memory.records if not record[0] & FLAG_AMOUNTS]
     open_until: dict[int | None, int] = {}
-    for tag, start, end, _ in sorted(memory.records, key=lambda record: record[1]):
+    for tag, start, end, _ in sorted(records, key=lambda record: record[1]):
         parent = nodes[tag & NODE].parent
         assert start >= open_until.get(parent, 0)
         open_until[parent] = end
-    inside = [(nodes[tag & NODE].parent, end - start) for tag, start, end, _ in memory.records]
+    inside = [(nodes[tag & NODE].parent, end - start) for tag, start, end, _ in records]
     for node in nodes.values():
         if node.kind is NodeKind.STEP:
-            whole = sum(end - start for tag, start, end, _ in memory.records if tag & NODE == node.id)
+            whole = sum(end - start for tag, start, end, _ in records if tag & NODE == node.id)
             assert sum(duration for parent, duration in inside if parent == node.id) <= whole
     assert not [node for node in nodes.values() if node.parent is None and node.kind is not NodeKind.STEP]
 
@@ -253,6 +258,33 @@ def test_attention_counts_the_pairs_it_attends(profiler: BrickProfiler, memory: 
         if nodes[tag & NODE].name == "Attention (fused)"
     }
     assert found == {("prefill", 2 * 4 * 6 * 7 // 2, 4 * 8), ("decode", 2 * 4 * 7, 4 * 8)}
+
+
+def test_each_step_keeps_its_sequences_and_what_their_caches_held(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    for batch in (1, 3):
+        model.generate(words(batch, 5), max_new_tokens=3, min_new_tokens=3)
+    nodes = _nodes(memory)
+    found = [
+        (nodes[tag & NODE].name, sequences, cached)
+        for tag, sequences, cached, _ in memory.records
+        if tag & (FLAG_AMOUNTS | FLAG_CANCELLED) == FLAG_AMOUNTS
+    ]
+    assert found == [
+        (name, batch, kept) for batch in (1, 3) for name, kept in [("prefill", 0), ("decode", 5), ("decode", 6)]
+    ]
+
+
+def test_attention_that_is_a_method_of_its_module_is_a_brick(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("gptj", n_embd=32, n_layer=2, n_head=4, rotary_dim=4)
+    kind = type(model.transformer.h[0].attn)
+    bare, before = model(words(1, 6)).logits, kind._attn
+    attachment = attach(model, profiler)
+    assert torch.equal(model(words(1, 6)).logits, bare)
+    assert _calls(memory, "prefill")["Attention (eager)"] == len(model.transformer.h)
+    attachment.detach()
+    assert kind._attn is before
 
 
 def test_written_out_attention_is_called_so(profiler: BrickProfiler, memory: Memory) -> None:

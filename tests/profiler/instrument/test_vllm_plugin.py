@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cbtop.profiler.instrument import attachment, install, uninstall
+from cbtop.profiler.instrument import install, trouble, uninstall
 from cbtop.profiler.instrument.vllm_plugin import register
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import UNKNOWN_WORK
@@ -33,7 +33,7 @@ def memory() -> Memory:
 def _under_run(tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process under `cbtop run` that has loaded its plugins."""
     monkeypatch.setenv("CBTOP_RUN", "100")
-    monkeypatch.setattr(attachment, "_said", set())
+    monkeypatch.setattr(trouble, "_said", set())
     write_engine("vllm", tmp_path)
     with importable("vllm", tmp_path):
         install(BrickProfiler(recorder=memory))

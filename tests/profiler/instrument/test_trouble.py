@@ -1,0 +1,268 @@
+"""What fails of ours while a model runs never reaches it; what the host's signal handlers raise always does."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbtop.profiler.instrument import attach, attachment, awaited, functions, install, steps, trouble, uninstall
+from cbtop.profiler.instrument.wrapping import Call
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.steps import Step
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_AMOUNTS
+from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.instrument.tiny import model_of, torch, words
+from tests.profiler.memory import Memory
+from tests.profiler.signals import nothing_is_lost
+
+from torch import nn  # isort: skip
+
+
+class TroubleError(Exception):
+    """Of ours, and it cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise TroubleError
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def profiler(memory: Memory) -> Iterator[BrickProfiler]:
+    yield BrickProfiler(recorder=memory)
+    uninstall()
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(trouble, "_said", set())
+    with torch.no_grad():
+        yield
+    here = steps.unit()  # where the end of it was made to fail
+    here.generations.clear()
+    here.open.clear()
+
+
+PLANTED: dict[str, tuple[Any, str]] = {
+    "planning": (attachment, "plan_of"),
+    "looking for layers": (attachment, "holds_a_stack"),
+    "keeping Dynamo out": (attachment, "keep_dynamo_out"),
+    "the manifest": (attachment, "_manifest"),
+    "wrapping functions": (functions.Functions, "wrap"),
+    "swapping in": (Call, "swap_in"),
+    "swapping out": (Call, "swap_out"),
+    "what is open": (steps, "unit"),
+    "what a call is": (steps, "describe"),
+    "a step of the profiler": (BrickProfiler, "step"),
+    "a step that begins": (Step, "__enter__"),
+    "a step that ends": (Step, "__exit__"),
+    "a step of ours": (steps.OpenStep, "begin"),
+    "a model's steps": (steps.ModelSteps, "follow"),
+    "a step that has ended": (steps.ModelSteps, "ended"),
+    "the clock": (steps.ModelSteps, "now_ns"),
+    "who records here": (functions, "recorded_here"),
+    "what is attended": (functions, "_attended"),
+    "what is turned": (functions, "elements_of"),
+    "a generation": (functions, "Generation"),
+    "what waits": (functions, "_waiting"),
+    "the end of generate": (steps.Unit, "end_generate"),
+}
+
+
+@pytest.mark.parametrize("how", ["attached", "installed"])
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_fails_of_ours_is_said_in_a_line_and_the_model_runs(
+    what: str, how: str, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner, name = PLANTED[what]
+    model, inputs = model_of("llama"), words(2, 5)
+    bare = model.generate(inputs, max_new_tokens=3, do_sample=False), model(inputs).logits
+    if how == "attached":
+        attach(model, profiler)
+    else:
+        install(profiler)
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise TroubleError
+
+    with caplog.at_level(logging.WARNING, "cbtop"), monkeypatch.context() as planted:
+        planted.setattr(owner, name, fails)
+        for _ in range(2):
+            profiler.disable()
+            assert torch.equal(model(inputs).logits, bare[1])
+            profiler.enable()
+            ours = model.generate(inputs, max_new_tokens=3, do_sample=False), model(inputs).logits
+            assert all(torch.equal(a, b) for a, b in zip(bare, ours, strict=True))
+    model(inputs)
+    if how == "installed" or caplog.records:  # what attaching alone uses has been used before
+        assert [record.getMessage() for record in caplog.records if "TroubleError" in record.getMessage()]
+    assert len(caplog.records) <= 4
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.scaled_dot_product_attention(*[self.up_proj(x)] * 3)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _whole_steps(memory: Memory) -> int:
+    steps = {node.id for node in _nodes(memory).values() if node.kind is NodeKind.STEP and node.parent is None}
+    return sum(tag & 0xFFFFFF in steps and not tag & FLAG_AMOUNTS for tag, *_ in memory.records)
+
+
+def _nodes(memory: Memory) -> dict[int, Node]:
+    return {node.id: node for node in memory.said if isinstance(node, Node)}
+
+
+# A signal comes at every so many-th function of ours.
+SIGNALS = [
+    (TimeoutError, "attached", 23),
+    (KeyboardInterrupt, "attached", 29),
+    (TimeoutError, "installed", 203),
+    pytest.param(TimeoutError, "attached", 1, marks=pytest.mark.slow),
+    pytest.param(KeyboardInterrupt, "installed", 11, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("raised", "how", "every"), SIGNALS)
+def test_what_a_signal_handler_raises_while_a_model_is_called_reaches_the_host(
+    raised: type[Exception],
+    how: str,
+    every: int,
+    profiler: BrickProfiler,
+    memory: Memory,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A step that was just ending may stay open: then the next ones lie in it."""
+    x = torch.ones(1, 1, 2, 4)
+    for at in count(0, every):
+        uninstall()
+        model = Stack()
+        bare = model(x)
+        if how == "attached":
+            attach(model, profiler)
+        else:
+            install(profiler)
+
+        def use(model: Any = model) -> None:
+            model(x)
+            model(x)
+
+        if not nothing_is_lost(use, raised, at):
+            break
+        before = len(memory.records)
+        assert torch.equal(model(x), bare)
+        assert torch.equal(model(x), bare)
+        new = memory.records[before:]
+        names = [_nodes(memory)[tag & 0xFFFFFF].name for tag, *_ in new if not tag & FLAG_AMOUNTS]
+        assert [names.count(name) for name in ("UpProjection", "Attention (fused)")] == [4, 4], at
+        assert names.count("encode") in (2, 4), at
+    assert at > 200
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("every", [203, pytest.param(17, marks=pytest.mark.slow)])
+def test_what_a_signal_handler_raises_while_a_token_is_chosen_reaches_the_host(
+    every: int, profiler: BrickProfiler, memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, inputs = model_of("llama", num_hidden_layers=2), words(1, 3)
+    attach(model, profiler)
+    bare = model.generate(inputs, max_new_tokens=2, min_new_tokens=2)
+
+    def use() -> None:
+        model.generate(inputs, max_new_tokens=2, min_new_tokens=2)
+
+    caplog.clear()
+    for at in count(0, every):
+        if not nothing_is_lost(use, TimeoutError, at):
+            break
+        before = _whole_steps(memory)
+        assert torch.equal(model.generate(inputs, max_new_tokens=2, min_new_tokens=2), bare)
+        assert _whole_steps(memory) >= before + 2, at
+    assert not [record for record in caplog.records if record.name == "cbtop"]
+
+
+class Odd:
+    """Is nothing, and says so to whoever asks."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise TroubleError
+
+
+def test_arguments_of_which_nothing_can_be_asked_are_passed_on(profiler: BrickProfiler) -> None:
+    class Passes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+            self.act = nn.Identity()
+
+        def forward(self, x: Any) -> Any:
+            return self.act(x)
+
+    model, odd = Passes(), Odd()
+    attach(model, profiler)
+    model(torch.ones(1))
+    assert model(odd) is odd
+    assert model(torch.ones(1)) == 1
+
+
+def test_an_import_that_cannot_be_followed_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loader(importlib.machinery.SourceFileLoader):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "exec_module":
+                raise TroubleError
+            super().__setattr__(name, value)
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+            source = tmp_path / f"{name}.py"
+            loader = Loader(name, str(source))
+            return importlib.util.spec_from_file_location(name, source, loader=loader) if source.exists() else None
+
+    def fails() -> None:
+        raise TroubleError
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, object(), Finder])
+    for name in ("followed", "not_followed"):
+        (tmp_path / f"{name}.py").write_text("there = True")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    awaited.once_imported("not_followed", fails)
+    assert importlib.import_module("not_followed").there
+    monkeypatch.syspath_prepend(tmp_path)
+    awaited.once_imported("followed", fails)
+    assert importlib.import_module("followed").there
+
+
+def test_a_handler_of_the_hosts_may_call_the_model_wherever_it_runs(profiler: BrickProfiler) -> None:
+    """A signal may come while we hold a lock: a call from its handler must not wait for that."""
+    model, x = Stack(), torch.ones(1, 1, 2, 4)
+    attached = attach(model, profiler)
+    with attached.steps._lock, attachment._lock:
+        model(x)
