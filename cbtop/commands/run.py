@@ -16,7 +16,7 @@ import cbtop.profiler
 from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.process import process_start
+from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.recording import SUFFIX
 
 DESCRIPTION = (
@@ -34,7 +34,7 @@ examples:
 HOOK = Path(cbtop.profiler.__file__).parent / "instrument" / "import_hook"
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
 _PYTHON = re.compile(r"python[0-9.]*")
-_MARK = re.compile(r"run-([0-9]{1,20})-([0-9]{1,20})")
+_MARK = re.compile(r"run-([0-9]{1,20})-([0-9]{1,20})-([0-9]{1,20})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,15 +99,17 @@ def _record_beside(path: Path) -> bool:
 
 
 def isolating_option(command: Sequence[str]) -> str:
-    """The option of Python, in `command` or in the first line of a script, with which it imports nothing of ours."""
-    found = shutil.which(command[0]) or command[0]
+    """The option of Python, in `command` or in the first line of a script, with which it imports nothing of ours.
+
+    Python may stand behind others, as in `env A=B python -I`.
+    """
     words = list(command)
-    if not _PYTHON.fullmatch(Path(found).name):
-        with suppress(OSError), open(found, "rb") as script:
+    if not any(map(_is_python, words)):
+        with suppress(OSError), open(shutil.which(command[0]) or command[0], "rb") as script:
             first_line = script.readline(1024).decode(errors="replace")
             words = first_line.removeprefix("#!").split() if first_line.startswith("#!") else []
     options = iter(words)
-    if not any(_PYTHON.fullmatch(Path(word).name) for word in options):  # behind `env -S`, too
+    if not any(map(_is_python, options)):
         return ""
     for option in options:
         if not option.startswith("-") or option.startswith("--"):
@@ -123,13 +125,18 @@ def isolating_option(command: Sequence[str]) -> str:
     return ""
 
 
+def _is_python(word: str) -> bool:
+    return _PYTHON.fullmatch(Path(word).name) is not None
+
+
 def _additions(overhead_percent: float) -> dict[str, str]:
     """What the command and its children find beside our environment: how much we may cost, and the import hook."""
     directory = runtime_dir()
-    for mark in directory.glob("run-*"):  # of runs that were killed
-        if (ended := _MARK.fullmatch(mark.name)) and process_start(int(ended[1])) != int(ended[2]):
+    namespace = pid_namespace() or 0
+    for mark in directory.glob(f"run-{namespace}-*"):  # of runs that were killed
+        if (ended := _MARK.fullmatch(mark.name)) and process_start(int(ended[2])) != int(ended[3]):
             mark.unlink(missing_ok=True)
-    nothing_yet = directory / f"run-{os.getpid()}-{process_start(os.getpid()) or 0}"
+    nothing_yet = directory.absolute() / f"run-{namespace}-{os.getpid()}-{process_start(os.getpid()) or 0}"
     nothing_yet.touch(mode=0o600)
     return {
         "CBTOP_RUN": f"{overhead_percent:g}",

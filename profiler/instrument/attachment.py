@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from cbtop.profiler.instrument import unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Plan, holds_a_stack, plan_of
@@ -268,12 +269,14 @@ def _look_at(module: nn.Module) -> None:
         if _profiler is not None and holds_a_stack(module):
             attach(module, _profiler)
         else:
+            unseen.note_call(module)
             module.__dict__.setdefault(ATTRIBUTE, None)
 
 
 def say(what: str) -> None:
     if what not in _said and len(_said) < 100:
         _said.add(what)
+        unseen.note_failure(what)
         _log.warning("cbtop: %s", what)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.vocabulary import NodeKind
+from tests.integration.hosts import CBTOP, DEADLINE_S
 from tests.profiler.instrument.engines import PACKAGES, write_engine
 from tests.profiler.instrument.under_run import fake_torch, run_python
 
@@ -113,7 +117,67 @@ instrument.install = lambda profiler: os.kill(os.getpid(), signal.SIGALRM)
     assert "uninstrumented" not in done.stderr
 
 
+def test_the_programs_finders_are_asked_as_without_us(tmp_path: Path) -> None:
+    program = """
+import sys
+class Old:  # of before there was find_spec
+    def find_module(self, name, path=None): pass
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch": print("asked")
+sys.meta_path.insert(0, Finder())
+sys.meta_path.insert(2, Old())
+import torch
+torch.forward()
+"""
+    done = run_python(program, fake_torch(tmp_path), launched=True)
+    assert (done.stdout, done.stderr) == ("asked\n", "")
+
+
+def test_torch_that_a_pth_file_imports_in_an_environment_with_customisations_of_its_own(
+    tmp_path: Path, runtime: Path
+) -> None:
+    venv.create(tmp_path / "venv", symlinks=True, system_site_packages=True)
+    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    ours = Path(sysconfig.get_path("purelib"))
+    fake = str(fake_torch(tmp_path))
+    (site / "a.pth").write_text(f"import site, sys; site.addsitedir({str(ours)!r}); sys.path.insert(0, {fake!r})\n")
+    (site / "b.pth").write_text("import torch\n")
+    (site / "sitecustomize.py").write_text("print('my site')")
+    (site / "usercustomize.py").write_text("print('my user')")
+    python = str(tmp_path / "venv" / "bin" / "python")
+    program = "import sys, torch; torch.forward(); print(sys.prefix, sys.path, __import__('sitecustomize').__file__)"
+    bare, under_run = (
+        subprocess.run(
+            [*before, python, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        for before in ((), (*CBTOP, "run", "--"))
+    )
+    assert bare.stdout.startswith(f"my site\nmy user\n{tmp_path}")
+    assert (under_run.stdout, under_run.stderr, under_run.returncode) == (bare.stdout, bare.stderr, 0)
+    assert list(runtime.glob("*.ring"))
+
+
+def test_what_the_programs_signal_handler_raises_while_the_first_step_is_told_reaches_the_program(
+    tmp_path: Path,
+) -> None:
+    program = """
+import os, signal, torch
+def interrupted(number, frame): raise TimeoutError("the program's own")
+signal.signal(signal.SIGALRM, interrupted)
+os.unlink = lambda path: signal.raise_signal(signal.SIGALRM)
+try:
+    torch.forward()
+except TimeoutError as error:
+    print(error)
+"""
+    done = run_python(program, fake_torch(tmp_path))
+    assert done.stdout == "the program's own\n"
+
+
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch; torch.forward()'], check=True)"
+BEYOND = ", nor in a child that was reached (not one with an environment of its own, -I, -E or -S)"
+NOT_REACHED = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(3_000_000))'], env={})"
 FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: os.waitpid(pid, 0)"
 
 
@@ -127,7 +191,9 @@ FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: 
         ("import torch; torch.forward()", True, ""),
         (CHILD, True, ""),
         (FORKED, True, ""),
-        (CHILD.replace("; torch.forward()", ""), True, "nothing was instrumented: torch was never imported"),
+        (CHILD.replace("; torch.forward()", ""), True, "nothing was instrumented: no call of a model was seen"),
+        (FORKED.replace("torch.forward()", "raise SystemExit"), True, "nothing was instrumented: no call of a model"),
+        (NOT_REACHED, True, f"nothing was instrumented: torch was never imported{BEYOND}"),
         ("import sys; sys.stderr.close(); import torch", True, ""),
         ("import sys; sys.stderr = None", True, ""),
     ],
@@ -136,7 +202,8 @@ def test_a_run_that_instrumented_nothing_says_so_once_at_its_end(
     tmp_path: Path, program: str, launched: bool, says: str
 ) -> None:
     done = run_python(program, fake_torch(tmp_path), launched=launched)
-    assert done.stderr == (f"cbtop: {says}\n" if says else "")
+    assert done.stderr.startswith(f"cbtop: {says}" if says else "")
+    assert done.stderr.count("\n") == bool(says)
     assert (done.stdout, done.returncode) == ("", 0)
 
 
