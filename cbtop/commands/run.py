@@ -20,16 +20,22 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.recording import SUFFIX
 
 DESCRIPTION = (
-    "Run COMMAND, and let every torch model that it or its children call be shown by `cbtop`. COMMAND keeps its "
-    "terminal, its signals, its output and its exit code: this process becomes it."
+    "Run COMMAND, and let every torch model that it or its children call be shown by `cbtop`: layers, bricks, steps, "
+    "prefill and decode, tokens, roofline. Nothing of it is edited. COMMAND keeps its terminal, its signals, its "
+    "output and its exit code: this process becomes it."
 )
 EPILOG = """\
 examples:
   cbtop run -- python serve.py                   then `cbtop`, in another terminal
+  cbtop run --watch -- python generate.py        the screen beside it, in this one
   cbtop run -- torchrun --nproc-per-node 2 train.py
   cbtop run --record run.cbtop -- python eval.py
   cbtop run --overhead 0.2% -- uvicorn app:app   for less of its time
   CBTOP_RUN=0 python helper.py                   in a script that runs under it: leave this child alone
+
+One step in four is recorded until the process knows what recording costs it, then so few that it costs no more than
+--overhead; every view says which share that is. Where nothing could be shown, a line on stderr says why at the end.
+Not reached: Python under -I, -E or -S, and children with an environment of their own (without PYTHONPATH and CBTOP_RUN).
 """
 HOOK = Path(cbtop.profiler.__file__).parent / "instrument" / "import_hook"
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
@@ -39,8 +45,13 @@ _MARK = re.compile(r"run-([0-9]{1,20})-([0-9]{1,20})-([0-9]{1,20})")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--watch", action="store_true",
+        help="open the screen beside it, in this terminal: what it writes is one of the views, it reads nothing, and "
+        "Ctrl-C goes to it; `q` leaves the screen, and it goes on",
+    )  # fmt: skip
+    parser.add_argument(
         "--overhead", type=_percent, default=1.0, metavar="PERCENT",
-        help="how much slower the program may become, at most (default: 1%%)",
+        help="how much slower its models' steps may become, at most (default: 1%%; 100%%: record every step)",
     )  # fmt: skip
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help=f"record it and its children into FILE, such as run{SUFFIX}"
@@ -52,6 +63,16 @@ def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise UsageError("run what? cbtop run -- python serve.py")
+    if options.watch:
+        if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+            raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
+        from cbtop.commands.shared.program import Program  # what a screen needs takes a third of a second to load
+
+        program = Program()
+        if not program.is_child:
+            from cbtop.commands.shared.watch import watch
+
+            return watch(program, command[0])
     if isolating := isolating_option(command):
         _say(f"Python's {isolating} keeps it from what lies on PYTHONPATH: this runs uninstrumented")
     try:
