@@ -35,7 +35,7 @@ examples:
 
 One step in four is recorded until the process knows what recording costs it, then so few that it costs no more than
 --overhead; every view says which share that is. Where nothing could be shown, a line on stderr says why at the end.
-Not reached: Python under -I, -E or -S, and children with an environment of their own (without PYTHONPATH and CBTOP_RUN).
+Not reached: Python under -I, -E or -S, and children whose environment is their own (without PYTHONPATH, CBTOP_RUN).
 """
 HOOK = Path(cbtop.profiler.__file__).parent / "instrument" / "import_hook"
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
@@ -44,6 +44,7 @@ _MARK = re.compile(r"run-([0-9]{1,20})-([0-9]{1,20})-([0-9]{1,20})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "cbtop run [--watch] [--overhead PERCENT] [--record FILE] -- COMMAND …"
     parser.add_argument(
         "--watch", action="store_true",
         help="open the screen beside it, in this terminal: what it writes is one of the views, it reads nothing, and "
