@@ -17,7 +17,6 @@ from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.process import pid_namespace, process_start
-from cbtop.protocol.recording import SUFFIX
 
 DESCRIPTION = (
     "Run COMMAND, and let every torch model that it or its children call be shown by `cbtop`: layers, bricks, steps, "
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how much slower its models' steps may become, at most (default: 1%%; 100%%: record every step)",
     )  # fmt: skip
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help=f"record it and its children into FILE, such as run{SUFFIX}"
+        "--record", type=Path, metavar="FILE", help="record it and its children into FILE, such as run.cbtop"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the program")
 

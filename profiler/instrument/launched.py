@@ -1,4 +1,4 @@
-"""What a process under `cbtop run` does as soon as torch has been imported."""
+"""What a process under `cbtop run` does before its first call of a module of torch."""
 
 from __future__ import annotations
 

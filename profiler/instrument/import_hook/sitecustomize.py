@@ -57,27 +57,45 @@ class TorchFinder:
         return None
 
     def torch_is_imported(self) -> None:
-        """Instrument it."""
+        """Instrument it before its first module is called."""
         self._saw_torch = True
         self._note(NO_CALL)
+        try:
+            from cbtop.profiler.instrument.first_call import await_first_call
+
+            await_first_call(self._instrument)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            self._failed(error)
+
+    def at_exit(self) -> None:
+        """One line where nothing was instrumented: by the process that was launched, or the first one with torch."""
+        if self._saw_torch and os.path.exists(self._nothing_yet):
+            self._note_why()
+        if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
+            why = self._reason()
+            if why:
+                say("nothing was instrumented: " + why)
+
+    def _instrument(self) -> None:
         try:
             from cbtop.profiler.instrument.launched import instrument
 
             instrument(self._overhead_percent, self._nothing_yet)
         except Exception as error:  # noqa: BLE001 - see the rules
-            let_through(error)
-            self._nothing_yet = ""  # why it is not instrumented is said here
-            say(f"{sys.executable} (process {os.getpid()}) runs uninstrumented: {error}")
+            self._failed(error)
 
-    def at_exit(self) -> None:
-        """One line where nothing was instrumented: by the process that was launched, or the first one with torch."""
-        unseen = sys.modules.get("cbtop.profiler.instrument.unseen")
-        if unseen is not None and self._nothing_yet:
+    def _failed(self, error: Exception) -> None:
+        let_through(error)
+        self._nothing_yet = ""  # why nothing is instrumented is said here
+        say(f"{sys.executable} (process {os.getpid()}) runs uninstrumented: {error}")
+
+    def _note_why(self) -> None:
+        try:
+            from cbtop.profiler.instrument import unseen
+
             self._note(unseen.why())
-        if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
-            why = self._reason()
-            if why:
-                say("nothing was instrumented: " + why)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            let_through(error)
 
     def _follow(self, loader: "Any") -> None:
         real = loader.exec_module

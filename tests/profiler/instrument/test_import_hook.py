@@ -14,7 +14,7 @@ from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.vocabulary import NodeKind
 from tests.integration.hosts import CBTOP, DEADLINE_S
 from tests.profiler.instrument.engines import PACKAGES, write_engine
-from tests.profiler.instrument.under_run import fake_torch, run_python
+from tests.profiler.instrument.under_run import MODULE, fake_torch, run_python
 
 SEES = """
 import atexit, sys  # the first is a part of Python that we load
@@ -52,7 +52,7 @@ assert not [name for name in sys.modules if name.startswith("cbtop")]
 found = importlib.util.find_spec("torch")   # as transformers and accelerate look for it
 assert found.origin.endswith("__init__.py") and found.loader.get_source("torch")
 import torch
-assert "cbtop.profiler.profiler" in sys.modules and "numpy" not in sys.modules
+assert not {"numpy", "msgpack", "cbtop.profiler.profiler"} & sys.modules.keys()  # until a module is called
 assert vars(torch.__spec__.loader).keys() == {"name", "path"} and not [f for f in sys.meta_path if "cust" in repr(f)]
 torch.forward()
 from pathlib import Path; import os
@@ -88,14 +88,14 @@ print("cbtop.profiler" in sys.modules)
     [
         ("instrument.install = lambda profiler: 1 / 0", "division by zero"),
         (
-            "import sys; sys.modules['cbtop.profiler.instrument.launched'] = None",
-            "import of cbtop.profiler.instrument",
+            "import sys; sys.modules['msgpack'] = None",
+            "import of msgpack",
         ),
     ],
 )
 def test_whatever_of_ours_fails_is_one_line_and_the_program_runs_on(tmp_path: Path, fails: str, why: str) -> None:
-    fake_torch(tmp_path, f"from cbtop.profiler import instrument\n{fails}\n")
-    done = run_python("import torch; print('on'); raise SystemExit(7)", tmp_path, launched=True)
+    fake_torch(tmp_path, f"{MODULE}\nfrom cbtop.profiler import instrument\n{fails}\n")
+    done = run_python("import torch; torch.nn.Module()(); print('on'); raise SystemExit(7)", tmp_path, launched=True)
     assert (done.stdout, done.returncode) == ("on\n", 7)
     assert done.stderr.count("\n") == 1
     assert f"runs uninstrumented: {why}" in done.stderr
@@ -104,7 +104,8 @@ def test_whatever_of_ours_fails_is_one_line_and_the_program_runs_on(tmp_path: Pa
 def test_what_the_programs_signal_handler_raises_while_we_are_at_work_reaches_the_program(tmp_path: Path) -> None:
     fake_torch(
         tmp_path,
-        """
+        MODULE
+        + """
 import os, signal
 from cbtop.profiler import instrument
 def interrupted(number, frame): raise TimeoutError("the program's own")
@@ -112,7 +113,9 @@ signal.signal(signal.SIGALRM, interrupted)
 instrument.install = lambda profiler: os.kill(os.getpid(), signal.SIGALRM)
 """,
     )
-    done = run_python("try:\n    import torch\nexcept TimeoutError as error:\n    print(error)", tmp_path)
+    done = run_python(
+        "import torch\ntry:\n    torch.nn.Module()()\nexcept TimeoutError as error:\n    print(error)", tmp_path
+    )
     assert done.stdout == "the program's own\n"
     assert "uninstrumented" not in done.stderr
 
