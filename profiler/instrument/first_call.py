@@ -32,7 +32,8 @@ def await_first_call(begin: Callable[[], None]) -> None:
     @functools.wraps(compile_it)
     def first_compile(self: Any, /, *args: Any, **kwargs: Any) -> None:
         begin_once()
-        self.compile(*args, **kwargs)
+        compile_now = kind.compile
+        (compile_it if compile_now is first_compile else compile_now)(self, *args, **kwargs)
 
     def begin_once() -> None:
         try:
