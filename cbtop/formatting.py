@@ -236,9 +236,11 @@ def sample(every: int | None) -> str:
 
 def overhead(sampling: Sampling) -> str:
     """What recording costs a process: `costs 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is allowed)`."""
-    interval = f"95 %: {sampling.low_percent:.2f} to {sampling.high_percent:.2f}"
+    cost, low, high = sampling.overhead_percent, sampling.low_percent, sampling.high_percent
     allowed = f"at most {sampling.allowed_percent:g} is allowed"
-    return f"recording costs {sampling.overhead_percent:.2f}% of its steps' time ({interval}; {allowed})"
+    if cost is None or low is None or high is None:
+        return f"what recording costs its steps is {NOT_MEASURED}: too few were compared yet ({allowed})"
+    return f"recording costs {cost:.2f}% of its steps' time (95 %: {low:.2f} to {high:.2f}; {allowed})"
 
 
 def stale(seconds: float) -> str:

@@ -186,13 +186,13 @@ class Sampling:
     """How many of its steps a process records from now on, and what that costs it, where it measures that itself.
 
     One step in `every`. The overhead, in percent of the time in steps, lies between `low_percent` and `high_percent`
-    (95 %); `allowed_percent` is what it may be.
+    (95 %), all None while too little is known; `allowed_percent` is what it may be.
     """
 
     every: int
-    overhead_percent: float
-    low_percent: float
-    high_percent: float
+    overhead_percent: float | None
+    low_percent: float | None
+    high_percent: float | None
     allowed_percent: float
 
 

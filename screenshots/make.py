@@ -1,4 +1,7 @@
-"""Draws screenshots/*.svg from a real run: the demo decodes in a process of its own, the dashboard watches it."""
+"""Draws screenshots/*.svg from real runs, each in a process of its own, which the dashboard watches.
+
+The views are those of the demo; run.svg is `cbtop run` on a Hugging Face model, where transformers is installed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from cbtop.client.feed import Feed
@@ -25,16 +29,29 @@ TEXT = re.compile(
 HERE = Path(__file__).parent
 
 
+CBTOP = [sys.executable, "-m", "cbtop"]
+UNEDITED = [*CBTOP, "run", "--", sys.executable, str(HERE / "generate.py")]
+
+
 def main() -> int:
-    workload = subprocess.Popen([sys.executable, "-m", "cbtop", "demo", "--serve-only"])
+    draw([*CBTOP, "demo", "--serve-only"], [view.title.lower() for view in VIEWS])
+    if find_spec("transformers") is None:
+        print("run.svg stays as it is: transformers is not installed (make torch)")
+    else:
+        draw(UNEDITED, ["run"])
+    return 0
+
+
+def draw(command: list[str], names: list[str]) -> None:
+    """One picture of each view, from the first on, under these names."""
+    workload = subprocess.Popen(command)
     try:
-        with Feed() as feed:
+        with Feed(selected=[str(workload.pid)]) as feed:
             wait_for_steps(feed, workload)
-            asyncio.run(take_pictures(feed))
+            asyncio.run(take_pictures(feed, names))
     finally:
         workload.terminate()
         workload.wait(timeout=10)
-    return 0
 
 
 def wait_for_steps(feed: Feed, workload: subprocess.Popen[bytes]) -> None:
@@ -42,7 +59,7 @@ def wait_for_steps(feed: Feed, workload: subprocess.Popen[bytes]) -> None:
     deadline_s = time.monotonic() + FIRST_STEP_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if workload.poll() is not None:
-            raise RuntimeError(f"the demo ended with exit code {workload.returncode} before its first step")
+            raise RuntimeError(f"the workload ended with exit code {workload.returncode} before its first step")
         feed.poll()
         view = feed.view(None, "decode")
         if view is not None and view.pid == workload.pid and view.steps and view.steps.count >= STEPS_BEFORE:
@@ -51,15 +68,15 @@ def wait_for_steps(feed: Feed, workload: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"no decode step within {FIRST_STEP_TIMEOUT_S:.0f} s")
 
 
-async def take_pictures(feed: Feed) -> None:
+async def take_pictures(feed: Feed, names: list[str]) -> None:
     """Watch for a while, then one picture of each view."""
     app = CbtopApp(feed)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause(RECORDED_S)
-        for number, view in enumerate(VIEWS, 1):
+        for number, name in enumerate(names, 1):
             await pilot.press(str(number))
             await pilot.pause(2 * app.interval_s)
-            path = HERE / f"{view.title.lower()}.svg"
+            path = HERE / f"{name}.svg"
             path.write_text(without_leading_blanks(app.export_screenshot(title="cbtop")), encoding="utf-8")
             print(path.name)
 

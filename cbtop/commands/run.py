@@ -16,34 +16,45 @@ import cbtop.profiler
 from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.process import process_start
-from cbtop.protocol.recording import SUFFIX
+from cbtop.protocol.process import pid_namespace, process_start
 
 DESCRIPTION = (
-    "Run COMMAND, and let every torch model that it or its children call be shown by `cbtop`. COMMAND keeps its "
-    "terminal, its signals, its output and its exit code: this process becomes it."
+    "Run COMMAND, and let every torch model that it or its children call be shown by `cbtop`: layers, bricks, steps, "
+    "prefill and decode, tokens, roofline. Nothing of it is edited. COMMAND keeps its terminal, its signals, its "
+    "output and its exit code: this process becomes it."
 )
 EPILOG = """\
 examples:
   cbtop run -- python serve.py                   then `cbtop`, in another terminal
+  cbtop run --watch -- python generate.py        the screen beside it, in this one
   cbtop run -- torchrun --nproc-per-node 2 train.py
   cbtop run --record run.cbtop -- python eval.py
   cbtop run --overhead 0.2% -- uvicorn app:app   for less of its time
   CBTOP_RUN=0 python helper.py                   in a script that runs under it: leave this child alone
+
+One step in four is recorded until the process knows what recording costs it, then so few that it costs no more than
+--overhead; every view says which share that is. Where nothing could be shown, a line on stderr says why at the end.
+Not reached: Python under -I, -E or -S, and children whose environment is their own (without PYTHONPATH, CBTOP_RUN).
 """
 HOOK = Path(cbtop.profiler.__file__).parent / "instrument" / "import_hook"
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
 _PYTHON = re.compile(r"python[0-9.]*")
-_MARK = re.compile(r"run-([0-9]{1,20})-([0-9]{1,20})")
+_MARK = re.compile(r"run-([0-9]{1,20})-([0-9]{1,20})-([0-9]{1,20})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "cbtop run [--watch] [--overhead PERCENT] [--record FILE] -- COMMAND …"
     parser.add_argument(
-        "--overhead", type=_percent, default=1.0, metavar="PERCENT",
-        help="how much slower the program may become, at most (default: 1%%)",
+        "--watch", action="store_true",
+        help="open the screen beside it, in this terminal: what it writes is one of the views, it reads nothing, and "
+        "Ctrl-C goes to it; `q` leaves the screen, and it goes on",
     )  # fmt: skip
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help=f"record it and its children into FILE, such as run{SUFFIX}"
+        "--overhead", type=_percent, default=1.0, metavar="PERCENT",
+        help="how much slower its models' steps may become, at most (default: 1%%; 100%%: record every step)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="record it and its children into FILE, such as run.cbtop"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the program")
 
@@ -52,6 +63,16 @@ def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise UsageError("run what? cbtop run -- python serve.py")
+    if options.watch:
+        if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+            raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
+        from cbtop.commands.shared.program import Program  # what a screen needs takes a third of a second to load
+
+        program = Program()
+        if not program.is_child:
+            from cbtop.commands.shared.watch import watch
+
+            return watch(program, command[0])
     if isolating := isolating_option(command):
         _say(f"Python's {isolating} keeps it from what lies on PYTHONPATH: this runs uninstrumented")
     try:
@@ -99,15 +120,17 @@ def _record_beside(path: Path) -> bool:
 
 
 def isolating_option(command: Sequence[str]) -> str:
-    """The option of Python, in `command` or in the first line of a script, with which it imports nothing of ours."""
-    found = shutil.which(command[0]) or command[0]
+    """The option of Python, in `command` or in the first line of a script, with which it imports nothing of ours.
+
+    Python may stand behind others, as in `env A=B python -I`.
+    """
     words = list(command)
-    if not _PYTHON.fullmatch(Path(found).name):
-        with suppress(OSError), open(found, "rb") as script:
+    if not any(map(_is_python, words)):
+        with suppress(OSError), open(shutil.which(command[0]) or command[0], "rb") as script:
             first_line = script.readline(1024).decode(errors="replace")
             words = first_line.removeprefix("#!").split() if first_line.startswith("#!") else []
     options = iter(words)
-    if not any(_PYTHON.fullmatch(Path(word).name) for word in options):  # behind `env -S`, too
+    if not any(map(_is_python, options)):
         return ""
     for option in options:
         if not option.startswith("-") or option.startswith("--"):
@@ -123,13 +146,18 @@ def isolating_option(command: Sequence[str]) -> str:
     return ""
 
 
+def _is_python(word: str) -> bool:
+    return _PYTHON.fullmatch(Path(word).name) is not None
+
+
 def _additions(overhead_percent: float) -> dict[str, str]:
     """What the command and its children find beside our environment: how much we may cost, and the import hook."""
     directory = runtime_dir()
-    for mark in directory.glob("run-*"):  # of runs that were killed
-        if (ended := _MARK.fullmatch(mark.name)) and process_start(int(ended[1])) != int(ended[2]):
+    namespace = pid_namespace() or 0
+    for mark in directory.glob(f"run-{namespace}-*"):  # of runs that were killed
+        if (ended := _MARK.fullmatch(mark.name)) and process_start(int(ended[2])) != int(ended[3]):
             mark.unlink(missing_ok=True)
-    nothing_yet = directory / f"run-{os.getpid()}-{process_start(os.getpid()) or 0}"
+    nothing_yet = directory.absolute() / f"run-{namespace}-{os.getpid()}-{process_start(os.getpid()) or 0}"
     nothing_yet.touch(mode=0o600)
     return {
         "CBTOP_RUN": f"{overhead_percent:g}",

@@ -23,6 +23,7 @@ from cbtop import formatting
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.tui.views import VIEWS
+from cbtop.tui.views.base import View
 from cbtop.tui.views.header import Header, Heading, Notice
 from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.welcome import Welcome
@@ -92,6 +93,7 @@ class CbtopApp(App[int]):
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = None
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
+    SHOWN: ClassVar[tuple[type[View], ...]] = VIEWS
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"view({number - 1})", view.title, show=False)
@@ -138,9 +140,9 @@ class CbtopApp(App[int]):
     def compose(self) -> ComposeResult:
         self._header = Header(id="header")
         self._notice = Notice(id="notice")
-        self._tabs = TabBar([view.title for view in VIEWS], id="tabs")
+        self._tabs = TabBar([view.title for view in self.SHOWN], id="tabs")
         self._welcome = Welcome(id="welcome")
-        self._views = [view(id=view.title.lower()) for view in VIEWS]
+        self._views = [view(id=view.title.lower()) for view in self.SHOWN]
         yield self._header
         yield self._notice
         yield self._tabs
@@ -204,12 +206,19 @@ class CbtopApp(App[int]):
         source = self.source
         if source is None or (not (source.has_data or source.graph) and source.state == "live"):
             self._notice.show_source(None, self.feed.refused)
-            self._switcher.current = "welcome"
-            self._welcome.show(source, self.feed.status(), self.feed.refused)
+            self._show_welcome(source)
             return
         self._notice.show_source(source, self.feed.refused)
         view = self._views[self._tabs.active]
         view.source = source
+        self._show_view(view)
+
+    def _show_welcome(self, source: SourceView | None) -> None:
+        """There is nothing to show yet, of `source` or of anybody."""
+        self._switcher.current = "welcome"
+        self._welcome.show(source, self.feed.status(), self.feed.refused)
+
+    def _show_view(self, view: View) -> None:
         if self._switcher.current != view.id:
             self._switcher.current = view.id
             self.call_after_refresh(view.focus_target.focus)
@@ -220,7 +229,7 @@ class CbtopApp(App[int]):
         self._show_content()
 
     def action_step_view(self, steps: int) -> None:
-        self.action_view((self._tabs.active + steps) % len(VIEWS))
+        self.action_view((self._tabs.active + steps) % len(self.SHOWN))
 
     def on_tab_bar_chosen(self, event: TabBar.Chosen) -> None:
         self.action_view(event.index)
@@ -297,7 +306,7 @@ class CbtopApp(App[int]):
         self.call_from_thread(say)
 
     def action_help(self) -> None:
-        self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS)))
+        self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS), self.SHOWN))
 
     async def action_quit(self) -> None:
         self.exit(0)

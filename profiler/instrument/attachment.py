@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from cbtop.profiler.instrument import unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Plan, holds_a_stack, plan_of
@@ -276,6 +277,7 @@ def _look_at(module: nn.Module) -> None:
         if _profiler is not None and holds_a_stack(module):
             attach(module, _profiler)
         else:
+            unseen.note_call(module)
             module.__dict__.setdefault(ATTRIBUTE, None)
 
 

@@ -1,113 +1,251 @@
 """Keeps what instrumentation costs within a share of the program's time, by recording fewer of its steps.
 
 Rules
-- The cost is measured in the process itself, beside steps that are not recorded: of steps of one kind (their name,
-  model and tokens) it takes those that are recorded, the one that follows each (in it the timed calls are swapped
-  out again), and the plain ones between. Medians; their interval is that of order statistics, 95 % each.
-- What a recorded step costs is (recorded - plain) + (the one after - plain). One step in k is recorded: k is so large
-  that the upper end of the interval, spread over k steps, is within the share allowed.
-- Until that is known one step in FIRST_EVERY is recorded; it is never more than that, for plain steps are needed.
-- What a plain step pays (the look whether it is its turn) is in no difference, and so not in the figure.
+- Of each kind of step (name and model) the first is recorded, then one in k at random: what returns every so many
+  steps is met as often as anything else.
+- The cost is measured in the process itself. A step that pays for recording is compared with the mean of the plain
+  steps of its kind before and after it, so that steps that grow cancel out. Three sorts pay: those recorded; the one
+  in which the timed calls are swapped out again; those that run beside a recorded one, in other threads. Medians of
+  these differences; their interval is that of order statistics, 95 % each. What plain steps pay to begin and end is
+  timed, and added; what asks in them whether it is to record is not seen.
+- k is so large that the upper end of the interval, spread over the steps, is within the share allowed.
+- Until the cost is known one step in FIRST_EVERY is recorded; where it stays unknown, ever fewer. What was recorded
+  beyond the share is paid back: until then half as many are.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from types import TracebackType
+from typing import NamedTuple
+from weakref import WeakSet
 
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder
 from cbtop.profiler.steps import Step, Steps
 from cbtop.protocol.messages import Sampling
 
-FIRST_EVERY = 4  # recorded, the one after, and two plain ones
+FIRST_EVERY = 4  # and never more than that: plain steps are needed
 MOST_EVERY = 10_000
 WARM_UP = 8  # steps of a kind, which fill caches and compile
-SAMPLES = 61  # of each sort, the newest
-ENOUGH = 11  # of each sort
-LOOK_AFTER = 256  # steps of a kind, from one decision to the next
-MAX_KINDS = 256
+SAMPLES = 121  # differences, the newest
+ENOUGH = 11
+MAX_WAITING = 16  # steps that wait for a plain one
+LOOK_STEPS, LOOK_NS = 64, 250_000_000  # of steps, at least, from one decision to the next
+LEARNING_STEPS = 256  # without knowing anything, until fewer are recorded
+MAX_KINDS = 64
 Z_95 = 1.96
 
 
-class Kind:
-    """Steps that do the same work: how long they took, in ns, by sort."""
+class Sort(Enum):
+    """What a step does beside its work."""
 
-    __slots__ = ("after", "look_at", "plain", "recorded", "seen", "total_ns", "was_recorded")
+    PLAIN = "plain"
+    RECORDED = "recorded"
+    AFTER = "after"
+    BESIDE = "beside"
+
+
+class Estimate(NamedTuple):
+    """Of a time in ns, between the ends of its interval."""
+
+    low: float
+    middle: float
+    high: float
+
+    def times(self, factor: float) -> Estimate:
+        return Estimate(*(factor * end for end in self))
+
+    def plus(self, other: Estimate) -> Estimate:
+        return Estimate(*(end + of_other for end, of_other in zip(self, other, strict=True)))
+
+
+NOTHING = Estimate(0, 0, 0)
+
+
+class Kind:
+    """Steps of one name and model."""
+
+    __slots__ = ("counts", "excess", "plain_ns", "recent", "seen", "waiting")
 
     def __init__(self) -> None:
-        self.seen = self.total_ns = self.look_at = 0
-        self.was_recorded = False
-        self.recorded, self.after, self.plain = (deque[int](maxlen=SAMPLES) for _ in range(3))
+        self.seen = 0
+        self.recent = 0.0  # how many were seen lately: half of them is forgotten at each decision
+        self.counts = dict.fromkeys(Sort, 0)
+        self.excess: dict[Sort, deque[float]] = {sort: deque(maxlen=SAMPLES) for sort in Sort}
+        self.plain_ns: int | None = None  # of the last plain one
+        self.waiting: list[tuple[Sort, int]] = []  # for the next plain one
 
-    @property
-    def is_known(self) -> bool:
-        """Whether enough of them were seen to say what recording one costs."""
-        return min(len(self.recorded), len(self.after), len(self.plain)) >= ENOUGH
+    def add(self, sort: Sort, duration_ns: int) -> None:
+        """A step has ended."""
+        self.seen += 1
+        self.recent += 1
+        self.counts[sort] += 1
+        if self.seen <= WARM_UP:
+            return
+        if sort is not Sort.PLAIN:
+            if len(self.waiting) < MAX_WAITING:
+                self.waiting.append((sort, duration_ns))
+            return
+        before, self.plain_ns = self.plain_ns, duration_ns
+        waiting, self.waiting = self.waiting, []
+        if before is not None:
+            for waited, took_ns in waiting:
+                self.excess[waited].append(took_ns - (before + duration_ns) / 2)
 
-    def cost_ns(self) -> tuple[float, float, float]:
-        """What recording one of them costs: between the ends of its interval, the estimate."""
-        recorded, after, plain = (_median(sorted(sort)) for sort in (self.recorded, self.after, self.plain))
-        low, middle, high = (recorded[at] + after[at] - 2 * plain[2 - at] for at in range(3))
-        return low, middle, high
+    def estimate(self, sort: Sort) -> Estimate | None:
+        """What a step of that sort pays; None where that is not known."""
+        found = list(self.excess[sort])
+        return _median(sorted(found)) if len(found) >= ENOUGH else None
+
+
+class Mark(NamedTuple):
+    """What was known of a step when it began."""
+
+    sort: Sort
+    recorded_before: int
+
+
+class _Model:
+    """Whose calls are swapped in and out together."""
+
+    def __init__(self) -> None:
+        self.calls_are_in = False
+        self.recorded = 0
+        self.running: WeakSet[object] = WeakSet()  # recorded steps
 
 
 class Governor:
     """Decides which steps are recorded; `every`: one in so many."""
 
     def __init__(self, allowed_percent: float, announce: Callable[[Sampling], None]) -> None:
-        self.every = FIRST_EVERY
         self._allowed_percent = allowed_percent
+        self._allowed_share = allowed_percent / (100 + allowed_percent)  # of the time, recording included
         self._announce = announce
-        self._turns: dict[object, int] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: what was measured was so in another process."""
+        self.every = FIRST_EVERY
+        self._chance = random.Random()
+        self._turns: dict[object, int] = {}  # steps of each kind until the next that is recorded
         self._kinds: dict[object, Kind] = {}
+        self._models: dict[object, _Model] = {}
+        self._own: deque[float] = deque(maxlen=SAMPLES)  # what plain steps pay to begin and end, in ns
+        self._seen = self._recorded = self._lived_ns = 0
+        self._look_at_step, self._look_at_ns = 0, 0
+        self._recent_ns = 0.0
 
     def is_sampled(self, key: object) -> bool:
-        """Whether the step `key` that begins now is recorded: the first, and every k-th after it."""
-        if len(self._turns) >= MAX_KINDS:
-            self._turns.clear()
-        turn = self._turns.get(key, 0)
-        self._turns[key] = 0 if turn + 1 >= self.every else turn + 1
-        return turn == 0
+        """Whether the step of kind `key` that begins now is recorded."""
+        turn = self._turns.get(key)
+        if turn is None and len(self._turns) >= MAX_KINDS:
+            key = None  # all others are one kind, or each would have its first recorded
+            turn = self._turns.get(key)
+        is_recorded = not turn
+        self._turns[key] = self._chance.randrange(2 * self.every - 1) if is_recorded else (turn or 0) - 1
+        return is_recorded
 
-    def ended(self, key: object, duration_ns: int, *, recorded: bool) -> None:
-        """A step has ended; steps with the same `key` do the same work."""
-        kind = self._kinds.get(key)
+    def began(self, step: object, model: str, *, recorded: bool) -> Mark:
+        """`step` of `model` has begun."""
+        state = self._model(model)
+        if recorded:
+            state.recorded += 1
+            state.calls_are_in = True
+            state.running.add(step)
+            return Mark(Sort.RECORDED, state.recorded)
+        if len(state.running):
+            return Mark(Sort.BESIDE, state.recorded)
+        was_in, state.calls_are_in = state.calls_are_in, False
+        return Mark(Sort.AFTER if was_in else Sort.PLAIN, state.recorded)
+
+    def left(self, step: object, model: str) -> None:
+        """`step` has ended, be it by an exception."""
+        self._model(model).running.discard(step)
+
+    def ended(self, name: str, model: str, duration_ns: int, mark: Mark, own_ns: int = 0) -> None:
+        """A step has ended that did all of its work, and paid `own_ns` to begin and end."""
+        sort = mark.sort
+        if sort is Sort.PLAIN and self._model(model).recorded != mark.recorded_before:
+            sort = Sort.BESIDE
+        if sort is Sort.PLAIN:
+            self._own.append(own_ns)
+        self._seen += 1
+        self._recorded += sort is Sort.RECORDED
+        self._lived_ns += duration_ns
+        self._recent_ns += duration_ns
+        kind = self._kinds.get((name, model))
         if kind is None:
-            if len(self._kinds) >= MAX_KINDS:  # what comes seldom tells nothing
-                self._kinds = {key: kind for key, kind in self._kinds.copy().items() if kind.is_known}
-                if len(self._kinds) >= MAX_KINDS:
-                    return
-            kind = self._kinds[key] = Kind()
-        follows, kind.was_recorded = kind.was_recorded, recorded
-        kind.seen += 1
-        kind.total_ns += duration_ns
-        if kind.seen <= WARM_UP:
+            key = (name, model) if len(self._kinds) < MAX_KINDS else None
+            kind = self._kinds.setdefault(key, Kind())
+        kind.add(sort, duration_ns)
+        if self._seen == 1:
+            self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
+        if self._seen >= self._look_at_step and self._lived_ns >= self._look_at_ns:
+            self._look()
+
+    def _model(self, model: str) -> _Model:
+        found = self._models.get(model)
+        if found is None:
+            found = self._models.setdefault(model if len(self._models) < MAX_KINDS else None, _Model())
+        return found
+
+    def _look(self) -> None:
+        kinds = list(self._kinds.values())
+        cost = _cost_of_recording(kinds)
+        if cost is None and self._seen < LEARNING_STEPS:
             return
-        (kind.recorded if recorded else kind.after if follows else kind.plain).append(duration_ns)
-        if recorded and kind.seen >= kind.look_at and kind.is_known:
-            kind.look_at = kind.seen + LOOK_AFTER
-            known = (other for other in list(self._kinds.values()) if other.is_known)
-            if kind is max(known, key=lambda other: other.total_ns):  # most of the time goes into its steps
-                self._decide(kind)
+        self._look_at_step, self._look_at_ns = self._seen + LOOK_STEPS, self._lived_ns + LOOK_NS
+        step_ns = max(1.0, self._recent_ns / max(1.0, sum(kind.recent for kind in kinds)))
+        self._recent_ns /= 2
+        for kind in kinds:
+            kind.recent /= 2
+        if cost is None:
+            self.every = min(MOST_EVERY, 2 * self.every)
+            self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
+            return
+        own = _median(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
+        allowed_ns = self._allowed_share * step_ns - own.high  # a step, for recording
+        every = math.ceil(cost.high / allowed_ns) if allowed_ns > 0 else MOST_EVERY
+        if self._recorded * cost.middle + self._seen * own.middle > self._allowed_share * self._lived_ns:
+            every *= 2
+        self.every = every = min(MOST_EVERY, max(FIRST_EVERY, every))
+        low, middle, high = cost.times(1 / every).plus(own).times(100 / step_ns)
+        self._announce(Sampling(every, middle, low, high, self._allowed_percent))
 
-    def _decide(self, kind: Kind) -> None:
-        plain_ns = max(1, _median(sorted(kind.plain))[1])
-        low, middle, high = (100 * cost_ns / plain_ns for cost_ns in kind.cost_ns())  # percent of a plain step
-        every = min(MOST_EVERY, max(FIRST_EVERY, math.ceil(high / self._allowed_percent)))
-        self.every = every
-        self._announce(Sampling(every, middle / every, low / every, high / every, self._allowed_percent))
+
+def _cost_of_recording(kinds: list[Kind]) -> Estimate | None:
+    """What recording a step costs, with what others pay for it, on average over the steps of late.
+
+    What is not known of a sort is taken for the dearest that is known. None where too little is known: of less than
+    half of these steps what recording them costs.
+    """
+    total = sum(kind.recent for kind in kinds) or 1.0
+    estimates = {(kind, sort): kind.estimate(sort) for kind in kinds for sort in Sort if kind.counts[sort]}
+    known = [estimate for (_, sort), estimate in estimates.items() if estimate and sort is not Sort.PLAIN]
+    if 2 * sum(kind.recent for kind in kinds if estimates.get((kind, Sort.RECORDED))) < total:
+        return None
+    dearest = max(known, key=lambda estimate: estimate.high)
+    recorded = sum(kind.counts[Sort.RECORDED] for kind in kinds)
+    cost = NOTHING
+    for (kind, sort), estimate in estimates.items():
+        if sort is not Sort.PLAIN:
+            times = kind.recent / total if sort is Sort.RECORDED else kind.counts[sort] / recorded
+            cost = cost.plus((estimate or dearest).times(times))
+    return cost
 
 
-def _median(ordered: list[int]) -> tuple[int, int, int]:
+def _median(ordered: list[float]) -> Estimate:
     """The median between the ends of its interval."""
     count = len(ordered)
     reach = math.ceil(Z_95 * math.sqrt(count) / 2)
     middle = count // 2
-    return ordered[max(0, middle - reach)], ordered[middle], ordered[min(count - 1, middle + reach)]
+    return Estimate(ordered[max(0, middle - reach)], ordered[middle], ordered[min(count - 1, middle + reach)])
 
 
 class GovernedProfiler(BrickProfiler):
@@ -123,30 +261,45 @@ class GovernedProfiler(BrickProfiler):
     def _is_sampled(self, key: object) -> bool:
         return self.governor.is_sampled(key)
 
+    def _after_fork(self) -> None:
+        self.governor.forget()
+        super()._after_fork()
+
 
 class GovernedStep(Step):
     """A step that tells the governor how long it took, recorded or not."""
 
-    __slots__ = ("_begun_ns", "_governor")
+    __slots__ = ("_begun_ns", "_governor", "_mark", "_own_ns")
 
     def __init__(self, governor: Governor, steps: Steps, name: str | None, tokens: int, model: str) -> None:
         super().__init__(steps, name, tokens, model)
         self._governor = governor
+        self._mark: Mark | None = None
 
     def __enter__(self) -> GovernedStep:
         self._begun_ns = time.perf_counter_ns()
         super().__enter__()
+        if self._position is not None and self._is_outermost:
+            try:
+                self._mark = self._governor.began(self, self._model, recorded=self._scope is not None)
+            except Exception as trouble:  # noqa: BLE001 - trouble of ours is not the host's
+                self._steps.give_up(trouble)
+        self._own_ns = time.perf_counter_ns() - self._begun_ns
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        is_whole = kind is None and self._position is not None and self._outer is None
-        key = self._name, self._model, self.tokens
+        ending_ns = time.perf_counter_ns()
         super().__exit__(kind, error, trace)
-        if is_whole:
-            took_ns = time.perf_counter_ns() - self._begun_ns
-            try:
-                self._governor.ended(key, took_ns, recorded=self._scope is not None)
-            except Exception as trouble:  # noqa: BLE001 - trouble of ours is not the host's
-                self._steps.give_up(trouble)
+        mark, self._mark = self._mark, None
+        if mark is None:
+            return
+        try:
+            self._governor.left(self, self._model)
+            if kind is None:
+                now_ns = time.perf_counter_ns()
+                own_ns = self._own_ns + now_ns - ending_ns
+                self._governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
+        except Exception as trouble:  # noqa: BLE001 - as above
+            self._steps.give_up(trouble)

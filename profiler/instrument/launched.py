@@ -1,10 +1,9 @@
-"""What a process under `cbtop run` does as soon as torch has been imported."""
+"""What a process under `cbtop run` does before its first call of a module of torch."""
 
 from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
 
 from cbtop.profiler import instrument as instrumentation
 from cbtop.profiler.instrument.awaited import once_imported
@@ -12,7 +11,7 @@ from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage, Node
-from cbtop.protocol.signals import let_through
+from cbtop.protocol.signals import let_through, suppressed
 from cbtop.protocol.vocabulary import NodeKind
 
 _log = logging.getLogger("cbtop")
@@ -29,7 +28,7 @@ class LaunchedRecorder(RingRecorder):
     def announce(self, message: CatalogMessage) -> None:
         super().announce(message)
         if self._nothing_yet and isinstance(message, Node) and message.kind is NodeKind.STEP:
-            with suppress(OSError):  # another process of the run was first
+            with suppressed(OSError):  # another process of the run was first
                 os.unlink(self._nothing_yet)
             self._nothing_yet = ""
 

@@ -9,15 +9,20 @@ from cbtop.protocol.signals import let_through, suppressed
 MAX_SAID = 100
 
 _log = logging.getLogger("cbtop")
-_said: set[str] = set()
+_said: dict[str, None] = {}
 
 
 def say(what: str) -> None:
     """One line, once. A handler of the host's that fails at it does not reach the host's model."""
     if what not in _said and len(_said) < MAX_SAID:
-        _said.add(what)
+        _said[what] = None
         with suppressed(Exception):
             _log.warning("cbtop: %s", what)
+
+
+def first_said() -> str:
+    """The first of all that was said; "" where nothing was."""
+    return next(iter(_said), "")
 
 
 def ours(error: Exception, what: str) -> None:

@@ -6,6 +6,8 @@ Their torch is a stand-in that costs nothing to import, but where a name says ot
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import zipapp
@@ -14,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.protocol.catalog import CatalogReader
-from cbtop.protocol.messages import HostHello
-from tests.integration.hosts import CBTOP, DEADLINE_S
+from cbtop.client.replay import ReplayFeed
+from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop
 from tests.profiler.instrument.under_run import fake_torch
 
 SERVER = """
@@ -75,6 +76,19 @@ HOSTS = {
     "KeyboardInterrupt in a step": ("import torch; torch.forward(lambda: os.kill(os.getpid(), signal.SIGINT))", 1),
     "SIGTERM": ("import torch; torch.forward(); os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", 1),
     "SIGKILL": ("import torch; torch.forward(); os.kill(os.getpid(), signal.SIGKILL)", 1),
+    "SIGHUP": ("import torch; torch.forward(); os.kill(os.getpid(), signal.SIGHUP); time.sleep(9)", 1),
+    "a handler that raises in a step": (
+        "import torch\ndef late(*_): raise TimeoutError('mine')\nsignal.signal(signal.SIGALRM, late)\n"
+        "try: torch.forward(lambda: signal.raise_signal(signal.SIGALRM))\nexcept TimeoutError as e: print(repr(e))\n"
+        "torch.forward()",
+        1,
+    ),
+    "timer": (
+        "import torch; hit = []; signal.signal(signal.SIGALRM, lambda *_: hit.append(1))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\nwhile len(hit) < 20: torch.forward()\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0); print(len(hit) > 19)",
+        1,
+    ),
     "own handler": (
         "import torch; torch.forward(); signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n"
         "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)",
@@ -144,6 +158,69 @@ HOSTS = {
         "import runpy, torch; torch.forward()\nif __name__ != 'x': print(len(runpy.run_path('main.py', None, 'x')))",
         1,
     ),
+    "stdin": ("import torch; torch.forward(); print(input()); print(sys.stdin.read())", 1),
+    "broken pipe": (
+        "import torch; torch.forward(); r, w = os.pipe(); os.close(r); os.dup2(w, 1); print('lost'); sys.exit(5)",
+        1,
+    ),
+    "closed stdout": ("import torch; torch.forward(); sys.stdout.close(); torch.forward(); sys.exit(6)", 1),
+    "closed stderr": (
+        "import torch; torch.forward(); sys.stderr.close(); torch.forward(); raise SystemExit('said')",
+        1,
+    ),
+    "own stderr": (
+        "import io, torch; sys.stderr = io.StringIO(); torch.forward(); print(repr(sys.stderr.getvalue()))",
+        1,
+    ),
+    "logging": (
+        "import logging, torch; logging.basicConfig(level=logging.DEBUG); torch.forward(); logging.debug('mine')\n"
+        "print(logging.root.handlers, sorted(logging.root.manager.loggerDict)[:0])",
+        1,
+    ),
+    "faulthandler": (
+        "import faulthandler, tempfile, torch; faulthandler.enable(); torch.forward()\n"
+        "file = tempfile.TemporaryFile(); faulthandler.dump_traceback(file); file.seek(0)\n"
+        "print(file.read().splitlines()[1:])",
+        1,
+    ),
+    "warnings as errors": (
+        "import warnings, torch; warnings.simplefilter('error'); torch.forward(); warnings.warn('mine')",
+        1,
+    ),
+    "recursion": (
+        "import torch; sys.setrecursionlimit(150)\ndef deeper(n):\n    torch.forward(); return deeper(n + 1)\n"
+        "try: deeper(0)\nexcept RecursionError as e: print(e)\nsys.setrecursionlimit(1000); torch.forward()",
+        1,
+    ),
+    "collector off": (
+        "import gc, torch; gc.disable(); torch.forward(); print(gc.isenabled(), gc.garbage, gc.callbacks)",
+        1,
+    ),
+    "excepthook": ("import torch; sys.excepthook = lambda *a: print('hook', a[1]); torch.forward(lambda: 1 / 0)", 1),
+    "random numbers": (
+        "import random, torch; random.seed(1)\nfor _ in range(50): torch.forward()\nprint(random.random())",
+        1,
+    ),
+    "pickle": (
+        "import pickle, torch; torch.forward(); print(pickle.loads(pickle.dumps(torch.forward)) is torch.forward)",
+        1,
+    ),
+    "Pool": (
+        "import multiprocessing\ndef work(n):\n    import torch\n    torch.forward(); return n * n\n"
+        "if __name__ == '__main__':\n    with multiprocessing.Pool(2) as pool: print(pool.map(work, range(5)))",
+        1,
+    ),
+    "daemonised": (
+        "import torch; torch.forward(); sys.stdout.flush()\nif os.fork(): os._exit(0)\nos.setsid()\n"
+        "if os.fork(): os._exit(0)\ntorch.forward(); print('from the daemon'); sys.exit(0)",
+        2,
+    ),
+    "Popen and signals": (
+        "import subprocess, torch; torch.forward()\nchild = subprocess.Popen([sys.executable, '-c', "
+        "'import time, torch; torch.forward(); print(1, flush=True); time.sleep(99)'], stdout=-1)\n"
+        "print(child.stdout.read(1)); child.terminate(); print(child.wait())",
+        2,
+    ),
     "settrace": (
         "import threading; sys.settrace(lambda *_: None); import torch; torch.forward(); print(bool(sys.gettrace()))",
         1,
@@ -164,7 +241,14 @@ HOSTS = {
         1,
     ),
 }
+ONE_AFTER_ANOTHER = (
+    "threads", "exception in a thread", "asyncio", "import in a thread", "timer", "a handler that raises in a step",
+    "stdin", "recursion", "collector off", "random numbers", "pickle", "reload", "chdir", "settrace", "atexit",
+    "closed stderr",
+)  # fmt: skip
+HOSTS["one after another"] = ("\n".join(HOSTS[name][0] for name in ONE_AFTER_ANOTHER), 1)
 BY_DEFAULT = {
+    "one after another",
     "plain",
     "exception in a step",
     "os._exit",
@@ -177,7 +261,9 @@ BY_DEFAULT = {
 OPTIONS = {"dev mode": ["-X", "dev", "-W", "error"], "optimised": ["-OO"], "safe path": ["-P"], "unbuffered": ["-u"]}
 
 
-def runs_alike(command: list[str], directory: Path, runtime: Path, *, stdin: str = "", records: int = 1) -> None:
+def runs_alike(
+    command: list[str], directory: Path, runtime: Path, *, stdin: str = "a line\nand more", records: int = 1
+) -> None:
     """`command` prints and ends under `cbtop run` as without it, and so many of its processes at least record."""
     environment = os.environ | {"PYTHONPATH": str(directory)}
 
@@ -290,6 +376,24 @@ if __name__ == "__main__":
 """,
         1,
     ),
+    "jit, saved whole, copied": (
+        MODEL
+        + """
+import copy, io
+model, x = Model(), torch.ones(2, 16)
+traced, scripted = torch.jit.trace(model, x), torch.jit.script(torch.nn.Sequential(Layer(), Layer()))
+model(x)
+buffer = io.BytesIO()
+torch.save(model, buffer)
+buffer.seek(0)
+loaded = torch.load(buffer, weights_only=False)
+print(traced(x).sum().item().hex(), scripted(x).shape, loaded(x).sum().item().hex(), list(loaded.state_dict()))
+print(copy.copy(model)(x).sum().item().hex(), traced.code)
+again = torch.jit.trace(model, x)
+print(again.code == traced.code)
+""",
+        1,
+    ),
     "torch's spawn": (
         MODEL
         + """
@@ -331,23 +435,76 @@ def test_a_torch_program_prints_and_ends_as_without_us(name: str, tmp_path: Path
     runs_alike([sys.executable, "main.py"], tmp_path, runtime, records=records)
 
 
+KILLED = (
+    MODEL
+    + """
+import os
+class Last(nn.Linear):
+    def forward(self, x):
+        if len(x) == 3: os.kill(os.getpid(), 9)
+        return super().forward(x)
+model = Model()
+model.layers[1].down_proj = Last(32, 16)
+for rows in (1, 2, 3): model(torch.ones(rows, 16))
+"""
+)
+
+
+@needs_torch
+def test_of_a_program_that_is_killed_the_brick_in_flight_is_named(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(KILLED)
+    command = [*CBTOP, "run", "--overhead", "100%", "--", sys.executable, str(tmp_path / "main.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+    told = cbtop("post-mortem").stdout
+    assert "it was killed" in told
+    in_flight = told.partition("in flight")[2]
+    assert "encode → Layer 1 → DownProjection down_proj [measured]" in in_flight
+
+
+BY_A_SHELL = """
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$1 WORLD_SIZE=2
+RANK=1 $2 main.py &
+RANK=0 $2 main.py
+code=$?
+wait
+exit $code
+"""
+
+
+@needs_torch
+@pytest.mark.parametrize("with_torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_ranks_are_recorded_and_shown_each(with_torchrun: bool, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(RANKS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "main.py"]
+    shell = ["sh", "-c", BY_A_SHELL, "ranks", str(port), sys.executable]
+    done = subprocess.run(
+        [*CBTOP, "run", "--overhead", "100%", "--record", "run.cbtop", "--"]
+        + ([sys.executable, *torchrun] if with_torchrun else shell),
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 "), done.stdout
+    ours = [line for line in done.stderr.splitlines() if line.startswith("cbtop: ")]
+    assert [line.split(", ")[1] for line in ours] == ["2 processes"], done.stderr
+    with ReplayFeed(tmp_path / "run.cbtop") as feed:
+        feed.seek(feed.duration_s)
+        views = [view for source in feed.sources() if (view := feed.view(source.key)) is not None]
+    assert sorted((view.rank, view.world_size, view.steps.count) for view in views if view.steps) == [
+        (0, 2, 2),
+        (1, 2, 2),
+    ]
+    assert all("DownProjection" in {row.name for row in view.bricks} for view in views)
+
+
 @needs_torch
 @pytest.mark.slow
-def test_the_ranks_of_torchrun_and_accelerate_are_recorded_each(tmp_path: Path, runtime: Path) -> None:
-    (tmp_path / "main.py").write_text(RANKS)
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    accelerate = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-    for number, launcher in enumerate((torchrun, accelerate), 1):
-        if find_spec(launcher[0].split(".")[0]) is None:
-            continue
-        command = [sys.executable, "-m", "cbtop", "run", "--", sys.executable, "-m", *launcher, "main.py"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("2 "), done.stdout
-        assert "cbtop:" not in done.stderr
-        hellos = [CatalogReader(path).read()[0] for path in runtime.glob("*.catalog")]
-        ranks = [hello.rank for hello in hellos if isinstance(hello, HostHello)]
-        assert sorted(rank for rank in ranks if rank is not None) == sorted([0, 1] * number)
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_what_accelerate_launches_prints_and_ends_as_without_us(tmp_path: Path, runtime: Path) -> None:
+    (tmp_path / "main.py").write_text(f"{MODEL}\nfor _ in range(2): print(Model()(torch.ones(1, 16)).sum())\n")
+    options = "--cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    command = [sys.executable, "-m", "accelerate.commands.launch", *options.split(), "main.py"]
+    runs_alike(command, tmp_path, runtime)

@@ -78,8 +78,9 @@ def _identity(heading: Heading, width: int) -> Line:
 def _of(source: SourceView) -> Line:
     """Which stretch of time, and which of the steps, the numbers are of."""
     sample = formatting.sample(source.sample_every)
-    cost = f", costs {source.overhead.overhead_percent:.1f}%" if source.overhead else ""
-    of_steps: Line = ((f"  {sample}{cost}", "warn"),) if sample else ()
+    percent = source.overhead.high_percent if source.overhead else None
+    cost = f"up to {percent:.1f}%" if percent is not None else formatting.NOT_MEASURED
+    of_steps: Line = ((f"  {sample}{f', costs {cost}' if source.overhead else ''}", "warn"),) if sample else ()
     if source.window is None:
         return (("life", "dim"), *of_steps)
     return ((formatting.last_seconds(source.window.covers_s), "accent strong"), *of_steps)

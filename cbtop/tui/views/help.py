@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from cbtop.tui.views import VIEWS
+from cbtop.tui.views.base import View
 from cbtop.tui.widgets.footer import KeyFooter, key_name
 from cbtop.tui.widgets.lines import BLANK, Line, rule
 from cbtop.tui.widgets.pager import Page, Pager
@@ -46,33 +46,37 @@ class HelpScreen(Screen[None]):
         Binding("escape,question_mark,f1", "dismiss", "close help", key_display="esc"),
     ]
 
-    def __init__(self, app_bindings: Iterable[Binding]) -> None:
+    def __init__(self, app_bindings: Iterable[Binding], views: Sequence[type[View]]) -> None:
         super().__init__()
         self._app_bindings = tuple(app_bindings)
+        self._shown = views
 
     def compose(self) -> ComposeResult:
         with Pager(id="help"):
-            yield HelpPage(self._app_bindings, id="help-page")
+            yield HelpPage(self._app_bindings, self._shown, id="help-page")
         yield KeyFooter(id="help-footer")
 
 
 class HelpPage(Page):
     """The page itself."""
 
-    def __init__(self, app_bindings: Sequence[Binding], *, id: str | None = None) -> None:
+    def __init__(
+        self, app_bindings: Sequence[Binding], views: Sequence[type[View]], *, id: str | None = None
+    ) -> None:
         super().__init__(id=id)
         self._app_bindings = app_bindings
+        self._shown = views
 
     def text(self, width: int) -> Sequence[Line]:
-        return help_lines(self._app_bindings, width)
+        return help_lines(self._app_bindings, self._shown, width)
 
 
-def help_lines(app_bindings: Iterable[Binding], width: int) -> list[Line]:
+def help_lines(app_bindings: Iterable[Binding], views: Iterable[type[View]], width: int) -> list[Line]:
     """The whole help for `width` cells."""
     lines = [rule((("keys everywhere", "accent"),), width), *_keys(app_bindings)]
     lines += [BLANK, rule((("keys in lists", "accent"),), width), *_keys(_declared(Table))]
     lines += _keys(_declared(SortedTable))
-    for view in VIEWS:
+    for view in views:
         lines += [BLANK, rule(((view.title, "accent"),), width), *_paragraph(view.doc, width), BLANK]
         lines += _keys(_declared(view))
         for title, doc in view.columns_doc:

@@ -11,7 +11,8 @@ Rules
 
 CBTOP_RUN is the overhead allowed, in percent; 0 switches all of it off. CBTOP_RUN_ID is `PID:FILE`, later
 `PID,PID:FILE`: the process that the command became, the first Python of this branch of its children, and a file that
-is there until some process of the run has recorded a step of a model.
+is there until some process of the run has recorded a step of a model. In it stands, a line each, why those that have
+imported torch did not.
 """
 
 import atexit
@@ -23,6 +24,9 @@ if MYPY:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
+
+MAX_REASONS_BYTES = 4096
+NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
 
 
 class TorchFinder:
@@ -40,27 +44,58 @@ class TorchFinder:
         self._saw_torch = False
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        """What the others find. The loader of torch is made to tell us that it has been imported."""
-        if name != "torch":
+        """What those behind it find. The loader of torch is made to tell us that it has been imported."""
+        if name != "torch" or self not in sys.meta_path:
             return None
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target) if finder is not self else None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)  # older ones have none
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 if "exec_module" not in getattr(spec.loader, "__dict__", {"exec_module"}):
                     self._follow(spec.loader)
                 return spec
         return None
 
-    def say_at_exit(self) -> None:
-        """One line where nothing was instrumented: by the process that was launched, or the first one with torch."""
-        if os.getpid() != self._pid or not (self._is_launched or (self._is_first and self._saw_torch)):
-            return
+    def torch_is_imported(self) -> None:
+        """Instrument it before its first module is called."""
+        self._saw_torch = True
+        self._note(NO_CALL)
         try:
-            os.unlink(self._nothing_yet)
-        except OSError:
-            return  # something was, or it has been said
-        why = "no call of a model was seen" if self._saw_torch else "torch was never imported"
-        say("nothing was instrumented: " + why)
+            from cbtop.profiler.instrument.first_call import await_first_call
+
+            await_first_call(self._instrument)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            self._failed(error)
+
+    def at_exit(self) -> None:
+        """One line where nothing was instrumented: by the process that was launched, or the first one with torch."""
+        if self._saw_torch and os.path.exists(self._nothing_yet):
+            self._note_why()
+        if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
+            why = self._reason()
+            if why:
+                say("nothing was instrumented: " + why)
+
+    def _instrument(self) -> None:
+        try:
+            from cbtop.profiler.instrument.launched import instrument
+
+            instrument(self._overhead_percent, self._nothing_yet)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        let_through(error)
+        self._nothing_yet = ""  # why nothing is instrumented is said here
+        say(f"{sys.executable} (process {os.getpid()}) runs uninstrumented: {error}")
+
+    def _note_why(self) -> None:
+        try:
+            from cbtop.profiler.instrument import unseen
+
+            self._note(unseen.why())
+        except Exception as error:  # noqa: BLE001 - see the rules
+            let_through(error)
 
     def _follow(self, loader: "Any") -> None:
         real = loader.exec_module
@@ -68,32 +103,55 @@ class TorchFinder:
         def exec_module(module: "ModuleType") -> None:
             del loader.exec_module
             real(module)
-            self._saw_torch = True
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self._instrument()
+                self.torch_is_imported()
 
         loader.exec_module = exec_module
 
-    def _instrument(self) -> None:
+    def _note(self, why: str) -> None:
+        """Add a reason to the file, if it is there: nothing was recorded so far."""
         try:
-            from cbtop.profiler.instrument.launched import instrument
+            file = os.open(self._nothing_yet, os.O_WRONLY | os.O_APPEND)
+            try:
+                if why and os.fstat(file).st_size < MAX_REASONS_BYTES:
+                    os.write(file, ascii(why)[1:-1][:400].encode() + b"\n")
+            finally:
+                os.close(file)
+        except OSError as error:
+            let_through(error)
 
-            instrument(self._overhead_percent, self._nothing_yet)
-        except Exception as error:
-            if is_of_the_program(error):
-                raise
-            self._nothing_yet = ""  # why it is not instrumented has been said
-            say(f"{sys.executable} (process {self._pid}) runs uninstrumented: {error}")
+    def _reason(self) -> str:
+        """Why nothing was recorded; "" where something was, or it has been said."""
+        try:
+            file = os.open(self._nothing_yet, os.O_RDONLY)
+            try:
+                said = os.read(file, 2 * MAX_REASONS_BYTES).decode("ascii", "replace").splitlines()
+            finally:
+                os.close(file)
+            os.unlink(self._nothing_yet)
+        except OSError as error:
+            let_through(error)
+            return ""
+        if said:
+            return [NO_CALL, *(why for why in said if why != NO_CALL)][-1]
+        times = os.times()
+        if times.children_user + times.children_system > 0:
+            return (
+                f"{NO_TORCH}, nor in a child that was reached (not one with an environment of its own, -I, -E or -S)"
+            )
+        return NO_TORCH
 
 
-def is_of_the_program(error: Exception) -> bool:
-    """Whether it was raised by a signal handler of the program, while we were at work."""
+def let_through(error: Exception) -> None:
+    """Raise what a signal handler of the program raised while we were at work."""
+    if error.__traceback__ is None or error.__traceback__.tb_next is None:
+        return  # it was raised right there, and in no handler
     try:
-        from cbtop.protocol.signals import is_of_a_signal_handler
-    except ImportError:
-        return False
-    return is_of_a_signal_handler(error)
+        from cbtop.protocol import signals
+    except (ImportError, SyntaxError):  # it is not installed for this Python
+        return
+    signals.let_through(error)
 
 
 def say(line: str) -> None:
@@ -101,8 +159,8 @@ def say(line: str) -> None:
     try:
         sys.stderr.write(f"cbtop: {line}\n")
         sys.stderr.flush()
-    except Exception:  # noqa: BLE001 - closed, or the program's own, which may do as it likes
-        pass
+    except Exception as error:  # noqa: BLE001 - closed, or the program's own, which may do as it likes
+        let_through(error)
 
 
 def begin() -> None:
@@ -110,8 +168,11 @@ def begin() -> None:
     overhead_percent = float(os.environ.get("CBTOP_RUN", "0"))
     if overhead_percent > 0:
         finder = TorchFinder(overhead_percent, os.environ.get("CBTOP_RUN_ID", ""))
-        atexit.register(finder.say_at_exit)
-        sys.meta_path.insert(0, finder)
+        atexit.register(finder.at_exit)
+        if "torch" in sys.modules:  # a .pth file has imported it
+            finder.torch_is_imported()
+        else:
+            sys.meta_path.insert(0, finder)
 
 
 def leave() -> None:
@@ -127,6 +188,7 @@ if __name__ == "sitecustomize":
         leave()
         begin()
     except Exception as error:  # noqa: BLE001 - see the rules
+        let_through(error)
         say(f"process {os.getpid()} runs uninstrumented: {error}")
     # The program's own. Where there is none, this raises what Python expects of a file that is not there.
     __import__("sitecustomize")

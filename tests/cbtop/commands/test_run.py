@@ -100,6 +100,8 @@ def test_pythons_options_that_keep_us_out_are_said(tmp_path: Path) -> None:
         "ls -S": "",
         "gone -I": "",
         str(script): "-E",
+        "env A=B nice -n 5 python3 -I x.py": "-I",
+        "timeout 5 python x.py -I": "",
     }.items():
         assert isolating_option(words.split()) == found, words
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports import REPORTS, SECTIONS
 from cbtop.reports.sources import sources_json, sources_text
@@ -71,7 +72,8 @@ def test_the_json_holds_what_was_promised(view: SourceView) -> None:
 
 
 def test_what_is_derived_or_static_is_named_and_is_there(view: SourceView) -> None:
-    found = json.loads(REPORTS["json"]([view], []))
+    governed = replace(view, overhead=Sampling(20, 0.62, 0.41, 0.8, 1.0))
+    found = json.loads(REPORTS["json"]([governed], []))
     text = json.dumps(found["sources"])
     for names in found["provenance"].values():
         assert all(f'"{name}":' in text for name in names)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
+import os
 import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cbtop.profiler.instrument.governor import FIRST_EVERY, MOST_EVERY, GovernedProfiler, Governor
+from cbtop.profiler.instrument.governor import FIRST_EVERY, MAX_KINDS, MOST_EVERY, GovernedProfiler, Governor, Sort
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node, Sampling
 from cbtop.reports import REPORTS
@@ -15,81 +20,225 @@ from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import record_of, source_of
 from tests.profiler.memory import Memory
 
-STEP = ("decode", "", 1)
+MS = 1_000_000
 
 
-def governed(
-    cost_ns: int, *, allowed_percent: float = 1, steps: int = 4000, plain_ns: int = 1_000_000, noise: float = 0.01
-) -> tuple[Governor, list[Sampling], int]:
-    """After steps of which each that is recorded costs `cost_ns`, a third of it in the step that follows."""
-    said: list[Sampling] = []
-    governor = Governor(allowed_percent, said.append)
-    chance = random.Random(7)
-    recorded = follows = False
-    count = 0
-    for _ in range(steps):
-        follows, recorded = recorded, governor.is_sampled("decode")
-        took_ns = plain_ns * chance.gauss(1, noise) + (cost_ns * 2 / 3 if recorded else cost_ns / 3 if follows else 0)
-        governor.ended(STEP, round(took_ns), recorded=recorded)
-        count += recorded
-    return governor, said, count
+class Running:
+    """A step."""
+
+
+class Host:
+    """A process whose steps take as long as they are told, and longer where recording costs them something.
+
+    Recording a step costs it `cost_ns`, the step that follows in its model a third of that again, and each plain step
+    that runs at the same time a twentieth.
+    """
+
+    def __init__(self, *, allowed_percent: float = 1, cost_ns: float = 0.2 * MS, noise: float = 0.01) -> None:
+        self.said: list[Sampling] = []
+        self.governor = Governor(allowed_percent, self.said.append)
+        self.governor._chance.seed(6)
+        self.recorded = self.steps = 0
+        self.paid_ns = self.lived_ns = 0.0
+        self._cost_ns, self._noise = cost_ns, noise
+        self._chance = random.Random(7)
+        self._swapped_in: set[str] = set()
+        self._running = 0  # recorded steps
+
+    def step(self, name: str, plain_ns: float, model: str = "", own_ns: int = 0) -> Iterator[float]:
+        """One step: gives when it ends, counted from its begin."""
+        step = Running()
+        is_recorded = self.governor.is_sampled((name, model))
+        mark = self.governor.began(step, model, recorded=is_recorded)
+        paid_ns: float = own_ns
+        if is_recorded:
+            self._swapped_in.add(model)
+            self._running += 1
+            paid_ns += self._cost_ns
+        elif model in self._swapped_in and not self._running:
+            self._swapped_in.discard(model)
+            paid_ns += self._cost_ns / 3
+        elif self._running:
+            paid_ns += self._cost_ns / 20
+        took_ns = plain_ns * self._chance.gauss(1, self._noise) + paid_ns
+        yield took_ns
+        self._running -= is_recorded
+        self.governor.left(step, model)
+        self.governor.ended(name, model, round(took_ns), mark, own_ns)
+        self.steps += 1
+        self.recorded += is_recorded
+        self.paid_ns += paid_ns
+        self.lived_ns += took_ns
+
+    def live(self, steps: Iterable[tuple[str, float] | tuple[str, float, str]], own_ns: int = 0) -> Host:
+        """Run `steps` one after another: of each its name, how long it takes and its model."""
+        for name, plain_ns, *model in steps:
+            for _ in self.step(name, plain_ns, *model, own_ns=own_ns):
+                pass
+        return self
+
+    def live_in_threads(self, threads: list[Iterator[tuple[str, float]]], until_ns: float) -> Host:
+        """Run each thread's steps one after another, beside those of the others."""
+        running: list[tuple[float, int, Iterator[float]]] = []
+
+        def begin(now_ns: float, thread: int) -> None:
+            step = self.step(*next(threads[thread]))
+            heapq.heappush(running, (now_ns + next(step), thread, step))
+
+        for thread in range(len(threads)):
+            begin(0, thread)
+        now_ns = 0.0
+        while now_ns < until_ns:
+            now_ns, thread, step = heapq.heappop(running)
+            assert next(step, None) is None
+            begin(now_ns, thread)
+        return self
+
+    @property
+    def overhead_percent(self) -> float:
+        return 100 * self.paid_ns / self.lived_ns
+
+
+def decoding(count: int = 6000, plain_ns: float = MS) -> list[tuple[str, float]]:
+    return [("decode", plain_ns)] * count
+
+
+def serving(count: int = 300) -> Iterator[tuple[str, float]]:
+    """A prompt of any length, then its tokens, each of which takes a little longer than the one before."""
+    chance = random.Random(8)
+    for _ in range(count):
+        yield "prefill", chance.uniform(2, 200) * MS
+        yield from (("decode", (1 + 0.004 * token) * MS) for token in range(chance.randrange(5, 60)))
+
+
+WORKLOADS: dict[str, Iterable[tuple[str, float] | tuple[str, float, str]]] = {
+    "decoding": decoding(),
+    "prompts and their tokens": list(serving()),
+    "without a cache, each step longer than the last": [
+        ("encode", (1 + step % 500 / 20) * MS) for step in range(8000)
+    ],
+    "four batches in turn": [("decode", (1 + 3 * (step % 4 == 0)) * MS) for step in range(8000)],
+    "two batches in turn": [("decode", (1 + 3 * (step % 2)) * MS) for step in range(8000)],
+    "a draft and its target": [
+        step for _ in range(1500) for step in [("decode", MS, "draft")] * 4 + [("verify", 6 * MS, "target")]
+    ],
+    "long steps, then short ones": [*[("prefill", 100 * MS)] * 500, *decoding(6000)],
+    "a model for every step": [("prefill", MS, f"Net {number}") for number in range(20_000)],
+    "a thousand models in turn": [("prefill", MS, f"Net {number % 1000}") for number in range(20_000)],
+    "steps of any length": [("mixed", random.Random(number).uniform(0.2, 5) * MS) for number in range(20_000)],
+}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_whatever_the_steps_are_all_that_recording_costs_is_within_the_overhead_allowed(
+    workload: Iterable[tuple[str, float]],
+) -> None:
+    host = Host().live(workload)
+    assert host.overhead_percent <= 1
+    assert host.recorded >= 5
+    assert host.governor.every < MOST_EVERY
 
 
 @pytest.mark.parametrize("cost_percent", [20, 100, 400])
 def test_it_records_as_many_steps_as_the_overhead_allowed_lets_it(cost_percent: int) -> None:
-    governor, said, count = governed(cost_percent * 10_000)
-    assert cost_percent <= governor.every < 1.5 * cost_percent + 10
-    assert count < 4000 / FIRST_EVERY / 2
-    last = said[-1]
-    assert last.low_percent <= last.overhead_percent <= last.high_percent <= last.allowed_percent == 1
-    assert last.low_percent <= cost_percent / last.every <= last.high_percent
-    assert last.every == governor.every
+    host = Host(cost_ns=cost_percent / 100 * MS).live(decoding(30_000))
+    all_of_it = 100 * host.paid_ns / host.recorded / (host.lived_ns / host.steps)
+    assert 0.95 * all_of_it <= host.governor.every < 1.5 * all_of_it + 10
+    last = host.said[-1]
+    low, middle, high = (
+        percent or math.nan for percent in (last.low_percent, last.overhead_percent, last.high_percent)
+    )
+    assert low <= middle <= high <= last.allowed_percent == 1
+    assert 0.99 * low <= all_of_it / last.every <= 1.01 * high
+    assert last.every == host.governor.every
+
+
+def test_steps_in_threads_that_run_beside_a_recorded_one_are_part_of_what_it_costs() -> None:
+    threads = [itertools.cycle(decoding(1)) for _ in range(8)]
+    host = Host(cost_ns=0.5 * MS).live_in_threads(threads, until_ns=5_000 * MS)
+    assert host.overhead_percent <= 1
+    alone = Host(cost_ns=0.5 * MS).live(decoding(10_000))
+    assert host.governor.every > 1.1 * alone.governor.every
+
+
+def test_a_recorded_step_that_is_never_ended_does_not_make_all_others_run_beside_it() -> None:
+    host = Host()
+    abandoned = host.step("decode", MS)
+    next(abandoned)
+    abandoned.close()
+    host.live(decoding(500))
+    assert host.said[-1].overhead_percent is not None
+
+
+def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> None:
+    host = Host().live(decoding(), own_ns=5000)  # half of what is allowed
+    assert host.overhead_percent <= 1
+    assert host.governor.every > 1.5 * Host().live(decoding()).governor.every
+    dear = Host().live(decoding(), own_ns=20_000)
+    assert dear.governor.every == MOST_EVERY
+    assert dear.said[-1].overhead_percent == pytest.approx(2, abs=0.1)  # it is more than allowed, and is said
 
 
 def test_what_costs_little_is_recorded_as_often_as_at_first() -> None:
-    governor, said, _ = governed(1_000)
-    assert governor.every == FIRST_EVERY
-    assert abs(said[-1].overhead_percent) < 0.5
+    host = Host(cost_ns=1_000).live(decoding())
+    assert host.governor.every == FIRST_EVERY
+    assert abs(host.said[-1].overhead_percent or 9) < 0.5
 
 
 def test_where_the_noise_hides_the_cost_it_records_less_and_not_more() -> None:
-    quiet, loud = governed(100_000, noise=0.001)[0], governed(100_000, noise=0.3)[0]
-    assert loud.every > quiet.every
+    quiet, loud = (Host(noise=noise).live(decoding()).governor.every for noise in (0.001, 0.3))
+    assert loud > quiet
 
 
-def test_however_dear_it_is_some_steps_are_recorded_and_before_it_knows_nothing_is_said() -> None:
-    assert governed(10**9, steps=200)[0].every == MOST_EVERY
-    assert not governed(10**9, steps=40)[1]
-    governor = Governor(1, lambda _: None)
-    for number in range(10_000):  # a kind for each, as of prompts whose length is always another
-        governor.ended(("prefill", "", number), 5, recorded=governor.is_sampled(("prefill", number)))
-    assert max(len(governor._kinds), len(governor._turns)) <= 256
+def test_the_first_steps_are_one_in_four_and_what_that_costs_too_much_is_paid_back() -> None:
+    host = Host()
+    host.live(decoding(40))
+    assert host.governor.every == FIRST_EVERY
+    assert host.overhead_percent > 1
+    assert [said.overhead_percent for said in host.said] == [None]
+    host.live(decoding(200))
+    assert host.governor.every > 2 * 20 * 4 / 3
+    host.live(decoding(6000))
+    assert host.overhead_percent <= 1
+    assert host.governor.every < 2 * 20 * 4 / 3
 
 
-def test_long_steps_that_are_never_alike_do_not_keep_it_from_knowing() -> None:
-    said: list[Sampling] = []
-    governor = Governor(1, said.append)
-    for number in range(400):  # more of them than are remembered
-        governor.ended(("prefill", "", number), 10**12, recorded=governor.is_sampled("prefill"))
-        recorded = governor.is_sampled("decode")
-        governor.ended(STEP, 1_000_000 + 100_000 * recorded, recorded=recorded)
-    assert said
-    assert governor.every == 10
+def test_however_dear_it_is_some_steps_are_recorded() -> None:
+    assert Host(cost_ns=10**9).live(decoding(400)).governor.every == MOST_EVERY
+
+
+def test_what_is_kept_is_bounded_however_many_models_and_names_there_are() -> None:
+    host = Host().live([(f"step {number}", MS, f"Net {number}") for number in range(10_000)])
+    governor = host.governor
+    assert max(len(governor._kinds), len(governor._turns), len(governor._models)) <= MAX_KINDS + 1
+    assert host.recorded < 1000
 
 
 def test_steps_of_a_governed_profiler_are_told_to_it_and_a_failed_one_is_not() -> None:
     memory = Memory()
     profiler = GovernedProfiler(1, recorder=memory)
-    for _ in range(2 * FIRST_EVERY):
+    for _ in range(100):
         with profiler.step("decode", tokens=3), profiler.step("draft"), profiler.brick("Inside"):
             pass
     with pytest.raises(ValueError, match="mine"), profiler.step("decode", tokens=3):
         raise ValueError("mine")
     (kind,) = profiler.governor._kinds.values()
-    assert profiler.governor._kinds.keys() == {("decode", "", 3)}
-    assert kind.seen == 2 * FIRST_EVERY
+    assert profiler.governor._kinds.keys() == {("decode", "")}
+    assert kind.seen == 100
     names = {message.id: message.name for message in memory.said if isinstance(message, Node)}
-    assert [names[record[0] & 0xFFFF] for record in memory.records].count("decode") == 3
+    recorded = [names[record[0] & 0xFFFF] for record in memory.records]
+    assert 100 / FIRST_EVERY / 2 < recorded.count("decode") < 2 * 100 / FIRST_EVERY
+    assert recorded.count("Inside") == kind.counts[Sort.RECORDED]
+    assert not [model.running for model in profiler.governor._models.values() if model.running]
+
+
+def test_a_forked_child_measures_for_itself() -> None:
+    profiler = GovernedProfiler(1, recorder=Memory())
+    profiler.governor.every = 99
+    child = os.fork()
+    if not child:
+        os._exit(profiler.governor.every)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == FIRST_EVERY
 
 
 def test_every_view_says_of_how_many_steps_it_is_and_what_recording_costs(runtime: Path) -> None:
@@ -97,7 +246,9 @@ def test_every_view_says_of_how_many_steps_it_is_and_what_recording_costs(runtim
     with profiler.step("decode", tokens=1), profiler.brick("One"):
         pass
     view = source_view(record_of(source_of(runtime)))
-    assert (view.sample_every, view.overhead) == (FIRST_EVERY, None)
+    assert (view.sample_every, view.overhead) == (FIRST_EVERY, Sampling(FIRST_EVERY, None, None, None, 1.0))
+    text = REPORTS["text"]([view], ["bricks"], None)
+    assert "what recording costs its steps is n/a: too few were compared yet (at most 1 is allowed)" in text
     profiler.announce(Sampling(20, 0.62, 0.41, 0.8, 1.0))
     profiler.close()
     view = source_view(record_of(source_of(runtime)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,9 @@ import pytest
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.vocabulary import NodeKind
+from tests.integration.hosts import CBTOP, DEADLINE_S
 from tests.profiler.instrument.engines import PACKAGES, write_engine
-from tests.profiler.instrument.under_run import fake_torch, run_python
+from tests.profiler.instrument.under_run import MODULE, fake_torch, run_python
 
 SEES = """
 import atexit, sys  # the first is a part of Python that we load
@@ -48,7 +52,7 @@ assert not [name for name in sys.modules if name.startswith("cbtop")]
 found = importlib.util.find_spec("torch")   # as transformers and accelerate look for it
 assert found.origin.endswith("__init__.py") and found.loader.get_source("torch")
 import torch
-assert "cbtop.profiler.profiler" in sys.modules and "numpy" not in sys.modules
+assert not {"numpy", "msgpack", "cbtop.profiler.profiler"} & sys.modules.keys()  # until a module is called
 assert vars(torch.__spec__.loader).keys() == {"name", "path"} and not [f for f in sys.meta_path if "cust" in repr(f)]
 torch.forward()
 from pathlib import Path; import os
@@ -84,14 +88,14 @@ print("cbtop.profiler" in sys.modules)
     [
         ("instrument.install = lambda profiler: 1 / 0", "division by zero"),
         (
-            "import sys; sys.modules['cbtop.profiler.instrument.launched'] = None",
-            "import of cbtop.profiler.instrument",
+            "import sys; sys.modules['msgpack'] = None",
+            "import of msgpack",
         ),
     ],
 )
 def test_whatever_of_ours_fails_is_one_line_and_the_program_runs_on(tmp_path: Path, fails: str, why: str) -> None:
-    fake_torch(tmp_path, f"from cbtop.profiler import instrument\n{fails}\n")
-    done = run_python("import torch; print('on'); raise SystemExit(7)", tmp_path, launched=True)
+    fake_torch(tmp_path, f"{MODULE}\nfrom cbtop.profiler import instrument\n{fails}\n")
+    done = run_python("import torch; torch.nn.Module()(); print('on'); raise SystemExit(7)", tmp_path, launched=True)
     assert (done.stdout, done.returncode) == ("on\n", 7)
     assert done.stderr.count("\n") == 1
     assert f"runs uninstrumented: {why}" in done.stderr
@@ -100,7 +104,8 @@ def test_whatever_of_ours_fails_is_one_line_and_the_program_runs_on(tmp_path: Pa
 def test_what_the_programs_signal_handler_raises_while_we_are_at_work_reaches_the_program(tmp_path: Path) -> None:
     fake_torch(
         tmp_path,
-        """
+        MODULE
+        + """
 import os, signal
 from cbtop.profiler import instrument
 def interrupted(number, frame): raise TimeoutError("the program's own")
@@ -108,12 +113,74 @@ signal.signal(signal.SIGALRM, interrupted)
 instrument.install = lambda profiler: os.kill(os.getpid(), signal.SIGALRM)
 """,
     )
-    done = run_python("try:\n    import torch\nexcept TimeoutError as error:\n    print(error)", tmp_path)
+    done = run_python(
+        "import torch\ntry:\n    torch.nn.Module()()\nexcept TimeoutError as error:\n    print(error)", tmp_path
+    )
     assert done.stdout == "the program's own\n"
     assert "uninstrumented" not in done.stderr
 
 
+def test_the_programs_finders_are_asked_as_without_us(tmp_path: Path) -> None:
+    program = """
+import sys
+class Old:  # of before there was find_spec
+    def find_module(self, name, path=None): pass
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch": print("asked")
+sys.meta_path.insert(0, Finder())
+sys.meta_path.insert(2, Old())
+import torch
+torch.forward()
+"""
+    done = run_python(program, fake_torch(tmp_path), launched=True)
+    assert (done.stdout, done.stderr) == ("asked\n", "")
+
+
+def test_torch_that_a_pth_file_imports_in_an_environment_with_customisations_of_its_own(
+    tmp_path: Path, runtime: Path
+) -> None:
+    venv.create(tmp_path / "venv", symlinks=True, system_site_packages=True)
+    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    ours = Path(sysconfig.get_path("purelib"))
+    fake = str(fake_torch(tmp_path))
+    (site / "a.pth").write_text(f"import site, sys; site.addsitedir({str(ours)!r}); sys.path.insert(0, {fake!r})\n")
+    (site / "b.pth").write_text("import torch\n")
+    (site / "sitecustomize.py").write_text("print('my site')")
+    (site / "usercustomize.py").write_text("print('my user')")
+    python = str(tmp_path / "venv" / "bin" / "python")
+    program = "import sys, torch; torch.forward(); print(sys.prefix, sys.path, __import__('sitecustomize').__file__)"
+    bare, under_run = (
+        subprocess.run(
+            [*before, python, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        for before in ((), (*CBTOP, "run", "--"))
+    )
+    assert bare.stdout.startswith(f"my site\nmy user\n{tmp_path}")
+    assert (under_run.stdout, under_run.stderr, under_run.returncode) == (bare.stdout, bare.stderr, 0)
+    assert list(runtime.glob("*.ring"))
+
+
+def test_what_the_programs_signal_handler_raises_while_the_first_step_is_told_reaches_the_program(
+    tmp_path: Path,
+) -> None:
+    program = """
+import os, signal, torch
+def interrupted(number, frame): raise TimeoutError("the program's own")
+signal.signal(signal.SIGALRM, interrupted)
+os.unlink = lambda path: signal.raise_signal(signal.SIGALRM)
+try:
+    torch.forward()
+except TimeoutError as error:
+    print(error)
+"""
+    done = run_python(program, fake_torch(tmp_path))
+    assert done.stdout == "the program's own\n"
+
+
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch; torch.forward()'], check=True)"
+BEYOND = ", nor in a child that was reached (not one with an environment of its own, -I, -E or -S)"
+NOT_REACHED = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(3_000_000))'], env={})"
 FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: os.waitpid(pid, 0)"
 
 
@@ -127,7 +194,9 @@ FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: 
         ("import torch; torch.forward()", True, ""),
         (CHILD, True, ""),
         (FORKED, True, ""),
-        (CHILD.replace("; torch.forward()", ""), True, "nothing was instrumented: torch was never imported"),
+        (CHILD.replace("; torch.forward()", ""), True, "nothing was instrumented: no call of a model was seen"),
+        (FORKED.replace("torch.forward()", "raise SystemExit"), True, "nothing was instrumented: no call of a model"),
+        (NOT_REACHED, True, f"nothing was instrumented: torch was never imported{BEYOND}"),
         ("import sys; sys.stderr.close(); import torch", True, ""),
         ("import sys; sys.stderr = None", True, ""),
     ],
@@ -136,7 +205,8 @@ def test_a_run_that_instrumented_nothing_says_so_once_at_its_end(
     tmp_path: Path, program: str, launched: bool, says: str
 ) -> None:
     done = run_python(program, fake_torch(tmp_path), launched=launched)
-    assert done.stderr == (f"cbtop: {says}\n" if says else "")
+    assert done.stderr.startswith(f"cbtop: {says}" if says else "")
+    assert done.stderr.count("\n") == bool(says)
     assert (done.stdout, done.returncode) == ("", 0)
 
 

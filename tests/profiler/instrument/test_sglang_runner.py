@@ -28,7 +28,7 @@ def _under_run(tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) 
     """A process under `cbtop run` that imports SGLang."""
     from cbtop.profiler.instrument import sglang_runner
 
-    monkeypatch.setattr(trouble, "_said", set())
+    monkeypatch.setattr(trouble, "_said", {})
     write_engine("sglang", tmp_path)
     with importable("sglang", tmp_path):
         install(BrickProfiler(recorder=memory))

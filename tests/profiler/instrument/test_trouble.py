@@ -46,7 +46,7 @@ def profiler(memory: Memory) -> Iterator[BrickProfiler]:
 
 @pytest.fixture(autouse=True)
 def _without_gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(trouble, "_said", set())
+    monkeypatch.setattr(trouble, "_said", {})
     with torch.no_grad():
         yield
     here = steps.unit()  # where the end of it was made to fail

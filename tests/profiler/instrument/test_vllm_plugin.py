@@ -33,7 +33,7 @@ def memory() -> Memory:
 def _under_run(tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process under `cbtop run` that has loaded its plugins."""
     monkeypatch.setenv("CBTOP_RUN", "100")
-    monkeypatch.setattr(trouble, "_said", set())
+    monkeypatch.setattr(trouble, "_said", {})
     write_engine("vllm", tmp_path)
     with importable("vllm", tmp_path):
         install(BrickProfiler(recorder=memory))

@@ -10,7 +10,29 @@ from pathlib import Path
 from cbtop.commands.run import HOOK
 from tests.integration.hosts import DEADLINE_S
 
-TORCH = """
+MODULE = """
+import sys
+class nn:
+    class Module:
+        _compiled_call_impl = None
+        def compile(self): pass
+        def __call__(self): return (self._compiled_call_impl or self._call_impl)()
+        def _call_impl(self): pass
+        def __getstate__(self): return {}
+    Identity = Module
+class compiler: is_compiling = is_dynamo_compiling = bool
+class jit: is_tracing = bool
+class Tensor: pass
+class _C:
+    class _dynamo:
+        class eval_frame:
+            class _FrameAction: SKIP = DEFAULT = None
+            _FrameExecStrategy = set_code_exec_strategy = _debug_get_cache_entry_list = staticmethod(lambda *_: None)
+sys.modules["torch.compiler"] = compiler
+"""
+TORCH = (
+    MODULE
+    + """
 from contextlib import nullcontext as step
 from cbtop.profiler import instrument
 def install(profiler):
@@ -18,8 +40,10 @@ def install(profiler):
     def step(): return profiler.step("decode", tokens=1)
 instrument.install = install
 def forward(do=lambda: None):
+    nn.Module()()
     with step(): do()
 """
+)
 
 
 def fake_torch(directory: Path, source: str = TORCH) -> Path:

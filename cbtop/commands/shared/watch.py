@@ -1,0 +1,46 @@
+"""The screen beside a program that was started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from cbtop.client.feed import Feed, Seen
+from cbtop.client.stream_recorder import save_history
+from cbtop.commands.shared.program import Program
+from cbtop.tui.run_app import RunApp
+
+
+class RunFeed(Feed):
+    """A feed that shows what began with the program or after it, and how that one is."""
+
+    def __init__(self, program: Program, name: str) -> None:
+        super().__init__()
+        self._program, self._name = program, name
+
+    def seen(self) -> Mapping[str, Seen]:
+        seen = super().seen()
+        return {
+            key: source
+            for key, source in seen.items()
+            if source.record.hello is not None and source.record.hello.realtime_ns >= self._program.began_ns
+        }
+
+    def status(self) -> str:
+        code = self._program.exit_code
+        return super().status() if code is None else f"{self._name} has ended with exit code {code}"
+
+
+def watch(program: Program, name: str) -> int:
+    """The screen beside the program, and then, until it ends, what it writes."""
+    try:
+        with RunFeed(program, name) as feed:
+            save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
+            app = RunApp(feed, program, save_history=save)
+            app.run()
+        if app.return_code and app.return_code > 128:
+            program.send_signal(app.return_code - 128)
+    finally:
+        code = program.pass_on()
+    return code

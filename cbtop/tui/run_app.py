@@ -1,0 +1,80 @@
+"""The dashboard beside a program that it has started: the same screens, and what the program writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
+
+from textual.binding import Binding, BindingType
+from textual.events import Resize
+
+from cbtop.tui.app import AppFeed, CbtopApp, SavedHistory
+from cbtop.tui.views import VIEWS
+from cbtop.tui.views.output import Output
+from cbtop.viewmodels.model import SourceView
+
+_NOT_OURS = (
+    "quit",
+    "suspend_process",
+)  # Ctrl-C goes to the program first; suspended, we would not read what it writes
+
+
+class AppProgram(Protocol):
+    """The program, on a terminal of its own."""
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def written(self) -> Sequence[str]:
+        """The newest lines that it has written; the same sequence as long as there is nothing new."""
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does on its terminal."""
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Its terminal has another size now."""
+
+
+class RunApp(CbtopApp, inherit_bindings=False):
+    """Leaving it ends no program: that one goes on where the screen was."""
+
+    SHOWN = (*VIEWS, Output)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_OURS)),
+        Binding(str(len(SHOWN)), f"view({len(SHOWN) - 1})", Output.title, show=False),
+        Binding("ctrl+c", "interrupt", "interrupt the program; when it has ended, quit", priority=True, show=False),
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+q", "quit", "quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        feed: AppFeed,
+        program: AppProgram,
+        *,
+        interval_s: float = 0.5,
+        save_history: Callable[[], SavedHistory] | None = None,
+    ) -> None:
+        super().__init__(feed, interval_s=interval_s, save_history=save_history)
+        self._program = program
+        self._written: Sequence[str] = ()
+
+    def show(self) -> None:
+        super().show()
+        written = self._program.written()
+        if written is not self._written:
+            self._written = written
+            self.query_one(Output).show_written(written)
+
+    def on_resize(self, event: Resize) -> None:
+        self._program.resize(event.size.width, event.size.height)
+
+    def _show_welcome(self, source: SourceView | None) -> None:
+        """What it writes is all there is to see."""
+        self._show_view(self.query_one(Output))
+
+    async def action_interrupt(self) -> None:
+        if self._program.is_running:
+            self._program.interrupt()
+        else:
+            await self.action_quit()

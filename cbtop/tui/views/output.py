@@ -1,0 +1,63 @@
+"""What the program that was started writes, to scroll through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import chop_cells
+from textual.app import ComposeResult
+from textual.widget import Widget
+
+from cbtop.tui.views.base import View
+from cbtop.tui.widgets.lines import Line, clean
+from cbtop.tui.widgets.pager import Page, Pager
+from cbtop.viewmodels.model import SourceView
+
+
+class OutputPage(Page):
+    """The lines, each on as many rows as it needs."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._written: Sequence[str] = ()
+        self._rows: tuple[int, Sequence[str], list[Line]] = (0, (), [])
+
+    def show(self, written: Sequence[str]) -> None:
+        self._written = written
+        self.refresh(layout=True)
+        self.redraw()
+
+    def text(self, width: int) -> Sequence[Line]:
+        if self._rows[:2] != (width, self._written):
+            rows = (row for line in self._written for row in chop_cells(clean(line), max(1, width)) or [""])
+            self._rows = width, self._written, [((row, ""),) for row in rows]
+        return self._rows[2]
+
+
+class Output(View):
+    """The newest lines, at their end until somebody scrolls up."""
+
+    title = "Output"
+    doc = (
+        "What the program writes to stdout and stderr, which are a terminal of its own; colours are left out. The "
+        "newest lines are kept, and printed where this screen was when it closes."
+    )
+
+    def compose(self) -> ComposeResult:
+        with Pager(id="output-pager") as self._pager:
+            self._page = OutputPage(id="output-page")
+            yield self._page
+
+    @property
+    def focus_target(self) -> Widget:
+        return self._pager
+
+    def show_source(self, source: SourceView) -> None:
+        """Nothing of it is shown here."""
+
+    def show_written(self, written: Sequence[str]) -> None:
+        """Show these lines, and follow their end where it was in sight."""
+        follows = self._pager.is_vertical_scroll_end
+        self._page.show(written)
+        if follows:
+            self._pager.scroll_end(animate=False)

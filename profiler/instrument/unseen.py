@@ -1,0 +1,52 @@
+"""What was called and is not shown: why, where in the end a process has shown nothing."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+from torch import nn
+
+from cbtop.profiler.instrument.trouble import first_said
+
+MAX_KINDS = 256
+
+_called: dict[str, int] = {}  # modules by class
+
+
+def note_call(module: nn.Module) -> None:
+    """`module` is called for the first time, and is no model of which anything could be shown.
+
+    One that another calls, and one that holds no other, tells nothing.
+    """
+    kind = type(module).__name__
+    if (
+        (kind in _called or len(_called) < MAX_KINDS)
+        and next(module.children(), None) is not None
+        and not _is_called_by_another()
+    ):
+        _called[kind] = _called.get(kind, 0) + 1
+
+
+def _is_called_by_another() -> bool:
+    calls = nn.Module._call_impl.__code__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not calls:
+        frame = frame.f_back
+    return frame is not None
+
+
+def why() -> str:
+    """Why nothing is shown, as far as is known; "" where nothing was seen."""
+    failed = first_said()
+    if failed:
+        return failed
+    layers = next((kind for kind, count in _called.items() if count > 1), None)
+    if layers:
+        return f"{layers} was called layer by layer, and nothing that holds these layers"
+    if _called:
+        return f"{next(iter(_called))} holds no list of two or more layers of one class"
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    if counters and counters["frames"]["total"]:
+        return "no call of a model was seen outside of functions that torch.compile has compiled"
+    return ""

@@ -1,0 +1,83 @@
+"""`cbtop run --watch` on a real terminal: the screen, the program beside it, and who gets which key."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.integration.hosts import CBTOP, DEADLINE_S, FOR_EVER, HOST, eventually
+from tests.integration.test_terminal import Terminal, family
+
+RUN = [*CBTOP, "run", "--watch", "--"]
+PROGRAM = (
+    """
+import os, signal, sys
+caught = []
+def catch(number, frame):
+    caught.append(number)
+    print("caught", len(caught), flush=True)
+    if len(caught) == 2: sys.exit(7)
+signal.signal(signal.SIGINT, catch)
+print("read", repr(sys.stdin.read()), sys.stdout.isatty(), *os.get_terminal_size(), flush=True)
+print("\\33[31mred\\33[0m", flush=True)
+"""
+    + HOST
+)
+
+
+@contextmanager
+def watching(*command: str) -> Iterator[Terminal]:
+    screen = Terminal([*RUN, *command])
+    try:
+        yield screen
+    finally:
+        for process in family(screen.process):
+            process.kill()
+        screen.process.wait()
+        screen.close()
+
+
+def test_the_screen_shows_it_and_what_it_writes_and_ctrl_c_is_its_own_also_when_the_screen_is_left() -> None:
+    with watching(sys.executable, "-c", PROGRAM, str(FOR_EVER)) as screen:
+        screen.wait_for("DownProjection", "5 Output")
+        screen.send("5")
+        screen.wait_for("read '' True 120 34", "red")
+        screen.send("\x03")
+        screen.wait_for("caught 1", "5 Output")
+        screen.send("q")
+        eventually(lambda: screen.read() and b"caught 1\r\n" in screen.raw.rpartition(b"\x1b[?1049l")[2])
+        assert b"red\r\n" in screen.raw.rpartition(b"\x1b[?1049l")[2]
+        screen.send("\x03")
+        assert screen.exit_code() == 7
+        assert "caught 2" in screen.read()
+        assert screen.is_clean
+
+
+def test_when_it_has_ended_the_screen_stays_until_somebody_leaves_it() -> None:
+    with watching(sys.executable, "-c", "print('only words'); raise SystemExit(3)") as screen:
+        screen.wait_for("only words", "has ended with exit code 3")  # of whose process nothing is to be seen
+        screen.send("\x03")
+        assert screen.exit_code() == 3
+        assert screen.is_clean
+        assert "only words" in screen.read()
+
+
+def test_a_signal_leaves_the_screen_and_reaches_the_program() -> None:
+    with watching(sys.executable, "-c", HOST, str(FOR_EVER)) as screen:
+        screen.wait_for("DownProjection")
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.exit_code() == 128 + signal.SIGTERM
+        assert screen.is_clean
+
+
+def test_what_cannot_be_run_is_said_and_without_a_terminal_there_is_no_screen() -> None:
+    with watching("gone-1") as screen:
+        screen.wait_for("there is no command 'gone-1'", "has ended with exit code 127")
+        screen.send("q")
+        assert screen.exit_code() == 127
+    done = subprocess.run([*RUN, "true"], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 2
+    assert "the screen wants a terminal" in done.stderr
