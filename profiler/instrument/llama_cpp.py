@@ -22,6 +22,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import ctypes
+import functools
 import inspect
 import logging
 import os
@@ -207,6 +208,7 @@ _RULES = tuple(
     )
 )
 _NAME = re.compile(r"(?P<name>.*?)(-(?P<layer>\d+)|_l(?P<cached>\d+))?( \([^()]*\))*")
+MAX_NAMES = 8192  # that are remembered
 _NO_NAME = re.compile(r"(node|leaf)_\d+|")
 
 
@@ -215,7 +217,9 @@ def bricks_of(nodes: list[Node]) -> list[Brick]:
     bricks: list[Brick] = []
     for full_name, operation, elements, start_ns, end_ns in nodes:
         last = bricks[-1] if bricks else None
-        name, layer = _place(full_name, last.layer if last else None)
+        name, layer = _place(full_name)
+        if not name and last is not None:  # it lies where the one before it does
+            layer = last.layer
         kind = _kind(name, operation, last if last and last.layer == layer else None)
         if last is not None and last.layer == layer and _goes_on(last, kind, name, operation):
             last.end_ns = end_ns
@@ -225,11 +229,12 @@ def bricks_of(nodes: list[Node]) -> list[Brick]:
     return bricks
 
 
-def _place(full_name: str, layer: int | None) -> tuple[str, int | None]:
-    """A node's name without its layer, and that; one without a name lies where the one before it does."""
+@functools.lru_cache(maxsize=MAX_NAMES)
+def _place(full_name: str) -> tuple[str, int | None]:
+    """A node's name without its layer, and that; "" for one without a name."""
     found = _NAME.fullmatch(full_name)
     if found is None or _NO_NAME.fullmatch(found["name"]):
-        return "", layer
+        return "", None
     number = found["layer"] or found["cached"]
     return found["name"], None if number is None else int(number)
 
@@ -240,6 +245,11 @@ def _kind(name: str, operation: str, last: Brick | None) -> Kind:
         return before  # its weight, or its bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
         return Kind(BrickId.OUTPUT_PROJECTION)  # what llama.cpp does with attention's result, before it names it
+    return _by_rule(name, operation)
+
+
+@functools.lru_cache(maxsize=MAX_NAMES)
+def _by_rule(name: str, operation: str) -> Kind:
     for matches, computes, kind in _RULES:
         if matches.fullmatch(name) and computes.fullmatch(operation):
             return kind
