@@ -1,0 +1,88 @@
+"""Instrumentation begins before the first call of a module, once, and nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+import torch
+from torch import nn
+
+from cbtop.profiler import instrument
+from cbtop.profiler.instrument import first_call
+from cbtop.profiler.instrument.awaited import await_no_more
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.memory import Memory
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
+    monkeypatch.setattr(first_call, "EARLIER", ("no_such_module",))
+    compile_before = nn.Module.compile
+    yield Memory()
+    instrument.uninstall()
+    await_no_more()
+    assert nn.Module._compiled_call_impl is None
+    assert nn.Module.compile is compile_before
+
+
+def await_it(memory: Memory) -> list[str]:
+    begun: list[str] = []
+
+    def begin() -> None:
+        begun.append(threading.current_thread().name)
+        instrument.install(BrickProfiler(recorder=memory))
+
+    first_call.await_first_call(begin)
+    return begun
+
+
+def steps(memory: Memory) -> int:
+    names = {message.id for message in memory.said if isinstance(message, Node) and message.kind is NodeKind.STEP}
+    return sum(record[0] & 0xFFFF in names for record in memory.records)
+
+
+@pytest.mark.parametrize("first", [lambda model: None, lambda model: model.compile(backend="eager")])
+def test_the_first_call_of_a_model_is_its_first_step(memory: Memory, first: Callable[[nn.Module], None]) -> None:
+    model, x = Model(), torch.ones(1, 4)
+    bare = model(x)
+    begun = await_it(memory)
+    assert not begun
+    first(model)
+    assert torch.equal(model(x), bare)
+    model(x)
+    assert len(begun) == 1
+    assert steps(memory) == 2
+
+
+def test_the_first_of_several_threads_begins_and_the_others_do_not_wait(memory: Memory) -> None:
+    begun, models = await_it(memory), [Model() for _ in range(8)]
+    threads = [threading.Thread(target=model, args=(torch.ones(1, 4),)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(begun) == 1
+
+
+def test_what_fails_leaves_torch_as_it_was(memory: Memory) -> None:
+    first_call.await_first_call(lambda: None)  # as of one that has said why, and goes on
+    assert Model()(torch.ones(1, 4)).shape == (1, 4)
+    assert nn.Module._compiled_call_impl is None
