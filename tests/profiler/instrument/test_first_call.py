@@ -17,6 +17,7 @@ from cbtop.profiler.instrument import first_call
 from cbtop.profiler.instrument.awaited import await_no_more
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.memory import Memory
 
@@ -56,7 +57,7 @@ def await_it(memory: Memory) -> list[str]:
 
 def steps(memory: Memory) -> int:
     names = {message.id for message in memory.said if isinstance(message, Node) and message.kind is NodeKind.STEP}
-    return sum(record[0] & 0xFFFF in names for record in memory.records)
+    return sum(record[0] & 0xFFFF in names and not record[0] & FLAG_AMOUNTS for record in memory.records)
 
 
 @pytest.mark.parametrize("first", [lambda model: None, lambda model: model.compile(backend="eager")])
