@@ -11,6 +11,7 @@ from cbtop.formatting import NOT_MEASURED
 from cbtop.profiler.roofline import Distance
 from cbtop.reports import REPORTS
 from cbtop.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of
+from cbtop.tui.views import VIEWS
 from cbtop.tui.views.help import help_lines
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.bricks import BrickRow
@@ -53,7 +54,7 @@ def test_the_json_holds_every_statistic_and_says_which_are_not_measured() -> Non
 
 
 def test_the_help_explains_every_column_and_says_what_is_derived() -> None:
-    text = "\n".join(plain(line) for line in help_lines((), 200))
+    text = "\n".join(plain(line) for line in help_lines((), VIEWS, 200))
     for place in BRICK_COLUMNS:
         assert any(place.statistic.help in line for line in text.splitlines())
     assert statistic("gb_per_sec").help.endswith("(derived)")
