@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 MAX_HISTORY_S = 300.0
-MAX_HISTORY_BYTES = 32 << 20
+MAX_HISTORY_BYTES = 24 << 20
 PIECE_BYTES = 1 << 20
 
 
