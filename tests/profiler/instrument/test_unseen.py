@@ -57,6 +57,8 @@ class Net(nn.Module):
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(unseen, "_called", {})
     monkeypatch.setattr(trouble, "_said", {})
+    if "torch._dynamo.utils" in sys.modules:  # other tests have compiled
+        sys.modules["torch._dynamo.utils"].counters.clear()
     instrument.install(BrickProfiler(recorder=Memory()))
     yield
     instrument.uninstall()
