@@ -52,7 +52,7 @@ class Attachment:
         self.stacks = plan.stacks
         self.model = _name_of(root, profiler)
         self.steps = ModelSteps(profiler, self.model, self._give_up)
-        self.steps.calls = [BrickCall(part.module, part.key, profiler) for part in plan.parts]
+        self.steps.calls = [BrickCall(part.module, part.key, self.steps) for part in plan.parts]
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk]
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
         self.is_attached = True

@@ -31,7 +31,7 @@ from cbtop.protocol.signals import let_through
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbtop.profiler.profiler import BrickProfiler
+    from cbtop.profiler.instrument.steps import ModelSteps
 
 ATTRIBUTE = "_compiled_call_impl"
 
@@ -100,19 +100,26 @@ class Call:
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
 
     def swap_in(self) -> None:
-        """Stand in from now on, also for what the host has put there since."""
+        """Stand in from now on, also for what the host has put there since; not twice among several models' calls."""
         module = self.module()
         if module is not None:
             there = module.__dict__.get(ATTRIBUTE)
-            if there is not self:
+            if self not in _chain(there):
                 self.instead = there
                 module.__dict__[ATTRIBUTE] = self
 
     def swap_out(self) -> None:
         """Let stand there what would without us; but None, where it is ours, so that the class is not asked."""
         module = self.module()
-        if module is not None and module.__dict__.get(ATTRIBUTE) is self:
+        if module is None:
+            return
+        there = module.__dict__.get(ATTRIBUTE)
+        if there is self:
             module.__dict__[ATTRIBUTE] = self.instead
+            return
+        for other in _chain(there):  # a module that several models share
+            if other.instead is self:
+                other.instead = self.instead
 
     def remove(self) -> None:
         """Leave no attribute behind."""
@@ -128,6 +135,15 @@ class Call:
         return _nothing, ()
 
 
+def _chain(there: object) -> list[Call]:
+    """The calls of ours, of one model each, that stand in for a module: each calls the next."""
+    found = []
+    while isinstance(there, Call):
+        found.append(there)
+        there = there.instead
+    return found
+
+
 def forget(module: nn.Module) -> None:
     """Let the class be asked again, unless something of the host's stands there."""
     if module.__dict__.get(ATTRIBUTE, torch) is None:
@@ -139,17 +155,25 @@ def _nothing() -> None:
 
 
 class BrickCall(Call):
-    """Times each call of its module as one brick or layer; its elements are those of the first tensor it is given."""
+    """Times each call of its module as one brick or layer; its elements are those of the first tensor it is given.
 
-    __slots__ = ("_key", "_start", "_stop")
+    Only in steps of its model: another's, which shares the module, are timed by that one's call, and what runs in no
+    step (a layer by itself, what a backward pass computes again) is part of no sample.
+    """
 
-    def __init__(self, module: nn.Module, key: Hashable, profiler: BrickProfiler) -> None:
+    __slots__ = ("_key", "_model", "_path", "_start", "_stop")
+
+    def __init__(self, module: nn.Module, key: Hashable, steps: ModelSteps) -> None:
         super().__init__(module)
         self._key = key
-        self._start, self._stop = profiler.start_brick, profiler.stop_brick
+        self._model, self._path = steps.model, steps.path
+        self._start, self._stop = steps.profiler.start_brick, steps.profiler.stop_brick
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
+            return self.plain(*args, **kwargs)
+        step = self._path.position.step
+        if step is None or step.model != self._model:
             return self.plain(*args, **kwargs)
         timer = self._start(self._key)
         try:

@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,10 +19,13 @@ from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.instrument.wrapping import ATTRIBUTE, is_supported
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.ring import FLAG_AMOUNTS
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_AMOUNTS
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.memory import Memory
 
 from torch import nn  # isort: skip
+from torch.utils.checkpoint import checkpoint  # isort: skip
 
 KINDS = ["llama", "qwen2", "gpt2", "mixtral", "gemma2"]
 
@@ -118,6 +122,75 @@ class Stack(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+class Shared(nn.Module):
+    """A model of layers that it may share with another."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _timed(memory: Memory) -> Counter[str]:
+    """What was timed, by where it ran."""
+    nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
+
+    def path(node: Node) -> str:
+        name = f"{node.name} {node.label}".strip()
+        return name if node.parent is None else f"{path(nodes[node.parent])}/{name}"
+
+    kept = (tag for tag, *_ in memory.records if not tag & FLAG_AMOUNTS)
+    return Counter(path(nodes[tag & ((1 << 24) - 1)]) for tag in kept)
+
+
+@pytest.mark.parametrize("sample_every", [1, 2, 3])
+def test_layers_that_two_models_share_are_timed_once_in_the_steps_of_either(sample_every: int, memory: Memory) -> None:
+    profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
+    layers = [OwnState() for _ in range(2)]
+    one, other = Shared(layers), Shared(layers)
+    attachments = [attach(one, profiler), attach(other, profiler)]
+    turns = [one, other, one, one, other, other, one, other, other, one, one, one]  # in any order
+    for model in turns:
+        model(torch.ones(1, 4))
+    found = _timed(memory)
+    for step in ("encode", "encode Shared"):
+        for layer in "01":
+            assert found[f"{step}/{layer}/Linear inner"] == found[f"{step}/{layer}"] == found[step]
+    assert not [where for where in found if where.count("Linear") > 1]
+    assert (found["encode"], found["encode Shared"]) == (-(-7 // sample_every), -(-5 // sample_every))
+    for attachment in attachments:
+        attachment.detach()
+    assert not _attributes(one)
+
+
+@pytest.mark.parametrize("sample_every", [1, 2])
+def test_layers_that_are_called_outside_of_a_step_are_not_recorded(sample_every: int, memory: Memory) -> None:
+    profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
+
+    class Checkpointed(Stack):
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    model = Checkpointed()
+    attachment = attach(model, profiler)
+    with torch.enable_grad():
+        for _ in range(4):
+            model(torch.ones(1, 4, requires_grad=True)).sum().backward()  # each layer computes a second time here
+            model.layers[0](torch.ones(1, 4))
+    found = _timed(memory)
+    steps = 4 // sample_every
+    assert found == dict.fromkeys(
+        ("encode", *(f"encode/{layer}{inner}" for layer in "01" for inner in ("", "/Linear inner"))), steps
+    )
+    attachment.detach()
 
 
 @pytest.mark.parametrize("again", [_copied, _pickled])
