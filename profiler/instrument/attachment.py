@@ -53,7 +53,7 @@ class Attachment:
         self.model = _name_of(root, profiler)
         self.steps = ModelSteps(profiler, self.model, self._give_up)
         self.steps.calls = [BrickCall(part.module, part.key, self.steps) for part in plan.parts]
-        self._trunk = [ModelCall(module, self.steps) for module in plan.trunk]
+        self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
         self.is_attached = True
 
@@ -137,12 +137,14 @@ def installed() -> BrickProfiler | None:
 def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -> Attachment:
     for module in plan.trunk:  # a part that was called by itself before
         part = _attached.get(module)
-        if part is not None:
+        if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
     attachment = Attachment(model, plan, profiler)
     try:
         for module in (model, *plan.trunk):
-            _attached[module] = attachment
+            other = _attached.setdefault(module, attachment)
+            if other is not attachment:
+                other.steps.share(attachment.steps)
         if plan.parts:
             keep_dynamo_out()
             _functions.replace(nn.Module, "compile", _in_place)

@@ -232,7 +232,7 @@ def generates(original: Function) -> Function:
     def generate(*args: Any, **kwargs: Any) -> Any:
         depth = None
         try:
-            depth = _begin_generate()
+            depth = _begin_generate(args[0] if args else None)
             return original(*args, **kwargs)
         finally:
             try:
@@ -257,10 +257,10 @@ def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Argument
 
 
 @_unless_it_fails
-def _begin_generate() -> int:
+def _begin_generate(model: object) -> int:
     """Gives how many calls of `generate` there are around it."""
     generations = unit().generations
-    generations.append(Generation())
+    generations.append(Generation(model))
     return len(generations) - 1
 
 
@@ -278,10 +278,12 @@ def _is_assisted() -> None:
 
 
 @_unless_it_fails
-def _begin_sampling() -> None:
+def _begin_sampling() -> Any:
+    """Gives the step in which a token is chosen."""
     waiting = _waiting()
     if waiting is not None:
         waiting.begin_sampling()
+    return waiting
 
 
 @_unless_it_fails
@@ -305,9 +307,12 @@ def _assisted(original: Function) -> Function:
 def _scores(original: Function) -> Function:
     @functools.wraps(original)
     def process_scores(*args: Any, **kwargs: Any) -> Any:
-        if not is_dynamo_compiling():
-            _begin_sampling()
-        return original(*args, **kwargs)
+        step = None if is_dynamo_compiling() else _begin_sampling()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if step is not None:
+                step.is_running = False  # the scores are there
 
     return process_scores
 

@@ -6,7 +6,7 @@ arguments are known, and a first tensor of token ids (sequences x tokens) or of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,11 @@ class Call:
 
 def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, is_assisted: bool = False) -> Call:
     """What a call with these arguments does. `has_cache` says whether the model can take one at all."""
-    named = [kwargs[name] for name in _NEW if name in kwargs and isinstance(kwargs[name], Tensor)]
-    found = named or [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    found = _tensors(args, kwargs)
+    if not found:  # a batch as one argument
+        batches = [value for value in (*args, *kwargs.values()) if isinstance(value, Mapping)]
+        args, kwargs = (), dict(batches[0]) if batches else {}
+        found = _tensors(args, kwargs)
     new = found[0] if found else None
     sequences, length = _shape(new)
     packed = _packed(kwargs, sequences * length)
@@ -53,6 +56,12 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
     else:
         phase = EXTEND
     return Call(phase, tokens, sequences, cached)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Those that may be the new tokens, the likeliest first."""
+    named = [kwargs[name] for name in _NEW if name in kwargs and isinstance(kwargs[name], Tensor)]
+    return named or [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
 
 
 def of_sequence(new: int, cached: int, *, writes: bool) -> str:

@@ -45,11 +45,12 @@ Arguments = ParamSpec("Arguments")
 class Generation:
     """One call of `generate`."""
 
-    __slots__ = ("is_assisted", "last_end_ns", "length")
+    __slots__ = ("is_assisted", "last_end_ns", "length", "model")
 
-    def __init__(self) -> None:
+    def __init__(self, model: object) -> None:
+        self.model = model  # whose tokens are chosen
         self.is_assisted = False  # a draft proposes tokens
-        self.last_end_ns: int | None = None  # of its last step
+        self.last_end_ns: int | None = None  # of the last step in it, its own or a draft's
         self.length: int | None = None  # of its sequences, when the last token was chosen
 
 
@@ -157,7 +158,8 @@ class OpenStep:
 
     @_unless_it_fails
     def begin_sampling(self) -> None:
-        """The scores are looked at: from here on a token is chosen."""
+        """The scores are looked at: from here on a token is chosen; the model may be called for that, too."""
+        self.is_running = True
         if self._sampling is None and self.is_recorded:
             self._sampling = self.profiler.start_brick(BrickId.SAMPLING)
 
@@ -199,8 +201,8 @@ class OpenStep:
             except BaseException:  # of a signal handler: what has ended by then ends no more
                 self._step.__exit__(kind, error, trace)
                 raise
-            if self.generation is not None:
-                self.generation.last_end_ns = self.steps.now_ns()
+            for generation in self._unit.generations:
+                generation.last_end_ns = self.steps.now_ns()
         finally:
             if self in opened:
                 del opened[opened.index(self) :]
@@ -217,6 +219,7 @@ class ModelSteps:
         self.give_up = give_up
         self.calls: Sequence[BrickCall] = ()
         self.is_of_runner = False  # the model's own calls are no steps
+        self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be
         self._lock = threading.RLock()  # a handler of the host's may call the model where a signal finds us in here
         self._recorded: set[OpenStep] = set()  # that run
@@ -281,6 +284,10 @@ class ModelSteps:
                 if mine.is_running:
                     return None
                 mine.close()  # it waited for a token, and the next call has come
+            if self._shared_with:
+                others = [ref(step.steps) for step in here.open if step.is_running]
+                if not self._shared_with.keys().isdisjoint(others):
+                    return None
             step = OpenStep(self, here, call, args, kwargs)
             step.begin()
         except BaseException as error:
@@ -314,6 +321,10 @@ class ModelSteps:
                 swapped_in.pop(ref(self), None)
             self._are_in = recorded is not None
 
+    def share(self, other: ModelSteps) -> None:
+        """A part of this model is one of `other`, too: called in a step of that one, it is no step of this one."""
+        self._shared_with[ref(other, self._shared_with.pop)] = None
+
     def remove(self) -> None:
         """Time nothing from now on."""
         with self._lock:
@@ -330,13 +341,13 @@ class ModelSteps:
 class ModelCall(Call):
     """Stands in for a call that is a step of its own where none of this model is open."""
 
-    __slots__ = ("_steps", "can_generate", "has_cache")
+    __slots__ = ("_names", "_steps", "has_cache")
 
     def __init__(self, module: nn.Module, steps: ModelSteps) -> None:
         super().__init__(module)
         self._steps = steps
-        self.can_generate = hasattr(type(module), "generate")
         self.has_cache = _takes_a_cache(module)
+        self._names = _positional(module)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or torch.jit.is_tracing():
@@ -345,10 +356,11 @@ class ModelCall(Call):
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         is_assisted = generation is not None and generation.is_assisted
-        return describe(args, kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
+        named = dict(zip(self._names, args, strict=False))
+        return describe(args[len(named) :], named | kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
 
     def may_wait(self, generation: Generation | None) -> bool:
-        return generation is not None and self.can_generate
+        return generation is not None and generation.model is self.module()
 
 
 def _takes_a_cache(module: nn.Module) -> bool:
@@ -357,14 +369,31 @@ def _takes_a_cache(module: nn.Module) -> bool:
     known = [flag for flag in flags if isinstance(flag, bool)]
     if known and not any(known):
         return False
+    return any([not set(parameters).isdisjoint(_CACHE_ARGUMENTS) for parameters in _parameters(module)])
+
+
+def _positional(module: nn.Module) -> tuple[str, ...]:
+    """What the arguments are called that `module`, or what it only wraps, is given by position."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [
+        tuple(name for name, parameter in parameters.items() if parameter.kind in by_position)
+        for parameters in _parameters(module)
+    ]
+    return ([names for names in named if names] or [()])[0]
+
+
+def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
+    """Of the call of `module`, and of those it only wraps: what only wraps another passes on what it is given."""
+    found = []
     inner: nn.Module | None = module
     while inner is not None:
-        parameters = inspect.signature(type(inner).forward).parameters
-        if not parameters.keys().isdisjoint(_CACHE_ARGUMENTS):
-            return True
+        forward = getattr(type(inner), "forward", None)  # a scripted module's class has none
+        if forward is not None:
+            _, *parameters = inspect.signature(forward).parameters.items()  # the first is the module
+            found.append(dict(parameters))
         children = list(inner.children())
-        inner = children[0] if len(children) == 1 else None  # what only wraps another passes on what it is given
-    return False
+        inner = children[0] if len(children) == 1 else None
+    return found
 
 
 _CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value", "layer_past")

@@ -76,8 +76,8 @@ def is_compiled(module: nn.Module) -> bool:
     there = module.__dict__.get(ATTRIBUTE)
     if hasattr(module, "_orig_mod") or (there is not None and not isinstance(there, Call)):
         return True
-    forward = inspect.unwrap(type(module).forward)
-    code = getattr(forward, "__code__", None)
+    forward = getattr(type(module), "forward", None)  # a scripted module's class has none
+    code = None if forward is None else getattr(inspect.unwrap(forward), "__code__", None)
     return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
@@ -91,7 +91,12 @@ class Call:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
-        self.instead: Callable[..., Any] | None = module.__dict__.get(ATTRIBUTE)
+        self.instead: Any = module.__dict__.get(ATTRIBUTE)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the model that it is called for is no more, while another has the module."""
+        return False
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
         """The module's call, as it is without us."""
@@ -105,6 +110,8 @@ class Call:
         if module is not None:
             there = module.__dict__.get(ATTRIBUTE)
             if self not in _chain(there):
+                while isinstance(there, Call) and there.is_gone:
+                    there = there.instead
                 self.instead = there
                 module.__dict__[ATTRIBUTE] = self
 
@@ -161,18 +168,22 @@ class BrickCall(Call):
     step (a layer by itself, what a backward pass computes again) is part of no sample.
     """
 
-    __slots__ = ("_key", "_model", "_path", "_start", "_stop")
+    __slots__ = ("_key", "_model", "_path", "_start", "_steps", "_stop")
 
     def __init__(self, module: nn.Module, key: Hashable, steps: ModelSteps) -> None:
         super().__init__(module)
         self._key = key
-        self._model, self._path = steps.model, steps.path
+        self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
         self._start, self._stop = steps.profiler.start_brick, steps.profiler.stop_brick
+
+    @property
+    def is_gone(self) -> bool:
+        return self._steps() is None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self.plain(*args, **kwargs)
-        step = self._path.position.step
+        step: Any = self._path.position.step
         if step is None or step.model != self._model:
             return self.plain(*args, **kwargs)
         timer = self._start(self._key)

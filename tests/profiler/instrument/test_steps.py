@@ -158,6 +158,95 @@ def test_a_part_that_is_called_by_itself_is_a_step_and_inside_a_step_it_is_none(
     assert _calls(memory, "prefill")["LmHead"] == 1
 
 
+def test_what_a_caller_gives_by_position_or_as_one_mapping_is_known(profiler: BrickProfiler, memory: Memory) -> None:
+    model, ids = model_of("qwen2"), words(2, 6)
+    attach(model, profiler)
+    cache = transformers.DynamicCache(config=model.config)
+    for new in (ids, ids[:, :1], ids[:, :3]):
+        model(new, None, None, cache)
+
+    class Sentences(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model_of("qwen2")
+
+        def forward(self, batch: dict[str, Any]) -> Any:
+            return self.inner(**batch)
+
+    sentences = Sentences()
+    attach(sentences, profiler)
+    sentences({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert [tokens for _, tokens in _steps(memory)] == [12, 2, 6, 12]
+    assert [phase for phase, _ in _steps(memory)][:3] == ["prefill", "decode", "extend"]
+
+
+def test_models_that_are_called_to_choose_a_token_end_no_step_but_their_own(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model, expert = model_of("llama"), model_of("llama", num_hidden_layers=2)
+
+    class Guided(transformers.LogitsProcessor):  # type: ignore[misc]
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            model(input_ids[:, :2])  # as guidance without a classifier does
+            return scores + expert(input_ids[:, :3]).logits[:, -1]
+
+    attach(model, profiler)
+    attach(expert, profiler)
+    model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3, logits_processor=[Guided()])
+    nodes = _nodes(memory)
+    outermost = [
+        (nodes[tag & NODE].name, nodes[tag & NODE].label, tokens)
+        for tag, _, _, tokens in memory.records
+        if nodes[tag & NODE].kind is NodeKind.STEP and nodes[tag & NODE].parent is None and not tag & FLAG_AMOUNTS
+    ]
+    guided = ("prefill", "LlamaForCausalLM", 3)
+    assert outermost == [guided, ("prefill", "", 5), guided, ("decode", "", 1), guided, ("decode", "", 1)]
+    assert _calls(memory, "decode")["Sampling"] == 2
+
+
+def test_steps_of_a_draft_and_its_target_follow_one_another(profiler: BrickProfiler, memory: Memory) -> None:
+    target, draft = model_of("llama"), model_of("llama", num_hidden_layers=2)
+    install(profiler)
+    target.generate(words(1, 5), assistant_model=draft, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    nodes = _nodes(memory)
+    steps = sorted(
+        (start, end)
+        for tag, start, end, _ in memory.records
+        if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_AMOUNTS
+    )
+    assert all(before[1] <= after[0] for before, after in pairwise(steps))
+
+
+class Head(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, trunk: Any) -> None:
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, ids: Any) -> Any:
+        return self.trunk(ids).last_hidden_state
+
+
+@pytest.mark.parametrize("how", ["attached", "installed"])
+def test_models_that_share_their_trunk_keep_their_names_and_have_a_step_for_each_call(
+    how: str, profiler: BrickProfiler, memory: Memory
+) -> None:
+    trunk = model_of("llama").model
+    one, other = Head(trunk), Head(trunk)
+    if how == "installed":
+        install(profiler)
+    else:
+        attach(one, profiler)
+        attach(other, profiler)
+    for model in (one, other, one, other, trunk):
+        model(words(1, 4))
+    nodes = _nodes(memory)
+    ran = [nodes[tag & NODE] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS]
+    steps = [node for node in ran if node.kind is NodeKind.STEP]
+    assert [node.label for node in steps] == ["", "Head", "", "Head", ""]
+    assert not [node for node in steps if node.parent is not None]
+    assert _calls(memory, steps[0].name)["QkvProjection"] == 5 * 3 * 3
+
+
 def test_a_draft_proposes_and_the_target_verifies(profiler: BrickProfiler, memory: Memory) -> None:
     target, draft = model_of("llama"), model_of("llama", num_hidden_layers=2)
     install(profiler)

@@ -18,7 +18,6 @@ import pytest
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.instrument.wrapping import ATTRIBUTE, is_supported
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
@@ -150,7 +149,7 @@ def _timed(memory: Memory) -> Counter[str]:
 
 
 @pytest.mark.parametrize("sample_every", [1, 2, 3])
-def test_layers_that_two_models_share_are_timed_once_in_the_steps_of_either(sample_every: int, memory: Memory) -> None:
+def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_every: int, memory: Memory) -> None:
     profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
     layers = [OwnState() for _ in range(2)]
     one, other = Shared(layers), Shared(layers)
@@ -167,6 +166,15 @@ def test_layers_that_two_models_share_are_timed_once_in_the_steps_of_either(samp
     for attachment in attachments:
         attachment.detach()
     assert not _attributes(one)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler, memory: Memory) -> None:
+    model = Shared([torch.jit.script(nn.Sequential(nn.Linear(4, 4))) for _ in range(2)])
+    attach(model, profiler)
+    model(torch.ones(1, 4))
+    found = _timed(memory)
+    assert (found["encode"], found["encode/0"], found["encode/1"]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("sample_every", [1, 2])
