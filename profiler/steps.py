@@ -272,9 +272,11 @@ class Step:
         if self._name is None:
             steps.show()  # for what runs in it has to wait for its name
         key = UNNAMED if self._name is None else self._key
-        root = self._inside = position.scope
+        root = top = self._inside = position.scope
         while root.parent is not None:
-            root = root.parent
+            top, root = root, root.parent
+        if outer is None and isinstance(top.key, tuple) and top.key[0] is NodeKind.STEP:
+            self._inside = root  # a signal cut a step's end short: nothing is inside of that one any more
         scope = root.children.get(key) or steps.scopes.define(root, key)
         start = self._start = path.start_mark()
         now_ns = start if isinstance(start, int) else path.now_ns()

@@ -11,17 +11,18 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.functions import GENERATION, Functions
-from cbtop.profiler.instrument.planning import Plan, holds_a_stack, plan_of
+from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import backend_of, stored_bytes
@@ -49,13 +50,21 @@ class Attachment:
     def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler) -> None:
         self.root = weakref.ref(root)
         self.profiler = profiler
-        self.stacks = plan.stacks
         self.model = _name_of(root, profiler)
-        self.steps = ModelSteps(profiler, self.model, self._give_up)
-        self.steps.calls = [BrickCall(part.module, part.key, self.steps) for part in plan.parts]
+        self.steps = ModelSteps(profiler, self.model, self._look_again, self._give_up)
+        self._definitions: dict[Hashable, Hashable] = {}  # of all plans, by what they say of which module
+        self.is_attached = True
+        self._follow(root, plan)
+
+    def _follow(self, root: nn.Module, plan: Plan) -> None:
+        self.stacks = plan.stacks
+        self._state = state_of(root)
+        keys = [self._definitions.setdefault(_said_of(part), part.key) for part in plan.parts]
+        self.steps.calls = [
+            BrickCall(part.module, key, self.steps) for part, key in zip(plan.parts, keys, strict=True)
+        ]
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
-        self.is_attached = True
 
     def begin(self) -> None:
         for other in self._others:
@@ -70,18 +79,38 @@ class Attachment:
         with _lock:
             if not self.is_attached:
                 return
-            for call in self._trunk:
-                call.remove()
-            self.steps.remove()
-            for module in [module for module, attachment in _attached.items() if attachment is self]:
-                del _attached[module]
-            for other in self._others:
-                module = other()
-                if module is not None:
-                    forget(module)
+            self._leave()
             if not len(_attached):
                 _functions.unwrap()
             self.is_attached = False
+
+    def _leave(self) -> None:
+        for call in self._trunk:
+            call.remove()
+        self.steps.remove()
+        for module in [module for module, attachment in _attached.items() if attachment is self]:
+            del _attached[module]
+        for other in self._others:
+            module = other()
+            if module is not None:
+                forget(module)
+
+    def _look_again(self) -> None:
+        """Plan anew where the host has put other modules in, or stores their weights in another way."""
+        root = self.root()
+        is_as_it_was = all([call.module() is not None for call in self.steps.calls])
+        if root is None or (is_as_it_was and state_of(root) == self._state):
+            return
+        with _lock:
+            plan = plan_of(root)
+            if plan is None or not self.is_attached:  # too little is left of it to be planned: what is known stays
+                self._state = state_of(root)
+                return
+            self._leave()
+            self._follow(root, plan)
+            for module in (root, *plan.trunk):
+                _attached.setdefault(module, self)
+            self.begin()
 
     def after_fork(self) -> None:
         self.steps.after_fork()
@@ -92,6 +121,13 @@ class Attachment:
         root = self.root()
         if root is not None:
             leave_alone(root)
+
+
+def _said_of(part: Part) -> Hashable:
+    key = part.key
+    if isinstance(key, BrickDefinition):
+        return part.path, key.name, key.label, key.backend, key.work
+    return key
 
 
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:

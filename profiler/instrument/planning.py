@@ -70,6 +70,23 @@ def plan_of(root: nn.Module) -> Plan | None:
     return planner.plan
 
 
+def state_of(root: nn.Module) -> list[object]:
+    """What a plan of `root` was made from: which modules there are, and how the weights of each are stored."""
+    state: list[object] = []
+    seen = {id(root)}
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        state.append(id(module))
+        for weight in [weight for weight in module._parameters.values() if weight is not None][:1]:
+            state += (weight.dtype, weight.device)
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+    return state
+
+
 def _stacks(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module.named_children():
         inside = f"{path}.{name}" if path else name

@@ -538,6 +538,24 @@ def test_a_signal_handler_that_runs_a_step_of_its_own_while_one_begins_takes_tha
     assert at > 50
 
 
+def test_what_runs_after_a_step_whose_end_a_signal_cut_short_lies_in_nothing(make: MAKE) -> None:
+    class Interrupted(dict[Any, None]):
+        def __iter__(self) -> Any:
+            raise KeyboardInterrupt
+
+    memory = Memory()
+    profiler = make(recorder=memory)
+    step = profiler.step("decode")
+    step.__enter__()
+    step._adopted = Interrupted()  # what its end looks at first
+    with pytest.raises(KeyboardInterrupt):
+        step.__exit__(None, None, None)
+    for _ in range(2):
+        with profiler.step("decode"), profiler.brick("a"):
+            pass
+    assert [path for path, *_ in paths(memory)] == 2 * ["/decode/a", "/decode"]
+
+
 def test_a_phase_whose_steps_were_all_cancelled_hides_nothing_from_a_viewer(make: MAKE, runtime: Path) -> None:
     profiler = make(recorder=RingRecorder(runtime))
     with profiler.step("warm up") as step:

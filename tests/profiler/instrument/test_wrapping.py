@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cbtop.profiler.instrument import attach, install, uninstall
+from cbtop.profiler.instrument.steps import LOOK_EVERY
 from cbtop.profiler.instrument.wrapping import ATTRIBUTE, is_supported
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
@@ -166,6 +167,51 @@ def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_e
     for attachment in attachments:
         attachment.detach()
     assert not _attributes(one)
+
+
+class Adapted(nn.Module):
+    def __init__(self, base_layer: Any) -> None:
+        super().__init__()
+        self.base_layer, self.lora_A, self.lora_B = base_layer, nn.Linear(32, 4), nn.Linear(4, 32)
+
+    def forward(self, x: Any) -> Any:
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+@pytest.mark.parametrize("sample_every", [1, 2])
+def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory: Memory) -> None:
+    profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
+    model, inputs = model_of("llama"), words(1, 4)
+    attachment = attach(model, profiler)
+
+    def seen(steps: int) -> set[str]:
+        for _ in range(steps):
+            model(inputs)
+        memory.records.clear()
+        for _ in range(sample_every):
+            model(inputs)
+        return set(_timed(memory))
+
+    before = seen(2)
+    nodes = len(memory.nodes)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
+        layer.mlp.up_proj = nn.Linear(32, 48, bias=False)
+    assert seen(2 * LOOK_EVERY) == before
+    assert len(memory.nodes) == nodes + 3  # the adapted ones, of which no work is known; the others are what they were
+    del model.model.layers[0]
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = index
+    model.config.num_hidden_layers = 2
+    assert {where.split("/")[1] for where in seen(2 * LOOK_EVERY) if "/" in where} >= {"0", "1"}
+    assert not [where for where in seen(0) if "/2" in where]
+    model.bfloat16()
+    seen(2 * LOOK_EVERY)
+    kinds = {node.id: node for node in memory.said if isinstance(node, Node)}
+    heads = {tag & ((1 << 24) - 1) for tag, *_ in memory.records} & {i for i in kinds if kinds[i].name == "LmHead"}
+    assert [kinds[head].work.bytes_per_call for head in heads] == [model.lm_head.weight.nbytes]
+    attachment.detach()
+    assert not _attributes(model)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
