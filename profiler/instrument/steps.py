@@ -3,6 +3,7 @@
 Rules
 - The outermost call of a model, or of a part of it that holds a stack, is a step. In `generate` of transformers it
   stays open until the token has been chosen, and begins where the last one ended: its inputs are prepared in it.
+- A `generate` inside a model's call has steps of its own there; what is called to choose a token belongs to its step.
 - Of a model that an engine's runner runs, the runner's call is the step: the model's own calls are none.
 - Each thread, task and greenlet has its own open steps (`Unit`).
 - Calls of modules are swapped in where a step is recorded, and out again at the next that is not.
@@ -77,7 +78,7 @@ class Unit:
 
 
 unit: Callable[[], Unit] = finder(Unit)
-LOOK_EVERY = 16  # steps, where all are recorded: to look through 500 modules takes 0.1 ms
+LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes a quarter of what timing them costs
 swapped_in: dict[ref[ModelSteps], object] = {}  # whose calls are timed; where there is none, nothing is recorded
 
 
@@ -292,9 +293,11 @@ class ModelSteps:
             here = unit()
             mine = self.open_in(here)
             if mine is not None:
-                if mine.is_running:
+                generates_inside = mine.generation is not here.generation and call.may_wait(here.generation)
+                if mine.is_running and not generates_inside:
                     return None
-                mine.close()  # it waited for a token, and the next call has come
+                if not mine.is_running:
+                    mine.close()  # it waited for a token, and the next call has come
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
                 if not self._shared_with.keys().isdisjoint(others):
@@ -333,9 +336,9 @@ class ModelSteps:
             self._are_in = recorded is not None
 
     def look_again(self) -> None:
-        """Where calls are to be swapped in, or have been in for so many steps: whether the model is what it was."""
+        """One recorded step in so many: whether the model is what it was."""
         self._looks += 1
-        if not self._recorded and not self.is_of_runner and (not self._are_in or self._looks % LOOK_EVERY == 0):
+        if self._looks % LOOK_EVERY == 0 and not self._recorded and not self.is_of_runner:
             self.changed()
 
     def share(self, other: ModelSteps) -> None:

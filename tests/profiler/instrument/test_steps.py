@@ -217,6 +217,30 @@ def test_steps_of_a_draft_and_its_target_follow_one_another(profiler: BrickProfi
     assert all(before[1] <= after[0] for before, after in pairwise(steps))
 
 
+def test_a_model_whose_call_generates_has_a_step_for_each_token_inside_its_own(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    class Answers(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.language_model = model_of("llama")
+
+        def forward(self, ids: Any) -> Any:
+            return self.language_model.generate(ids, max_new_tokens=3, min_new_tokens=3)
+
+    model = Answers()
+    attach(model, profiler)
+    model(words(1, 5))
+    nodes = _nodes(memory)
+    outermost = [
+        (nodes[tag & NODE].name, tokens)
+        for tag, _, _, tokens in memory.records
+        if nodes[tag & NODE].kind is NodeKind.STEP and nodes[tag & NODE].parent is None and not tag & FLAG_AMOUNTS
+    ]
+    assert outermost == [("prefill", 5), ("decode", 1), ("decode", 1), (outermost[-1][0], 5)]
+    assert _calls(memory, "decode")["LmHead"] == 2
+
+
 class Head(torch.nn.Module):  # type: ignore[misc, name-defined]
     def __init__(self, trunk: Any) -> None:
         super().__init__()

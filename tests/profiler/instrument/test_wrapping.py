@@ -197,16 +197,18 @@ def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory:
     for layer in model.model.layers:
         layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
         layer.mlp.up_proj = nn.Linear(32, 48, bias=False)
-    assert seen(2 * LOOK_EVERY) == before
-    assert len(memory.nodes) == nodes + 3  # the adapted ones, of which no work is known; the others are what they were
+    assert seen(sample_every * LOOK_EVERY) == before
+    assert (
+        len(memory.nodes) == nodes + 3
+    )  # the adapted ones, of which no work is known; the others are what they were
     del model.model.layers[0]
     for index, layer in enumerate(model.model.layers):
         layer.self_attn.layer_idx = index
     model.config.num_hidden_layers = 2
-    assert {where.split("/")[1] for where in seen(2 * LOOK_EVERY) if "/" in where} >= {"0", "1"}
+    assert {where.split("/")[1] for where in seen(sample_every * LOOK_EVERY) if "/" in where} >= {"0", "1"}
     assert not [where for where in seen(0) if "/2" in where]
     model.bfloat16()
-    seen(2 * LOOK_EVERY)
+    seen(sample_every * LOOK_EVERY)
     kinds = {node.id: node for node in memory.said if isinstance(node, Node)}
     heads = {tag & ((1 << 24) - 1) for tag, *_ in memory.records} & {i for i in kinds if kinds[i].name == "LmHead"}
     assert [kinds[head].work.bytes_per_call for head in heads] == [model.lm_head.weight.nbytes]
