@@ -20,7 +20,7 @@ import sys
 import weakref
 from collections.abc import Callable, Hashable
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +31,9 @@ from cbtop.protocol.signals import let_through
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbtop.profiler.instrument.steps import ModelSteps
+    from cbtop.profiler.hot_path import HotPath
+    from cbtop.profiler.path import Path
+    from cbtop.profiler.profiler import BrickProfiler
 
 ATTRIBUTE = "_compiled_call_impl"
 
@@ -161,6 +163,14 @@ def _nothing() -> None:
     return None
 
 
+class Timed(Protocol):
+    """The steps of one model."""
+
+    profiler: BrickProfiler
+    path: HotPath | Path
+    model: str
+
+
 class BrickCall(Call):
     """Times each call of its module as one brick or layer; its elements are those of the first tensor it is given.
 
@@ -170,7 +180,7 @@ class BrickCall(Call):
 
     __slots__ = ("_key", "_model", "_path", "_start", "_steps", "_stop")
 
-    def __init__(self, module: nn.Module, key: Hashable, steps: ModelSteps) -> None:
+    def __init__(self, module: nn.Module, key: Hashable, steps: Timed) -> None:
         super().__init__(module)
         self._key = key
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
