@@ -404,7 +404,10 @@ def _call(model: Any, **way: Any) -> Any:
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "fullgraph": {"fullgraph": True}, "dynamic": {"dynamic": True}}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    ["default", pytest.param("fullgraph", marks=pytest.mark.slow), pytest.param("dynamic", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("compiled", [_whole, _in_place, _regional, _function, _call])
 @pytest.mark.parametrize("when", ["before", "after", "installed"])
 def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
