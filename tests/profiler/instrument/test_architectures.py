@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
 from cbtop.profiler.instrument import attach
 from cbtop.profiler.instrument.wrapping import ATTRIBUTE
 from cbtop.profiler.profiler import BrickProfiler

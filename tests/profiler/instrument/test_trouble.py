@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
 from cbtop.profiler.instrument import attach, attachment, awaited, functions, install, steps, trouble, uninstall
 from cbtop.profiler.instrument.wrapping import Call
 from cbtop.profiler.profiler import BrickProfiler

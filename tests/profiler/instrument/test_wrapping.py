@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.instrument.steps import LOOK_EVERY
 from cbtop.profiler.instrument.wrapping import ATTRIBUTE, is_supported

@@ -1,0 +1,22 @@
+"""Where torch is not installed, what needs it is skipped with the reason: the README's test command needs none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+WITHOUT_TORCH = """
+import sys
+import pytest
+sys.modules["torch"] = sys.modules["transformers"] = None
+sys.exit(pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-m", "", "tests/profiler/instrument"]))
+"""
+
+
+def test_without_torch_the_tests_that_need_it_are_skipped_as_they_are_collected() -> None:
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "torch is not installed" in done.stdout
