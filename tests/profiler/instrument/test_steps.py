@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -19,24 +18,9 @@ from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.memory import Memory
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 NODE = (1 << 24) - 1
-
-
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
-@pytest.fixture
-def profiler(memory: Memory) -> Iterator[BrickProfiler]:
-    yield BrickProfiler(recorder=memory)
-    uninstall()
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def _nodes(memory: Memory) -> dict[int, Node]:

@@ -35,22 +35,10 @@ class TroubleError(Exception):
         raise TroubleError
 
 
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
-@pytest.fixture
-def profiler(memory: Memory) -> Iterator[BrickProfiler]:
-    yield BrickProfiler(recorder=memory)
-    uninstall()
-
-
 @pytest.fixture(autouse=True)
-def _without_gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, without_gradients: None) -> Iterator[None]:
     monkeypatch.setattr(trouble, "_said", {})
-    with torch.no_grad():
-        yield
+    yield
     here = steps.unit()  # where the end of it was made to fail
     here.generations.clear()
     here.open.clear()

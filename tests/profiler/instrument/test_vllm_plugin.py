@@ -24,11 +24,6 @@ from tests.profiler.memory import Memory
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 
 
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
 @pytest.fixture(autouse=True)
 def _under_run(tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process under `cbtop run` that has loaded its plugins."""

@@ -10,7 +10,6 @@ import pickle
 import shutil
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,24 +28,9 @@ from tests.profiler.memory import Memory
 from torch import nn  # isort: skip
 from torch.utils.checkpoint import checkpoint  # isort: skip
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 KINDS = ["llama", "qwen2", "gpt2", "mixtral", "gemma2"]
-
-
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
-@pytest.fixture
-def profiler(memory: Memory) -> Iterator[BrickProfiler]:
-    yield BrickProfiler(recorder=memory)
-    uninstall()
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def _attributes(model: Any) -> list[str]:
