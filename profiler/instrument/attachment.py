@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,30 +42,58 @@ from cbtop.protocol.messages import Manifest
 _lock = threading.RLock()
 _functions = Functions()
 _attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()  # by the trunk's modules
-_models: weakref.WeakKeyDictionary[BrickProfiler, dict[str, int]] = weakref.WeakKeyDictionary()  # names given so far
+
+
+@dataclass(slots=True)
+class _Said:
+    """What a profiler has said of a model: when it is attached again, it is the same one."""
+
+    model: str  # its name
+    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by what is said
+    manifest: Manifest | None = None
+
+
+class _Models:
+    """The models that one profiler has shown."""
+
+    def __init__(self) -> None:
+        self.said: weakref.WeakKeyDictionary[nn.Module, _Said] = weakref.WeakKeyDictionary()
+        self.names: dict[str, int] = {}  # given so far
+
+
+_models: weakref.WeakKeyDictionary[BrickProfiler, _Models] = weakref.WeakKeyDictionary()
 
 
 class Attachment:
     """One model that is timed, from `begin` to `detach`."""
 
-    def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler) -> None:
+    def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -> None:
         self.root = weakref.ref(root)
         self.profiler = profiler
-        self.model = _name_of(root, profiler)
+        self._said = _said_by(profiler, root)
+        self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self._look_again, self._give_up)
-        self._definitions: dict[Hashable, Hashable] = {}  # of all plans, by what they say of which module
+        self._engine = engine
         self.is_attached = True
         self._follow(root, plan)
 
     def _follow(self, root: nn.Module, plan: Plan) -> None:
         self.stacks = plan.stacks
         self._state = state_of(root)
-        keys = [self._definitions.setdefault(_said_of(part), part.key) for part in plan.parts]
+        keys = [self._said.definitions.setdefault(_said_of(part), part.key) for part in plan.parts]
         self.steps.calls = [
             BrickCall(part.module, key, self.steps) for part, key in zip(plan.parts, keys, strict=True)
         ]
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
+
+    def announce(self, root: nn.Module, plan: Plan) -> None:
+        """Say what model it is, where that has not been said: a process has one manifest, its first model's."""
+        if not self.model:
+            manifest = _manifest(root, plan, self._engine)
+            if manifest != self._said.manifest:
+                self._said.manifest = manifest
+                self.profiler.announce(manifest)
 
     def begin(self) -> None:
         for other in self._others:
@@ -110,6 +139,7 @@ class Attachment:
             self._follow(root, plan)
             for module in (root, *plan.trunk):
                 _attached.setdefault(module, self)
+            self.announce(root, plan)
             self.begin()
 
     def after_fork(self) -> None:
@@ -175,7 +205,7 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
-    attachment = Attachment(model, plan, profiler)
+    attachment = Attachment(model, plan, profiler, engine)
     try:
         for module in (model, *plan.trunk):
             other = _attached.setdefault(module, attachment)
@@ -188,8 +218,7 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
                 _functions.wrap(model.modules())
-        if not attachment.model:
-            attachment.profiler.announce(_manifest(model, plan, engine))
+        attachment.announce(model, plan)
         attachment.begin()
     except BaseException:  # nothing stays half attached, whether it is ours or of a signal handler
         attachment.detach()
@@ -207,15 +236,17 @@ def _why_not(model: nn.Module) -> str:
     return ""
 
 
-def _name_of(root: nn.Module, profiler: BrickProfiler) -> str:
-    """ "" of a profiler's first model; of others that of their class, with a number where it was given before."""
-    names = _models.setdefault(profiler, {})
-    if not names:
-        names[""] = 1
-        return ""
-    name = type(root).__name__
-    names[name] = names.get(name, 0) + 1
-    return name if names[name] == 1 else f"{name} {names[name]}"
+def _said_by(profiler: BrickProfiler, root: nn.Module) -> _Said:
+    """What `profiler` has said of `root`.
+
+    The name of its first model is "", of others that of their class, with a number where it was given before.
+    """
+    models = _models.setdefault(profiler, _Models())
+    if root not in models.said:
+        name = type(root).__name__ if models.names else ""
+        models.names[name] = models.names.get(name, 0) + 1
+        models.said[root] = _Said(name if models.names[name] == 1 else f"{name} {models.names[name]}")
+    return models.said[root]
 
 
 def _manifest(model: nn.Module, plan: Plan, engine: str) -> Manifest:

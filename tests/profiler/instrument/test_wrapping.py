@@ -10,6 +10,7 @@ import pickle
 import shutil
 import weakref
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.instrument.steps import LOOK_EVERY
+from cbtop.profiler.instrument.work import stored_bytes
 from cbtop.profiler.instrument.wrapping import ATTRIBUTE, is_supported
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Node
+from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.memory import Memory
@@ -155,6 +157,21 @@ def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_e
     assert not _attributes(one)
 
 
+def test_a_model_that_is_attached_again_keeps_its_name_and_its_nodes(profiler: BrickProfiler, memory: Memory) -> None:
+    models, inputs = [model_of("llama"), model_of("llama"), model_of("llama")], words(1, 4)
+    for model in models:
+        attach(model, profiler)
+        model(inputs)
+    said, kept = list(memory.said), len(memory.records)
+    for model in models:
+        attach(model, profiler).detach()
+    for model, name in zip(models, ("", "LlamaForCausalLM", "LlamaForCausalLM 2"), strict=True):
+        assert attach(model, profiler).model == name
+        model(inputs)
+    assert memory.said == said
+    assert len(memory.records) == 2 * kept
+
+
 class Adapted(nn.Module):
     def __init__(self, base_layer: Any) -> None:
         super().__init__()
@@ -200,6 +217,19 @@ def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory:
     assert [kinds[head].work.bytes_per_call for head in heads] == [model.lm_head.weight.nbytes]
     attachment.detach()
     assert not _attributes(model)
+
+
+def test_a_model_whose_weights_the_host_changes_is_said_anew_once(profiler: BrickProfiler, memory: Memory) -> None:
+    model, inputs = model_of("llama"), words(1, 4)
+    attach(model, profiler)
+    for change in (lambda: None, model.bfloat16, lambda: None):
+        change()
+        for _ in range(LOOK_EVERY):
+            model(inputs)
+    said = [message for message in memory.said if isinstance(message, Manifest)]
+    assert [manifest.quantization for manifest in said] == ["float32", "bfloat16"]
+    assert said[1].weights_bytes == stored_bytes(model) < said[0].weights_bytes
+    assert said[1] == replace(said[0], quantization="bfloat16", weights_bytes=said[1].weights_bytes)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
