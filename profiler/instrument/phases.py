@@ -1,13 +1,15 @@
 """What a call of a model is: its phase, tokens, sequences and the positions its cache holds, by its arguments alone.
 
-Nothing here waits for a device: what only a tensor's contents could tell is unknown. Hugging Face's names of
-arguments are known, and a first tensor of token ids (sequences x tokens) or of their embeddings.
+Nothing here waits for a device: what only a tensor's contents there could tell is unknown. Hugging Face's names of
+arguments are known, those of models written by hand (llama's reference, gpt-fast) for where the new tokens stand, and
+a first tensor of token ids (sequences x tokens) or of their embeddings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +19,9 @@ ENCODE = "encode"  # no cache is asked for, and none could be: an encoder, or a 
 
 # The decoder's come first: of a model with an encoder, the step is what its decoder does.
 _NEW = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "input_features", "pixel_values")
+_NEW += ("tokens", "idx")
 _CACHES = ("past_key_values", "cache_params", "state")
+POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,12 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
     if not has_cache:
         return Call(ENCODE, tokens, sequences, None)
     held = [kwargs[name] for name in _CACHES if kwargs.get(name) is not None]
-    cached = cached_positions(held[0]) if held else 0
-    if cached == 0:
+    stand = [kwargs[name] for name in POSITIONS if kwargs.get(name) is not None]
+    cached = cached_positions(held[0]) if held else None if stand else 0
+    if cached is None and stand:
+        cached = _first_position(stand[0], sequences, length)
+    # Where only a device knows where several new tokens stand, they are taken for a prompt.
+    if cached == 0 or (cached is None and not held and length > 1):
         phase = PREFILL
     elif is_assisted:
         phase = VERIFY
@@ -126,9 +134,22 @@ def cached_positions(cache: Any) -> int | None:
 
 
 def _on_the_host(found: object) -> int | None:
-    if isinstance(found, Tensor) and found.device.type == "cpu" and found.numel() == 1:
-        return int(found)
-    return None
+    """The whole number that all of a tensor's are, where they are on the host; a kind of its own may have none."""
+    if type(found) is not Tensor or not found.is_cpu or found.is_floating_point():
+        return None
+    numbers = set(found.flatten().tolist())
+    return int(numbers.pop()) if len(numbers) == 1 else None
+
+
+def _first_position(given: object, sequences: int, length: int) -> int | None:
+    """Where the first new token of each sequence stands, by one number, one of each, or the positions of all."""
+    first = given
+    if type(given) is Tensor and given.dim() > 1:  # sequences x tokens
+        first = given[..., :1]
+    elif type(given) is Tensor and given.dim() == 1 and not (length == 1 and len(given) == sequences):
+        first = given[:1]
+    position = int(first) if isinstance(first, Integral) else _on_the_host(first)
+    return position if position is not None and position >= 0 else None
 
 
 def _layers_of(cache: Any) -> list[Any]:

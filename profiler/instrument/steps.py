@@ -417,4 +417,4 @@ def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
     return found
 
 
-_CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value", "layer_past")
+_CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value", "layer_past", *phases.POSITIONS)

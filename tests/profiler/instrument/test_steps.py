@@ -13,9 +13,9 @@ import pytest
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, UNKNOWN_AMOUNT
 from cbtop.protocol.vocabulary import NodeKind
-from tests.profiler.instrument.tiny import model_of, torch, transformers, words
+from tests.profiler.instrument.tiny import WORDS, model_of, torch, transformers, words
 from tests.profiler.memory import Memory
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -162,6 +162,101 @@ def test_what_a_caller_gives_by_position_or_as_one_mapping_is_known(profiler: Br
     sentences({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     assert [tokens for _, tokens in _steps(memory)] == [12, 2, 6, 12]
     assert [phase for phase, _ in _steps(memory)][:3] == ["prefill", "decode", "extend"]
+
+
+class Written(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A decoder as people write them: its cache lies in its attention, and it is told where the new tokens stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok_embeddings = torch.nn.Embedding(WORDS, 8)
+        self.layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8)) for _ in range(2))
+        self.output = torch.nn.Linear(8, WORDS)
+
+    def run(self, ids: Any) -> Any:
+        x = self.tok_embeddings(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(x)
+
+
+class Meta(Written):
+    """llama's reference."""
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def forward(self, tokens: Any, start_pos: int) -> Any:
+        return self.run(tokens)
+
+
+class Fast(Written):
+    """gpt-fast's."""
+
+    def forward(self, mask: Any, idx: Any, input_pos: Any = None) -> Any:
+        return self.run(idx)
+
+
+def _cached(memory: Memory) -> list[tuple[str, int, int | None]]:
+    """Of each step its phase, its tokens, and how many positions were cached."""
+    amounts = [cached for tag, _, cached, _ in memory.records if tag & FLAG_AMOUNTS]
+    steps = _steps(memory)
+    return [
+        (*step, None if cached == UNKNOWN_AMOUNT else cached) for step, cached in zip(steps, amounts, strict=True)
+    ]
+
+
+def test_where_new_tokens_stand_says_how_many_are_cached(profiler: BrickProfiler, memory: Memory) -> None:
+    model = Meta()
+    attach(model, profiler)
+    model(words(2, 6), 0)
+    model(words(2, 1), 6)
+    model(words(2, 3), start_pos=7)
+    model(words(2, 1), torch.tensor(10))
+    assert _cached(memory) == [("prefill", 12, 0), ("decode", 2, 6), ("extend", 6, 7), ("decode", 2, 10)]
+
+
+def test_positions_on_the_host_say_how_many_are_cached(profiler: BrickProfiler, memory: Memory) -> None:
+    model = Fast()
+    attach(model, profiler)
+    mask = torch.ones(1, 1)
+    model(mask, words(6, 6), torch.arange(6))
+    model(mask, words(2, 1), torch.tensor([6]))
+    model(mask, words(2, 1), torch.tensor([7, 7]))
+    model(mask, words(2, 3), input_pos=torch.arange(8, 11)[None])
+    model(mask, words(2, 2), torch.tensor([[4, 5], [4, 5]]))
+    model(mask, words(1, 6))
+    first, last = ("prefill", 36, 0), ("prefill", 6, 0)
+    assert _cached(memory) == [first, ("decode", 2, 6), ("decode", 2, 7), ("extend", 6, 8), ("extend", 4, 4), last]
+
+
+def test_positions_of_sequences_that_differ_or_make_no_sense_are_no_number(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = Fast()
+    attach(model, profiler)
+    for positions in (torch.tensor([[4], [9]]), torch.tensor([4, 9]), torch.tensor([-1]), torch.ones(0), "here", -3):
+        model(None, words(2, 1), positions)
+    assert _cached(memory) == [("decode", 2, None)] * 6
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_positions_on_a_device_are_not_waited_for(
+    device: str, profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    model = Fast()
+    attach(model, profiler)
+    lengths = (6, 1, 1)
+    given = [torch.arange(length, device=device) for length in lengths]
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        for length, positions in zip(lengths, given, strict=True):
+            model(None, words(1, length), positions)
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    assert _cached(memory) == [("prefill", 6, None), ("decode", 1, None), ("decode", 1, None)]
 
 
 def test_models_that_are_called_to_choose_a_token_end_no_step_but_their_own(
