@@ -216,6 +216,9 @@ class OpenStep:
 class ModelSteps:
     """The steps of one model, and the calls that are timed in them."""
 
+    # Of all models, which may share modules. A handler of the host's may call one where a signal finds us in here.
+    _lock = threading.RLock()
+
     def __init__(
         self,
         profiler: BrickProfiler,
@@ -233,12 +236,11 @@ class ModelSteps:
         self._looks = 0
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be
-        self._lock = threading.RLock()  # a handler of the host's may call the model where a signal finds us in here
         self._recorded: set[OpenStep] = set()  # that run
 
     def after_fork(self) -> None:
         """In a child nobody holds the lock, and of the steps that ran those of this thread are left."""
-        self._lock = threading.RLock()
+        ModelSteps._lock = threading.RLock()
         self._recorded.intersection_update(unit().open)
 
     def failed(self, error: Exception) -> None:

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import shutil
+import threading
 import weakref
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import attach, install, uninstall
+from cbtop.profiler.instrument import attach, install, uninstall, wrapping
 from cbtop.profiler.instrument.steps import LOOK_EVERY
 from cbtop.profiler.instrument.work import stored_bytes
 from cbtop.profiler.instrument.wrapping import ATTRIBUTE, is_supported
@@ -155,6 +156,37 @@ def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_e
     for attachment in attachments:
         attachment.detach()
     assert not _attributes(one)
+
+
+def test_models_that_share_layers_and_are_called_in_threads_lose_none_of_each_others_calls(
+    profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, x = [OwnState() for _ in range(2)], torch.ones(1, 4)
+    models = [Shared(layers) for _ in range(3)]
+    attachments = [attach(model, profiler) for model in models]
+    others = [threading.Thread(target=model, args=(x,)) for model in models[1:]]
+    waiting, chain = list(others), wrapping._chain
+
+    def meanwhile(there: object) -> list[wrapping.Call]:
+        if waiting:  # another thread comes where one has looked at what stands there, and has put nothing there yet
+            other = waiting.pop()
+            other.start()
+            other.join(0.1)  # it may have to wait for this one
+        return chain(there)
+
+    with monkeypatch.context() as interleaved:
+        interleaved.setattr(wrapping, "_chain", meanwhile)
+        models[0](x)
+        for other in others:
+            other.join()
+    for model in models:
+        model(x)
+    found = _timed(memory)
+    for step in ("encode", "encode Shared", "encode Shared 2"):
+        assert [found[f"{step}{inside}"] for inside in ("", "/0", "/1", "/0/Linear inner")] == [2] * 4
+    for attachment in attachments:
+        attachment.detach()
+    assert not _attributes(models[0])
 
 
 def test_a_model_that_is_attached_again_keeps_its_name_and_its_nodes(profiler: BrickProfiler, memory: Memory) -> None:
