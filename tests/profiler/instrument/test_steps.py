@@ -12,7 +12,7 @@ import pytest
 
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Node
+from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, UNKNOWN_AMOUNT
 from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.instrument.tiny import WORDS, model_of, torch, transformers, words
@@ -140,6 +140,27 @@ def test_a_part_that_is_called_by_itself_is_a_step_and_inside_a_step_it_is_none(
     model(ids)
     assert _steps(memory) == [("prefill", 6), ("prefill", 6)]
     assert _calls(memory, "prefill")["LmHead"] == 1
+
+
+@pytest.mark.parametrize("how", ["attached", "installed"])
+def test_of_a_forward_that_is_called_by_name_the_step_is_the_part_that_is_called_inside(
+    how: str, profiler: BrickProfiler, memory: Memory
+) -> None:
+    model, ids = model_of("llama"), words(2, 6)
+    if how == "installed":
+        install(profiler)
+    else:
+        attach(model, profiler)
+    cache = transformers.DynamicCache(config=model.config)
+    bare = model.forward(ids).logits
+    assert torch.equal(model.forward(ids, past_key_values=cache).logits, bare)
+    model.forward(ids[:, :1], past_key_values=cache)
+    assert _steps(memory) == [("prefill", 12), ("prefill", 12), ("decode", 2)]
+    calls = _calls(memory, "decode")
+    assert (calls["DownProjection"], calls["RmsNorm"], calls["LmHead"]) == (3, 7, 0)  # the head is in no step
+    assert [said.model for said in memory.said if isinstance(said, Manifest)] == [
+        "LlamaModel" if how == "installed" else "LlamaForCausalLM"
+    ]
 
 
 def test_what_a_caller_gives_by_position_or_as_one_mapping_is_known(profiler: BrickProfiler, memory: Memory) -> None:
