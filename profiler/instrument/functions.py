@@ -1,4 +1,6 @@
-"""Bricks that are functions: attention, rotary position, the cache, sampling; each wrapped where it is looked up.
+"""Bricks that are functions: attention, its masks, rotary position, the cache, sampling, what generate prepares.
+
+Each is wrapped where it is looked up.
 
 Rules
 - They stay wrapped as long as anything is attached: Dynamo guards on which function it has seen, and to swap them for
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -41,6 +44,23 @@ _ROPE = (
     "apply_rotary_pos_emb_vision",
     "apply_multimodal_rotary_pos_emb",
 )
+# Other functions of a model's file, and methods of its attention, with their bricks.
+_FUNCTIONS = {
+    "create_causal_mask": classification.ATTENTION_MASK,
+    "create_sliding_window_causal_mask": classification.ATTENTION_MASK,
+    "create_chunked_causal_mask": classification.ATTENTION_MASK,
+    "create_bidirectional_mask": classification.ATTENTION_MASK,
+    "create_bidirectional_sliding_window_mask": classification.ATTENTION_MASK,
+    "build_alibi_tensor": classification.ALIBI_BIAS,
+    "dropout_add": classification.RESIDUAL_ADD,
+}
+_METHODS = {
+    "_get_embed_positions": classification.ROTARY_TABLES,
+    "_split_heads": classification.SPLIT_HEADS,
+    "_reshape": classification.SPLIT_HEADS,  # Bloom's
+    "_merge_heads": classification.MERGE_HEADS,
+    "expand_kv": classification.KV_EXPANSION,
+}
 # Arguments by which attention leaves out keys: of other sequences in the same row, of pages, of before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 _EAGER = "eager_attention_forward"
@@ -60,10 +80,15 @@ class Functions:
         kinds = {base for module in modules for base in type(module).__mro__}
         for kind in kinds:
             self.replace(kind, _EAGER_METHOD, _eager)
+            for method, brick in _METHODS.items() if "Attention" in kind.__name__ else ():
+                self.replace(kind, method, functools.partial(_plain, name=brick))
+            self._wrap_inputs(kind)
         for name in sorted({kind.__module__ for kind in kinds}):
             home = sys.modules.get(name)
             for function in _ROPE:
                 self.replace(home, function, _rope)
+            for function, brick in _FUNCTIONS.items():
+                self.replace(home, function, functools.partial(_plain, name=brick))
             self.replace(home, _EAGER, _eager)
         self._wrap_transformers()
         self.wrap_generate()
@@ -90,8 +115,14 @@ class Functions:
         mixin = getattr(generation, "GenerationMixin", None)
         self.replace(mixin, "generate", generates)
         self.replace(mixin, "_assisted_decoding", _assisted)
+        self._wrap_inputs(mixin)
         self.replace(getattr(generation, "LogitsProcessorList", None), "__call__", _scores)
         self.replace(getattr(generation, "StoppingCriteriaList", None), "__call__", _chosen)
+
+    def _wrap_inputs(self, kind: Any) -> None:
+        self.replace(kind, "prepare_inputs_for_generation", _prepares)
+        update = functools.partial(_plain, name=classification.GENERATE_INPUTS)
+        self.replace(kind, "_update_model_kwargs_for_generation", update)
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
         """Let `owner` have what `wrapper` makes of its function `name`, if it has one that is not ours."""
@@ -148,6 +179,12 @@ def timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], n
 
 ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
 KV_WRITE = BrickDefinition(classification.KV_WRITE, BrickCategory.ATTENTION, backend="torch")
+
+
+def _plain(original: Function, name: str) -> Function:
+    """A brick of which no more is known than its name."""
+    brick = BrickDefinition(name, classification.CATEGORIES[name], backend="torch")
+    return timed(original, lambda args, kwargs: (brick, elements_of(args, kwargs)), name)
 
 
 def _rope(original: Function) -> Function:
@@ -293,6 +330,27 @@ def _end_sampling(args: tuple[Any, ...]) -> None:
     if waiting is not None:
         words = args[1] if len(args) > 1 else None
         waiting.end_sampling(words.shape[-1] if isinstance(words, Tensor) else None)
+
+
+@_unless_it_fails
+def _prepared(duration_ns: int) -> None:
+    """The inputs of the next step have been, in so long: that is a part of it, and it has not begun."""
+    generation = unit().generation
+    if generation is not None:
+        generation.prepared_ns = duration_ns
+
+
+def _prepares(original: Function) -> Function:
+    @functools.wraps(original)
+    def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(*args, **kwargs)
+        start_ns = perf_counter_ns()
+        result = original(*args, **kwargs)
+        _prepared(perf_counter_ns() - start_ns)
+        return result
+
+    return prepare_inputs
 
 
 def _assisted(original: Function) -> Function:

@@ -18,8 +18,10 @@ PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed",
 ENCODE = "encode"  # no cache is asked for, and none could be: an encoder, or a model of another kind
 
 # The decoder's come first: of a model with an encoder, the step is what its decoder does.
-_NEW = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "input_features", "pixel_values")
-_NEW += ("tokens", "idx")
+_NEW = (
+    "decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "input_features", "pixel_values",
+    "tokens", "idx",
+)  # fmt: skip
 _CACHES = ("past_key_values", "cache_params", "state")
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
 
@@ -133,7 +135,7 @@ def cached_positions(cache: Any) -> int | None:
     return None
 
 
-def _on_the_host(found: object) -> int | None:
+def _on_the_host(found: Any) -> int | None:
     """The whole number that all of a tensor's are, where they are on the host; a kind of its own may have none."""
     if type(found) is not Tensor or not found.is_cpu or found.is_floating_point():
         return None
@@ -141,7 +143,7 @@ def _on_the_host(found: object) -> int | None:
     return int(numbers.pop()) if len(numbers) == 1 else None
 
 
-def _first_position(given: object, sequences: int, length: int) -> int | None:
+def _first_position(given: Any, sequences: int, length: int) -> int | None:
     """Where the first new token of each sequence stands, by one number, one of each, or the positions of all."""
     first = given
     if type(given) is Tensor and given.dim() > 1:  # sequences x tokens

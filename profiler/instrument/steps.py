@@ -24,7 +24,9 @@ from weakref import ref
 import torch
 from torch.compiler import is_compiling
 
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import phases
+from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.phases import VERIFY, describe
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call
@@ -46,12 +48,13 @@ Arguments = ParamSpec("Arguments")
 class Generation:
     """One call of `generate`."""
 
-    __slots__ = ("is_assisted", "last_end_ns", "length", "model")
+    __slots__ = ("is_assisted", "last_end_ns", "length", "model", "prepared_ns")
 
     def __init__(self, model: object) -> None:
         self.model = model  # whose tokens are chosen
         self.is_assisted = False  # a draft proposes tokens
         self.last_end_ns: int | None = None  # of the last step in it, its own or a draft's
+        self.prepared_ns = 0  # how long the inputs of the next step took
         self.length: int | None = None  # of its sequences, when the last token was chosen
 
 
@@ -78,6 +81,7 @@ class Unit:
 
 
 unit: Callable[[], Unit] = finder(Unit)
+_INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
 LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes a quarter of what timing them costs
 swapped_in: dict[ref[ModelSteps], object] = {}  # whose calls are timed; where there is none, nothing is recorded
 
@@ -141,9 +145,11 @@ class OpenStep:
     def begin(self) -> None:
         self._unit.open.append(self)
         self._step.__enter__()
+        self.is_recorded = self.profiler.recording
         if self.waits and self.generation is not None and self.generation.last_end_ns is not None:
             self._step.start_ns = self.generation.last_end_ns
-        self.is_recorded = self.profiler.recording
+            if self.is_recorded:
+                self.profiler.record_elapsed(_INPUTS, self.generation.prepared_ns, 0)
         if self.is_recorded:
             self.steps.look_again()
         self.steps.follow(self if self.is_recorded else None)

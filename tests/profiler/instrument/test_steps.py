@@ -69,6 +69,10 @@ def test_every_step_has_all_its_bricks_and_its_sampling(kind: str, profiler: Bri
             steps,
             steps,
         )
+        assert calls["AttentionMask"] == (2 if kind == "gemma2" else 1) * steps
+        assert (
+            calls["GenerateInputs"] == (1 if phase == "prefill" else 2) * steps
+        )  # prepared, and set out for the next
         if kind != "gpt2":
             assert calls["RopeEmbedding"] == 3 * steps
 
@@ -498,6 +502,41 @@ def test_attention_that_is_a_method_of_its_module_is_a_brick(profiler: BrickProf
     assert _calls(memory, "prefill")["Attention (eager)"] == len(model.transformer.h)
     attachment.detach()
     assert kind._attn is before
+
+
+MLA = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "bricks"),
+    [
+        ("gptj", {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}, "RotaryTables SplitHeads×3 MergeHeads"),
+        ("bloom", {"n_layer": 3, "n_head": 4}, "SplitHeads MergeHeads ResidualAdd×2"),
+        ("deepseek_v3", MLA, "KvExpansion"),
+    ],
+)
+def test_methods_and_functions_of_older_models_are_bricks(
+    kind: str, sizes: dict[str, int], bricks: str, profiler: BrickProfiler, memory: Memory
+) -> None:
+    model, ids = model_of(kind, **sizes), words(1, 6)
+    bare = model(ids).logits
+    attachment = attach(model, profiler)
+    assert torch.equal(model(ids).logits, bare)
+    calls = _calls(memory, "prefill")
+    for brick in bricks.split():
+        name, _, times = brick.partition("×")
+        assert calls[name] == 3 * int(times or 1), calls
+    attachment.detach()
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    assert not [(kind, name) for kind in kinds for name, it in vars(kind).items() if hasattr(it, "_is_of_cbtop")]
 
 
 def test_written_out_attention_is_called_so(profiler: BrickProfiler, memory: Memory) -> None:
