@@ -178,13 +178,17 @@ def timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], n
 
 
 ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
-KV_WRITE = BrickDefinition(classification.KV_WRITE, BrickCategory.ATTENTION, backend="torch")
 
 
 def _plain(original: Function, name: str) -> Function:
     """A brick of which no more is known than its name."""
-    brick = BrickDefinition(name, classification.CATEGORIES[name], backend="torch")
+    brick = _brick(name)
     return timed(original, lambda args, kwargs: (brick, elements_of(args, kwargs)), name)
+
+
+@functools.cache
+def _brick(name: str) -> BrickDefinition:
+    return BrickDefinition(name, classification.CATEGORIES[name], backend="torch")
 
 
 def _rope(original: Function) -> Function:
@@ -192,7 +196,8 @@ def _rope(original: Function) -> Function:
 
 
 def _kv_write(original: Function) -> Function:
-    return timed(original, lambda args, kwargs: (KV_WRITE, elements_of(args[1:], kwargs)), KV_WRITE.name)
+    name = classification.KV_WRITE
+    return timed(original, lambda args, kwargs: (_brick(name), elements_of(args[1:], kwargs)), name)
 
 
 def _attention(original: Function, label: str, queries: int) -> Function:

@@ -97,7 +97,7 @@ def test_what_fails_of_ours_is_said_in_a_line_and_the_model_runs(
     model(inputs)
     if how == "installed" or caplog.records:  # what attaching alone uses has been used before
         assert [record.getMessage() for record in caplog.records if "TroubleError" in record.getMessage()]
-    assert len(caplog.records) <= 4
+    assert len(caplog.records) <= 6  # a line for each function that is a brick
 
 
 class Layer(nn.Module):

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
 from cbtop.profiler.instrument import install, phases, runners, trouble, uninstall
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.vllm_plugin import register
