@@ -148,8 +148,9 @@ class OpenStep:
         self.is_recorded = self.profiler.recording
         if self.waits and self.generation is not None and self.generation.last_end_ns is not None:
             self._step.start_ns = self.generation.last_end_ns
-            if self.is_recorded:
-                self.profiler.record_elapsed(_INPUTS, self.generation.prepared_ns, 0)
+            prepared_ns, self.generation.prepared_ns = self.generation.prepared_ns, 0
+            if self.is_recorded and prepared_ns:
+                self.profiler.record_elapsed(_INPUTS, prepared_ns, 0)
         if self.is_recorded:
             self.steps.look_again()
         self.steps.follow(self if self.is_recorded else None)
