@@ -123,9 +123,15 @@ def _hooks(model: Any) -> Callable[[], None]:
     def after(module: Any, args: Any, result: Any) -> None:
         began.pop()
 
+    return _hooked(model, before, after)
+
+
+def _hooked(model: Any, before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
+    """Let these run before and after each leaf, until what is given back is called."""
     handles = [
         handle
-        for module in _leaves(model)
+        for module in model.modules()
+        if next(module.children(), None) is None
         for handle in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
     ]
 
@@ -148,17 +154,7 @@ def _record_functions(model: Any) -> Callable[[], None]:
     def after(module: Any, args: Any, result: Any) -> None:
         open_.pop().__exit__(None, None, None)
 
-    handles = [
-        handle
-        for module in _leaves(model)
-        for handle in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
-    ]
-
-    def end() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return end
+    return _hooked(model, before, after)
 
 
 def _kineto() -> Callable[[], None]:
@@ -197,7 +193,3 @@ def _tokens(threads: int) -> Figure:
     end()
     what = f"tokens/s shown, {threads} threads that generate"
     return Figure(what, statistics.median(shown), "tokens/s", "the wall's clock", Ratio.of(shown, measured))
-
-
-def _leaves(model: Any) -> list[Any]:
-    return [module for module in model.modules() if next(module.children(), None) is None]
