@@ -883,6 +883,7 @@ typedef struct {
     const char *names[MOST_SLOTS];
     ternaryfunc call;
     Py_ssize_t offsets[MOST_SLOTS];
+    PyTypeObject *type;
     PyObject *in_python; /* its `__call__` */
 } Calls;
 
@@ -890,7 +891,7 @@ static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs);
 static PyObject *function_call(PyObject *self, PyObject *args, PyObject *kwargs);
 static Calls module_calls = {{"_path", "_key", "_model", "module", "instead"}, module_call};
 static Calls function_calls = {{"original", "name", "brick", "first", "brick_of"}, function_call};
-static PyObject *count_elements, *tensor_type, *swapped_in; /* see compile_calls */
+static PyObject *count_elements, *tensor_type, *definition_type, *swapped_in; /* see `functions` */
 
 /* A new reference to what a slot holds; NULL where it is empty. */
 static inline PyObject *
@@ -1070,22 +1071,16 @@ only_path(void)
     return Py_XNewRef(path);
 }
 
-/* Whether the caller is in a brick called `name`; -1 with an exception set. */
+/* Whether the caller is in a brick that was defined as `name`; -1 with an exception set. */
 static inline int
 is_inside(Position *position, PyObject *name)
 {
     PyObject *key = position->scope->key;
-    if (key == NULL || PyTuple_Check(key) || PyUnicode_Check(key)) /* a layer, a step, a word of the host's */
+    if (key == NULL || (PyObject *)Py_TYPE(key) != definition_type)
         return 0;
-    Py_INCREF(key);
     PyObject *found = PyObject_GetAttr(key, name_of_key);
-    Py_DECREF(key);
-    if (found == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
-            return -1;
-        PyErr_Clear();
-        return 0;
-    }
+    if (found == NULL)
+        return -1;
     int is_same = found == name ? 1 : PyObject_RichCompareBool(found, name, Py_EQ);
     Py_DECREF(found);
     return is_same;
@@ -1105,7 +1100,8 @@ function_call(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *brick = slot_of(&function_calls, self, FUNCTION_BRICK), *elements = NULL;
     PyObject *first = slot_of(&function_calls, self, FUNCTION_FIRST);
     Position *position;
-    if (UNLIKELY(path == NULL || !Py_IS_TYPE(path, HotPathType) || original == NULL || name == NULL || first == NULL)) {
+    if (UNLIKELY(path == NULL || !Py_IS_TYPE(path, HotPathType) || original == NULL || name == NULL || first == NULL ||
+                 !PyLong_Check(first))) {
         result = call_with(function_calls.in_python, self, args, kwargs);
         goto done;
     }
@@ -1133,8 +1129,11 @@ function_call(PyObject *self, PyObject *args, PyObject *kwargs)
         }
         Py_DECREF(found);
     }
-    if (is_timed && !is_a_part)
-        result = call_timed((HotPath *)path, brick, original, args, kwargs, PyLong_AsSsize_t(first), elements);
+    if (is_timed && !is_a_part) {
+        size_t from = PyLong_AsSize_t(first); /* no negative one */
+        if (from != (size_t)-1 || !PyErr_Occurred())
+            result = call_timed((HotPath *)path, brick, original, args, kwargs, (Py_ssize_t)from, elements);
+    }
     else
         result = PyObject_Call(original, args, kwargs);
 done:
@@ -1169,8 +1168,71 @@ compile_type(PyTypeObject *type, Calls *calls)
     if (in_python == NULL)
         return -1;
     Py_XSETREF(calls->in_python, in_python);
+    Py_XSETREF(calls->type, (PyTypeObject *)Py_NewRef(type));
     type->tp_call = calls->call;
     return 0;
+}
+
+/* The FunctionCall that a function of Python's closes over; borrowed, NULL where there is none. */
+static inline PyObject *
+closed_over(PyObject *function)
+{
+    PyObject *cells = PyFunction_GET_CLOSURE(function);
+    for (Py_ssize_t i = 0; cells != NULL && i < PyTuple_GET_SIZE(cells); i++) {
+        PyObject *held = PyCell_GET(PyTuple_GET_ITEM(cells, i));
+        if (held != NULL && Py_IS_TYPE(held, function_calls.type))
+            return held;
+    }
+    return NULL;
+}
+
+/* What calling a wrapper of functions.py does instead of running its frame, which Dynamo sees. Python 3.11 runs the
+   frame all the same where a frame of Python's calls it by name. */
+static PyObject *
+wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *kwnames)
+{
+    PyObject *call = Py_XNewRef(closed_over(function));
+    if (UNLIKELY(call == NULL))
+        return _PyFunction_Vectorcall(function, args, count, kwnames);
+    PyObject *result = NULL;
+    if (PyDict_GET_SIZE(swapped_in) == 0) {
+        PyObject *original = slot_of(&function_calls, call, FUNCTION_ORIGINAL);
+        Py_DECREF(call);
+        if (original != NULL)
+            result = PyObject_Vectorcall(original, args, count, kwnames);
+        Py_XDECREF(original);
+        return result;
+    }
+    Py_ssize_t given = PyVectorcall_NARGS(count), named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    PyObject *in_order = PyTuple_New(given), *by_name = named ? PyDict_New() : NULL;
+    if (in_order == NULL || (named && by_name == NULL))
+        goto done;
+    for (Py_ssize_t i = 0; i < given; i++)
+        PyTuple_SET_ITEM(in_order, i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; i < named; i++)
+        if (PyDict_SetItem(by_name, PyTuple_GET_ITEM(kwnames, i), args[given + i]) < 0)
+            goto done;
+    result = function_call(call, in_order, by_name);
+done:
+    Py_XDECREF(in_order);
+    Py_XDECREF(by_name);
+    Py_DECREF(call);
+    return result;
+}
+
+static PyObject *
+compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
+{
+    if (!PyFunction_Check(function) || closed_over(function) == NULL) {
+        PyErr_SetString(PyExc_TypeError, "a function that closes over a call is wanted");
+        return NULL;
+    }
+#if PY_VERSION_HEX >= 0x030C0000
+    PyFunction_SetVectorcall((PyFunctionObject *)function, wrapper_call);
+#else
+    ((PyFunctionObject *)function)->vectorcall = wrapper_call;
+#endif
+    return Py_NewRef(function);
 }
 
 static PyObject *
@@ -1191,9 +1253,10 @@ static PyObject *
 compile_function_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *type;
-    PyObject *models;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &type, &PyDict_Type, &models))
+    PyObject *definition, *models;
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &type, &PyType_Type, &definition, &PyDict_Type, &models))
         return NULL;
+    Py_XSETREF(definition_type, Py_NewRef(definition));
     Py_XSETREF(swapped_in, Py_NewRef(models));
     if (compile_type(type, &function_calls) < 0)
         return NULL;
@@ -1684,8 +1747,12 @@ static PyMethodDef functions[] = {
      "Let calling an instance of `type` time its module in C. Its elements are the `numel()` of a first argument whose\n"
      "type is `kind`, and what `elements_of(args, kwargs)` gives of others."},
     {"compile_function_calls", compile_function_calls, METH_VARARGS,
-     "compile_function_calls(type, swapped_in, /)\n--\n\n"
-     "Let calling an instance of `type` time its function in C; the values of `swapped_in` are the paths that record."},
+     "compile_function_calls(type, definition, swapped_in, /)\n--\n\n"
+     "Let calling an instance of `type` time its function in C, but in a `definition` of the same name. The values of\n"
+     "`swapped_in` are the paths that record."},
+    {"compile_wrapper", compile_wrapper, METH_O,
+     "compile_wrapper(function, /)\n--\n\n"
+     "Let calling `function`, which closes over such an instance, be calling that; gives it back."},
     {0},
 };
 

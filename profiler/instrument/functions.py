@@ -194,10 +194,12 @@ class FunctionCall:
         return result
 
 
+_compiled: Callable[[Function], Function] | None = None
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
 
-    _hot_path.compile_function_calls(FunctionCall, swapped_in)
+    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in)
+    _compiled = _hot_path.compile_wrapper
 
 
 def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
@@ -229,7 +231,7 @@ def timed(
             return original(*args, **kwargs)
         return run(*args, **kwargs)
 
-    return call
+    return call if _compiled is None else _compiled(call)
 
 
 ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
