@@ -1,8 +1,9 @@
 /* What runs at every brick, compiled: the same names, the same records and the same tests as hot_path.py.
 
    Rules
-   - Start, stop, the `with` form and the layer's scope; nothing else. A new scope, a new position, a record without a
-     ring and whatever goes wrong are calls back into Python.
+   - Start, stop, the `with` form, the layer's scope, and the calls of a host's modules and functions that are timed;
+     nothing else. A new scope, a new position, a record without a ring and whatever goes wrong are calls back into
+     Python.
    - The GIL is held throughout. A thread reserves a record by one step of the ring's cursor, writes it, and stores
      its tag last, with release order; nothing of Python runs between these. So a record is whole or does not count.
    - Whose position it is, Python knows (positions.py). It is asked again when the thread has switched contexts since
@@ -939,8 +940,9 @@ elements_in_python(PyObject *args, PyObject *kwargs, Py_ssize_t first, PyObject 
 {
     PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
     PyObject *given = PyTuple_GetSlice(args, first, PyTuple_GET_SIZE(args));
-    PyObject *elements =
-        named == NULL || given == NULL ? NULL : PyObject_CallFunctionObjArgs(count_elements, given, named, error, NULL);
+    PyObject *elements = NULL;
+    if (named != NULL && given != NULL)
+        elements = PyObject_CallFunctionObjArgs(count_elements, given, named, error, NULL);
     Py_XDECREF(named);
     Py_XDECREF(given);
     return elements;
@@ -1112,7 +1114,9 @@ function_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (is_timed && !is_a_part && (brick == NULL || brick == Py_None)) {
         PyObject *brick_of = slot_of(&function_calls, self, FUNCTION_BRICK_OF);
         PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
-        PyObject *found = brick_of == NULL || named == NULL ? NULL : PyObject_CallFunctionObjArgs(brick_of, args, named, NULL);
+        PyObject *found = NULL;
+        if (brick_of != NULL && named != NULL)
+            found = PyObject_CallFunctionObjArgs(brick_of, args, named, NULL);
         Py_XDECREF(named);
         Py_XDECREF(brick_of);
         if (found == NULL || (found != Py_None && !(PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 2))) {
