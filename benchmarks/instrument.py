@@ -21,6 +21,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
 ROUNDS, STEPS = 31, 4
+# What attaching pays once: wrappers are swapped in, nodes defined; classes change, which the interpreter learns anew.
+WARM_UP = 6
 MOST_STEPS = 60  # of a round, of which one is recorded
 TOKENS = 64  # that a thread generates
 LEARN_STEPS = 400  # in which the governor finds out what it may record
@@ -62,7 +64,8 @@ def _of_size(hidden: int) -> list[Figure]:
     for turn in range(ROUNDS + 1):
         for name, begin in ways.items():
             end = begin()
-            step()  # the first has the wrappers swapped in, and nodes to define
+            for _ in range(WARM_UP):
+                step()
             steps = min(MOST_STEPS, governed.governor.every) if name == default else STEPS
             begun_ns = time.thread_time_ns()
             for _ in range(steps):
