@@ -111,13 +111,11 @@ class Call:
         module = self.module()
         if module is not None:
             there = module.__dict__.get(ATTRIBUTE)
-            if there is not None:
-                if self in _chain(there):
-                    return
+            if self not in _chain(there):
                 while isinstance(there, Call) and there.is_gone:
                     there = there.instead
-            self.instead = there
-            module.__dict__[ATTRIBUTE] = self
+                self.instead = there
+                module.__dict__[ATTRIBUTE] = self
 
     def swap_out(self) -> None:
         """Let stand there what would without us; but None, where it is ours, so that the class is not asked."""
