@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import classification
 from cbtop.profiler.instrument.steps import Generation, recorded_here, swapped_in, unit
 from cbtop.profiler.instrument.trouble import ours
@@ -33,7 +34,11 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 if TYPE_CHECKING:
     from torch import nn
 
+    from cbtop.profiler.path import Path
+
 Function = Callable[..., Any]
+# By the arguments of a call: its brick, and its elements; None where it is not timed.
+BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -147,34 +152,86 @@ def _set(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], name: str) -> Function:
-    """`original`, timed in recorded steps as the brick, with the elements, that `brick_of` makes of its arguments."""
+class FunctionCall:
+    """Calls a function as a brick where a step is recorded.
+
+    The brick is `brick`, with the elements of the first tensor from the argument numbered `first` on; or what
+    `brick_of` makes of the arguments. On a compiled hot path calls are made in C, which does the same.
+    """
+
+    __slots__ = ("brick", "brick_of", "first", "name", "original")
+
+    def __init__(
+        self, original: Function, name: str, brick: BrickDefinition | None, first: int, brick_of: BrickOf | None
+    ) -> None:
+        self.original, self.name = original, name
+        self.brick, self.first, self.brick_of = brick, first, brick_of
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        path: HotPath | Path | None = None
+        timer, elements = None, 0
+        try:
+            path = recorded_here()
+            # One attention function calls another: what runs in such a brick already is a part of it.
+            if path is not None and getattr(path.position.scope.key, "name", None) != self.name:
+                if self.brick_of is None:
+                    found: tuple[Any, Any] | None = (self.brick, elements_of(args[self.first :], kwargs))
+                else:
+                    found = self.brick_of(args, kwargs)
+                if found is not None:
+                    brick, elements = found
+                    timer = path.start_brick(brick)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            ours(error, f"some calls of {self.name} are not timed")
+        if path is None or timer is None:
+            return self.original(*args, **kwargs)
+        try:
+            result = self.original(*args, **kwargs)
+        except BaseException:
+            path.stop_brick(timer, 0, True)
+            raise
+        path.stop_brick(timer, elements)
+        return result
+
+
+_compiled: Callable[[Function], Function] | None = None
+if chosen() is not HotPath:
+    from cbtop.profiler import _hot_path
+
+    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in)
+    _compiled = _hot_path.compile_wrapper
+
+
+def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
+    def guarded(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        try:
+            return brick_of(args, kwargs)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            ours(error, f"some calls of {name} are not timed")
+        return None
+
+    return guarded
+
+
+def timed(
+    original: Function,
+    name: str,
+    brick: BrickDefinition | None = None,
+    *,
+    first: int = 0,
+    brick_of: BrickOf | None = None,
+) -> Function:
+    """`original`, timed in recorded steps; see `FunctionCall`."""
+
+    run = FunctionCall(original, name, brick, first, brick_of and _unless_it_is_odd(brick_of, name))
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() or not swapped_in:
             return original(*args, **kwargs)
-        timer = None
-        try:
-            here = recorded_here()
-            # One attention function calls another: what runs in such a brick already is a part of it.
-            if here is not None and getattr(here[1].scope.key, "name", None) != name:
-                stop = here[0].profiler.stop_brick
-                brick, elements = brick_of(args, kwargs)
-                timer = here[0].profiler.start_brick(brick)
-        except Exception as error:  # noqa: BLE001 - see the rules
-            ours(error, f"some calls of {name} are not timed")
-        if timer is None:
-            return original(*args, **kwargs)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException:
-            stop(timer, 0, True)
-            raise
-        stop(timer, elements)
-        return result
+        return run(*args, **kwargs)
 
-    return call
+    return call if _compiled is None else _compiled(call)
 
 
 ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
@@ -182,8 +239,7 @@ ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
 
 def _plain(original: Function, name: str) -> Function:
     """A brick of which no more is known than its name."""
-    brick = _brick(name)
-    return timed(original, lambda args, kwargs: (brick, elements_of(args, kwargs)), name)
+    return timed(original, name, _brick(name))
 
 
 @functools.cache
@@ -192,12 +248,11 @@ def _brick(name: str) -> BrickDefinition:
 
 
 def _rope(original: Function) -> Function:
-    return timed(original, lambda args, kwargs: (ROPE, elements_of(args, kwargs)), ROPE.name)
+    return timed(original, ROPE.name, ROPE)
 
 
 def _kv_write(original: Function) -> Function:
-    name = classification.KV_WRITE
-    return timed(original, lambda args, kwargs: (_brick(name), elements_of(args[1:], kwargs)), name)
+    return timed(original, classification.KV_WRITE, _brick(classification.KV_WRITE), first=1)
 
 
 def _attention(original: Function, label: str, queries: int) -> Function:
@@ -218,7 +273,7 @@ def _attention(original: Function, label: str, queries: int) -> Function:
         )
         return _attended(name, label, query, key, hides, bool(is_causal))
 
-    return timed(original, brick_of, name)
+    return timed(original, name, brick_of=brick_of)
 
 
 def _eager(original: Function) -> Function:
@@ -230,7 +285,7 @@ def _eager(original: Function) -> Function:
             name, "eager", _named(args, kwargs, 1, "query"), _named(args, kwargs, 2, "key"), False, False
         )
 
-    return timed(original, brick_of, name)
+    return timed(original, name, brick_of=brick_of)
 
 
 def _named(args: Any, kwargs: Any, at: int, name: str) -> Any:
@@ -241,19 +296,25 @@ def _attended(name: str, label: str, query: Any, key: Any, has_mask: bool, is_ca
     """The brick, and the pairs of a query and a key over all heads; what a mask hides only a device knows."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         return _attention_brick(name, label, 0, 0, 0), 0
-    queries, keys = query.shape, key.shape
+    is_known = query.is_cpu and not has_mask  # what the host sees of a device are launches
+    return _pairs(name, label, query.shape, key.shape, key.element_size(), is_known, is_causal and not has_mask)
+
+
+@functools.lru_cache(maxsize=256)  # all layers of a step are alike
+def _pairs(
+    name: str, label: str, queries: Any, keys: Any, itemsize: int, is_known: bool, is_causal: bool
+) -> tuple[Any, int]:
     if len(queries) != 4 or len(keys) != 4 or queries[3] != keys[3]:  # the last: keys on their side
         return _attention_brick(name, label, 0, 0, 0), 0
     sequences, heads, new, columns = queries
     _, key_heads, kept, _ = keys
     pairs = new * kept
-    if is_causal and not has_mask and new > 1:
+    if is_causal and new > 1:
         pairs = new * (new + 1) // 2 + new * (kept - new) if kept >= new else pairs
-    if has_mask or not query.is_cpu:  # what the host sees there are launches
+    if not is_known:
         return _attention_brick(name, label, 0, 0, 0), sequences * heads * pairs
     shared = max(1, heads // max(1, key_heads))
-    itemsize = key.element_size() if new == 1 else 0
-    return _attention_brick(name, label, columns, shared, itemsize), sequences * heads * pairs
+    return _attention_brick(name, label, columns, shared, itemsize if new == 1 else 0), sequences * heads * pairs
 
 
 @functools.lru_cache(maxsize=256)

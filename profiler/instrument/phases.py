@@ -8,9 +8,8 @@ a first tensor of token ids (sequences x tokens) or of their embeddings.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,8 +25,7 @@ _CACHES = ("past_key_values", "cache_params", "state")
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """`cached` is how many positions of each sequence the cache held before; None where only a device knows it."""
 
     phase: str
@@ -124,9 +122,10 @@ def cached_positions(cache: Any) -> int | None:
     """How many positions a cache holds; None where it has some, and their number lies on a device or is not kept."""
     length = getattr(cache, "get_seq_length", None)
     if length is not None:
-        if _is_fresh(cache):
+        layers = _layers_of(cache)
+        if _is_fresh(cache, layers):
             return 0
-        found = length() if _counts_positions(cache) else None
+        found = length() if _counts_positions(layers) else None
         return found if isinstance(found, int) else _on_the_host(found)
     if isinstance(cache, (tuple, list)):  # of before there were caches: layers of (keys, values)
         first = cache[0] if cache else None
@@ -160,9 +159,9 @@ def _layers_of(cache: Any) -> list[Any]:
     return list(getattr(own, "layers", ()))
 
 
-def _is_fresh(cache: Any) -> bool:
+def _is_fresh(cache: Any, layers: list[Any]) -> bool:
     """Whether nothing has been put into a cache: no layer is there, or none has been used."""
-    layers, is_known = _layers_of(cache), False
+    is_known = False
     for layer in layers:
         for name in ("is_initialized", "has_previous_state"):
             used = getattr(layer, name, None)
@@ -182,7 +181,11 @@ def _truth(value: object) -> bool:
     return value is True
 
 
-def _counts_positions(cache: Any) -> bool:
+def _counts_positions(layers: list[Any]) -> bool:
     """Whether any layer of a cache counts its positions; those of mixers keep a state instead."""
-    layers = _layers_of(cache)
-    return not layers or any([hasattr(layer, "get_seq_length") for layer in layers])
+    if not layers:
+        return True
+    for layer in layers:  # noqa: SIM110 - the first says so, mostly; any() would cost more than the question
+        if hasattr(layer, "get_seq_length"):
+            return True
+    return False

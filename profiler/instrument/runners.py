@@ -128,7 +128,9 @@ def loads(original: Function, engine: Engine) -> Function:
 
 def samples(original: Function) -> Function:
     """`original`, which chooses tokens: it is the brick Sampling of the step that is open."""
-    return timed(original, lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences), "Sampling")
+    return timed(
+        original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
+    )
 
 
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:

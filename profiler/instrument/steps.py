@@ -37,7 +37,7 @@ from cbtop.protocol.vocabulary import BrickId
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbtop.profiler.hot_path import HotPath, Position
+    from cbtop.profiler.hot_path import HotPath
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.steps import Step
@@ -82,22 +82,22 @@ class Unit:
 
 unit: Callable[[], Unit] = finder(Unit)
 _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
-LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes a quarter of what timing them costs
-swapped_in: dict[ref[ModelSteps], object] = {}  # whose calls are timed; where there is none, nothing is recorded
+LOOK_EVERY = 16  # recorded steps: to look through 400 modules takes as long as timing them does
+# The models whose calls are timed, and what times them; where there is none, nothing is recorded.
+swapped_in: dict[ref[ModelSteps], HotPath | Path] = {}
 
 
-def recorded_here() -> tuple[ModelSteps, Position] | None:
-    """Whose recorded step the caller is in, and where in the graph; None outside of these."""
-    models = list(swapped_in)
-    if len(models) == 1:  # the compiled path knows its position for a tenth of what `unit` costs
-        steps = models[0]()
+def recorded_here() -> HotPath | Path | None:
+    """What times the recorded step that the caller is in; None outside of these."""
+    paths = set(swapped_in.values())
+    if len(paths) == 1:  # the compiled path knows its position for a tenth of what `unit` costs
+        path = paths.pop()
     else:
-        here = unit().open if models else ()
-        steps = here[-1].steps if here and here[-1].is_recorded else None
-    if steps is None:
-        return None
-    position = steps.path.position
-    return None if position.step is None else (steps, position)
+        here = unit().open
+        if not here or not here[-1].is_recorded:
+            return None
+        path = here[-1].steps.path
+    return None if path.position.step is None else path
 
 
 def _unless_it_fails(
@@ -335,7 +335,7 @@ class ModelSteps:
                 return
             self._are_in = None
             if recorded is not None:
-                swapped_in[ref(self, swapped_in.pop)] = None
+                swapped_in[ref(self, swapped_in.pop)] = self.path
                 for call in self.calls:
                     call.swap_in()
             else:

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbtop.profiler.hot_path import HotPath
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
 
@@ -176,6 +176,7 @@ class BrickCall(Call):
 
     Only in steps of its model: another's, which shares the module, are timed by that one's call, and what runs in no
     step (a layer by itself, what a backward pass computes again) is part of no sample.
+    On a compiled hot path calls are made in C, which does the same.
     """
 
     __slots__ = ("_key", "_model", "_path", "_start", "_steps", "_stop")
@@ -206,16 +207,18 @@ class BrickCall(Call):
             self._stop(timer, 0, True)
             raise
         if timer is not None:
-            if args and type(args[0]) is Tensor:
-                self._stop(timer, args[0].numel())
-            else:
-                self._stop(timer, elements_of(args, kwargs))
+            self._stop(timer, elements_of(args, kwargs))
         return result
 
 
-def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The elements of the first tensor among the arguments; 0 where there is none, and no number where it fails."""
+def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None = None) -> Any:
+    """The elements of the first tensor among the arguments; 0 where there is none, and no number where it fails.
+
+    `failed` is what it raised where it was asked before.
+    """
     try:
+        if failed is not None:
+            raise failed
         if args and isinstance(args[0], Tensor):
             return args[0].numel()
         for value in (*args, *kwargs.values()):
@@ -225,3 +228,9 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         let_through(error)
         return error
     return 0
+
+
+if chosen() is not HotPath:
+    from cbtop.profiler import _hot_path
+
+    _hot_path.compile_module_calls(BrickCall, elements_of, Tensor)
