@@ -82,7 +82,7 @@ class Unit:
 
 unit: Callable[[], Unit] = finder(Unit)
 _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
-LOOK_EVERY = 16  # recorded steps: to look through 400 modules takes as long as timing them does
+LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes as long as timing them does
 # The models whose calls are timed, and what times them; where there is none, nothing is recorded.
 swapped_in: dict[ref[ModelSteps], HotPath | Path] = {}
 
