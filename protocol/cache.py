@@ -1,4 +1,4 @@
-"""Where files that can be made again are kept: the demo model and compiled kernels."""
+"""Where files that can be made again are kept: the demo model, compiled kernels, measured roofs."""
 
 from __future__ import annotations
 

@@ -102,7 +102,10 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What model is being run, read from its file (static)."""
+    """What model is being run, read from its file (static).
+
+    `roofs`: why roofs over it are not known and the way out, or what may have kept them low; "": nothing to say.
+    """
 
     model: str
     architecture: str
@@ -114,21 +117,31 @@ class Manifest:
     context_length: int
     parameters: int
     weights_bytes: int
+    roofs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """A roof of this machine. `kind` is `bandwidth` (unit GB/s) or `compute` (unit GFLOP/s)."""
+    """A roof of this machine. `kind` is `bandwidth` (unit GB/s) or `compute` (unit GFLOP/s).
+
+    Of one that was measured in rounds `value` is the best of them, `median` and `lowest` say how the others were;
+    `measured_on` is the day (2026-11-22). `withdrawn`: it is no roof over what runs now.
+    """
 
     name: str
     kind: str
     value: float
     unit: str
     provenance: Provenance
+    median: float | None = None
+    lowest: float | None = None
+    measured_on: str = ""
+    withdrawn: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.value < MAX_QUANTITY:
-            raise ValueError(f"ceiling {self.name!r} is {self.value}; a finite value above zero is wanted")
+        for value in (self.value, self.median, self.lowest):
+            if value is not None and not 0 < value < MAX_QUANTITY:
+                raise ValueError(f"ceiling {self.name!r} is {value}; a finite value above zero is wanted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,6 +324,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             record.dependencies[message] = None
         case Manifest():
             record.manifest = message
+        case Ceiling() if message.withdrawn:
+            record.ceilings.pop(message.name, None)
         case Ceiling():
             record.ceilings[message.name] = message
         case CheckResult():

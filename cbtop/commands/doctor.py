@@ -26,8 +26,9 @@ from cbtop.commands.shared.compiled import why_in_python
 from cbtop.profiler.hot_path import chosen
 from cbtop.protocol.ended import rings_of, runs
 from cbtop.protocol.endpoint import default_endpoint, is_copied_on_write, runtime_dir
-from cbtop.protocol.errors import EndpointError
+from cbtop.protocol.errors import EndpointError, RoofsError
 from cbtop.protocol.ring import DEFAULT_RING_BYTES
+from cbtop.protocol.roofs import cpu_name, driver_version, known_roofs
 
 DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
 EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"
@@ -165,6 +166,21 @@ def _gpu() -> Iterator[Fact]:
     yield Fact("GPU", "not used yet: our kernels run on the CPU, and no device is sampled", "missing", way_out)
 
 
+def _roofs() -> Iterator[Fact]:
+    way_out = "`cbtop calibrate` measures them: they are the roofline's over models of torch"
+    try:
+        known = known_roofs()
+    except RoofsError as error:
+        yield Fact("roofs", str(error), "missing", way_out)
+        return
+    cpu, driver = cpu_name(), driver_version()
+    here = [one for one in known if (one.device == cpu if one.threads else one.driver == driver)]
+    if not here:
+        yield Fact("roofs", "not known", "missing", way_out)
+        return
+    yield Fact("roofs", ", ".join(f"{one.title} ({one.measured_on or fmt.NOT_MEASURED})" for one in here))
+
+
 def _numba() -> Iterator[Fact]:
     try:
         # Half a second to load, and more where its kernels are not in the cache yet.
@@ -214,6 +230,7 @@ FACTS: tuple[Callable[[], Iterator[Fact]], ...] = (
     _clock,
     _runtime_directory,
     _gpu,
+    _roofs,
     _numba,
     _terminal,
     _extras,

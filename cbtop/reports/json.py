@@ -211,9 +211,13 @@ def _roofline(view: RooflineView) -> dict[str, Any]:
                 "value": row.value,
                 "unit": row.unit,
                 "provenance": row.provenance.value,
+                "median": row.median,
+                "lowest": row.lowest,
+                "measured_on": row.measured_on or None,
             }
             for row in view.ceilings
         ],
+        "ceilings_note": view.note or None,
         "points": [
             {
                 "brick": point.name,

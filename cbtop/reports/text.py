@@ -18,6 +18,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import (
+    CeilingRow,
     GraphRow,
     RanksView,
     ReplayView,
@@ -27,6 +28,7 @@ from cbtop.viewmodels.model import (
     TraceView,
     WindowView,
 )
+from cbtop.viewmodels.roofline import missing_ceilings
 
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
@@ -216,17 +218,26 @@ def _categories(view: SourceView) -> str:
 
 
 def _roofline(view: SourceView) -> str:
-    ceilings = [f"{c.name} {fmt.number(c.value)} {c.unit} ({c.provenance.value})" for c in view.roofline.ceilings]
+    ceilings = [f"{c.name} {fmt.number(c.value)} {c.unit} ({_measured(c)})" for c in view.roofline.ceilings]
     rows: Table = [("brick", *_heads(POINT_REPORT), "")]
     for point in view.roofline.points:
         above = "above the roof: from a nearer cache, or the work declared is too much" if point.above_roof else ""
         rows.append((point.name, *_cells(POINT_REPORT, point), above))
-    lines = ["ceilings: " + (", ".join(ceilings) or "n/a (the process measured none)")]
+    lines = ["ceilings: " + ", ".join(ceilings)] if ceilings else []
+    lines += filter(None, [missing_ceilings(view.roofline) or view.roofline.note])
     if view.roofline.points:
         lines += [table(rows, left=2), PROVENANCE_LINE]
     if view.roofline.without_work:
         lines.append(f"not on the roofline, no FLOP or no bytes declared: {', '.join(view.roofline.without_work)}")
     return "\n".join(lines)
+
+
+def _measured(ceiling: CeilingRow) -> str:
+    """How it is known: measured on a day, by rounds of which it is the best."""
+    day = f" {ceiling.measured_on}" if ceiling.measured_on else ""
+    spread = "" if ceiling.median is None else f", median {fmt.number(ceiling.median)}"
+    spread += "" if ceiling.lowest is None else f", lowest {fmt.number(ceiling.lowest)}"
+    return f"{ceiling.provenance.value}{day}{spread}"
 
 
 def _tree(view: SourceView) -> str:

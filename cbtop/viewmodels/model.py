@@ -65,6 +65,9 @@ class CeilingRow:
     value: float
     unit: str
     provenance: Provenance
+    median: float | None = None  # of the rounds that it is the best of
+    lowest: float | None = None
+    measured_on: str = ""  # a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class RooflineView:
     ceilings: tuple[CeilingRow, ...]
     points: tuple[BrickRow, ...]  # those that have an intensity
     without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes: they have no intensity
+    note: str = ""  # why ceilings are not known and the way out, or what may have kept them low
 
 
 @dataclass(frozen=True, slots=True)

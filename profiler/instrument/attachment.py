@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from cbtop.profiler.instrument import unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
+from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import backend_of, stored_bytes
@@ -37,7 +38,7 @@ from cbtop.profiler.instrument.wrapping import (
     keep_dynamo_out,
 )
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Manifest
+from cbtop.protocol.messages import Ceiling, Manifest
 
 _lock = threading.RLock()
 _functions = Functions()
@@ -51,6 +52,7 @@ class _Said:
     model: str  # its name
     definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by what is said
     manifest: Manifest | None = None
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)
 
 
 class _Models:
@@ -88,12 +90,20 @@ class Attachment:
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
 
     def announce(self, root: nn.Module, plan: Plan) -> None:
-        """Say what model it is, where that has not been said: a process has one manifest, its first model's."""
-        if not self.model:
-            manifest = _manifest(root, plan, self._engine)
-            if manifest != self._said.manifest:
-                self._said.manifest = manifest
-                self.profiler.announce(manifest)
+        """Say what model it is, and its roofs, where it has not been said: a process has its first model.s."""
+        if self.model:
+            return
+        over, said_of_roofs = roofs_over(root)
+        manifest = _manifest(root, plan, self._engine, said_of_roofs)
+        if manifest != self._said.manifest:
+            self._said.manifest = manifest
+            self.profiler.announce(manifest)
+        ceilings = {name: replace(one, withdrawn=True) for name, one in self._said.ceilings.items()}
+        ceilings |= {one.name: one for one in over}
+        for name, ceiling in ceilings.items():
+            if ceiling != self._said.ceilings.get(name):
+                self.profiler.announce(ceiling)
+        self._said.ceilings = ceilings
 
     def begin(self) -> None:
         for other in self._others:
@@ -249,7 +259,7 @@ def _said_by(profiler: BrickProfiler, root: nn.Module) -> _Said:
     return models.said[root]
 
 
-def _manifest(model: nn.Module, plan: Plan, engine: str) -> Manifest:
+def _manifest(model: nn.Module, plan: Plan, engine: str, said_of_roofs: str) -> Manifest:
     modules = (model, *plan.trunk)
     configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
     config = configs[0] if configs else None
@@ -267,6 +277,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str) -> Manifest:
         context_length=_whole(getattr(config, "max_position_embeddings", 0)),
         parameters=sum(parameter.numel() for parameter in parameters),
         weights_bytes=stored_bytes(model),
+        roofs=said_of_roofs,
     )
 
 

@@ -6,6 +6,7 @@ import builtins
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.commands import doctor
+from cbtop.protocol import roofs
+from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs
+from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
 from tests.integration.hosts import DEADLINE_S, daemon, eventually, host
 
@@ -45,7 +50,7 @@ def test_every_fact_is_one_line_and_what_is_missing_has_a_way_out(
     assert [line[2:20].strip() for line in lines] == list(said)
     assert all(fact["way_out"] for fact in said.values() if fact["state"] != "ok")
     assert all(line.startswith("–") and " → " in line for line in lines if not line.startswith("✓"))
-    assert {"python", "platform", "recorder", "clock", "runtime directory", "daemon", "sources", "GPU",
+    assert {"python", "platform", "recorder", "clock", "runtime directory", "daemon", "sources", "GPU", "roofs",
             "numba", "terminal", "prometheus", "opentelemetry"} == set(said)  # fmt: skip
     assert str(runtime) in said["runtime directory"]["value"]
 
@@ -64,6 +69,27 @@ def test_too_little_room_is_the_end_of_profiling(
 ) -> None:
     monkeypatch.setattr(doctor, "DEFAULT_RING_BYTES", 1 << 62)
     assert "make room" in facts(capsys, exit_code=1)["runtime directory"]["way_out"]
+
+
+def test_whether_roofs_are_known_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roofs, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(doctor, "driver_version", lambda: "580.159.04")
+    monkeypatch.setattr(doctor, "FACTS", (doctor._roofs,))
+    found = facts(capsys)["roofs"]
+    assert (found["state"], found["value"]) == ("missing", "not known")
+    assert "`cbtop calibrate`" in found["way_out"]
+    read = Ceiling("read", "bandwidth", 3000.0, "GB/s", Provenance.MEASURED, measured_on="2026-11-22")
+    gpu = DeviceRoofs("Made 100", (read,), None, "18a9-c4", 132, "580.159.04", 700)
+    keep_roofs([replace(gpu, driver="535.54.03"), DeviceRoofs("Another Processor", (read,), 4)])
+    assert facts(capsys)["roofs"]["state"] == "missing"
+    keep_roofs([gpu, DeviceRoofs(cpu_name(), (read,), 4)])
+    assert facts(capsys)["roofs"]["value"] == (
+        f"Made 100, 18a9-c4, driver 580.159.04, power limit 700 W (2026-11-22), {cpu_name()}, 4 threads (2026-11-22)"
+    )
+    (tmp_path / "roofs.json").write_text("{")
+    assert facts(capsys)["roofs"]["value"].startswith(f"{tmp_path / 'roofs.json'} holds no roofs")
 
 
 def test_a_daemon_and_what_it_watches_are_named(

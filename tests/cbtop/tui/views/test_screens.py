@@ -10,7 +10,7 @@ import pytest
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
-from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, SourceView
+from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, RooflineView, SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 
@@ -110,6 +110,24 @@ async def test_no_roof_is_drawn_where_none_was_measured() -> None:
     text = await shown(samples.NO_ROOF, (100, 30), "3")
     assert "bandwidth and compute ceiling n/a" in text
     assert "measured)" not in text
+
+
+async def test_where_roofs_can_be_measured_the_screen_says_how() -> None:
+    way_out = "run `cbtop calibrate --threads 2`, then start this again"
+    text = await shown(
+        replace(samples.NO_ROOF, roofline=replace(samples.NO_ROOF.roofline, note=way_out)), (120, 30), "3"
+    )
+    assert f"bandwidth and compute ceiling n/a: {way_out}" in text
+
+
+async def test_roofs_without_a_point_are_drawn_with_their_day_and_what_may_have_kept_them_low() -> None:
+    roofs = tuple(replace(ceiling, measured_on="2026-11-22") for ceiling in samples.CEILINGS)
+    low = "another process used the GPU"
+    text = await shown(replace(samples.LIVE, roofline=RooflineView(roofs, (), ("RmsNorm",), low)), (120, 30), "3")
+    assert f"FMA f32 {roofs[1].value:.1f} GFLOP/s (measured 2026-11-22)" in text
+    assert f"DRAM read {roofs[0].value:.2f} GB/s" in text  # there is no room for its day
+    assert low in text
+    assert "not placed, no FLOP or no bytes declared: RmsNorm" in text
 
 
 async def test_losses_are_on_the_screen_at_every_size() -> None:
