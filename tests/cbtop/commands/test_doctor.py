@@ -6,6 +6,7 @@ import builtins
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.commands import doctor
+from cbtop.daemon.devices.nvml import Nvml
 from cbtop.protocol import roofs
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
+from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu
 from tests.integration.hosts import DEADLINE_S, daemon, eventually, host
 
 
@@ -124,6 +127,41 @@ def test_what_cannot_be_imported_is_missing_and_no_more(
     assert facts(capsys)[fact]["state"] == "missing"
 
 
+def test_the_gpus_are_one_line_with_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeNvml(Gpu("GPU-0"), Gpu("GPU-1"), Gpu("GPU-2", fails={"*": FakeNVMLError(15)}))
+    monkeypatch.setattr(doctor, "Nvml", lambda: Nvml(api))
+    said = facts(capsys)["GPU"]
+    lost = "GPU it does not answer: GPU is lost"
+    assert (said["value"], said["state"]) == (
+        f"2 × NVIDIA H100 80GB HBM3, {lost}, driver 580.159.04: sampled by NVML", "ok"
+    )  # fmt: skip
+    assert not api.is_open
+    api.gpus[0].mig = {}
+    api.gpus[0].mig[0] = Gpu("MIG-0", "MIG 1g.10gb")
+    assert "1 × MIG 1g.10gb, " in facts(capsys)["GPU"]["value"]
+    assert "(no utilisation of MIG devices)" in facts(capsys)["GPU"]["value"]
+    api.fails = {"nvmlInit": FakeNVMLError(12)}
+    assert facts(capsys)["GPU"]["value"] == "no NVIDIA driver is loaded here (NVML Shared Library Not Found)"
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert facts(capsys)["GPU"]["value"].startswith("nvidia-ml-py is not installed")
+
+
+def test_a_driver_that_hangs_does_not_hold_up_the_doctor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeNvml(Gpu("GPU-0"))
+    api.hangs = threading.Event()
+    monkeypatch.setattr(doctor, "Nvml", lambda: Nvml(api))
+    monkeypatch.setattr(doctor, "DRIVER_S", 0.01)
+    try:
+        assert facts(capsys)["GPU"]["value"] == "its driver has not answered for 0.01 s"
+    finally:
+        api.hangs.set()
+
+
 def test_the_resolution_of_the_clock_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     words = facts(capsys)["clock"]["value"].split()
     smallest = int(words[words.index("step") + 1])
@@ -133,7 +171,7 @@ def test_the_resolution_of_the_clock_is_measured(capsys: pytest.CaptureFixture[s
 def test_the_command_line_loads_nothing_heavy_for_the_sake_of_the_doctor() -> None:
     script = (
         "import sys, cbtop.cli\n"
-        "heavy = {'numba', 'textual', 'rich', 'cupy', 'pynvml', 'llvmlite'}\n"
+        "heavy = {'numba', 'textual', 'rich', 'cupy', 'psutil', 'pynvml', 'llvmlite'}\n"
         "print(sorted({m.split('.')[0] for m in sys.modules} & heavy))"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
