@@ -6,15 +6,14 @@ import importlib
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from cbtop.daemon.devices.base import TWO_SAMPLES, Figures, NotKnownError, Rates
 from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample
 from cbtop.protocol.process import pid_namespace, process_start
+from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
-CPU_INFO = Path("/proc/cpuinfo")
 MAX_PROCESSES = 512
 NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # of cpu_times: the guests' are in user and nice already
 
@@ -39,7 +38,7 @@ class Cpu:
             except ImportError:
                 return DeviceSample(self.name, begun_ns, trouble="psutil is not installed: the host cannot be asked")
         api, told = self._api, Figures(lambda error: str(error) or type(error).__name__)
-        self._model = self._model or _model(api)
+        self._model = self._model or f"{api.cpu_count() or 'n/a'} × {cpu_name()}"
         told.ask("utilization_percent", self._busy_percent)
         told.ask("memory_used_bytes memory_total_bytes", lambda: _memory(api.virtual_memory()))
         told.ask("clock_mhz clock_max_mhz", lambda: _clocks(api.cpu_freq()))
@@ -90,12 +89,3 @@ def _clocks(found: Any) -> tuple[float | NotKnownError, float | NotKnownError]:
     current, highest = (found.current, found.max) if found else (0.0, 0.0)
     unsaid = NotKnownError("the system does not say")
     return current or unsaid, highest or unsaid
-
-
-def _model(api: Any) -> str:
-    try:
-        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{api.cpu_count() or 'n/a'} × {next(named, 'processor')}"
