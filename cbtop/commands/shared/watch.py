@@ -17,7 +17,7 @@ class RunFeed(Feed):
 
     def __init__(self, program: Program, name: str) -> None:
         super().__init__()
-        self._program, self._name = program, name
+        self._program, self._name = program, Path(name).name
 
     def seen(self) -> Mapping[str, Seen]:
         seen = super().seen()
