@@ -36,6 +36,7 @@ from cbtop.profiler.instrument.wrapping import (
     is_compiled,
     is_supported,
     keep_dynamo_out,
+    keep_jit_out,
 )
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
@@ -228,6 +229,7 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
                 _functions.wrap(model.modules())
+        keep_jit_out()
         attachment.announce(model, plan)
         attachment.begin()
     except BaseException:  # nothing stays half attached, whether it is ours or of a signal handler
@@ -297,6 +299,7 @@ def install(profiler: BrickProfiler) -> None:
         say(f"torch {torch.__version__} does not call {ATTRIBUTE}: its models are not shown")
         return
     _profiler = profiler
+    keep_jit_out()
     setattr(nn.Module, ATTRIBUTE, _first_call)
     _functions.replace(nn.Module, "compile", _in_place)
     once_imported(GENERATION, _functions.wrap_generate)

@@ -73,6 +73,16 @@ def keep_dynamo_out() -> None:
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
 
 
+def keep_jit_out() -> None:
+    """Let torch.jit script a module as if it had no attribute of ours, whose annotation it cannot read.
+
+    It stays so: a module that was called keeps an attribute that is None, whatever is attached.
+    """
+    ignored: list[str] = getattr(sys.modules.get("torch.jit._recursive"), "ignored_attributes", [])
+    if ATTRIBUTE not in ignored:
+        ignored.append(ATTRIBUTE)
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether Dynamo has compiled the call of `module` before, by whatever way it got there."""
     there = module.__dict__.get(ATTRIBUTE)

@@ -281,6 +281,41 @@ def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler
     assert (found["encode"], found["encode/0"], found["encode/1"]) == (1, 1, 1)
 
 
+class Scripted(nn.Module):
+    """A module that torch.jit can script: its class has no annotations, so that it finds those of its base."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("how", ["attached", "installed", "disabled", "uninstalled"])
+def test_modules_that_were_called_are_scripted_as_without_us(
+    how: str, profiler: BrickProfiler, memory: Memory
+) -> None:
+    alone, *layers = [Scripted() for _ in range(3)]
+    model, x = Shared(layers), torch.ones(1, 4)
+    if how == "attached":
+        attach(model, profiler)
+    else:
+        install(profiler)
+    want = model(x), alone(x)
+    if how == "disabled":
+        profiler.disable()
+        model(x)
+    elif how == "uninstalled":
+        uninstall()
+    assert torch.equal(torch.jit.script(model.layers[0])(x), model.layers[0](x))
+    assert torch.equal(torch.jit.script(alone)(x), want[1])
+    before = _timed(memory)
+    assert torch.equal(model(x), want[0])
+    assert (_timed(memory) - before)["encode/0"] == (how in ("attached", "installed"))
+
+
 @pytest.mark.parametrize("sample_every", [1, 2])
 def test_layers_that_are_called_outside_of_a_step_are_not_recorded(sample_every: int, memory: Memory) -> None:
     profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
