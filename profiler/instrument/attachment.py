@@ -32,6 +32,7 @@ from cbtop.profiler.instrument.wrapping import (
     ATTRIBUTE,
     BrickCall,
     Call,
+    as_without_us,
     forget,
     is_compiled,
     is_supported,
@@ -41,6 +42,7 @@ from cbtop.profiler.instrument.wrapping import (
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 
+_COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 _lock = threading.RLock()
 _functions = Functions()
 _attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()  # by the trunk's modules
@@ -225,6 +227,7 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
         if plan.parts:
             keep_dynamo_out()
             _functions.replace(nn.Module, "compile", _in_place)
+            _functions.replace(nn.Module, "_replicate_for_data_parallel", _replicated)
             if any([is_compiled(module) for module in model.modules()]):
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
@@ -242,9 +245,7 @@ def _why_not(model: nn.Module) -> str:
     if not is_supported():
         return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
     if any([isinstance(module, nn.DataParallel) for module in model.modules()]):
-        return (
-            "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
-        )
+        return _COPIES
     return ""
 
 
@@ -353,6 +354,24 @@ def _in_place(original: Callable[..., None]) -> Callable[..., None]:
             ours(error, f"{type(self).__name__} is not shown")
 
     return compile_in_place
+
+
+def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """A replica of `nn.DataParallel` has the attributes of its module, and must not call that one's weights."""
+
+    @functools.wraps(original)
+    def replicate(self: nn.Module) -> nn.Module:
+        replica = original(self)
+        try:
+            as_without_us(replica)
+            attachment = _attached.get(self)
+            if attachment is not None:
+                attachment._give_up(ValueError(_COPIES))
+        except Exception as error:  # noqa: BLE001 - as in _first_call
+            ours(error, f"{type(self).__name__} is not shown")
+        return replica
+
+    return replicate
 
 
 def _look_at(module: nn.Module) -> None:

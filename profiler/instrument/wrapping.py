@@ -6,7 +6,8 @@ while steps are recorded, and what stood there before while they are not.
 Rules
 - The attribute is torch's, and private: `is_supported` looks whether this torch honours it.
 - `Module.__getstate__` leaves it out. Where a class has one of its own, a copy or a pickle of a `Call` is None:
-  a copy of a module that called the original's weights would be wrong without a word.
+  a copy of a module that called the original's weights would be wrong without a word. What nn.DataParallel makes of
+  a module's `__dict__` is made to call its own (`as_without_us`).
 - A `Call` holds its module weakly, so that `del model` frees it, and nothing that changes.
 - Dynamo goes past the attribute to `forward`. Where it comes here all the same, that is the first question; a frame
   of ours it never compiles for itself (`keep_dynamo_out`).
@@ -161,6 +162,16 @@ def _chain(there: object) -> list[Call]:
         found.append(there)
         there = there.instead
     return found
+
+
+def as_without_us(replica: nn.Module) -> None:
+    """Let stand in the attribute of a module that has another's attributes what would without us.
+
+    Or None: the class is not asked.
+    """
+    chain = _chain(replica.__dict__.setdefault(ATTRIBUTE, None))
+    if chain:
+        replica.__dict__[ATTRIBUTE] = chain[-1].instead
 
 
 def forget(module: nn.Module) -> None:

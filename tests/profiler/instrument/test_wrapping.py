@@ -23,7 +23,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
-from cbtop.profiler.instrument import attach, install, uninstall, wrapping
+from cbtop.profiler.instrument import attach, install, trouble, uninstall, wrapping
 from cbtop.profiler.instrument.functions import Functions
 from cbtop.profiler.instrument.functions import timed as timed_function
 from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
@@ -350,6 +350,45 @@ def test_a_copy_that_takes_every_attribute_along_runs_its_own_weights(again: Any
         weight.zero_()
     assert not other(x).any()
     assert torch.equal(model(x), before)
+
+
+def _replicated(module: Any) -> Any:
+    """As nn.DataParallel does it, with weights of its own; on a machine of one device it does not."""
+    replica = module._replicate_for_data_parallel()
+    for name, weight in module._parameters.items():
+        setattr(replica, name, torch.zeros_like(weight))
+    for name, child in module._modules.items():
+        setattr(replica, name, _replicated(child))
+    return replica
+
+
+@pytest.mark.parametrize("how", ["attached", "installed"])
+def test_replicas_of_a_model_run_their_own_weights_and_it_is_said_that_it_is_not_shown(
+    how: str,
+    profiler: BrickProfiler,
+    memory: Memory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(trouble, "_said", {})
+    model, x = Stack(), torch.ones(1, 4)
+    if how == "attached":
+        attach(model, profiler)
+    else:
+        install(profiler)
+    before = model(x)
+    layer = _replicated(model.layers[0])
+    assert not layer(x).any()
+    model(x)
+    recorded = _timed(memory)["encode"]
+    for _ in range(2):
+        assert not _replicated(model)(x).any()
+        assert torch.equal(model(x), before)
+    assert _timed(memory)["encode"] == recorded == 2
+    assert [record.getMessage() for record in caplog.records if record.name == "cbtop"] == [
+        "cbtop: the model is no longer shown: ValueError: nn.DataParallel copies its model at each call: "
+        "it cannot be instrumented (DistributedDataParallel can)"
+    ]
 
 
 def test_a_model_that_the_host_drops_is_freed(profiler: BrickProfiler) -> None:
