@@ -216,8 +216,15 @@ class OpenStep:
                 generation.last_end_ns = self.steps.now_ns()
         finally:
             if self in opened:
-                del opened[opened.index(self) :]
-            self.steps.ended(self)
+                ended = opened[opened.index(self) :]
+                try:
+                    ModelSteps.ended(ended)
+                except BaseException:  # as above
+                    ModelSteps.ended(ended)
+                    raise
+                finally:
+                    if self in opened:
+                        del opened[opened.index(self) :]
 
 
 class ModelSteps:
@@ -363,9 +370,11 @@ class ModelSteps:
             self.calls = ()
             self._are_in = False
 
-    def ended(self, step: OpenStep) -> None:
-        with self._lock:
-            self._recorded.discard(step)
+    @staticmethod
+    def ended(steps: list[OpenStep]) -> None:
+        with ModelSteps._lock:
+            for step in steps:
+                step.steps._recorded.discard(step)
 
 
 class ModelCall(Call):

@@ -185,6 +185,36 @@ def test_what_a_signal_handler_raises_while_a_model_is_called_reaches_the_host(
     assert not caplog.records
 
 
+def test_a_step_whose_end_is_interrupted_anywhere_ends_and_is_not_kept(profiler: BrickProfiler) -> None:
+    model, x = Stack(), torch.ones(1, 1, 2, 4)
+    attached = attach(model, profiler)
+    closes: Any = steps.OpenStep.close
+    codes = (closes.__wrapped__.__code__, steps.ModelSteps.ended.__code__)
+    at, left = 0, -1
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        nonlocal left  # so many opcodes
+        frame.f_trace_opcodes = frame.f_code in codes
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return trace
+
+    while left < 0:
+        left, at = at, at + 1
+        sys.settrace(trace)
+        try:
+            model(x)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert not steps.unit().open, at
+        assert not attached.steps._recorded, at
+    assert at > 50
+
+
 @pytest.mark.parametrize("every", [203, pytest.param(17, marks=pytest.mark.slow)])
 def test_what_a_signal_handler_raises_while_a_token_is_chosen_reaches_the_host(
     every: int, profiler: BrickProfiler, memory: Memory, caplog: pytest.LogCaptureFixture
