@@ -892,7 +892,7 @@ static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs);
 static PyObject *function_call(PyObject *self, PyObject *args, PyObject *kwargs);
 static Calls module_calls = {{"_path", "_key", "_model", "module", "instead"}, module_call};
 static Calls function_calls = {{"original", "name", "brick", "first", "brick_of"}, function_call};
-static PyObject *count_elements, *tensor_type, *definition_type, *swapped_in; /* see `functions` */
+static PyObject *count_elements, *tensor_type, *is_overridden, *definition_type, *swapped_in; /* see `functions` */
 
 /* A new reference to what a slot holds; NULL where it is empty. */
 static inline PyObject *
@@ -948,15 +948,24 @@ elements_in_python(PyObject *args, PyObject *kwargs, Py_ssize_t first, PyObject 
     return elements;
 }
 
-/* The elements of a call: of a first argument that is a plain tensor, what that says itself. */
+/* The elements of a call: of a first argument that is a plain tensor, what that says itself, where nobody is told. */
 static inline PyObject *
 elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
 {
-    if (PyTuple_GET_SIZE(args) <= first || (PyObject *)Py_TYPE(PyTuple_GET_ITEM(args, first)) != tensor_type)
+    PyObject *tensor = PyTuple_GET_SIZE(args) <= first ? NULL : PyTuple_GET_ITEM(args, first);
+    if (tensor == NULL || (PyObject *)Py_TYPE(tensor) != tensor_type)
         return elements_in_python(args, kwargs, first, NULL);
-    PyObject *elements = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(args, first), numel);
-    if (LIKELY(elements != NULL) || !PyErr_ExceptionMatches(PyExc_Exception))
+    PyObject *elements = PyObject_CallOneArg(is_overridden, tensor);
+    if (LIKELY(elements == Py_False))
+        Py_SETREF(elements, PyObject_CallMethodNoArgs(tensor, numel));
+    if (LIKELY(elements != NULL && PyLong_CheckExact(elements)))
         return elements;
+    if (elements != NULL) {
+        Py_DECREF(elements);
+        return elements_in_python(args, kwargs, first, NULL);
+    }
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return NULL;
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
@@ -1243,11 +1252,12 @@ static PyObject *
 compile_module_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *type;
-    PyObject *elements_of, *kind;
-    if (!PyArg_ParseTuple(args, "O!OO!", &PyType_Type, &type, &elements_of, &PyType_Type, &kind))
+    PyObject *elements_of, *kind, *asked;
+    if (!PyArg_ParseTuple(args, "O!OO!O", &PyType_Type, &type, &elements_of, &PyType_Type, &kind, &asked))
         return NULL;
     Py_XSETREF(count_elements, Py_NewRef(elements_of));
     Py_XSETREF(tensor_type, Py_NewRef(kind));
+    Py_XSETREF(is_overridden, Py_NewRef(asked));
     if (compile_type(type, &module_calls) < 0)
         return NULL;
     Py_RETURN_NONE;
@@ -1747,9 +1757,9 @@ add_type(PyObject *module, PyType_Spec *spec)
 
 static PyMethodDef functions[] = {
     {"compile_module_calls", compile_module_calls, METH_VARARGS,
-     "compile_module_calls(type, elements_of, kind, /)\n--\n\n"
+     "compile_module_calls(type, elements_of, kind, is_overridden, /)\n--\n\n"
      "Let calling an instance of `type` time its module in C. Its elements are the `numel()` of a first argument whose\n"
-     "type is `kind`, and what `elements_of(args, kwargs)` gives of others."},
+     "type is `kind` and that is not overridden, and what `elements_of(args, kwargs)` gives of others."},
     {"compile_function_calls", compile_function_calls, METH_VARARGS,
      "compile_function_calls(type, definition, swapped_in, /)\n--\n\n"
      "Let calling an instance of `type` time its function in C, but in a `definition` of the same name. The values of\n"

@@ -36,6 +36,7 @@ from cbtop.profiler.instrument.wrapping import (
     forget,
     is_compiled,
     is_supported,
+    is_symbolic,
     keep_dynamo_out,
     keep_jit_out,
 )
@@ -328,10 +329,11 @@ def attachments() -> list[Attachment]:
 
 def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What a module's call is until it has an attribute of its own: a model is attached, any other pays no more."""
-    if is_compiling() or torch.jit.is_tracing():
+    if is_compiling() or torch.jit.is_tracing() or is_symbolic():
         return module._call_impl(*args, **kwargs)
     try:
-        _look_at(module)
+        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+            _look_at(module)
     except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
         ours(error, f"{type(module).__name__} is not shown")
         leave_alone(module)

@@ -205,7 +205,8 @@ if chosen() is not HotPath:
 def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
     def guarded(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         try:
-            return brick_of(args, kwargs)
+            with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+                return brick_of(args, kwargs)
         except Exception as error:  # noqa: BLE001 - see the rules
             ours(error, f"some calls of {name} are not timed")
         return None
@@ -395,7 +396,9 @@ def _end_sampling(args: tuple[Any, ...]) -> None:
     waiting = _waiting()
     if waiting is not None:
         words = args[1] if len(args) > 1 else None
-        waiting.end_sampling(words.shape[-1] if isinstance(words, Tensor) else None)
+        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+            length = words.shape[-1] if isinstance(words, Tensor) else None
+        waiting.end_sampling(length)
 
 
 @_unless_it_fails

@@ -29,7 +29,7 @@ from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.phases import VERIFY, describe
 from cbtop.profiler.instrument.trouble import ours
-from cbtop.profiler.instrument.wrapping import BrickCall, Call
+from cbtop.profiler.instrument.wrapping import BrickCall, Call, is_symbolic
 from cbtop.profiler.positions import finder
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickId
@@ -355,7 +355,8 @@ class ModelSteps:
         """One recorded step in so many: whether the model is what it was."""
         self._looks += 1
         if self._looks % LOOK_EVERY == 0 and not self._recorded and not self.is_of_runner:
-            self.changed()
+            with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+                self.changed()
 
     def share(self, other: ModelSteps) -> None:
         """A part of this model is one of `other`, too: called in a step of that one, it is no step of this one."""
@@ -389,14 +390,15 @@ class ModelCall(Call):
         self._names = _positional(module)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or torch.jit.is_tracing():
+        if is_compiling() or torch.jit.is_tracing() or is_symbolic():
             return self.plain(*args, **kwargs)
         return self._steps.run_model(self, args, kwargs)
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         is_assisted = generation is not None and generation.is_assisted
         named = dict(zip(self._names, args, strict=False))
-        return describe(args[len(named) :], named | kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
+        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+            return describe(args[len(named) :], named | kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
 
     def may_wait(self, generation: Generation | None) -> bool:
         return generation is not None and generation.model is self.module()

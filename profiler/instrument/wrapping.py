@@ -84,6 +84,14 @@ def keep_jit_out() -> None:
         ignored.append(ATTRIBUTE)
 
 
+def is_symbolic() -> bool:
+    """Whether calls are traced into a graph, or run on tensors without contents: their times are none of a model."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    keys = torch._C._TorchDispatchModeKey
+    return any([torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY)])
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether Dynamo has compiled the call of `module` before, by whatever way it got there."""
     there = module.__dict__.get(ATTRIBUTE)
@@ -241,17 +249,27 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
         if failed is not None:
             raise failed
         if args and isinstance(args[0], Tensor):
-            return args[0].numel()
+            return _count(args[0])
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
-                return value.numel()
+                return _count(value)
     except Exception as error:  # noqa: BLE001 - a tensor of the host's own kind: the call is timed, and not counted
         let_through(error)
         return error
     return 0
 
 
+def _count(tensor: Tensor) -> int | None:
+    """Its elements; None where they are a symbol. No `__torch_function__` of the host's sees that it was asked."""
+    if torch._C._has_torch_function_unary(tensor):
+        with torch._C.DisableTorchFunction():
+            count = tensor.numel()
+    else:
+        count = tensor.numel()
+    return count if isinstance(count, int) else None  # to make a symbol a number would bind it to that
+
+
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
 
-    _hot_path.compile_module_calls(BrickCall, elements_of, Tensor)
+    _hot_path.compile_module_calls(BrickCall, elements_of, Tensor, torch._C._has_torch_function_unary)

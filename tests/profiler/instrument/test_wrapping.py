@@ -15,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -774,15 +774,102 @@ def test_a_timed_call_keeps_nothing(timed: Callable[..., Any], timer: BrickProfi
 def test_a_tensor_that_cannot_be_counted_is_timed_and_given_back(
     timed: Callable[..., Any], timer: BrickProfiler, memory: Memory
 ) -> None:
-    class Fails(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if getattr(function, "__name__", "") == "numel":
-                raise ValueError("of a mode")
-            return function(*args, **kwargs or {})
+    class Fails(torch.Tensor):
+        def numel(self) -> int:
+            raise ValueError("of a tensor")
 
-    x = torch.ones(2)
-    with timer.step("decode"), Fails():
+    x = torch.ones(2).as_subclass(Fails)
+    with timer.step("decode"):
         assert timed(x) is x
+    assert _timed(memory) == {"decode": 1, "decode/Brick": 1}
+
+
+class Counts(torch.overrides.TorchFunctionMode):
+    """Counts torch's functions by name, as do profilers of memory and of FLOP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called[function.__name__] += 1
+        return function(*args, **kwargs or {})
+
+
+class CountingTensor(torch.Tensor):
+    called: ClassVar[Counter[str]] = Counter()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.called[function.__name__] += 1
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_what_counts_torchs_functions_does_not_see_ours(
+    timed: Callable[..., Any], timer: BrickProfiler, memory: Memory
+) -> None:
+    x = torch.ones(2, 3)
+    odd = x.as_subclass(CountingTensor)
+    CountingTensor.called.clear()
+    with timer.step("decode"), Counts() as counts:
+        timed(x)
+        timed(odd)
+        timed(also=odd)
+    assert not counts.called + CountingTensor.called
+    assert [elements for *_, elements in memory.records][:-1] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("how", ["attached", "installed"])
+def test_what_counts_torchs_functions_counts_those_of_the_bare_model(how: str, profiler: BrickProfiler) -> None:
+    model, inputs = model_of("llama"), words(1, 5)
+
+    def use() -> Counter[str]:
+        with Counts() as counts:
+            for _ in range(LOOK_EVERY):
+                model(inputs)
+            model.generate(inputs, max_new_tokens=3, do_sample=False)
+        return counts.called
+
+    bare = use()
+    if how == "attached":
+        attach(model, profiler)
+    else:
+        install(profiler)
+    found = [use(), use()]
+    assert found == [bare, bare]
+
+
+def test_what_is_traced_with_symbols_is_bound_to_no_size_and_recorded_in_no_step(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model, x, other = Stack(), torch.ones(2, 7, 4), torch.ones(2, 5, 4)
+
+    def trace() -> Any:
+        return make_fx(lambda x: model(x), tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+
+    bare = trace().shape_env.guards
+    install(profiler)
+    for _ in range(2):
+        traced = trace()
+        assert [guard.expr for guard in traced.shape_env.guards] == [guard.expr for guard in bare]
+        assert torch.equal(traced(other), Stack.forward(model, other))
+        recorded = _timed(memory)["encode"]
+        model(x)
+    assert recorded == 1
+
+
+def test_a_size_that_is_a_symbol_is_no_number_of_elements(
+    timed: Callable[..., Any], timer: BrickProfiler, memory: Memory
+) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def call(x: Any) -> Any:
+        with timer.step("decode"):
+            return timed(x)
+
+    assert not make_fx(call, tracing_mode="symbolic")(torch.ones(2, 7)).shape_env.guards
     assert _timed(memory) == {"decode": 1, "decode/Brick": 1}
 
 

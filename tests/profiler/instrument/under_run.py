@@ -24,6 +24,7 @@ class compiler: is_compiling = is_dynamo_compiling = bool
 class jit: is_tracing = bool
 class Tensor: pass
 class _C:
+    _has_torch_function_unary = bool
     class _dynamo:
         class eval_frame:
             class _FrameAction: SKIP = DEFAULT = None
