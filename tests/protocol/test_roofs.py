@@ -153,7 +153,9 @@ def test_what_is_no_file_of_roofs_is_refused_with_the_reason(text: bytes, reason
         known_roofs()
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e400", "0", "-1", "1e30", "9" * 401, '"3"', "true", "null", "[]"])
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "1e400", "0", "-1", "1e30", "9" * 401, '"3"', "true", "null", "[]"]
+)
 def test_a_rate_that_cannot_be_meant_is_refused(value: str, file: Path) -> None:
     keep_roofs([CPU])
     file.write_text(file.read_text().replace("3000.0", value))

@@ -76,9 +76,7 @@ def test_every_step_has_all_its_bricks_and_its_sampling(kind: str, profiler: Bri
             assert calls["RopeEmbedding"] == 3 * steps
 
 
-def test_sampling_lies_in_the_step_and_the_next_step_begins_after_it(
-    profiler: BrickProfiler, memory: Memory
-) -> None:
+def test_sampling_lies_in_the_step_and_the_next_step_begins_after_it(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     attach(model, profiler)
     model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3)
@@ -94,13 +92,13 @@ def test_sampling_lies_in_the_step_and_the_next_step_begins_after_it(
 
 
 def test_what_a_streamer_does_with_a_token_is_in_no_step(profiler: BrickProfiler, memory: Memory) -> None:
-    class Streamer:
-        puts: list[tuple[int, int]] = []
+    puts: list[tuple[int, int]] = []
 
+    class Streamer:
         def put(self, value: Any) -> None:
             start = time.perf_counter_ns()
             torch.ones(64) @ torch.ones(64)
-            self.puts.append((start, time.perf_counter_ns()))
+            puts.append((start, time.perf_counter_ns()))
 
         def end(self) -> None:
             pass
@@ -114,8 +112,8 @@ def test_what_a_streamer_does_with_a_token_is_in_no_step(profiler: BrickProfiler
         for tag, start, end, _ in memory.records
         if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_AMOUNTS
     ]
-    assert (len(steps), len(Streamer.puts)) == (3, 4)  # the prompt is put, too
-    assert not [one for one in Streamer.puts for start, end in steps if start < one[1] and one[0] < end]
+    assert (len(steps), len(puts)) == (3, 4)  # the prompt is put, too
+    assert not [one for one in puts for start, end in steps if start < one[1] and one[0] < end]
 
 
 def test_the_books_of_every_phase_close(profiler: BrickProfiler, memory: Memory) -> None:
