@@ -128,9 +128,11 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) is int:  # JSON's may have any number of digits
+        value = float(_integer(value, where))
+    if type(value) is not float or not math.isfinite(value):
         raise DecodeError(f"{where}: {value!r:.40} is no finite number")
-    return float(value)
+    return value
 
 
 def _boolean(value: Any, where: str) -> bool:

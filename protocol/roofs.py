@@ -18,7 +18,8 @@ import platform
 import re
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,10 +101,25 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> None:
         known = ()  # what nobody can read is no loss
     kept = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
     document = {"schema": SCHEMA, "devices": [_plain(one) for one in kept]}
+    with _writing() as path:
+        _replace(path, json.dumps(document, indent=1).encode())
+
+
+def try_to_keep() -> None:
+    """Raise RoofsError where `keep_roofs` could not write beside its file; nothing is left there."""
+    with _writing() as path:
+        descriptor, beside = _beside(path)
+        os.close(descriptor)
+        os.unlink(beside)
+
+
+@contextmanager
+def _writing() -> Iterator[Path]:
+    """The file of roofs, once its directory is there. Raises RoofsError."""
     path = roofs_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, json.dumps(document, indent=1).encode())
+        yield path
     except OSError as error:
         raise RoofsError(f"{error.filename or path}: {error.strerror or error}") from error
 
@@ -174,9 +190,13 @@ def _device(raw: object) -> DeviceRoofs:
     return found
 
 
+def _beside(path: Path) -> tuple[int, str]:
+    return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+
+
 def _replace(path: Path, text: bytes) -> None:
     """Write beside it and rename: whoever reads finds the old or the new, whole."""
-    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    descriptor, beside = _beside(path)
     try:
         with open(descriptor, "wb") as file:
             file.write(text)

@@ -12,7 +12,15 @@ from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.errors import NoDataError, UsageError
 from cbtop.protocol.messages import Ceiling
-from cbtop.protocol.roofs import DeviceRoofs, cpu_name, driver_version, keep_roofs, known_roofs, roofs_file
+from cbtop.protocol.roofs import (
+    DeviceRoofs,
+    cpu_name,
+    driver_version,
+    keep_roofs,
+    known_roofs,
+    roofs_file,
+    try_to_keep,
+)
 
 DESCRIPTION = (
     "Measure how fast this machine reads memory and computes: its processor with one thread, a thread a core and all "
@@ -37,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.show:
         return _show()
+    try_to_keep()  # before seconds are measured for nothing
     line = ProgressLine(sys.stderr)
     measured = []
     for roofs, missing in _measured(options.threads, line):

@@ -97,8 +97,12 @@ class Attachment:
         """Say what model it is, and its roofs, where it has not been said: a process has its first model.s."""
         if self.model:
             return
+        self._say(root, _manifest(root, plan, self._engine))
+
+    def _say(self, root: nn.Module, manifest: Manifest) -> None:
+        """Say `manifest` and the roofs with as many threads as torch uses now, as far as they are new."""
         over, said_of_roofs = roofs_over(root)
-        manifest = _manifest(root, plan, self._engine, said_of_roofs)
+        manifest = replace(manifest, threads=torch.get_num_threads(), roofs=said_of_roofs)
         if manifest != self._said.manifest:
             self._said.manifest = manifest
             self.profiler.announce(manifest)
@@ -139,10 +143,17 @@ class Attachment:
                 forget(module)
 
     def _look_again(self) -> None:
-        """Plan anew where the host has put other modules in, or stores their weights in another way."""
+        """Plan anew where the host has put other modules in, or stores their weights in another way.
+
+        Where torch uses another number of threads alone, that is said, and what roofs it has.
+        """
         root = self.root()
         is_as_it_was = all([call.module() is not None for call in self.steps.calls])
         if root is None or (is_as_it_was and state_of(root) == self._state):
+            manifest = self._said.manifest
+            if root is not None and manifest is not None and torch.get_num_threads() != manifest.threads:
+                with _lock:
+                    self._say(root, manifest)
             return
         with _lock:
             plan = plan_of(root)
@@ -263,7 +274,8 @@ def _said_by(profiler: BrickProfiler, root: nn.Module) -> _Said:
     return models.said[root]
 
 
-def _manifest(model: nn.Module, plan: Plan, engine: str, said_of_roofs: str) -> Manifest:
+def _manifest(model: nn.Module, plan: Plan, engine: str) -> Manifest:
+    """What is said of `model`, without its roofs."""
     modules = (model, *plan.trunk)
     configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
     config = configs[0] if configs else None
@@ -281,7 +293,6 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, said_of_roofs: str) -> 
         context_length=_whole(getattr(config, "max_position_embeddings", 0)),
         parameters=sum(parameter.numel() for parameter in parameters),
         weights_bytes=stored_bytes(model),
-        roofs=said_of_roofs,
     )
 
 

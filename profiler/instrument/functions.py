@@ -402,11 +402,20 @@ def _end_sampling(args: tuple[Any, ...]) -> None:
 
 
 @_unless_it_fails
-def _prepared(duration_ns: int) -> None:
-    """The inputs of the next step have been, in so long: that is a part of it, and it has not begun."""
+def _prepares_now() -> int:
+    """The inputs of the next step are: the last one is over, whether or not a token was chosen. Gives the time."""
+    waiting = _waiting()
+    if waiting is not None:
+        waiting.close()
+    return perf_counter_ns()
+
+
+@_unless_it_fails
+def _prepared(start_ns: int | None) -> None:
+    """The inputs of the next step have been, from then until now: that is a part of it, and it has not begun."""
     generation = unit().generation
-    if generation is not None:
-        generation.prepared_ns = duration_ns
+    if generation is not None and start_ns is not None:
+        generation.prepared = start_ns, perf_counter_ns() - start_ns
 
 
 def _prepares(original: Function) -> Function:
@@ -414,9 +423,9 @@ def _prepares(original: Function) -> Function:
     def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(*args, **kwargs)
-        start_ns = perf_counter_ns()
+        start_ns = _prepares_now()
         result = original(*args, **kwargs)
-        _prepared(perf_counter_ns() - start_ns)
+        _prepared(start_ns)
         return result
 
     return prepare_inputs

@@ -26,7 +26,10 @@ POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_leng
 
 
 class Call(NamedTuple):
-    """`cached` is how many positions of each sequence the cache held before; None where only a device knows it."""
+    """`cached`: positions that the cache held of each sequence before; None where they differ, or only a device knows.
+
+    `sequences` is 0 where their number is not known.
+    """
 
     phase: str
     tokens: int
@@ -52,11 +55,15 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
     held = [kwargs[name] for name in _CACHES if kwargs.get(name) is not None]
     stand = [kwargs[name] for name in POSITIONS if kwargs.get(name) is not None]
     cached = cached_positions(held[0]) if held else None if stand else 0
-    if cached is None and stand:
-        cached = _first_position(stand[0], sequences, length)
+    starts = {cached} if cached is not None else _starts(stand[0], sequences, length) if stand else set()
+    cached = min(starts) if len(starts) == 1 else None
+    if new is not None and new.dim() == 1 and len(starts) > 1:
+        sequences = 0  # they lie behind one another: nobody says where each ends
     # Where only a device knows where several new tokens stand, they are taken for a prompt.
-    if cached == 0 or (cached is None and not held and length > 1):
+    if starts == {0} or (not starts and not held and length > 1):
         phase = PREFILL
+    elif 0 in starts:
+        phase = MIXED
     elif is_assisted:
         phase = VERIFY
     elif length == 1:
@@ -142,15 +149,24 @@ def _on_the_host(found: Any) -> int | None:
     return int(numbers.pop()) if len(numbers) == 1 else None
 
 
-def _first_position(given: Any, sequences: int, length: int) -> int | None:
-    """Where the first new token of each sequence stands, by one number, one of each, or the positions of all."""
-    first = given
-    if type(given) is Tensor and given.dim() > 1:  # sequences x tokens
-        first = given[..., :1]
-    elif type(given) is Tensor and given.dim() == 1 and not (length == 1 and len(given) == sequences):
-        first = given[:1]
-    position = int(first) if isinstance(first, Integral) else _on_the_host(first)
-    return position if position is not None and position >= 0 else None
+def _starts(given: Any, sequences: int, length: int) -> set[int]:
+    """Where sequences begin, by one number, one of each, or the positions of all new tokens; empty: unknown.
+
+    Positions that do not follow one another, where there is not one for each sequence, may each begin one.
+    """
+    if type(given) is Tensor:
+        if not given.is_cpu or given.is_floating_point():
+            return set()
+        if given.dim() > 1:  # sequences x tokens
+            first = given[..., :1].flatten().tolist()
+            return _starts(first, len(first), 0)
+        given = given.tolist()
+    numbers = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not numbers or not all([isinstance(number, Integral) and number >= 0 for number in numbers]):
+        return set()
+    is_one_of_each = len(numbers) == sequences and len(numbers) != length
+    follow = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return {int(number) for number in (numbers[:1] if follow and not is_one_of_each else numbers)}
 
 
 def _layers_of(cache: Any) -> list[Any]:

@@ -71,21 +71,23 @@ def plan_of(root: nn.Module) -> Plan | None:
 
 
 def state_of(root: nn.Module) -> list[object]:
-    """What a plan of `root` was made from: which modules there are, and how the weights of each are stored."""
+    """What a plan of `root` was made from: which modules there are, and the first weight of each."""
     state: list[object] = []
-    seen = {id(root)}
+    modules = {id(root): root}
     waiting = [root]
     for module in waiting:
-        state.append(id(module))
         for weight in module._parameters.values():
             if weight is not None:
                 state.append(weight.dtype)
                 state.append(weight.device)
+                state.append(weight.shape)
                 break
-        for child in module._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
+        if children := module._modules:
+            for child in children.values():
+                if child is not None and id(child) not in modules:
+                    modules[id(child)] = child
+                    waiting.append(child)
+    state += modules  # by what they are, not held
     return state
 
 

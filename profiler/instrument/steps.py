@@ -2,7 +2,8 @@
 
 Rules
 - The outermost call of a model, or of a part of it that holds a stack, is a step. In `generate` of transformers it
-  stays open until the token has been chosen, and begins where the last one ended: its inputs are prepared in it.
+  stays open until the token has been chosen, and begins where its inputs began to be prepared: what the host does
+  between two steps, such as to print a token, is in none.
 - A `generate` inside a model's call has steps of its own there; what is called to choose a token belongs to its step.
 - Of a model that an engine's runner runs, the runner's call is the step: the model's own calls are none.
 - Each thread, task and greenlet has its own open steps (`Unit`).
@@ -48,13 +49,13 @@ Arguments = ParamSpec("Arguments")
 class Generation:
     """One call of `generate`."""
 
-    __slots__ = ("is_assisted", "last_end_ns", "length", "model", "prepared_ns")
+    __slots__ = ("is_assisted", "length", "model", "prepared")
 
     def __init__(self, model: object) -> None:
         self.model = model  # whose tokens are chosen
         self.is_assisted = False  # a draft proposes tokens
-        self.last_end_ns: int | None = None  # of the last step in it, its own or a draft's
-        self.prepared_ns = 0  # how long the inputs of the next step took
+        # When the inputs of the next step began to be prepared, and how long that took; None once a step has ended.
+        self.prepared: tuple[int, int] | None = None
         self.length: int | None = None  # of its sequences, when the last token was chosen
 
 
@@ -146,11 +147,10 @@ class OpenStep:
         self._unit.open.append(self)
         self._step.__enter__()
         self.is_recorded = self.profiler.recording
-        if self.waits and self.generation is not None and self.generation.last_end_ns is not None:
-            self._step.start_ns = self.generation.last_end_ns
-            prepared_ns, self.generation.prepared_ns = self.generation.prepared_ns, 0
-            if self.is_recorded and prepared_ns:
-                self.profiler.record_elapsed(_INPUTS, prepared_ns, 0)
+        if self.waits and self.generation is not None and self.generation.prepared is not None:
+            self._step.start_ns, duration_ns = self.generation.prepared
+            if self.is_recorded:
+                self.profiler.record_elapsed(_INPUTS, duration_ns, 0)
         if self.is_recorded:
             self.steps.look_again()
         self.steps.follow(self if self.is_recorded else None)
@@ -213,7 +213,7 @@ class OpenStep:
                 self._step.__exit__(kind, error, trace)
                 raise
             for generation in self._unit.generations:
-                generation.last_end_ns = self.steps.now_ns()
+                generation.prepared = None
         finally:
             if self in opened:
                 ended = opened[opened.index(self) :]
@@ -265,9 +265,6 @@ class ModelSteps:
                 self.give_up(error)
             except Exception as trouble:  # noqa: BLE001 - as in _unless_it_fails
                 ours(trouble, "a model cannot be detached")
-
-    def now_ns(self) -> int:
-        return self.profiler._path.now_ns()
 
     def open_in(self, here: Unit) -> OpenStep | None:
         """The step of this model that is open there."""

@@ -25,6 +25,8 @@ _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 
+_TORCHS = "torch.nn.modules.linear"  # the linear layers of torch itself: others pack their weights
+
 
 def work_of(module: nn.Module, brick: BrickId | str) -> Work:
     """What a call of `module` does, as far as it is known."""
@@ -46,6 +48,9 @@ def work_of(module: nn.Module, brick: BrickId | str) -> Work:
     if sizes is None:
         return UNKNOWN_WORK
     columns, rows = sizes
+    shape = tuple(getattr(getattr(module, "weight", None), "shape", ()))
+    if type(module).__module__ == _TORCHS and len(shape) == 2 and all(shape):
+        rows, columns = shape  # what it computes with, whatever its attributes say
     return Work(
         flops_per_element=2 * rows,
         bytes_per_call=weights,

@@ -122,8 +122,10 @@ def test_whoever_reads_while_it_is_written_finds_it_whole() -> None:
     assert min(read) >= 1
 
 
-def test_a_damaged_file_is_replaced(file: Path) -> None:
-    file.write_text("{")
+@pytest.mark.parametrize("damage", ["{", "a rate of 401 digits"])
+def test_a_damaged_file_is_replaced(damage: str, file: Path) -> None:
+    keep_roofs([CPU])
+    file.write_text("{" if damage == "{" else file.read_text().replace("3000.0", "9" * 401))
     with pytest.raises(RoofsError, match=f"{file} holds no roofs"):
         known_roofs()
     keep_roofs([CPU])
@@ -151,7 +153,9 @@ def test_what_is_no_file_of_roofs_is_refused_with_the_reason(text: bytes, reason
         known_roofs()
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e400", "0", "-1", "1e30", '"3"', "true", "null", "[]"])
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "1e400", "0", "-1", "1e30", "9" * 401, '"3"', "true", "null", "[]"]
+)
 def test_a_rate_that_cannot_be_meant_is_refused(value: str, file: Path) -> None:
     keep_roofs([CPU])
     file.write_text(file.read_text().replace("3000.0", value))

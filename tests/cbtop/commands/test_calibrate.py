@@ -12,7 +12,7 @@ from cbtop.cli import main
 from cbtop.compute import backends, ceilings, gpu_ceilings
 from cbtop.compute.errors import ComputeError
 from cbtop.protocol.messages import Ceiling
-from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs
+from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, try_to_keep
 from cbtop.protocol.vocabulary import Provenance
 
 READ = Ceiling("memory_read", "bandwidth", 3188.0, "GB/s", Provenance.MEASURED, 3186.0, 3177.0, "2026-11-22")
@@ -106,6 +106,25 @@ def test_a_damaged_file_is_one_line_and_calibrating_replaces_it(
     assert capsys.readouterr().err.startswith(f"cbtop: {tmp_path / 'roofs.json'} holds no roofs: ")
     assert main(["calibrate"]) == 0
     assert known_roofs()
+
+
+def test_where_nothing_can_be_kept_nothing_is_measured(
+    tmp_path: Path, made: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path / "file" / "cbtop")
+    assert main(["calibrate"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert str(tmp_path / "file") in said.err
+
+
+def test_trying_the_directory_leaves_what_is_kept(tmp_path: Path, made: None) -> None:
+    assert main(["calibrate"]) == 0
+    before = known_roofs()
+    try_to_keep()
+    assert known_roofs() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["roofs.json"]
 
 
 def test_more_threads_than_there_are_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

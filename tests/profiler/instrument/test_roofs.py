@@ -103,6 +103,22 @@ def test_a_model_that_is_converted_is_shown_under_the_roofs_of_its_new_type_and_
         assert set(record_of(source_of(runtime)).ceilings) == {"dram_read", compute}
 
 
+def test_where_torch_is_given_other_threads_they_and_their_roofs_are_announced(runtime: Path) -> None:
+    before = torch.get_num_threads()
+    keep(READ, FMA, threads=before)
+    keep(READ, threads=before + 1)
+    profiler = profiler_in(runtime, Clock())
+    attachment = attach(model(), profiler)
+    try:
+        for threads, roofs in ((before + 1, {"dram_read"}), (before, {"dram_read", "fma_float32"})):
+            torch.set_num_threads(threads)
+            attachment._look_again()
+            record = record_of(source_of(runtime))
+            assert (record.manifest and record.manifest.threads, set(record.ceilings)) == (threads, roofs)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_of_a_type_that_none_was_measured_for_the_bandwidth_alone_is_announced_and_that_is_said() -> None:
     keep(READ, FMA)
     assert announced(model(torch.bfloat16)) == ([READ], "none was measured for weights in bfloat16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -70,16 +71,12 @@ def test_every_step_has_all_its_bricks_and_its_sampling(kind: str, profiler: Bri
             steps,
         )
         assert calls["AttentionMask"] == (2 if kind == "gemma2" else 1) * steps
-        assert (
-            calls["GenerateInputs"] == (1 if phase == "prefill" else 2) * steps
-        )  # prepared, and set out for the next
+        assert calls["GenerateInputs"] == 2 * steps  # prepared, and set out for the next
         if kind != "gpt2":
             assert calls["RopeEmbedding"] == 3 * steps
 
 
-def test_sampling_lies_in_the_step_and_the_next_step_begins_where_it_ended(
-    profiler: BrickProfiler, memory: Memory
-) -> None:
+def test_sampling_lies_in_the_step_and_the_next_step_begins_after_it(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     attach(model, profiler)
     model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3)
@@ -92,6 +89,31 @@ def test_sampling_lies_in_the_step_and_the_next_step_begins_where_it_ended(
     chosen = [(start, end) for tag, start, end, _ in memory.records if nodes[tag & NODE].name == "Sampling"]
     assert all(a <= c and d <= b for (a, b), (c, d) in zip(steps, chosen, strict=True))
     assert all(before[1] <= after[0] for before, after in pairwise(steps))
+
+
+def test_what_a_streamer_does_with_a_token_is_in_no_step(profiler: BrickProfiler, memory: Memory) -> None:
+    puts: list[tuple[int, int]] = []
+
+    class Streamer:
+        def put(self, value: Any) -> None:
+            start = time.perf_counter_ns()
+            torch.ones(64) @ torch.ones(64)
+            puts.append((start, time.perf_counter_ns()))
+
+        def end(self) -> None:
+            pass
+
+    model = model_of("llama")
+    attach(model, profiler)
+    model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3, streamer=Streamer())
+    nodes = _nodes(memory)
+    steps = [
+        (start, end)
+        for tag, start, end, _ in memory.records
+        if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_AMOUNTS
+    ]
+    assert (len(steps), len(puts)) == (3, 4)  # the prompt is put, too
+    assert not [one for one in puts for start, end in steps if start < one[1] and one[0] < end]
 
 
 def test_the_books_of_every_phase_close(profiler: BrickProfiler, memory: Memory) -> None:

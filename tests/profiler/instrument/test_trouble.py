@@ -60,7 +60,7 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "a step of ours": (steps.OpenStep, "begin"),
     "a model's steps": (steps.ModelSteps, "follow"),
     "a step that has ended": (steps.ModelSteps, "ended"),
-    "the clock": (steps.ModelSteps, "now_ns"),
+    "the clock": (functions, "perf_counter_ns"),
     "who records here": (functions, "recorded_here"),
     "what is attended": (functions, "_attended"),
     "what is turned": (functions, "elements_of"),

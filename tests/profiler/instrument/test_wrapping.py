@@ -272,6 +272,21 @@ def test_a_model_whose_weights_the_host_changes_is_said_anew_once(profiler: Bric
     assert said[1] == replace(said[0], quantization="bfloat16", weights_bytes=said[1].weights_bytes)
 
 
+def test_weights_that_the_host_resizes_in_place_are_followed(profiler: BrickProfiler, memory: Memory) -> None:
+    model, inputs = model_of("llama"), words(1, 4)
+    attach(model, profiler)
+    for rows in (101, 303):
+        model.lm_head.weight.data = torch.zeros(rows, 32)
+        for _ in range(LOOK_EVERY):
+            model(inputs)
+    heads = [message for message in memory.said if isinstance(message, Node) and message.name == "LmHead"]
+    assert {(head.work.flops_per_element, head.work.bytes_per_call) for head in heads if head.work} == {
+        (2 * rows, rows * 32 * 4) for rows in (101, 303)
+    }
+    said = [message.parameters for message in memory.said if isinstance(message, Manifest)]
+    assert [parameters - said[0] for parameters in said] == [0, 202 * 32]
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler, memory: Memory) -> None:
     model = Shared([torch.jit.script(nn.Sequential(nn.Linear(4, 4))) for _ in range(2)])
