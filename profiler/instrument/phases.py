@@ -26,7 +26,7 @@ POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_leng
 
 
 class Call(NamedTuple):
-    """`cached`: positions that the cache held of each sequence before; None where they differ, or only a device knows.
+    """`cached`: positions that the cache held of each sequence before; None where they differ or only a device knows.
 
     `sequences` is 0 where their number is not known.
     """

@@ -8,7 +8,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument.phases import describe
+from cbtop.profiler.instrument.phases import describe  # noqa: E402
 
 
 @pytest.mark.parametrize(
