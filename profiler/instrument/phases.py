@@ -161,12 +161,13 @@ def _starts(given: Any, sequences: int, length: int) -> set[int]:
             first = given[..., :1].flatten().tolist()
             return _starts(first, len(first), 0)
         given = given.tolist()
-    numbers = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not numbers or not all([isinstance(number, Integral) and number >= 0 for number in numbers]):
+    said = list(given) if isinstance(given, (list, tuple)) else [given]
+    numbers = [int(number) for number in said if isinstance(number, Integral)]
+    if not said or len(numbers) < len(said) or min(numbers) < 0:
         return set()
     is_one_of_each = len(numbers) == sequences and len(numbers) != length
     follow = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    return {int(number) for number in (numbers[:1] if follow and not is_one_of_each else numbers)}
+    return set(numbers[:1] if follow and not is_one_of_each else numbers)
 
 
 def _layers_of(cache: Any) -> list[Any]:
