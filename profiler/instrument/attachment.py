@@ -94,7 +94,7 @@ class Attachment:
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
 
     def announce(self, root: nn.Module, plan: Plan) -> None:
-        """Say what model it is, and its roofs, where it has not been said: a process has its first model.s."""
+        """Say what model it is, and its roofs, as far as that is new: a process has those of its first model."""
         if self.model:
             return
         self._say(root, _manifest(root, plan, self._engine))
