@@ -15,6 +15,7 @@ from cbtop.profiler.device.ping_pong import PingPong
 
 PAIR_EVERY_NS = 1_000_000_000
 FIRST_TRIES = 3
+LEAST_WORDS = 512  # a page
 
 _devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
@@ -32,6 +33,7 @@ class Device:
         with driver.relaxed():
             self._module, (self.stamp, self.nothing, pong) = driver.load(PTX, (STAMP, NOTHING, PONG))
             self._ping_pong = PingPong(driver, pong, now_ns)
+        self._spare: list[Words] = []
         self.time = DeviceTime()
         self._looking = threading.Lock()
         for _ in range(FIRST_TRIES):
@@ -58,20 +60,24 @@ class Device:
 
     def map_words(self, count: int) -> Words:
         """Words for stamps."""
+        for words in self._spare:
+            if count <= len(words) <= 8 * count:
+                self._spare.remove(words)
+                return words
         with self.driver.relaxed():
-            return self.driver.map_words(count)
+            return self.driver.map_words(max(count, LEAST_WORDS))
 
-    def free_words(self, words: Words) -> None:
-        """Give back words that no stamp writes any more."""
-        if not self.is_of_parent:
-            with self.driver.relaxed():
-                self.driver.free_words(words)
+    def spare_words(self, words: Words) -> None:
+        """No stamp writes `words` any more: others may. To free them here would make the host wait for the device."""
+        self._spare.append(words)
 
     def close(self) -> None:
         """Leave nothing of ours on the device; nothing of it may run any more."""
         if not self.is_of_parent and self._ping_pong.is_over:
             with self.driver.relaxed():
                 self._ping_pong.close()
+                while self._spare:
+                    self.driver.free_words(self._spare.pop())
                 self.driver.unload(self._module)
 
 

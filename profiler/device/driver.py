@@ -94,8 +94,8 @@ class Driver(Protocol):
     def edges(self, graph: int) -> list[Edge]:
         """The edges of `graph`."""
 
-    def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int) -> int:
-        """A new node of `graph` behind those of `after`: `kernel`, as a single thread."""
+    def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
+        """A new node of `graph` behind those of `after`: `kernel`, in so many blocks of one thread."""
 
     def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
         """Let the second node of each pair wait for the first."""
@@ -347,11 +347,11 @@ class CudaDriver:
         first, then, data = (c_uint64 * size)(), (c_uint64 * size)(), (c_uint64 * size)()
         if size:
             self._call("cuGraphGetEdges_v2", graph, first, then, data, byref(count))
-        return [Edge(*ends, not kind) for *ends, kind in zip(first, then, data, strict=True)]
+        return [Edge(one, other, not kind) for one, other, kind in zip(first, then, data, strict=True)]
 
-    def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int) -> int:
-        node, one = c_void_p(), (c_uint * 3)(1, 1, 1)
-        what = _KernelNode(kernel, one, one, 0, arguments or None)
+    def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
+        node, grid, block = c_void_p(), (c_uint * 3)(blocks, 1, 1), (c_uint * 3)(1, 1, 1)
+        what = _KernelNode(kernel, grid, block, 0, arguments or None)
         self._call("cuGraphAddKernelNode_v2", byref(node), graph, _handles(after), len(after), byref(what))
         return node.value or 0
 

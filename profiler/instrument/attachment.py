@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument import unseen
+from cbtop.profiler.instrument import captured_graphs, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
@@ -73,6 +74,9 @@ class Attachment:
                 module.__dict__.setdefault(ATTRIBUTE, None)  # the class is not asked at each of their calls
         for call in self._trunk:
             call.swap_in()
+        root = self.root()
+        if root is not None and self.steps.calls:
+            captured_graphs.look_into(self.steps, root)
 
     def detach(self) -> None:
         """Time this model no more, and leave no attribute behind. A step that is running ends as it began."""
@@ -80,6 +84,7 @@ class Attachment:
             if not self.is_attached:
                 return
             self._leave()
+            captured_graphs.look_no_more(self.steps)
             if not len(_attached):
                 _functions.unwrap()
             self.is_attached = False
@@ -189,7 +194,11 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
             else:
                 _functions.wrap(model.modules())
         if not attachment.model:
-            attachment.profiler.announce(_manifest(model, plan, engine))
+            manifest = _manifest(model, plan, engine)
+            attachment.profiler.announce(manifest)
+            attachment.steps.measured = lambda how: profiler.announce(
+                replace(manifest, backend=f"{manifest.backend}; {how}")
+            )
         attachment.begin()
     except BaseException:  # nothing stays half attached, whether it is ours or of a signal handler
         attachment.detach()
@@ -272,6 +281,7 @@ def uninstall() -> None:
     with _lock:
         if not len(_attached):  # also where the models were dropped, not detached
             _functions.unwrap()
+            captured_graphs.end()
 
 
 def attachments() -> list[Attachment]:

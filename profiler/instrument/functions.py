@@ -21,6 +21,7 @@ from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import classification
+from cbtop.profiler.instrument.capturing import Capture, capture_here
 from cbtop.profiler.instrument.steps import Generation, recorded_here, swapped_in, unit
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import elements_of
@@ -123,6 +124,9 @@ def timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], n
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() or not swapped_in:
             return original(*args, **kwargs)
+        capture = capture_here()
+        if capture is not None:
+            return _noted(capture, original, brick_of, name, args, kwargs)
         timer = None
         try:
             here = recorded_here()
@@ -144,6 +148,30 @@ def timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], n
         return result
 
     return call
+
+
+def _noted(
+    capture: Capture,
+    original: Function,
+    brick_of: Callable[[Any, Any], tuple[Any, int]],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """A call of `original`, of which `capture` notes between which nodes of the graph it lies."""
+    span, elements = None, 0
+    try:
+        if getattr(capture.innermost, "name", None) != name:
+            brick, elements = brick_of(args, kwargs)
+            span = capture.begin(brick, None)
+    except Exception as error:  # noqa: BLE001 - see the rules
+        capture.failed(error)
+    result = original(*args, **kwargs)
+    try:
+        capture.end(span, elements)
+    except Exception as error:  # noqa: BLE001 - see the rules
+        capture.failed(error)
+    return result
 
 
 ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")

@@ -16,7 +16,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 from weakref import ref
@@ -25,6 +25,7 @@ import torch
 from torch.compiler import is_compiling
 
 from cbtop.profiler.instrument import phases
+from cbtop.profiler.instrument.capturing import Capture, capture_here
 from cbtop.profiler.instrument.phases import VERIFY, describe
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call
@@ -230,11 +231,13 @@ class ModelSteps:
         self.give_up = give_up
         self.calls: Sequence[BrickCall] = ()
         self.is_of_runner = False  # the model's own calls are no steps
+        self.on_device: dict[Hashable, Hashable] = {}  # of bricks that the host times, what they are on the device
+        self.measured: Callable[[str], None] = lambda how: None  # is told how the device's times come about
         self._looks = 0
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be
         self._lock = threading.RLock()  # a handler of the host's may call the model where a signal finds us in here
-        self._recorded: set[OpenStep] = set()  # that run
+        self._recorded: set[OpenStep | Capture] = set()  # that run, and captures that note its calls
 
     def after_fork(self) -> None:
         """In a child nobody holds the lock, and of the steps that ran those of this thread are left."""
@@ -260,6 +263,9 @@ class ModelSteps:
 
     def run_model(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model: as a step, unless it is a runner's, whose warm-ups call it outside of any."""
+        capture = capture_here()
+        if capture is not None:
+            return self._noted(capture, call, args, kwargs)
         if not self.is_of_runner:
             return self.run(call, args, kwargs)
         try:
@@ -268,6 +274,26 @@ class ModelSteps:
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             self.failed(error)
         return call.plain(*args, **kwargs)
+
+    def _noted(self, capture: Capture, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model while a graph is captured: nothing runs: it is no step, and `capture` notes the calls."""
+        span = None
+        try:
+            if self.profiler.enabled and not capture.is_in_call_of(self):
+                self.follow(capture)
+                span = capture.begin_model(self, call.describe(args, kwargs, None))
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            capture.failed(error)
+        try:
+            return call.plain(*args, **kwargs)
+        finally:
+            if span is not None:
+                try:
+                    capture.end(span)
+                    self.ended(capture)
+                    self.follow(None)
+                except Exception as error:  # noqa: BLE001 - as above
+                    self.failed(error)
 
     def run(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model as a step; inside a step of its own it is only called."""
@@ -313,7 +339,7 @@ class ModelSteps:
             return None
         return step
 
-    def follow(self, recorded: OpenStep | None) -> None:
+    def follow(self, recorded: OpenStep | Capture | None) -> None:
         """Swap the calls in for a step that is recorded, and out for one that is not, where no other is running."""
         if recorded is None and self._are_in is False:
             return
@@ -354,7 +380,7 @@ class ModelSteps:
             self.calls = ()
             self._are_in = False
 
-    def ended(self, step: OpenStep) -> None:
+    def ended(self, step: OpenStep | Capture) -> None:
         with self._lock:
             self._recorded.discard(step)
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from cbtop.profiler.instrument.capturing import Capture, capture_here, captures
 from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
@@ -193,6 +194,10 @@ class BrickCall(Call):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self.plain(*args, **kwargs)
+        if captures:
+            capture = capture_here()
+            if capture is not None:
+                return self._noted(capture, args, kwargs)
         step: Any = self._path.position.step
         if step is None or step.model != self._model:
             return self.plain(*args, **kwargs)
@@ -210,6 +215,21 @@ class BrickCall(Call):
                 self._stop(timer, args[0].numel())
             else:
                 self._stop(timer, elements_of(args, kwargs))
+        return result
+
+    def _noted(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's call, of which `capture` notes between which nodes of the graph it lies."""
+        span = None
+        try:
+            if capture.steps is self._steps():
+                span = capture.begin(self._key, self.module())
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            capture.failed(error)
+        result = self.plain(*args, **kwargs)
+        try:
+            capture.end(span, elements_of(args, kwargs))
+        except Exception as error:  # noqa: BLE001 - as above
+            capture.failed(error)
         return result
 
 
