@@ -1,4 +1,4 @@
-"""A model written as a serving engine does: static buffers, fused products, one graph a batch size. Sizes as of 7B."""
+"""A model written as a serving engine does: static buffers, fused products, one graph a batch size. 7B-shaped."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ Rules
   what they did, and note. At the last one's detachment the class has what it had.
 - While a graph is captured, calls of a model and its parts note between which nodes they lie (capturing.py). The
   first call of the model says what a replay is: with one new token a sequence it is a decode.
-- A replay in an open step gives that step its layers and bricks; one outside of any is a step: from the first stamp to
-  the last. Which are recorded, the profiler decides as for any step.
+- A replay in an open step gives that step its layers and bricks; one outside of any is a step, from the first stamp
+  to the last. Which are recorded, the profiler decides as for any step.
 - Nobody waits for the device: stamps are read at the next replay, or when the books are asked for. The step is
   recorded then, in the host's time.
 - What the stamps cost is measured on the device and taken off, stretch by stretch.

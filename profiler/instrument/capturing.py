@@ -8,7 +8,7 @@ from __future__ import annotations
 from _thread import get_ident
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument.trouble import in_words, ours
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cbtop.profiler.instrument.phases import Call
-    from cbtop.profiler.instrument.steps import ModelSteps
 
 MAX_CALLS = 20_000
 
@@ -40,18 +39,18 @@ class Capture:
 
     def __init__(self, last: Callable[[], Last]) -> None:
         self._last = last
-        self.steps: ModelSteps | None = None  # whose model is called in it
+        self.steps: Any = None  # the ModelSteps whose model is called in it
         self.calls: list[Call] = []  # of that model
         self.spans: list[Span] = []
         self.why_not = ""  # its times would not be what they say they are
         self._open: list[Span] = []
         self._count = 0
 
-    def is_in_call_of(self, steps: ModelSteps) -> bool:
+    def is_in_call_of(self, steps: object) -> bool:
         """Whether a call of that model goes on."""
         return self.steps is steps and bool(self._open)
 
-    def begin_model(self, steps: ModelSteps, call: Call) -> Span | None:
+    def begin_model(self, steps: object, call: Call) -> Span | None:
         """A model is called, which `call` describes."""
         if self.steps not in (None, steps):
             self.why_not = "two models are called in it"

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cbtop.profiler.device.driver import DriverError, Launch
+from cbtop.profiler.device.driver import DriverError, Edge, Launch
 from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, NOTHING, PING, PONG, RESOLUTION, STAMP
 
 READING_NS = 50  # what the host pays to read its clock
@@ -25,6 +25,30 @@ class FakeWords(list[int]):
     def __init__(self, address: int, count: int) -> None:
         super().__init__([0] * count)
         self.address = address
+
+
+@dataclass
+class FakeGraph:
+    """Nodes with what each runs (a kernel with its arguments, or how long it takes), and edges."""
+
+    nodes: dict[int, tuple[str, list[int]] | int] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+    origin: dict[int, int] = field(default_factory=dict)  # of a clone: its nodes by those of the graph it was made of
+
+    def in_order(self) -> list[int]:
+        """The nodes, each behind all that it waits for. Raises DriverError where they wait for each other."""
+        order: list[int] = []
+        while len(order) < len(self.nodes):
+            done = set(order)
+            ready = [
+                node
+                for node in self.nodes
+                if node not in done and all(edge.first in done for edge in self.edges if edge.then == node)
+            ]
+            if not ready:
+                raise DriverError("CUDA_ERROR_INVALID_VALUE: a cycle")
+            order += ready
+        return order
 
 
 @dataclass
@@ -52,6 +76,9 @@ class FakeDriver:
         self._modules: set[int] = set()
         self._handles = 0x1000
         self._pongs: list[_Pongs] = []
+        self.graphs: dict[int, FakeGraph] = {}
+        self.executables: dict[int, list[tuple[str, list[int]] | int]] = {}
+        self.most_nodes: int | None = None  # that can be instantiated
 
     # --- the world ------------------------------------------------------------------------------------------
 
@@ -72,7 +99,8 @@ class FakeDriver:
     @property
     def left(self) -> list[object]:
         """What was taken and not given back."""
-        return [*self._words, *self._modules, *(stream for stream in self._streams if stream >= 0x1000)]
+        streams = [stream for stream in self._streams if stream >= 0x1000]
+        return [*self._words, *self._modules, *streams, *self.graphs, *self.executables]
 
     def _run(self) -> None:
         for stream in self._streams.values():
@@ -82,6 +110,13 @@ class FakeDriver:
                 if at_ns > self.host_ns:
                     break
                 stream.waiting.popleft()
+                if name == "graph":
+                    for what in self.executables[arguments[0]]:
+                        at_ns += what if isinstance(what, int) else KERNEL_NS
+                        if not isinstance(what, int):
+                            self._ran(*what, at_ns)
+                    stream.free_ns = at_ns
+                    continue
                 stream.free_ns = at_ns + KERNEL_NS
                 self._ran(name, arguments, at_ns)
         for pongs in list(self._pongs):
@@ -161,6 +196,75 @@ class FakeDriver:
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:
         yield
+
+    # --- graphs -------------------------------------------------------------------------------------------------
+
+    def captured_last(self, stream: int) -> list[int] | None:
+        return None
+
+    def new_graph(self) -> int:
+        graph = self.handle()
+        self.graphs[graph] = FakeGraph()
+        return graph
+
+    def add(
+        self, graph: int, after: Sequence[int] = (), duration_ns: int = KERNEL_NS, *, is_plain: bool = True
+    ) -> int:
+        """A node of the host's own: a kernel, a copy, a child graph."""
+        node = self.handle()
+        self.graphs[graph].nodes[node] = duration_ns
+        self.graphs[graph].edges += [Edge(one, node, is_plain) for one in after]
+        return node
+
+    def clone(self, graph: int) -> int:
+        original, clone = self.graphs[graph], self.new_graph()
+        copy = self.graphs[clone]
+        copy.origin = {node: self.handle() for node in original.nodes}
+        copy.nodes = {copy.origin[node]: what for node, what in original.nodes.items()}
+        copy.edges = [Edge(copy.origin[one], copy.origin[other], plain) for one, other, plain in original.edges]
+        return clone
+
+    def in_clone(self, node: int, clone: int) -> int:
+        return self.graphs[clone].origin[node]
+
+    def destroy_graph(self, graph: int) -> None:
+        del self.graphs[graph]
+
+    def nodes(self, graph: int) -> list[int]:
+        return list(self.graphs[graph].nodes)
+
+    def edges(self, graph: int) -> list[Edge]:
+        return list(self.graphs[graph].edges)
+
+    def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
+        node, name = self.handle(), self._kernels[kernel]
+        self.graphs[graph].nodes[node] = (name, _values(arguments, _ARGUMENTS[name]))
+        self.add_edges(graph, [(one, node) for one in after])
+        return node
+
+    def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
+        self.graphs[graph].edges += [Edge(one, other, True) for one, other in edges]
+
+    def remove_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
+        for one, other in edges:
+            self.graphs[graph].edges.remove(Edge(one, other, True))
+
+    def instantiate(self, graph: int) -> int:
+        there = self.graphs[graph]
+        if self.most_nodes is not None and len(there.nodes) > self.most_nodes:
+            raise DriverError("CUDA_ERROR_OUT_OF_MEMORY")
+        executable = self.handle()
+        self.executables[executable] = [there.nodes[node] for node in there.in_order()]
+        return executable
+
+    def destroy_executable(self, executable: int) -> None:
+        del self.executables[executable]
+
+    def upload(self, executable: int, stream: int) -> None:
+        pass
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        self._streams.setdefault(stream, Stream()).waiting.append(("graph", [executable], self.host_ns))
 
 
 class _Pongs:
