@@ -60,10 +60,11 @@ class Device:
 
     def map_words(self, count: int) -> Words:
         """Words for stamps."""
-        for words in self._spare:
-            if count <= len(words) <= 8 * count:
-                self._spare.remove(words)
-                return words
+        fitting = [words for words in self._spare if len(words) >= count]
+        if fitting:
+            words = min(fitting, key=len)
+            self._spare.remove(words)
+            return words
         with self.driver.relaxed():
             return self.driver.map_words(max(count, LEAST_WORDS))
 

@@ -36,6 +36,12 @@ class Words(Protocol):
 
     def __len__(self) -> int: ...
 
+    def first(self, count: int, /) -> list[int]:
+        """The first `count`."""
+
+    def clear(self, count: int, /) -> None:
+        """Let the first `count` be 0."""
+
 
 Launch = Callable[[int], None]  # the address of the kernel's arguments, as `Arguments` lays them out
 
@@ -185,6 +191,12 @@ class MappedWords:
 
     def __len__(self) -> int:
         return self._count
+
+    def first(self, count: int, /) -> list[int]:
+        return self._words[:count]
+
+    def clear(self, count: int, /) -> None:
+        ctypes.memset(self.host, 0, 8 * count)
 
 
 _Handle, _Count = POINTER(c_void_p), POINTER(c_size_t)

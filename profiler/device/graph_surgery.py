@@ -17,6 +17,7 @@ from cbtop.profiler.device.device import Device
 from cbtop.profiler.device.driver import Arguments, Driver
 
 START, END = 0, -1  # no node has these handles
+MAX_NODES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +29,17 @@ class Shape:
 
     @classmethod
     def of(cls, driver: Driver, graph: int) -> Shape:
-        """Raises ValueError for a graph without nodes."""
+        """Raises ValueError for a graph without nodes, or with too many."""
         nodes, edges = driver.nodes(graph), driver.edges(graph)
-        if not nodes:
-            raise ValueError("it has no nodes")
+        if not 0 < len(nodes) <= MAX_NODES:
+            raise ValueError(f"it has {len(nodes) or 'no'} nodes")
         behind: dict[int, list[int]] = {node: [] for node in nodes}
+        ahead: dict[int, list[int]] = {node: [] for node in nodes}
         waits = dict.fromkeys(nodes, 0)
         overlaps = set()
         for edge in edges:
             behind[edge.first].append(edge.then)
+            ahead[edge.then].append(edge.first)
             waits[edge.then] += 1
             if not edge.is_plain:
                 overlaps.add(edge.first)
@@ -49,25 +52,14 @@ class Shape:
                 waits[then] -= 1
                 if not waits[then]:
                     ready.append(then)
-        at = {node: index for index, node in enumerate(order)}
-        before: dict[int, list[int]] = {node: [] for node in nodes}
-        for edge in edges:
-            before[edge.then].append(at[edge.first])
-        # All passes behind the node at `index` if nobody before it leads past it, or nowhere, and whoever comes later
-        # waits for it or for one that does.
-        reach = [max((at[then] for then in behind[node]), default=len(order)) for node in order]
-        earliest = [min(before[node], default=-1) for node in order]
-        furthest, is_cut = 0, []
-        for index in range(len(order)):
-            is_cut.append(furthest <= index)
-            furthest = max(furthest, reach[index])
-        least = len(order)
-        places = {}
-        for index in reversed(range(len(order))):
-            if is_cut[index] and least >= index and order[index] not in overlaps:
-                places[order[index]] = index + 1
-            least = min(least, earliest[index])
-        found = {START: 0} | dict(reversed(places.items()))
+        earlier = _reachable(order, ahead)
+        later = _reachable(order[::-1], behind)
+        places = {
+            node: index + 1
+            for index, node in enumerate(order)
+            if earlier[node] == index and later[node] == len(order) - 1 - index and node not in overlaps
+        }
+        found = {START: 0} | places
         if order[-1] not in found:
             found[END] = len(order)
         return cls(found, len(order))
@@ -83,6 +75,18 @@ class Shape:
             return None
         place = last[0] if last else START
         return place if place in self.places else None
+
+
+def _reachable(order: Sequence[int], ahead: dict[int, list[int]]) -> dict[int, int]:
+    """How many nodes each comes behind, where `order` has every node behind those of `ahead`."""
+    bit = {node: 1 << index for index, node in enumerate(order)}
+    found: dict[int, int] = {}
+    for node in order:
+        bits = 0
+        for one in ahead[node]:
+            bits |= found[one] | bit[one]
+        found[node] = bits
+    return {node: bits.bit_count() for node, bits in found.items()}
 
 
 class StampedGraph:
@@ -113,9 +117,7 @@ class StampedGraph:
 
     def launch(self, stream: int) -> None:
         """Enqueue it; only if it is not running."""
-        words = self._words
-        for at in range(self._count):
-            words[at] = 0
+        self._words.clear(self._count)
         self._device.driver.launch_graph(self._executable, stream)
         self.is_running = True
 
@@ -123,7 +125,7 @@ class StampedGraph:
         """The device's time at each place in the last launch; None while it has not got through."""
         if not self._words[self._count - 1]:
             return None
-        times = [self._words[at] for at in range(self._count)]
+        times = self._words.first(self._count)
         if not all(times):
             return None
         self.is_running = False

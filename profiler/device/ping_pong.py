@@ -38,8 +38,7 @@ class PingPong:
         words, now_ns = self._words, self._now_ns
         if not words[ENDED]:  # the last kernel was late, and is not through yet
             return None
-        for index in range(len(words)):
-            words[index] = 0
+        words.clear(len(words))
         self._launch(self._arguments.at(0))
         try:
             if self._heard(RESOLUTION, now_ns() + START_LIMIT_NS) is None:

@@ -33,8 +33,7 @@ class Measurement:
         self._device = device
         self._count = _ROUND * ROUNDS * len(BLOCKS)
         self._words = device.map_words(self._count)
-        for at in range(self._count):
-            self._words[at] = 0
+        self._words.clear(self._count)
         arguments = Arguments([(self._words.address + 8 * at,) for at in range(self._count)])
         driver = device.driver
         with driver.relaxed():
@@ -50,7 +49,7 @@ class Measurement:
         """What was found; None while it runs."""
         if not self._words[self._count - 1]:
             return None
-        times = [self._words[at] for at in range(self._count)]
+        times = self._words.first(self._count)
         found = []
         per_block = ROUNDS * _ROUND
         for first in range(0, self._count, per_block):

@@ -12,8 +12,9 @@ Rules
 - What the stamps cost is measured on the device and taken off, stretch by stretch.
 - What lies between bricks is named "Other kernels": the books close. Where every step is recorded, the bricks of
   each layer are looked at in one step of STRIPES, and are "Bricks of another turn" in the others.
-- A graph that cannot be stamped (it draws random numbers, parallel branches, two models) is left alone, and so is one
-  where anything of ours fails: it is said in one line, and the host's own replay runs.
+- Where kernels run side by side no stamp may stand: what begins or ends there is left out. A graph that draws random
+  numbers, or two models are called in, is left alone, and so is one where anything of ours fails: that is said in one
+  line, and the host's own replay runs.
 """
 
 from __future__ import annotations
@@ -109,6 +110,9 @@ class Plan:
             first, last = self._number(span.begin), self._number(span.end)
             if first is None or last is None or not at <= first <= last <= end:
                 self.left_out += 1
+                before = len(self._found)
+                self._walk(span.inside, keys if span.key is None else (*keys, span.key), at, end, names_gaps=False)
+                at = max([at, *(found[2] for found in self._found[before:])])
                 continue
             if first == last:  # nothing of it runs on the device
                 continue
@@ -215,7 +219,6 @@ class CapturedGraph:
             return
         ready = None
         try:
-            self._on.settle()
             ready = self._ready(graph)
             if ready is not None:
                 ready.stamped.launch(ready.stream)
@@ -225,12 +228,16 @@ class CapturedGraph:
             ready = None
         if ready is None:
             original(graph)
-            return
-        self._turn += 1
-        if ready.step is not None:
-            ready.step.wait()
-        self.launches.append(ready)
-        self._on.launched(self)
+        else:
+            self._turn += 1
+            if ready.step is not None:
+                ready.step.wait()
+            self.launches.append(ready)
+            self._on.launched(self)
+        try:  # now that the device is busy
+            self._on.settle()
+        except Exception as error:  # noqa: BLE001 - as above
+            ours(error, "some steps of captured graphs are not recorded")
 
     def _drawn(self) -> int | None:
         """How many random numbers the device's generator has given."""
@@ -270,10 +277,11 @@ class CapturedGraph:
         if not self._variants and not self._build(graph, stream):
             return None
         stamped, plan = self._variants[self._turn % len(self._variants)]
+        if stamped.is_running:
+            self._on.settle()
         if stamped.is_running:  # the host is ahead of its device
             self._lost += step is None
             return None
-        self._on.device.look_at_clocks()
         return Launch(stamped, plan, step, stream)
 
     def _build(self, graph: Any, stream: int) -> bool:
@@ -448,6 +456,7 @@ class OneDevice:
             self._settling.release()
 
     def _settle(self) -> None:
+        self.device.look_at_clocks()
         if self._measurement is not None:
             self._measured = self._measurement.read()
             if self._measured is not None:

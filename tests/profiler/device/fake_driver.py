@@ -26,6 +26,12 @@ class FakeWords(list[int]):
         super().__init__([0] * count)
         self.address = address
 
+    def first(self, count: int) -> list[int]:
+        return self[:count]
+
+    def clear(self, count: int = 0) -> None:
+        self[:count] = [0] * count
+
 
 @dataclass
 class FakeGraph:

@@ -331,6 +331,7 @@ def test_a_forked_child_does_nothing_on_the_device(profiler: BrickProfiler, memo
     assert replay(engine, 4, memory, profiler)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own
 def test_compiled_with_cudagraphs_nothing_is_looked_into_and_outputs_are_the_same(profiler: BrickProfiler) -> None:
     torch._dynamo.reset()
     model = lean(**SMALL)
