@@ -142,8 +142,8 @@ class BrickProfiler:
         self._sync_mode = sync_mode
         self._clock: DeviceClock = HostClock(clock_ns) if device_clock is None else device_clock
         self._pending = Pending(self._clock, callbacks.record)
-        #: Each records what a device has told meanwhile of work that others let it time; waits for it where it may.
-        self.settlers: list[Callable[[bool], None]] = []
+        # Each records what a device has told meanwhile of work that others let it time; waits for it where it may.
+        self._settlers: list[Callable[[bool], None]] = []
         self._device_path: DevicePath | None = None
         self._host_path = host_path(callbacks, clock_ns)
         self._path: Path = self._host_path
@@ -220,7 +220,7 @@ class BrickProfiler:
         self._pending.finalize()
 
     def _settle(self, may_wait: bool = False) -> None:
-        for settle in list(self.settlers):
+        for settle in list(self._settlers):
             settle(may_wait)
 
     def timed(

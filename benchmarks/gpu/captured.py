@@ -1,4 +1,4 @@
-"""What brick times inside a captured graph cost: `python -m benchmarks.gpu.captured [batch ...]`.
+"""What brick times inside a captured graph cost: `python -m benchmarks.gpu.captured [transformers] [batch ...]`.
 
 A decode step of a 7B-shaped model in bf16 as one captured graph, replayed and waited for, as an engine does that
 reads its tokens. Rounds of four kinds interleaved: the replay as torch does it without us (twice: their ratio is the
@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.lean import Engine, lean
+from benchmarks.gpu.lean import Engine, lean, transformers_llama
 from cbtop.profiler.instrument import attach, captured_graphs
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-ROUNDS, STEPS, WARM_UP = 24, 40, 600
+ROUNDS, STEPS, WARM_UP = 20, 30, 600
 PERCENT = 1.0
 
 
@@ -43,8 +43,8 @@ def build_bytes(engine: Any) -> tuple[int, float]:
     return free - torch.cuda.mem_get_info()[0], slowest
 
 
-def of_batch(batch: int) -> None:
-    model, another = lean(batch), lean(batch)
+def of_batch(batch: int, make: Callable[[int], Any]) -> None:
+    model, another = make(batch), make(batch)
     bare = Engine(model, batch).capture()
     governed = GovernedProfiler(PERCENT, recorder=RingRecorder())
     every = BrickProfiler()
@@ -67,7 +67,9 @@ def of_batch(batch: int) -> None:
         names = list(kinds)
         for name in names[at % len(names) :] + names[: at % len(names)]:
             found[name].append(timed_ns(kinds[name], STEPS))
-    print(f"batch {batch}: {nodes} nodes, bare {statistics.median(found['bare']) / 1000:.0f} us a step")
+    print(
+        f"{make.__name__}, batch {batch}: {nodes} nodes, bare {statistics.median(found['bare']) / 1000:.0f} us a step"
+    )
     for name in list(kinds)[1:]:
         ratios = sorted(mine / other for mine, other in zip(found[name], found["bare"], strict=True))
         middle, low, high = statistics.median(ratios), ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
@@ -76,6 +78,9 @@ def of_batch(batch: int) -> None:
         print(f"  {name:12} {size / (1 << 20):.0f} MiB on the device, longest of 8 steps {1000 * seconds:.0f} ms")
     on = captured_graphs._devices[0]
     print(f"  one step in {governed.governor.every}; a stamp costs {on._measured}; {on.device.time.last}")
+    for (name, _), kind in governed.governor._kinds.items():
+        costs = {sort.value: kind.estimate(sort) for sort in kind.counts}
+        print(f"  {name}: {kind.seen} steps, {kind.counts}, a plain one {kind.plain_ns} ns; paid in ns: {costs}")
     governed.finalize()
     every.finalize()
     for profiler in (governed, every):
@@ -86,8 +91,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     driver = torch.cuda.get_device_properties(0)
     print(f"{time.strftime('%Y-%m-%d')} {driver.name}, torch {torch.__version__}: {' '.join(sys.argv)}")
-    for batch in [int(word) for word in sys.argv[1:]] or [1, 16]:
-        of_batch(batch)
+    make = transformers_llama if "transformers" in sys.argv else lean
+    for batch in [int(word) for word in sys.argv[1:] if word.isdigit()] or [1, 16]:
+        of_batch(batch, make)
 
 
 if __name__ == "__main__":

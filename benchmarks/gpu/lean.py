@@ -122,3 +122,29 @@ def lean(batch: int = 1, *, seed: int = 0, **sizes: int) -> Any:
     with torch.device("cuda"):
         model = Lean(batch=batch, **sizes).to(torch.bfloat16)
     return model.eval()
+
+
+class _Called(torch.nn.Module):
+    """A model of transformers with its static cache, called as `Engine` calls one."""
+
+    def __init__(self, model: Any, cache: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.cache = cache
+
+    def forward(self, words: Tensor, at: Tensor) -> Tensor:
+        scores: Tensor = self.model(words, past_key_values=self.cache, cache_position=at, use_cache=True).logits
+        return scores
+
+
+def transformers_llama(batch: int = 1) -> Any:
+    """Llama 7B as transformers writes it, in bf16 with random weights and a static cache, on the CUDA device."""
+    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+    config = LlamaConfig(
+        num_hidden_layers=32, hidden_size=4096, intermediate_size=11008, max_position_embeddings=2048
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    return _Called(model, StaticCache(config=config, max_cache_len=512))

@@ -25,9 +25,11 @@ import threading
 import time
 import weakref
 from _thread import get_ident
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -39,7 +41,6 @@ from cbtop.profiler.device.graph_surgery import START, Shape, StampedGraph
 from cbtop.profiler.device.stamp_cost import Measurement, StampCost
 from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
 from cbtop.profiler.instrument.governor import GovernedProfiler, Mark
-from cbtop.profiler.instrument.phases import DECODE
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import device_of, work_of
@@ -50,7 +51,8 @@ STRIPES = 4  # where every step is recorded, the bricks of a layer are looked at
 MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
 WAIT_S = 2.0  # for the device, where the books are closed
 NAP_S = 1e-3
-LONGEST_TURN_NS = 1_000_000_000  # from replay to replay: beyond, the host was idle
+LONGEST_TURN = 4  # from replay to replay, in the median of the last: beyond, the host was idle
+TURNS_KEPT = 32
 
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 ANOTHER_TURN = BrickDefinition(
@@ -167,10 +169,9 @@ class Launch:
 class Turn:
     """From one replay outside of steps to the next: a step, for whoever governs them."""
 
-    def __init__(self, name: str, begun_ns: int, thread: int) -> None:
+    def __init__(self, name: str, begun_ns: int) -> None:
         self.name = name
         self.begun_ns = begun_ns
-        self.thread = thread
         self.mark: Mark | None = None
         self.own_ns = 0
 
@@ -188,8 +189,7 @@ class CapturedGraph:
         self.profiler = steps.profiler
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
-        is_decode = all([0 < call.tokens == call.sequences for call in calls])
-        self._phase = DECODE if is_decode else calls[0].phase
+        self.phase = calls[0].phase
         self._is_checked = False  # for random numbers
         self._variants: list[tuple[StampedGraph, Plan]] = []
         self._turn = 0
@@ -271,7 +271,7 @@ class CapturedGraph:
     @property
     def _key(self) -> tuple[object, ...]:
         model = self.steps.model
-        return (NodeKind.STEP, self._phase, model) if model else (NodeKind.STEP, self._phase)
+        return (NodeKind.STEP, self.phase, model) if model else (NodeKind.STEP, self.phase)
 
     def _launch_of(self, graph: Any, step: Step | None, stream: int) -> Launch | None:
         if not self._variants and not self._build(graph, stream):
@@ -347,7 +347,7 @@ class CapturedGraph:
             return
         lost, self._lost = self._lost, 0
         steps.record(
-            self._phase,
+            self.phase,
             self._tokens,
             begun_ns,
             at[-1],
@@ -394,6 +394,7 @@ class OneDevice:
         self._measurement: Measurement | None = None
         self._measured: StampCost | None = None
         self._turns: dict[tuple[int, str], Turn] = {}
+        self._took: deque[int] = deque(maxlen=TURNS_KEPT)  # turns of late
         self._settling = threading.Lock()
 
     def stream(self) -> int | None:
@@ -431,9 +432,10 @@ class OneDevice:
         if before is not None:
             governor.left(before, model)
             duration_ns = now_ns - before.begun_ns
-            if before.mark is not None and duration_ns < LONGEST_TURN_NS:
+            self._took.append(duration_ns)
+            if before.mark is not None and duration_ns <= LONGEST_TURN * median(self._took):
                 governor.ended(before.name, model, duration_ns, before.mark, before.own_ns)
-        turn = self._turns[thread, model] = Turn(graph._phase, now_ns, thread)
+        turn = self._turns[thread, model] = Turn(graph.phase, now_ns)
         return turn
 
     def settle(self, *, may_wait: bool = False) -> None:
@@ -508,8 +510,8 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
         return
     with _lock:
         _users.add(steps)
-        if settle not in steps.profiler.settlers:
-            steps.profiler.settlers.append(settle)
+        if settle not in steps.profiler._settlers:
+            steps.profiler._settlers.append(settle)
         if _replaced:
             return
         if not is_possible():

@@ -26,7 +26,7 @@ from torch.compiler import is_compiling
 
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import Capture, capture_here
-from cbtop.profiler.instrument.phases import VERIFY, describe
+from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call
 from cbtop.profiler.positions import finder
@@ -281,7 +281,7 @@ class ModelSteps:
         try:
             if self.profiler.enabled and not capture.is_in_call_of(self):
                 self.follow(capture)
-                span = capture.begin_model(self, call.describe(args, kwargs, None))
+                span = capture.begin_model(self, call.describe_captured(args, kwargs))
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             capture.failed(error)
         try:
@@ -405,6 +405,11 @@ class ModelCall(Call):
         is_assisted = generation is not None and generation.is_assisted
         named = dict(zip(self._names, args, strict=False))
         return describe(args[len(named) :], named | kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
+
+    def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
+        """What a replay of the call does, which is captured now."""
+        named = dict(zip(self._names, args, strict=False))
+        return describe_captured(args[len(named) :], named | kwargs, has_cache=self.has_cache)
 
     def may_wait(self, generation: Generation | None) -> bool:
         return generation is not None and generation.model is self.module()
