@@ -43,17 +43,19 @@ class FakeGraph:
 
     def in_order(self) -> list[int]:
         """The nodes, each behind all that it waits for. Raises DriverError where they wait for each other."""
-        order: list[int] = []
-        while len(order) < len(self.nodes):
-            done = set(order)
-            ready = [
-                node
-                for node in self.nodes
-                if node not in done and all(edge.first in done for edge in self.edges if edge.then == node)
-            ]
-            if not ready:
-                raise DriverError("CUDA_ERROR_INVALID_VALUE: a cycle")
-            order += ready
+        waits = dict.fromkeys(self.nodes, 0)
+        behind: dict[int, list[int]] = {node: [] for node in self.nodes}
+        for edge in self.edges:
+            waits[edge.then] += 1
+            behind[edge.first].append(edge.then)
+        order = [node for node in self.nodes if not waits[node]]
+        for node in order:
+            for then in behind[node]:
+                waits[then] -= 1
+                if not waits[then]:
+                    order.append(then)
+        if len(order) < len(self.nodes):
+            raise DriverError("CUDA_ERROR_INVALID_VALUE: a cycle")
         return order
 
 
