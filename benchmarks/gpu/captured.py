@@ -22,11 +22,13 @@ from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-ROUNDS, STEPS, WARM_UP = 20, 30, 600
+ROUNDS, STEPS, WARM_UP = 20, 30, 20  # rounds, steps of each, rounds to warm up in
 PERCENT = 1.0
 
 
-def timed_ns(step: Callable[[], None], steps: int) -> float:
+def timed_ns(engine: Engine, step: Callable[[], None], steps: int) -> float:
+    engine.restart()
+    torch.cuda.synchronize()
     begun = time.perf_counter_ns()
     for _ in range(steps):
         step()
@@ -34,12 +36,12 @@ def timed_ns(step: Callable[[], None], steps: int) -> float:
     return (time.perf_counter_ns() - begun) / steps
 
 
-def build_bytes(engine: Any) -> tuple[int, float]:
+def build_bytes(engine: Engine) -> tuple[int, float]:
     """What the stamped clones of an engine's graph took: bytes on the device, and seconds; from its first replays."""
     free = torch.cuda.mem_get_info()[0]
     slowest = 0.0
     for _ in range(8):
-        slowest = max(slowest, timed_ns(engine.step, 1) / 1e9)
+        slowest = max(slowest, timed_ns(engine, engine.step, 1) / 1e9)
     return free - torch.cuda.mem_get_info()[0], slowest
 
 
@@ -54,22 +56,22 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     nodes = len(captured_graphs._devices[0].device.driver.nodes(int(default.graph.raw_cuda_graph())))
     took = {"default": build_bytes(default), "every step": build_bytes(striped)}
     plain = torch._C._CUDAGraph.replay
-    kinds: dict[str, Callable[[], None]] = {
-        "bare": lambda: plain(bare.graph),
-        "bare again": lambda: plain(bare.graph),
-        "default": default.step,
-        "every step": striped.step,
+    kinds: dict[str, tuple[Engine, Callable[[], None]]] = {
+        "bare": (bare, lambda: plain(bare.graph)),
+        "bare again": (bare, lambda: plain(bare.graph)),
+        "default": (default, default.step),
+        "every step": (striped, striped.step),
     }
-    for step in kinds.values():
-        timed_ns(step, WARM_UP if step == default.step else 50)
+    for name, (engine, step) in kinds.items():
+        for _ in range(WARM_UP if name == "default" else 2):
+            timed_ns(engine, step, STEPS)
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for at in range(ROUNDS):
         names = list(kinds)
         for name in names[at % len(names) :] + names[: at % len(names)]:
-            found[name].append(timed_ns(kinds[name], STEPS))
-    print(
-        f"{make.__name__}, batch {batch}: {nodes} nodes, bare {statistics.median(found['bare']) / 1000:.0f} us a step"
-    )
+            found[name].append(timed_ns(*kinds[name], STEPS))
+    bare_us = statistics.median(found["bare"]) / 1000
+    print(f"{make.__name__}, batch {batch}: {nodes} nodes, bare {bare_us:.0f} us a step")
     for name in list(kinds)[1:]:
         ratios = sorted(mine / other for mine, other in zip(found[name], found["bare"], strict=True))
         middle, low, high = statistics.median(ratios), ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
@@ -79,8 +81,10 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     on = captured_graphs._devices[0]
     print(f"  one step in {governed.governor.every}; a stamp costs {on._measured}; {on.device.time.last}")
     for (name, _), kind in governed.governor._kinds.items():
-        costs = {sort.value: kind.estimate(sort) for sort in kind.counts}
-        print(f"  {name}: {kind.seen} steps, {kind.counts}, a plain one {kind.plain_ns} ns; paid in ns: {costs}")
+        costs = {sort.value: kind.estimate(sort) for sort, count in kind.counts.items() if count}
+        print(f"  {name}: {kind.seen} steps, paid in ns: {costs}")
+    own = sorted(governed.governor._own)
+    print(f"  a plain step pays {own[len(own) // 2] / 1000:.1f} us (median of the last {len(own)})")
     governed.finalize()
     every.finalize()
     for profiler in (governed, every):

@@ -111,6 +111,12 @@ class Engine:
             self.scores = self.model(self.words, self.at)
         return self
 
+    def restart(self) -> None:
+        """Begin with an empty cache, where the model counts what is in it."""
+        cache = getattr(self.model, "cache", None)
+        if cache is not None:
+            cache.reset()
+
     def step(self) -> None:
         """Enqueue one."""
         self.graph.replay()

@@ -25,11 +25,9 @@ import threading
 import time
 import weakref
 from _thread import get_ident
-from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 import torch
@@ -40,7 +38,7 @@ from cbtop.profiler.device.driver import CudaDriver, Driver
 from cbtop.profiler.device.graph_surgery import START, Shape, StampedGraph
 from cbtop.profiler.device.stamp_cost import Measurement, StampCost
 from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
-from cbtop.profiler.instrument.governor import GovernedProfiler, Mark
+from cbtop.profiler.instrument.governor import GovernedProfiler, Governor, Mark
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import device_of, work_of
@@ -49,10 +47,10 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 STRIPES = 4  # where every step is recorded, the bricks of a layer are looked at in one of so many
 MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
-WAIT_S = 2.0  # for the device, where the books are closed
+WAIT_S = 1.0  # for the device, where the books are closed
 NAP_S = 1e-3
-LONGEST_TURN = 4  # from replay to replay, in the median of the last: beyond, the host was idle
-TURNS_KEPT = 32
+IDLE_TURN = 4  # times as long from replay to replay as usual: the host was idle
+MAX_THREADS = 64
 
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 ANOTHER_TURN = BrickDefinition(
@@ -172,8 +170,8 @@ class Turn:
     def __init__(self, name: str, begun_ns: int) -> None:
         self.name = name
         self.begun_ns = begun_ns
-        self.mark: Mark | None = None
         self.own_ns = 0
+        self.mark: Mark | None = None
 
 
 class CapturedGraph:
@@ -190,6 +188,7 @@ class CapturedGraph:
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
+        self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
         self._is_checked = False  # for random numbers
         self._variants: list[tuple[StampedGraph, Plan]] = []
         self._turn = 0
@@ -217,27 +216,46 @@ class CapturedGraph:
             if before is None or self._drawn() != before:  # torch counts what a replay draws
                 self.leave_alone("it draws random numbers")
             return
-        ready = None
+        begun_ns = time.perf_counter_ns()
+        step: Any = None
+        is_recorded, ready = False, None
         try:
-            ready = self._ready(graph)
-            if ready is not None:
-                ready.stamped.launch(ready.stream)
+            step = self.steps.path.position.step
+            is_recorded = self._is_recorded(step)
+            if is_recorded:
+                ready = self._ready(graph, step)
+                if ready is not None:
+                    ready.stamped.launch(ready.stream)
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
             ready = None
+        launched_ns = time.perf_counter_ns()
         if ready is None:
             original(graph)
         else:
             self._turn += 1
-            if ready.step is not None:
-                ready.step.wait()
+            if step is not None:
+                step.wait()
             self.launches.append(ready)
             self._on.launched(self)
         try:  # now that the device is busy
+            after_ns = time.perf_counter_ns()
             self._on.settle()
+            if step is None and isinstance(self.profiler, GovernedProfiler):
+                own_ns = launched_ns - begun_ns - after_ns  # and what follows
+                self._on.turn(self, self.profiler.governor, begun_ns, own_ns, is_recorded=is_recorded)
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "some steps of captured graphs are not recorded")
+
+    def _is_recorded(self, step: Any) -> bool:
+        """Whether this replay is; it lies in `step`, or is one."""
+        profiler = self.profiler
+        if not profiler.enabled:
+            return False
+        if step is None:
+            return profiler._is_sampled(self._key) and profiler.recording
+        return profiler.recording and bool(step.model == self.steps.model)  # else it is another model's
 
     def _drawn(self) -> int | None:
         """How many random numbers the device's generator has given."""
@@ -247,34 +265,10 @@ class CapturedGraph:
             ours(error, "a captured graph is not looked into")
             return None
 
-    def _ready(self, graph: Any) -> Launch | None:
-        """What to launch in place of the host's own replay; None where this one is not recorded."""
-        profiler, begun_ns = self.profiler, time.perf_counter_ns()
+    def _ready(self, graph: Any, step: Step | None) -> Launch | None:
+        """What to launch in place of the host's own replay; None where that runs."""
         stream = self._on.stream()
-        step: Any = self.steps.path.position.step
-        if stream is None or not profiler.enabled:
-            return None
-        if step is not None:  # or it is another model's, or another profiler's
-            return (
-                self._launch_of(graph, step, stream)
-                if profiler.recording and step.model == self.steps.model
-                else None
-            )
-        turn = self._on.next_turn(self, begun_ns)
-        is_recorded = profiler._is_sampled(self._key)
-        if turn is not None and isinstance(profiler, GovernedProfiler):
-            turn.mark = profiler.governor.began(turn, self.steps.model, recorded=is_recorded)
-            if not is_recorded:
-                turn.own_ns = time.perf_counter_ns() - begun_ns
-        return self._launch_of(graph, None, stream) if is_recorded and profiler.recording else None
-
-    @property
-    def _key(self) -> tuple[object, ...]:
-        model = self.steps.model
-        return (NodeKind.STEP, self.phase, model) if model else (NodeKind.STEP, self.phase)
-
-    def _launch_of(self, graph: Any, step: Step | None, stream: int) -> Launch | None:
-        if not self._variants and not self._build(graph, stream):
+        if stream is None or (not self._variants and not self._build(graph, stream)):
             return None
         stamped, plan = self._variants[self._turn % len(self._variants)]
         if stamped.is_running:
@@ -300,6 +294,7 @@ class CapturedGraph:
             if plan.left_out:
                 say(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
             self._variants.append((StampedGraph(on.device, raw, plan.places, stream), plan))
+        self._spans = []
         on.measure(stream)
         return True
 
@@ -394,7 +389,7 @@ class OneDevice:
         self._measurement: Measurement | None = None
         self._measured: StampCost | None = None
         self._turns: dict[tuple[int, str], Turn] = {}
-        self._took: deque[int] = deque(maxlen=TURNS_KEPT)  # turns of late
+        self._usual_ns = 0  # from replay to replay
         self._settling = threading.Lock()
 
     def stream(self) -> int | None:
@@ -403,12 +398,19 @@ class OneDevice:
             return None
         return int(torch._C._cuda_getCurrentRawStream(self.index))
 
+    def captured_last(self) -> Last:
+        """The nodes of the caller's capture that the next one would follow."""
+        return self.device.driver.captured_last(torch._C._cuda_getCurrentRawStream(self.index))
+
     @property
     def stamped_graphs(self) -> int:
         return sum([graph.is_stamped for graph in list(self._live)])
 
     def add(self, graph: CapturedGraph) -> None:
         self._live[graph] = None
+        for other in list(self._live):
+            if other.is_gone:
+                self.drop(other)
 
     def launched(self, graph: CapturedGraph) -> None:
         self._waiting[graph] = None
@@ -422,27 +424,34 @@ class OneDevice:
         if self._measured is None and self._measurement is None:
             self._measurement = Measurement(self.device, stream)
 
-    def next_turn(self, graph: CapturedGraph, now_ns: int) -> Turn | None:
-        """Ends the turn before, for whoever governs, and begins one."""
-        profiler = graph.profiler
-        if not isinstance(profiler, GovernedProfiler):
-            return None
-        governor, model, thread = profiler.governor, graph.steps.model, get_ident()
-        before = self._turns.pop((thread, model), None)
+    def turn(
+        self, graph: CapturedGraph, governor: Governor, begun_ns: int, own_ns: int, *, is_recorded: bool
+    ) -> None:
+        """A replay is a step: it ends the one before. `own_ns` is what it paid, less the time when this is over."""
+        model, thread = graph.steps.model, get_ident()
+        before = self._turns.get((thread, model))
         if before is not None:
             governor.left(before, model)
-            duration_ns = now_ns - before.begun_ns
-            self._took.append(duration_ns)
-            if before.mark is not None and duration_ns <= LONGEST_TURN * median(self._took):
+            duration_ns = begun_ns - before.begun_ns
+            if before.mark is not None and not self._was_idle(duration_ns):
                 governor.ended(before.name, model, duration_ns, before.mark, before.own_ns)
-        turn = self._turns[thread, model] = Turn(graph.phase, now_ns)
-        return turn
+        if len(self._turns) > MAX_THREADS:
+            self._turns.clear()
+        turn = self._turns[thread, model] = Turn(graph.phase, begun_ns)
+        turn.mark = governor.began(turn, model, recorded=is_recorded)
+        turn.own_ns = own_ns + time.perf_counter_ns()
+
+    def _was_idle(self, duration_ns: int) -> bool:
+        """Whether the host did something else, too: it took much longer than usual."""
+        usual_ns = self._usual_ns or duration_ns
+        if duration_ns > IDLE_TURN * usual_ns:
+            self._usual_ns = usual_ns + usual_ns // 8
+            return True
+        self._usual_ns = usual_ns + (duration_ns - usual_ns) // 8
+        return False
 
     def settle(self, *, may_wait: bool = False) -> None:
         """Record what the device has told meanwhile, and close what nobody wants any more."""
-        for graph in list(self._live):
-            if graph.is_gone:
-                self.drop(graph)
         if self.device.is_of_parent or not (self._waiting or self._dropped or self._measurement):
             return
         if not self._settling.acquire(blocking=False):  # another thread does, or a signal came in between
@@ -472,6 +481,9 @@ class OneDevice:
                     graph.settle(cost)
                 if not graph.launches:
                     self._waiting.pop(graph, None)
+        for graph in list(self._live):
+            if graph.is_gone:
+                self.drop(graph)
         for graph in list(self._dropped):
             if graph.close():
                 for kept in (self._dropped, self._waiting, self._live):
@@ -590,18 +602,14 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
 def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         _forget(self)
-        original(self, *args, **kwargs)
+        device = None
         try:
             device = _device_here()
-            index, driver = device.index, device.device.driver
-            stream_of = torch._C._cuda_getCurrentRawStream
-
-            def last() -> Last:
-                return driver.captured_last(stream_of(index))
-
-            captures[get_ident()] = Capture(last)
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "a captured graph is not looked into")
+        original(self, *args, **kwargs)
+        if device is not None:
+            captures[get_ident()] = Capture(device.captured_last)
 
     return capture_begin
 
