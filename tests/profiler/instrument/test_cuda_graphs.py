@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ import pytest
 from tests.profiler.instrument.tiny import torch
 
 from cbtop.profiler.instrument import attach, captured_graphs, uninstall  # isort: skip - it loads torch
+from cbtop.client.replay import ReplayFeed
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT
 from cbtop.protocol.vocabulary import NodeKind
+from tests.integration.hosts import CBTOP, DEADLINE_S
 from tests.profiler.memory import Memory
 
 if torch.cuda.is_available():
@@ -349,3 +353,37 @@ def test_compiled_with_cudagraphs_nothing_is_looked_into_and_outputs_are_the_sam
         for _ in range(6):
             ours = compiled(words, at).clone()
     assert torch.equal(bare, ours)
+
+
+HOST = """
+import torch
+from benchmarks.gpu.lean import Engine, lean
+model = lean(hidden=512, inner=1024, heads=8, layers=4, batch=4, context=64, vocabulary=1000)
+engine = Engine(model, 4).capture()
+for _ in range(200):
+    engine.step()
+    torch.cuda.synchronize()
+print(engine.scores.float().sum().item())
+"""
+
+
+def test_under_cbtop_run_a_process_that_knows_nothing_of_it_shows_bricks_of_its_graph(tmp_path: Path) -> None:
+    (tmp_path / "host.py").write_text(HOST)
+    root = Path(__file__).parents[3]
+    environment = os.environ | {"PYTHONPATH": str(root), "XDG_RUNTIME_DIR": str(tmp_path)}
+    bare = subprocess.run(
+        [sys.executable, "host.py"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+    done = subprocess.run(
+        [*CBTOP, "run", "--overhead", "20%", "--record", "run.cbtop", "--", sys.executable, "host.py"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, bare.stdout), done.stderr
+    with ReplayFeed(tmp_path / "run.cbtop") as feed:
+        feed.seek(feed.duration_s)
+        views = [view for source in feed.sources() if (view := feed.view(source.key)) is not None]
+    (view,) = views
+    assert {"DownProjection", "RmsNorm", "Other kernels"} <= {row.name for row in view.bricks}
+    assert view.steps is not None
+    assert view.steps.count > 10
