@@ -243,8 +243,10 @@ class CapturedGraph:
             after_ns = time.perf_counter_ns()
             self._on.settle()
             if step is None and isinstance(self.profiler, GovernedProfiler):
-                own_ns = launched_ns - begun_ns - after_ns  # and what follows
-                self._on.turn(self, self.profiler.governor, begun_ns, own_ns, is_recorded=is_recorded)
+                turn = self._on.turn(self, self.profiler.governor, begun_ns, is_recorded=is_recorded)
+                turn.own_ns = launched_ns - begun_ns
+                if self._on.is_idle():  # else nobody has waited for what came after
+                    turn.own_ns += time.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "some steps of captured graphs are not recorded")
 
@@ -424,10 +426,13 @@ class OneDevice:
         if self._measured is None and self._measurement is None:
             self._measurement = Measurement(self.device, stream)
 
-    def turn(
-        self, graph: CapturedGraph, governor: Governor, begun_ns: int, own_ns: int, *, is_recorded: bool
-    ) -> None:
-        """A replay is a step: it ends the one before. `own_ns` is what it paid, less the time when this is over."""
+    def is_idle(self) -> bool:
+        """Whether the caller's stream has done all that was enqueued."""
+        stream = self.stream()
+        return stream is None or self.device.driver.is_done(stream)
+
+    def turn(self, graph: CapturedGraph, governor: Governor, begun_ns: int, *, is_recorded: bool) -> Turn:
+        """A replay is a step, which began then: it ends the one before."""
         model, thread = graph.steps.model, get_ident()
         before = self._turns.get((thread, model))
         if before is not None:
@@ -439,7 +444,7 @@ class OneDevice:
             self._turns.clear()
         turn = self._turns[thread, model] = Turn(graph.phase, begun_ns)
         turn.mark = governor.began(turn, model, recorded=is_recorded)
-        turn.own_ns = own_ns + time.perf_counter_ns()
+        return turn
 
     def _was_idle(self, duration_ns: int) -> bool:
         """Whether the host did something else, too: it took much longer than usual."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.device.device import Device  # noqa: E402
+from cbtop.profiler.device.driver import DriverError  # noqa: E402
 from cbtop.profiler.instrument import attach, captured_graphs, trouble, uninstall  # noqa: E402
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
@@ -426,3 +429,94 @@ def test_the_governor_decides_which_replays_are_recorded_and_learns_what_they_co
     assert 5 < len(found) < 150
     assert world.replayed + len(found) == pytest.approx(200, abs=2)
     assert profiler.governor._seen
+
+
+def test_what_is_done_while_the_device_works_is_no_cost_and_where_it_is_idle_it_is(world: World) -> None:
+    profiler = GovernedProfiler(1.0, recorder=Memory())
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+
+    def own_ns() -> int:
+        graph.replay()
+        turns = captured_graphs._devices[0]._turns
+        return next(iter(turns.values())).own_ns
+
+    device = captured_graphs._devices[0]
+    settle = device.settle
+
+    def slow(**how: bool) -> None:
+        settle(**how)
+        time.sleep(0.05)
+
+    device.settle = slow  # type: ignore[method-assign]
+    assert own_ns() < 50_000_000
+    world.is_done = lambda stream: True  # type: ignore[method-assign]
+    assert own_ns() >= 50_000_000
+
+
+def test_the_hosts_own_failure_at_a_replay_is_the_hosts_and_happens_once(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    graph.executable = 0  # as of a host that replays what it has reset
+    for _ in range(2):
+        with pytest.raises(AssertionError):
+            graph.replay()
+    assert world.replayed == 0
+
+
+def test_a_launch_that_the_driver_refuses_is_said_and_the_hosts_replay_runs(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = profiler_of(world, Memory(), every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 2)
+    launch, replayed = world.launch_graph, world.replayed
+
+    def refuse(executable: int, stream: int) -> None:
+        if executable != graph.executable:
+            raise DriverError("CUDA_ERROR_LAUNCH_FAILED")
+        launch(executable, stream)
+
+    world.launch_graph = refuse  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        replay(world, graph, 3)
+    assert world.replayed == replayed + 3
+    assert "LAUNCH_FAILED" in caplog.text
+
+
+def test_a_capture_that_fails_leaves_later_ones_as_they_are(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    with pytest.raises(TypeError):
+        model()
+    graph.capture_end()
+    replay(world, captured(model), 3)
+    profiler.finalize()
+    assert len(steps_in(memory)) == 2
+    assert not profiler._steps.path.position.step
+
+
+def test_a_forked_child_asks_nothing_of_the_device_and_ends(world: World) -> None:
+    profiler = profiler_of(world, Memory(), every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 3)
+    child = os.fork()
+    if child == 0:
+        before = (list(world.executables), world.launched)
+        profiler.finalize()
+        uninstall()
+        os._exit(0 if before == (list(world.executables), world.launched) else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
