@@ -17,12 +17,12 @@ CONTEXT = 32  # tokens in the KV cache at each step: attention grows with it
 
 def run() -> list[Figure]:
     from cbtop.compute.backends import cpu_backend
-    from cbtop.compute.cache import cache_dir
     from cbtop.compute.decoder import FAMILIES
     from cbtop.compute.decoder.base import read_model
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.compute.demo_model import DEMO, FORMAT_VERSION, write_model
     from cbtop.profiler.profiler import BrickProfiler
+    from cbtop.protocol.cache import cache_dir
 
     # About the size of Qwen2.5-0.5B: a step takes more than 10 ms.
     shape = replace(DEMO, hidden=1024, heads=16, feed_forward=4864, layers=24)

@@ -21,6 +21,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
 ROUNDS, STEPS = 31, 4
+# What attaching pays once: wrappers are swapped in, nodes defined; classes change, which the interpreter learns anew.
+WARM_UP = 6
 MOST_STEPS = 60  # of a round, of which one is recorded
 TOKENS = 64  # that a thread generates
 LEARN_STEPS = 400  # in which the governor finds out what it may record
@@ -62,7 +64,8 @@ def _of_size(hidden: int) -> list[Figure]:
     for turn in range(ROUNDS + 1):
         for name, begin in ways.items():
             end = begin()
-            step()  # the first has the wrappers swapped in, and nodes to define
+            for _ in range(WARM_UP):
+                step()
             steps = min(MOST_STEPS, governed.governor.every) if name == default else STEPS
             begun_ns = time.thread_time_ns()
             for _ in range(steps):
@@ -123,9 +126,15 @@ def _hooks(model: Any) -> Callable[[], None]:
     def after(module: Any, args: Any, result: Any) -> None:
         began.pop()
 
+    return _hooked(model, before, after)
+
+
+def _hooked(model: Any, before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
+    """Let these run before and after each leaf, until what is given back is called."""
     handles = [
         handle
-        for module in _leaves(model)
+        for module in model.modules()
+        if next(module.children(), None) is None
         for handle in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
     ]
 
@@ -148,17 +157,7 @@ def _record_functions(model: Any) -> Callable[[], None]:
     def after(module: Any, args: Any, result: Any) -> None:
         open_.pop().__exit__(None, None, None)
 
-    handles = [
-        handle
-        for module in _leaves(model)
-        for handle in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
-    ]
-
-    def end() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return end
+    return _hooked(model, before, after)
 
 
 def _kineto() -> Callable[[], None]:
@@ -197,7 +196,3 @@ def _tokens(threads: int) -> Figure:
     end()
     what = f"tokens/s shown, {threads} threads that generate"
     return Figure(what, statistics.median(shown), "tokens/s", "the wall's clock", Ratio.of(shown, measured))
-
-
-def _leaves(model: Any) -> list[Any]:
-    return [module for module in model.modules() if next(module.children(), None) is None]

@@ -12,6 +12,7 @@ from cbtop.protocol.messages import Sampling
 from cbtop.viewmodels.model import BesideView, BooksView, CriticalPathView, MergedView, MergeMode, StragglerView
 
 NOT_MEASURED = "n/a"
+NONE_THERE = "–"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may claim anything
@@ -94,6 +95,21 @@ def percent_number(value: float | None) -> str:
 def size_bytes(value: float | None) -> str:
     """A size in decimal units: `78.2 MB`."""
     return si(value, "B")
+
+
+def bytes_per_second(value: float | None) -> str:
+    """A rate in decimal units: `12.3 GB/s`."""
+    return si(value, "B/s")
+
+
+def whole(value: float | None) -> str:
+    """A figure nobody reads beyond its last whole digit: watts, megahertz, degrees."""
+    return NOT_MEASURED if value is None else count(round(value))
+
+
+def with_unit(text: str, unit: str) -> str:
+    """`text` and its unit; what nobody measured has none."""
+    return text if text == NOT_MEASURED else f"{text} {unit}"
 
 
 def position(value_s: float) -> str:
@@ -241,6 +257,19 @@ def overhead(sampling: Sampling) -> str:
     if cost is None or low is None or high is None:
         return f"what recording costs its steps is {NOT_MEASURED}: too few were compared yet ({allowed})"
     return f"recording costs {cost:.2f}% of its steps' time (95 %: {low:.2f} to {high:.2f}; {allowed})"
+
+
+def stale_sampler(sampler: str, age_s: float) -> str:
+    """How old figures of devices are: `nvml has not answered for 12 s: its figures are so old`."""
+    return f"{sampler} has not answered for {age_s:.0f} s: its figures are so old"
+
+
+def labels(found: Sequence[str]) -> str:
+    """`0`, `1`, `2` as `0–2`; what is no run of numbers one by one."""
+    numbers = [int(label) for label in found if label.isdecimal()]
+    if len(numbers) == len(found) > 2 and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+        return f"{numbers[0]}–{numbers[-1]}"
+    return ", ".join(found)
 
 
 def stale(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The statistics of bricks, categories and graph nodes: one table, and where each of them is shown.
+"""The statistics of bricks, categories, graph nodes, devices and processes: one table, and where each is shown.
 
 The screen's columns, the panel of one brick, the text report, the JSON and the help are all made from this file. A
 new statistic is a row in STATISTICS, its key in the lists at the end and, where it is new data, a field of what it is
@@ -17,17 +17,22 @@ from enum import StrEnum
 from typing import Any
 
 from cbtop import formatting
-from cbtop.protocol.vocabulary import Provenance
+from cbtop.protocol.messages import Device
+from cbtop.protocol.vocabulary import DeviceKind, Provenance
+from cbtop.viewmodels.devices import ProcessRow, WhyView
 
 Value = float | str | bool | None
 
 
 class Of(StrEnum):
-    """What a statistic is of: a BrickRow, a CategoryRow or a GraphRow."""
+    """What a statistic is of: a BrickRow, a CategoryRow, a GraphRow, a Device (GPU or CPU) or a ProcessRow."""
 
     BRICK = "brick"
     CATEGORY = "category"
     NODE = "node"
+    GPU = "gpu"
+    CPU = "cpu"
+    PROCESS = "process"
 
 
 class Origin(StrEnum):
@@ -58,6 +63,10 @@ def _word(value: str | None) -> str:
     return formatting.NOT_MEASURED if value is None else value
 
 
+def _words_or_none(value: str | None) -> str:
+    return formatting.NOT_MEASURED if value is None else value or "nothing"
+
+
 def _yes_or_no(value: bool | None) -> str:
     return formatting.NOT_MEASURED if value is None else "yes" if value else "NO"
 
@@ -70,6 +79,18 @@ def _flop_per_byte(value: float | None) -> str:
     return formatting.number(value) + ("" if value is None else " FLOP/B")
 
 
+def _watts(value: float | None) -> str:
+    return formatting.with_unit(formatting.whole(value), "W")
+
+
+def _megahertz(value: float | None) -> str:
+    return formatting.with_unit(formatting.whole(value), "MHz")
+
+
+def _celsius(value: float | None) -> str:
+    return formatting.with_unit(formatting.whole(value), "°C")
+
+
 # Every unit a statistic may have.
 FORMATS = {
     "µs": Format(formatting.number, formatting.duration),
@@ -80,9 +101,14 @@ FORMATS = {
     "FLOP/B": Format(formatting.number, _flop_per_byte),
     "GFLOP/s": Format(formatting.number, formatting.number),
     "GB/s": Format(formatting.number, formatting.number),
+    "W": Format(formatting.whole, _watts),
+    "MHz": Format(formatting.whole, _megahertz),
+    "°C": Format(formatting.whole, _celsius),
+    "B/s": Format(formatting.bytes_per_second, formatting.bytes_per_second),
     "ratio": Format(formatting.number, formatting.number),
     "count": Format(formatting.count, formatting.count),
     "word": Format(_word, _word),
+    "words or none": Format(_words_or_none, _words_or_none),
     "yes or no": Format(_yes_or_no, _yes_or_no),
 }
 
@@ -128,6 +154,9 @@ class Statistic:
 _BRICK_AND_CATEGORY = (Of.BRICK, Of.CATEGORY)
 _ALL = (Of.BRICK, Of.CATEGORY, Of.NODE)
 _BRICK_AND_NODE = (Of.BRICK, Of.NODE)
+_GPU = (Of.GPU,)
+_GPU_AND_CPU = (Of.GPU, Of.CPU)
+_PROCESS = (Of.PROCESS,)
 
 # fmt: off
 STATISTICS = (
@@ -189,6 +218,43 @@ STATISTICS = (
               (Of.NODE,)),
     Statistic("slack_us", "slack µs", "µs", Origin.MEASUREMENTS,
               "how much later it could have started without anything ending later", (Of.NODE,)),
+    Statistic("utilization_percent", "busy %", "%", Origin.MEASURED,
+              "utilisation: of a GPU the share of the time in which any kernel ran, however little of the GPU it "
+              "used, of the CPU that of all processors' time", _GPU_AND_CPU),
+    Statistic("memory_utilization_percent", "mem busy %", "%", Origin.MEASURED,
+              "share of the time in which the GPU's memory was read or written", _GPU),
+    Statistic("memory_used_bytes", "memory", "B", Origin.MEASURED,
+              "memory in use: of a GPU without what its driver keeps, of the host what is not available",
+              _GPU_AND_CPU),
+    Statistic("memory_total_bytes", "of memory", "B", Origin.MEASURED, "memory there is", _GPU_AND_CPU),
+    Statistic("power_watts", "power W", "W", Origin.MEASUREMENTS,
+              "mean power of the last three seconds, from the GPU's energy counter", _GPU),
+    Statistic("power_reading_watts", "W now", "W", Origin.MEASURED,
+              "power as the driver says it; in place of the mean where there is no energy counter", _GPU),
+    Statistic("power_limit_watts", "limit W", "W", Origin.MEASURED, "power at which the driver holds it", _GPU),
+    Statistic("clock_mhz", "MHz", "MHz", Origin.MEASURED, "clock: of a GPU that of its SMs", _GPU_AND_CPU),
+    Statistic("clock_max_mhz", "max MHz", "MHz", Origin.DECLARED, "the highest that clock can be", _GPU_AND_CPU),
+    Statistic("memory_clock_mhz", "mem MHz", "MHz", Origin.MEASURED, "clock of the GPU's memory", _GPU),
+    Statistic("memory_clock_max_mhz", "max mem MHz", "MHz", Origin.DECLARED, "the highest that clock can be", _GPU),
+    Statistic("temperature_celsius", "°C", "°C", Origin.MEASURED, "temperature of the GPU's chip", _GPU),
+    Statistic("slowed_by", "slowed by", "words or none", Origin.MEASURED,
+              "what holds its clocks down: a power cap, heat, a setting", _GPU),
+    Statistic("pcie_sent_bytes_per_sec", "PCIe out", "B/s", Origin.MEASURED,
+              "bytes the GPU sent over PCIe, a second, in the driver's last 20 ms", _GPU),
+    Statistic("pcie_received_bytes_per_sec", "PCIe in", "B/s", Origin.MEASURED,
+              "bytes the GPU received over PCIe, a second, in the driver's last 20 ms", _GPU),
+    Statistic("nvlink_sent_bytes_per_sec", "NVLink out", "B/s", Origin.MEASUREMENTS,
+              "bytes the GPU sent over all its NVLinks, a second, since the sample before", _GPU),
+    Statistic("nvlink_received_bytes_per_sec", "NVLink in", "B/s", Origin.MEASUREMENTS,
+              "bytes the GPU received over all its NVLinks, a second, since the sample before", _GPU),
+    Statistic("gpu_memory_bytes", "GPU memory", "B", Origin.MEASURED, "memory of that GPU that the process has",
+              _PROCESS),
+    Statistic("gpu_utilization_percent", "GPU %", "%", Origin.MEASURED,
+              "share of the time in which the process ran on that GPU's SMs, since the sample before", _PROCESS),
+    Statistic("cpu_percent", "CPU %", "%", Origin.MEASUREMENTS,
+              "processor time since the sample before; 100 is one whole processor", _PROCESS),
+    Statistic("resident_bytes", "resident", "B", Origin.MEASURED, "memory of the host that the process has",
+              _PROCESS),
 )
 # fmt: on
 
@@ -203,6 +269,13 @@ def statistic(key: str, of: Of = Of.BRICK) -> Statistic:
 def statistics_of(of: Of) -> tuple[Statistic, ...]:
     """All that is known of a brick, of a category or of a node, in the table's order."""
     return tuple(row for row in STATISTICS if of in row.of)
+
+
+def why_unknown(found: WhyView) -> str:
+    """`power W, MHz of 0:0, 0:1: Not Supported`."""
+    titles = [next((row.title for row in STATISTICS if row.key == key), key) for key in found.figures]
+    of = f" of {formatting.labels(found.devices)}" if found.devices else ""
+    return f"{', '.join(titles)}{of}: {found.why}"
 
 
 def keys_of(origin: Origin) -> list[str]:
@@ -220,6 +293,18 @@ class Place:
     statistic: Statistic
     width: int
     priority: int
+    limit: Statistic | None = None  # stands behind it: 412/700
+    instead: Statistic | None = None  # in place of one that is n/a
+
+    def bare(self, row: object) -> str:
+        """Its value, and its limit where that is known."""
+        shown = self.statistic
+        if self.instead is not None and shown.value(row) is None:
+            shown = self.instead
+        text = shown.bare(row)
+        if self.limit is None or formatting.NOT_MEASURED in (text, self.limit.bare(row)):
+            return text
+        return f"{text}/{self.limit.bare(row)}"
 
 
 def _places(of: Of, *columns: tuple[str, int, int]) -> tuple[Place, ...]:
@@ -259,6 +344,45 @@ CATEGORY_COLUMNS = _places(
 NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 11, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
 NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # beside the bar
 PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # where anything lies beside the critical path
+# Of a device, with what it can be at most.
+DEVICE_COLUMNS = (
+    Place(statistic("utilization_percent", Of.GPU), 6, 1),
+    Place(statistic("memory_used_bytes", Of.GPU), 15, 2, limit=statistic("memory_total_bytes", Of.GPU)),
+    Place(
+        statistic("power_watts", Of.GPU), 7, 3,
+        limit=statistic("power_limit_watts", Of.GPU), instead=statistic("power_reading_watts", Of.GPU),
+    ),
+    Place(statistic("clock_mhz", Of.GPU), 11, 4, limit=statistic("clock_max_mhz", Of.GPU)),
+    Place(statistic("temperature_celsius", Of.GPU), 3, 5),
+    Place(statistic("slowed_by", Of.GPU), 16, 6),
+    Place(statistic("pcie_received_bytes_per_sec", Of.GPU), 9, 8),
+    Place(statistic("pcie_sent_bytes_per_sec", Of.GPU), 9, 9),
+    Place(statistic("nvlink_received_bytes_per_sec", Of.GPU), 9, 10),
+    Place(statistic("nvlink_sent_bytes_per_sec", Of.GPU), 10, 11),
+    Place(statistic("memory_utilization_percent", Of.GPU), 10, 13),
+    Place(statistic("memory_clock_mhz", Of.GPU), 11, 14, limit=statistic("memory_clock_max_mhz", Of.GPU)),
+)  # fmt: skip
+PROCESS_COLUMNS = _places(
+    Of.PROCESS, ("gpu_memory_bytes", 10, 3), ("gpu_utilization_percent", 6, 4), ("cpu_percent", 7, 5),
+    ("resident_bytes", 8, 6),
+)  # fmt: skip
+
+
+def device_text(place: Place, device: Device) -> str:
+    """A figure of a device and its limit; of what this kind of device has none of, a dash."""
+    return place.bare(device) if has_figure(place.statistic, device) else formatting.NONE_THERE
+
+
+def has_figure(statistic: Statistic, device: Device) -> bool:
+    """Whether it is a figure of this kind of device."""
+    return (Of.CPU if device.kind is DeviceKind.CPU else Of.GPU) in statistic.of
+
+
+def process_text(statistic: Statistic, process: ProcessRow) -> str:
+    """A figure of a process; of one on no GPU, a dash for what it has there."""
+    is_on_gpu = statistic.key in ("gpu_memory_bytes", "gpu_utilization_percent")
+    return formatting.NONE_THERE if is_on_gpu and not process.device else statistic.bare(process)
+
 
 BRICK_PANEL = {
     "time": _rows(

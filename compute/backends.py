@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -17,6 +19,8 @@ from cbtop.compute.jit.compile import jit_parallel, prange, settings
 # 7 tokens/s), because the thread that waits keeps the core that the thread it waits for needs. With this, 89 and
 # 33 tokens/s.
 GOMP_SPIN_COUNT = 4_000
+SYSFS_CPU = Path("/sys/devices/system/cpu")
+PROC_STAT = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,44 @@ def _launch(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
 def available_threads() -> int:
     """The processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def physical_cores() -> int:
+    """The cores that this process may run on (Linux sysfs); where that is not said, its processors."""
+    if not hasattr(os, "sched_getaffinity"):
+        return available_threads()
+    siblings = [SYSFS_CPU / f"cpu{number}/topology/thread_siblings_list" for number in os.sched_getaffinity(0)]
+    return len({file.read_text() for file in siblings if file.exists()}) or available_threads()
+
+
+class OtherProcesses:
+    """How much of this machine's processors others than this process use, from now on (Linux /proc/stat)."""
+
+    def __init__(self) -> None:
+        self._begun_s, self._others_s = time.monotonic(), _others_s()
+
+    def percent(self) -> float:
+        """Their share of all processors so far; 0 where that is not said."""
+        available_s = (time.monotonic() - self._begun_s) * (os.cpu_count() or 1)
+        return max(100 * (_others_s() - self._others_s) / available_s, 0.0)
+
+
+def _others_s() -> float:
+    """How long others have kept processors busy since the machine started, all together; what was stolen counts."""
+    if not os.access(PROC_STAT, os.R_OK):
+        return 0.0
+    user, nice, system, _, _, irq, softirq, steal = map(int, PROC_STAT.read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def torch_on(threads: int) -> Any:
+    """torch, set to compute on `threads` threads. ComputeError where it cannot be loaded."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        raise ComputeError("torch is not installed") from error
+    torch.set_num_threads(threads)
+    return torch
 
 
 def cpu_backend(threads: int | None = None) -> Backend:

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cbtop.compute.backends import available_threads
+from cbtop.compute.backends import available_threads, torch_on
+from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.compile import jit_parallel, prange
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import Provenance
@@ -27,6 +30,8 @@ ROUNDS = 5
 COMPUTE_LANES = 2048  # float32: 8 KiB, stays in L1
 COMPUTE_REPEATS = 4_000
 FMAS_PER_VISIT = 16  # written out in _multiply_add: enough that loading and storing do not count
+PRODUCT_SIZES = (4096, 2048, 1024, 512)  # of square matrices; the largest that a round has time for
+PRODUCT_S = 0.1
 
 
 @jit_parallel
@@ -75,19 +80,52 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     # A contraction towards 1: nothing overflows and nothing becomes denormal.
     factor, term = np.float32(0.5), np.float32(0.5)
     _multiply_add(values, factor, term, 1)  # the first call compiles, or loads what was compiled
+    _read(buffer, sums)
 
-    dram = _best_seconds(lambda: _read(buffer, sums))
-    compute = _best_seconds(lambda: _multiply_add(values, factor, term, COMPUTE_REPEATS))
     flops = 2.0 * threads * COMPUTE_LANES * COMPUTE_REPEATS * FMAS_PER_VISIT
-    found = [_bandwidth("dram_read", buffer.nbytes / dram)]
+    dram = _seconds(lambda: _read(buffer, sums))
+    compute = _seconds(lambda: _multiply_add(values, factor, term, COMPUTE_REPEATS))
+    found = [ceiling("dram_read", "bandwidth", buffer.nbytes, dram)]
     if weights_bytes is not None:
         weights = buffer[: max(min(weights_bytes, buffer.nbytes) // 8, threads)]
-        found.append(_bandwidth("weights_read", weights.nbytes / _best_seconds(lambda: _read(weights, sums))))
-    return [*found, Ceiling("fma_float32", "compute", flops / compute / 1e9, "GFLOP/s", Provenance.MEASURED)]
+        read = _seconds(lambda: _read(weights, sums))
+        found.append(ceiling("weights_read", "bandwidth", weights.nbytes, read))
+    return [*found, ceiling("fma_float32", "compute", flops, compute)]
 
 
-def _bandwidth(name: str, bytes_per_sec: float) -> Ceiling:
-    return Ceiling(name, "bandwidth", bytes_per_sec / 1e9, "GB/s", Provenance.MEASURED)
+def measure_product(threads: int) -> Ceiling:
+    """The rate of a bfloat16 matrix product of torch on `threads` threads. ComputeError where there is no torch."""
+    torch = torch_on(threads)
+    smallest = PRODUCT_SIZES[-1]
+
+    def product(size: int) -> Callable[[], object]:
+        left, right, out = (torch.randn(size, size).to(torch.bfloat16) for _ in range(3))
+        return lambda: torch.mm(left, right.t(), out=out)  # as a linear layer multiplies
+
+    try:
+        with torch.no_grad():
+            size = largest_size(PRODUCT_SIZES, min(_seconds(product(smallest))), PRODUCT_S)
+            run = product(size)
+            run()
+            return ceiling("matmul_bfloat16", "compute", 2.0 * size**3, _seconds(run))
+    except RuntimeError as error:
+        raise ComputeError(f"torch: {error}") from error
+
+
+def largest_size(sizes: Sequence[int], smallest_s: float, longest_s: float) -> int:
+    """The largest of `sizes` of square matrices whose product takes at most `longest_s`, by that of the smallest."""
+    return next((size for size in sizes if smallest_s * (size / sizes[-1]) ** 3 <= longest_s), sizes[-1])
+
+
+def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float]) -> Ceiling:
+    """A roof from rounds that each moved `amount` bytes or did `amount` FLOP.
+
+    It is the best of them: a ceiling is what is possible, and other processes only take away.
+    """
+    rates = sorted(amount / each / 1e9 for each in seconds)
+    unit = "GB/s" if kind == "bandwidth" else "GFLOP/s"
+    today = date.today().isoformat()
+    return Ceiling(name, kind, rates[-1], unit, Provenance.MEASURED, statistics.median(rates), rates[0], today)
 
 
 def dram_buffer_bytes() -> int:
@@ -96,14 +134,14 @@ def dram_buffer_bytes() -> int:
     return max(min(wanted, LARGEST_BUFFER_BYTES, _free_memory_bytes() // SHARE_OF_FREE_MEMORY), MIB)
 
 
-def _best_seconds(run: Callable[[], object]) -> float:
-    """The shortest of ROUNDS: a ceiling is what is possible, and other processes only take away."""
-    best = float("inf")
+def _seconds(run: Callable[[], object]) -> list[float]:
+    """The time of each of ROUNDS."""
+    found = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
         run()
-        best = min(best, time.perf_counter() - start)
-    return best
+        found.append(time.perf_counter() - start)
+    return found
 
 
 def _last_level_cache_bytes() -> int:

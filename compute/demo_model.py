@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from cbtop.compute.cache import cache_dir
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
+from cbtop.protocol.cache import cache_dir
 
 Progress = Callable[[str, float | None], None]
 

@@ -1,8 +1,9 @@
 /* What runs at every brick, compiled: the same names, the same records and the same tests as hot_path.py.
 
    Rules
-   - Start, stop, the `with` form and the layer's scope; nothing else. A new scope, a new position, a record without a
-     ring and whatever goes wrong are calls back into Python.
+   - Start, stop, the `with` form, the layer's scope, and the calls of a host's modules and functions that are timed;
+     nothing else. A new scope, a new position, a record without a ring and whatever goes wrong are calls back into
+     Python.
    - The GIL is held throughout. A thread reserves a record by one step of the ring's cursor, writes it, and stores
      its tag last, with release order; nothing of Python runs between these. So a record is whole or does not count.
    - Whose position it is, Python knows (positions.py). It is asked again when the thread has switched contexts since
@@ -120,7 +121,7 @@ typedef struct {
 } SpanMethod;
 
 static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanType, *SpanMethodType;
-static PyObject *finder, *perf_counter_ns, *layer_kind, *one;
+static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *model_of_step, *name_of_key;
 static uint64_t serials;     /* of rings: never given twice */
 static uint64_t generation;  /* a step further whenever a position or a hot path has gone */
 static int64_t nowhere[SLOT_WORDS]; /* the slot of positions that have none: written, never read */
@@ -868,6 +869,404 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
     Py_RETURN_NONE;
 }
 
+/* ---- calls of a host's modules and functions ----
+
+   Classes of instrument/wrapping.py and instrument/functions.py whose instances are called in a host's stead. What
+   calling one does is their `__call__`, in Python; Dynamo looks into that. Here is the same in C, for steps that the
+   compiled hot path records; whatever is other than that is left to Python. */
+
+enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD, MODULE_SLOTS };
+enum { FUNCTION_ORIGINAL, FUNCTION_NAME, FUNCTION_BRICK, FUNCTION_FIRST, FUNCTION_BRICK_OF, FUNCTION_SLOTS };
+enum { MOST_SLOTS = 5 };
+
+/* A class whose calls are made here. */
+typedef struct {
+    const char *names[MOST_SLOTS];
+    ternaryfunc call;
+    Py_ssize_t offsets[MOST_SLOTS];
+    PyTypeObject *type;
+    PyObject *in_python; /* its `__call__` */
+} Calls;
+
+static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs);
+static PyObject *function_call(PyObject *self, PyObject *args, PyObject *kwargs);
+static Calls module_calls = {{"_path", "_key", "_model", "module", "instead"}, module_call};
+static Calls function_calls = {{"original", "name", "brick", "first", "brick_of"}, function_call};
+static PyObject *count_elements, *tensor_type, *definition_type, *swapped_in; /* see `functions` */
+
+/* A new reference to what a slot holds; NULL where it is empty. */
+static inline PyObject *
+slot_of(Calls *calls, PyObject *self, int at)
+{
+    return Py_XNewRef(*(PyObject **)((char *)self + calls->offsets[at]));
+}
+
+/* Call `callable` with `self` before what it is given. */
+__attribute__((noinline, cold)) static PyObject *
+call_with(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(args);
+    PyObject *all = PyTuple_New(count + 1);
+    if (all == NULL)
+        return NULL;
+    PyTuple_SET_ITEM(all, 0, Py_NewRef(self));
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyTuple_SET_ITEM(all, i + 1, Py_NewRef(PyTuple_GET_ITEM(args, i)));
+    PyObject *result = PyObject_Call(callable, all, kwargs);
+    Py_DECREF(all);
+    return result;
+}
+
+/* Record a call that failed, while what it raised is on its way; where recording raises too, that goes instead. */
+static void
+finish_failed(HotPath *self, Position *position, Scope *scope, int64_t start_ns)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject *none = PyLong_FromLong(0); /* a small number: it is always there */
+    if (finish(self, position, scope, start_ns, none, 1) < 0) {
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+    }
+    else
+        PyErr_Restore(type, error, trace);
+    Py_DECREF(none);
+}
+
+/* What `elements_of` in Python makes of the arguments from the one numbered `first` on. */
+static PyObject *
+elements_in_python(PyObject *args, PyObject *kwargs, Py_ssize_t first, PyObject *error)
+{
+    PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+    PyObject *given = PyTuple_GetSlice(args, first, PyTuple_GET_SIZE(args));
+    PyObject *elements = NULL;
+    if (named != NULL && given != NULL)
+        elements = PyObject_CallFunctionObjArgs(count_elements, given, named, error, NULL);
+    Py_XDECREF(named);
+    Py_XDECREF(given);
+    return elements;
+}
+
+/* The elements of a call: of a first argument that is a plain tensor, what that says itself. */
+static inline PyObject *
+elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
+{
+    if (PyTuple_GET_SIZE(args) <= first || (PyObject *)Py_TYPE(PyTuple_GET_ITEM(args, first)) != tensor_type)
+        return elements_in_python(args, kwargs, first, NULL);
+    PyObject *elements = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(args, first), numel);
+    if (LIKELY(elements != NULL) || !PyErr_ExceptionMatches(PyExc_Exception))
+        return elements;
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    elements = elements_in_python(args, kwargs, first, error);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return elements;
+}
+
+/* Call `callable` as the brick `key`. Its elements are `elements`, or those of the arguments where that is NULL. */
+static inline PyObject *
+call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *args, PyObject *kwargs, Py_ssize_t first,
+           PyObject *elements)
+{
+    Position *position = NULL;
+    Scope *scope = NULL;
+    int64_t start_ns = 0;
+    if (path->recording && begin(path, key, &position, &scope, &start_ns) < 0)
+        return NULL;
+    PyObject *result = PyObject_Call(callable, args, kwargs);
+    if (UNLIKELY(scope == NULL)) /* not recorded */
+        return result;
+    PyObject *counted = result == NULL     ? NULL
+                        : elements != NULL ? Py_NewRef(elements)
+                                           : elements_given(args, kwargs, first);
+    if (UNLIKELY(counted == NULL)) {
+        finish_failed(path, position, scope, start_ns);
+        Py_CLEAR(result);
+    }
+    else {
+        if (finish(path, position, scope, start_ns, counted, 0) < 0)
+            Py_CLEAR(result);
+        Py_DECREF(counted);
+    }
+    Py_DECREF(scope);
+    Py_DECREF(position);
+    return result;
+}
+
+/* Whether a step of `model` (NULL: of any) is recorded where the caller is; -1 with an exception set. */
+static inline int
+is_in_step(HotPath *path, PyObject *model, Position **found)
+{
+    Position *position = *found = this_position(path);
+    if (UNLIKELY(position == NULL))
+        return give_up(path);
+    if (position->step == NULL || position->step == Py_None || !position->recording)
+        return 0;
+    if (model == NULL)
+        return 1;
+    PyObject *step = Py_NewRef(position->step);
+    PyObject *of_step = PyObject_GetAttr(step, model_of_step);
+    Py_DECREF(step);
+    if (of_step == NULL)
+        return -1;
+    int is_same = of_step == model ? 1 : PyObject_RichCompareBool(of_step, model, Py_EQ);
+    Py_DECREF(of_step);
+    return is_same;
+}
+
+/* As BrickCall.__call__. */
+static PyObject *
+module_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *path = slot_of(&module_calls, self, MODULE_PATH), *result = NULL;
+    if (UNLIKELY(path == NULL || !Py_IS_TYPE(path, HotPathType))) {
+        result = call_with(module_calls.in_python, self, args, kwargs);
+        Py_XDECREF(path);
+        return result;
+    }
+    PyObject *key = slot_of(&module_calls, self, MODULE_KEY), *model = slot_of(&module_calls, self, MODULE_MODEL);
+    PyObject *module = slot_of(&module_calls, self, MODULE_MODULE);
+    PyObject *called = slot_of(&module_calls, self, MODULE_INSTEAD);
+    Position *position;
+    int is_timed = is_in_step((HotPath *)path, model, &position);
+    if (is_timed < 0)
+        goto done;
+    if (called == NULL || called == Py_None) {
+        PyObject *living = module == NULL ? NULL : PyObject_CallNoArgs(module);
+        Py_XSETREF(called, living == NULL ? NULL : PyObject_GetAttr(living, call_impl));
+        Py_XDECREF(living);
+    }
+    if (called == NULL || key == NULL) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "this call was not initialised");
+    }
+    else if (is_timed)
+        result = call_timed((HotPath *)path, key, called, args, kwargs, 0, NULL);
+    else
+        result = PyObject_Call(called, args, kwargs);
+done:
+    Py_XDECREF(called);
+    Py_XDECREF(module);
+    Py_XDECREF(model);
+    Py_XDECREF(key);
+    Py_DECREF(path);
+    return result;
+}
+
+/* The path of all models whose calls are swapped in; NULL where there are several. */
+static inline PyObject *
+only_path(void)
+{
+    PyObject *path = NULL, *model, *of_model;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(swapped_in, &at, &model, &of_model)) {
+        if (path != NULL && path != of_model)
+            return NULL;
+        path = of_model;
+    }
+    return Py_XNewRef(path);
+}
+
+/* Whether the caller is in a brick that was defined as `name`; -1 with an exception set. */
+static inline int
+is_inside(Position *position, PyObject *name)
+{
+    PyObject *key = position->scope->key;
+    if (key == NULL || (PyObject *)Py_TYPE(key) != definition_type)
+        return 0;
+    PyObject *found = PyObject_GetAttr(key, name_of_key);
+    if (found == NULL)
+        return -1;
+    int is_same = found == name ? 1 : PyObject_RichCompareBool(found, name, Py_EQ);
+    Py_DECREF(found);
+    return is_same;
+}
+
+/* As FunctionCall.__call__. */
+static PyObject *
+function_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *original = slot_of(&function_calls, self, FUNCTION_ORIGINAL), *result = NULL;
+    if (original != NULL && PyDict_GET_SIZE(swapped_in) == 0) {
+        result = PyObject_Call(original, args, kwargs);
+        Py_DECREF(original);
+        return result;
+    }
+    PyObject *path = only_path(), *name = slot_of(&function_calls, self, FUNCTION_NAME);
+    PyObject *brick = slot_of(&function_calls, self, FUNCTION_BRICK), *elements = NULL;
+    PyObject *first = slot_of(&function_calls, self, FUNCTION_FIRST);
+    Position *position;
+    if (UNLIKELY(path == NULL || !Py_IS_TYPE(path, HotPathType) || original == NULL || name == NULL || first == NULL ||
+                 !PyLong_Check(first))) {
+        result = call_with(function_calls.in_python, self, args, kwargs);
+        goto done;
+    }
+    int is_timed = is_in_step((HotPath *)path, NULL, &position);
+    int is_a_part = is_timed <= 0 ? 0 : is_inside(position, name);
+    if (is_timed < 0 || is_a_part < 0)
+        goto done;
+    if (is_timed && !is_a_part && (brick == NULL || brick == Py_None)) {
+        PyObject *brick_of = slot_of(&function_calls, self, FUNCTION_BRICK_OF);
+        PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+        PyObject *found = NULL;
+        if (brick_of != NULL && named != NULL)
+            found = PyObject_CallFunctionObjArgs(brick_of, args, named, NULL);
+        Py_XDECREF(named);
+        Py_XDECREF(brick_of);
+        if (found == NULL || (found != Py_None && !(PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 2))) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "a brick and its elements are wanted");
+            Py_XDECREF(found);
+            goto done;
+        }
+        if (found == Py_None)
+            is_timed = 0;
+        else {
+            Py_XSETREF(brick, Py_NewRef(PyTuple_GET_ITEM(found, 0)));
+            elements = Py_NewRef(PyTuple_GET_ITEM(found, 1));
+        }
+        Py_DECREF(found);
+    }
+    if (is_timed && !is_a_part) {
+        size_t from = PyLong_AsSize_t(first); /* no negative one */
+        if (from != (size_t)-1 || !PyErr_Occurred())
+            result = call_timed((HotPath *)path, brick, original, args, kwargs, (Py_ssize_t)from, elements);
+    }
+    else
+        result = PyObject_Call(original, args, kwargs);
+done:
+    Py_XDECREF(elements);
+    Py_XDECREF(first);
+    Py_XDECREF(brick);
+    Py_XDECREF(name);
+    Py_XDECREF(path);
+    Py_XDECREF(original);
+    return result;
+}
+
+/* Let calls of instances of `type` be made here; its `__call__` stays where it is, for whoever looks it up. */
+static int
+compile_type(PyTypeObject *type, Calls *calls)
+{
+    for (int i = 0; i < MOST_SLOTS; i++) {
+        PyObject *slot = PyObject_GetAttrString((PyObject *)type, calls->names[i]);
+        if (slot == NULL)
+            return -1;
+        int is_slot = Py_IS_TYPE(slot, &PyMemberDescr_Type) &&
+                      ((PyMemberDescrObject *)slot)->d_member->type == T_OBJECT_EX;
+        if (is_slot)
+            calls->offsets[i] = ((PyMemberDescrObject *)slot)->d_member->offset;
+        Py_DECREF(slot);
+        if (!is_slot) {
+            PyErr_Format(PyExc_TypeError, "%s of %s is no slot", calls->names[i], type->tp_name);
+            return -1;
+        }
+    }
+    PyObject *in_python = PyObject_GetAttrString((PyObject *)type, "__call__");
+    if (in_python == NULL)
+        return -1;
+    Py_XSETREF(calls->in_python, in_python);
+    Py_XSETREF(calls->type, (PyTypeObject *)Py_NewRef(type));
+    type->tp_call = calls->call;
+    return 0;
+}
+
+/* The FunctionCall that a function of Python's closes over; borrowed, NULL where there is none. */
+static inline PyObject *
+closed_over(PyObject *function)
+{
+    PyObject *cells = PyFunction_GET_CLOSURE(function);
+    for (Py_ssize_t i = 0; cells != NULL && i < PyTuple_GET_SIZE(cells); i++) {
+        PyObject *held = PyCell_GET(PyTuple_GET_ITEM(cells, i));
+        if (held != NULL && Py_IS_TYPE(held, function_calls.type))
+            return held;
+    }
+    return NULL;
+}
+
+/* What calling a wrapper of functions.py does instead of running its frame, which Dynamo sees. Python 3.11 runs the
+   frame all the same where a frame of Python's calls it by name. */
+static PyObject *
+wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *kwnames)
+{
+    PyObject *call = Py_XNewRef(closed_over(function));
+    if (UNLIKELY(call == NULL))
+        return _PyFunction_Vectorcall(function, args, count, kwnames);
+    PyObject *result = NULL;
+    if (PyDict_GET_SIZE(swapped_in) == 0) {
+        PyObject *original = slot_of(&function_calls, call, FUNCTION_ORIGINAL);
+        Py_DECREF(call);
+        if (original != NULL)
+            result = PyObject_Vectorcall(original, args, count, kwnames);
+        Py_XDECREF(original);
+        return result;
+    }
+    Py_ssize_t given = PyVectorcall_NARGS(count), named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    PyObject *in_order = PyTuple_New(given), *by_name = named ? PyDict_New() : NULL;
+    if (in_order == NULL || (named && by_name == NULL))
+        goto done;
+    for (Py_ssize_t i = 0; i < given; i++)
+        PyTuple_SET_ITEM(in_order, i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; i < named; i++)
+        if (PyDict_SetItem(by_name, PyTuple_GET_ITEM(kwnames, i), args[given + i]) < 0)
+            goto done;
+    result = function_call(call, in_order, by_name);
+done:
+    Py_XDECREF(in_order);
+    Py_XDECREF(by_name);
+    Py_DECREF(call);
+    return result;
+}
+
+static PyObject *
+compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
+{
+    if (!PyFunction_Check(function) || closed_over(function) == NULL) {
+        PyErr_SetString(PyExc_TypeError, "a function that closes over a call is wanted");
+        return NULL;
+    }
+#if PY_VERSION_HEX >= 0x030C0000
+    PyFunction_SetVectorcall((PyFunctionObject *)function, wrapper_call);
+#else
+    ((PyFunctionObject *)function)->vectorcall = wrapper_call;
+#endif
+    return Py_NewRef(function);
+}
+
+static PyObject *
+compile_module_calls(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyTypeObject *type;
+    PyObject *elements_of, *kind;
+    if (!PyArg_ParseTuple(args, "O!OO!", &PyType_Type, &type, &elements_of, &PyType_Type, &kind))
+        return NULL;
+    Py_XSETREF(count_elements, Py_NewRef(elements_of));
+    Py_XSETREF(tensor_type, Py_NewRef(kind));
+    if (compile_type(type, &module_calls) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+compile_function_calls(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyTypeObject *type;
+    PyObject *definition, *models;
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &type, &PyType_Type, &definition, &PyDict_Type, &models))
+        return NULL;
+    Py_XSETREF(definition_type, Py_NewRef(definition));
+    Py_XSETREF(swapped_in, Py_NewRef(models));
+    if (compile_type(type, &function_calls) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 new_span(HotPath *self, PyObject *key, PyObject *elements)
 {
@@ -1346,11 +1745,27 @@ add_type(PyObject *module, PyType_Spec *spec)
     return (PyTypeObject *)type;
 }
 
+static PyMethodDef functions[] = {
+    {"compile_module_calls", compile_module_calls, METH_VARARGS,
+     "compile_module_calls(type, elements_of, kind, /)\n--\n\n"
+     "Let calling an instance of `type` time its module in C. Its elements are the `numel()` of a first argument whose\n"
+     "type is `kind`, and what `elements_of(args, kwargs)` gives of others."},
+    {"compile_function_calls", compile_function_calls, METH_VARARGS,
+     "compile_function_calls(type, definition, swapped_in, /)\n--\n\n"
+     "Let calling an instance of `type` time its function in C, but in a `definition` of the same name. The values of\n"
+     "`swapped_in` are the paths that record."},
+    {"compile_wrapper", compile_wrapper, METH_O,
+     "compile_wrapper(function, /)\n--\n\n"
+     "Let calling `function`, which closes over such an instance, be calling that; gives it back."},
+    {0},
+};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "cbtop.profiler._hot_path",
     .m_doc = "What runs at every brick, compiled; hot_path.py says what it does.",
     .m_size = -1,
+    .m_methods = functions,
 };
 
 PyMODINIT_FUNC
@@ -1364,7 +1779,10 @@ PyInit__hot_path(void)
     if (node_kind == NULL || python == NULL || (layer_kind = PyObject_GetAttrString(node_kind, "LAYER")) == NULL ||
         (finder = attribute_of("cbtop.profiler.positions", "finder")) == NULL ||
         (perf_counter_ns = attribute_of("time", "perf_counter_ns")) == NULL ||
-        (one = PyLong_FromLong(1)) == NULL ||
+        (one = PyLong_FromLong(1)) == NULL || (numel = PyUnicode_InternFromString("numel")) == NULL ||
+        (call_impl = PyUnicode_InternFromString("_call_impl")) == NULL ||
+        (model_of_step = PyUnicode_InternFromString("_model")) == NULL ||
+        (name_of_key = PyUnicode_InternFromString("name")) == NULL ||
         (ScopeType = add_type(module, &scope_spec)) == NULL ||
         (PositionType = add_type(module, &position_spec)) == NULL ||
         (TimerType = add_type(module, &timer_spec)) == NULL ||

@@ -1,5 +1,14 @@
 # The compiled hot path has the Python one's types.
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from cbtop.profiler.hot_path import HotPath as HotPath
 from cbtop.profiler.hot_path import Position as Position
 from cbtop.profiler.hot_path import Scope as Scope
 from cbtop.profiler.hot_path import Span as Span
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+def compile_module_calls(type: type, elements_of: Callable[..., object], kind: type, /) -> None: ...
+def compile_function_calls(type: type, definition: type, swapped_in: dict[Any, Any], /) -> None: ...
+def compile_wrapper(function: Function, /) -> Function: ...

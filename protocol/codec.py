@@ -221,7 +221,8 @@ def _check_for(annotation: Any) -> Check:
     raise TypeError(f"no rule for a field of type {annotation}")
 
 
-def _reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
+def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
+    """What makes a message (or what is kept like one) of its map, every field checked. Raises DecodeError."""
     hints = get_type_hints(kind)
     groups = {name: _group_of(hint) for name, hint in hints.items()}
     required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
@@ -254,10 +255,11 @@ def _group_reader(group: type) -> tuple[frozenset[str], frozenset[str], Callable
     """The names of a group, those it cannot be without, and what makes one of a message's map."""
     members = dataclasses.fields(group)
     needed = frozenset(member.name for member in members if member.default is dataclasses.MISSING)
-    return frozenset(member.name for member in members), needed, _reader_for(group)
+    return frozenset(member.name for member in members), needed, reader_for(group)
 
 
-def _plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
+def plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
+    """What makes the map of a message, of plain values alone."""
     fill = _filler_for(kind)
 
     def plain(message: Any) -> dict[str, object]:
@@ -291,5 +293,5 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
 
 _AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}
 _KINDS = get_args(messages.Message)
-_PLAIN = {kind: _plain_for(kind) for kind in _KINDS}
-_READERS = {kind.__name__: _reader_for(kind) for kind in _KINDS}
+_PLAIN = {kind: plain_for(kind) for kind in _KINDS}
+_READERS = {kind.__name__: reader_for(kind) for kind in _KINDS}

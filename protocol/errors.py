@@ -31,3 +31,7 @@ class KeysError(ProtocolError):
 
 class RecordingError(ProtocolError):
     """A recording that cannot be read or written."""
+
+
+class RoofsError(ProtocolError):
+    """Measured roofs that cannot be read or kept."""

@@ -6,8 +6,6 @@ Rules
 - A public key is 32 bytes. People see its 64 hexadecimal digits, which no shell, mail or option parser changes;
   Z85, its form inside the files, is full of `$`, `&` and `<` and may begin with `-`.
 - The files have the form of pyzmq's certificates, so that other ZeroMQ tools read them.
-- Where their directory lies is worked out here and not by platformdirs: this floor loads msgpack,
-  NumPy and pyzmq alone.
 """
 
 from __future__ import annotations

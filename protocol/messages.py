@@ -5,7 +5,7 @@ Adding one: write the class here, add it to the union below, and give it a `case
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NewType
 
 from cbtop.protocol.attributes import (
@@ -19,10 +19,10 @@ from cbtop.protocol.attributes import (
     Work,
     quantity,
 )
-from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, DeviceKind, NodeKind, Provenance, SourceStatus
 
 PROTOCOL_MAJOR = 2  # 2: histograms travel as cells
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1  # 1: devices
 
 Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.columns`
 
@@ -102,7 +102,10 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What model is being run, read from its file (static)."""
+    """What model is being run, read from its file (static).
+
+    `roofs`: why roofs over it are not known and the way out, or what may have kept them low; "": nothing to say.
+    """
 
     model: str
     architecture: str
@@ -114,21 +117,31 @@ class Manifest:
     context_length: int
     parameters: int
     weights_bytes: int
+    roofs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """A roof of this machine. `kind` is `bandwidth` (unit GB/s) or `compute` (unit GFLOP/s)."""
+    """A roof of this machine. `kind` is `bandwidth` (unit GB/s) or `compute` (unit GFLOP/s).
+
+    Of one that was measured in rounds `value` is the best of them, `median` and `lowest` say how the others were;
+    `measured_on` is the day (2026-11-22). `withdrawn`: it is no roof over what runs now.
+    """
 
     name: str
     kind: str
     value: float
     unit: str
     provenance: Provenance
+    median: float | None = None
+    lowest: float | None = None
+    measured_on: str = ""
+    withdrawn: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.value < MAX_QUANTITY:
-            raise ValueError(f"ceiling {self.name!r} is {self.value}; a finite value above zero is wanted")
+        for value in (self.value, self.median, self.lowest):
+            if value is not None and not 0 < value < MAX_QUANTITY:
+                raise ValueError(f"ceiling {self.name!r} is {value}; a finite value above zero is wanted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +216,84 @@ class Goodbye:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why a figure of a device, or of processes on it, is n/a."""
+
+    figure: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process on a device. On a GPU `memory_bytes` are the GPU's, on the host's processors they are resident.
+
+    `utilization_percent` is of a GPU's SMs the share of the time in which it ran; on the host, 100 is one processor.
+    `process_start` is as in HostHello, 0 where it is not known.
+    """
+
+    pid: int
+    process_start: int = 0
+    name: str = ""
+    memory_bytes: float | None = None
+    utilization_percent: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_figures(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU, a MIG device in one (`part_of`, its uuid) or the processors of a host, with its latest figures.
+
+    A figure that is None is n/a, and `unknown` says why; where the whole device does not answer, `trouble` does.
+    `utilization_percent` is the share of the time in which any kernel ran on the device, or of all processors' time
+    in which they did anything. What NVLink carried and the utilisation of processors are means since the sample
+    before, `power_watts` is one of three seconds; `power_reading_watts` and PCIe are as the driver says them at the
+    moment. `slowed_by` names what holds the clocks down.
+    """
+
+    uuid: str
+    kind: DeviceKind
+    index: int
+    name: str
+    part_of: str = ""
+    trouble: str = ""
+    utilization_percent: float | None = None
+    memory_utilization_percent: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_watts: float | None = None
+    power_reading_watts: float | None = None
+    power_limit_watts: float | None = None
+    clock_mhz: float | None = None  # of a GPU's SMs
+    clock_max_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    memory_clock_max_mhz: float | None = None
+    temperature_celsius: float | None = None
+    slowed_by: str | None = None
+    pcie_sent_bytes_per_sec: float | None = None
+    pcie_received_bytes_per_sec: float | None = None
+    nvlink_sent_bytes_per_sec: float | None = None
+    nvlink_received_bytes_per_sec: float | None = None
+    processes: tuple[DeviceProcess, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_figures(self)
+
+
+def _check_figures(told: Device | DeviceProcess) -> None:
+    for field in fields(told):
+        value = getattr(told, field.name)
+        if type(value) is float and not 0 <= value < MAX_QUANTITY:
+            raise ValueError(f"{field.name} is {value}; a finite value from zero on is wanted")
+
+
 CatalogMessage = (
     HostHello | Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Sampling | Goodbye
 )
-Part = TraceNumber | TraceAnomaly  # only ever inside another message
+Part = TraceNumber | TraceAnomaly | Device | DeviceProcess | Unknown  # only ever inside another message
 
 # --- said by the daemon, to every viewer --------------------------------------------------------------------
 
@@ -328,6 +415,20 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """What one of the daemon's samplers found at `monotonic_ns`, in place of all that it found before.
+
+    Where it found nothing `trouble` says why. `pid_namespace` is that of the pids in it (None: not known).
+    """
+
+    sampler: str
+    monotonic_ns: int
+    trouble: str = ""
+    pid_namespace: int | None = None
+    devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ClockReading:
     """The daemon's clocks, read together, for the viewer that asked under the number `asked`."""
 
@@ -357,6 +458,7 @@ WireMessage = (
     | RecordBatch
     | HistoryPiece
     | Heartbeat
+    | DeviceSample
     | ClockReading
     | SourceGone
 )

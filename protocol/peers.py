@@ -20,7 +20,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -110,6 +110,10 @@ class Peers:
     def questions(self, kind: bytes) -> list[bytes]:
         """The topics of the questions of a kind that can be answered now."""
         return [peer.asked[kind] for peer in self._peers.values() if kind in peer.asked and not _is_busy(peer)]
+
+    def follow(self, topics: Collection[bytes]) -> bool:
+        """Whether any connection has subscribed to one of `topics`."""
+        return any(not peer.topics.isdisjoint(topics) for peer in self._peers.values())
 
     @property
     def is_waiting(self) -> bool:

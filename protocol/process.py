@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cbtop.protocol.signals import let_through
 
@@ -26,8 +26,7 @@ _RANK_VARIABLES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
+class Ranks(NamedTuple):
     """Which of how many a process is; None is what its launcher did not say."""
 
     rank: int | None = None

@@ -149,6 +149,11 @@ class Publisher:
             else:
                 self._authenticator.failed(value)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether there is a viewer or recorder."""
+        return self._peers.follow((LIVE, RECORDS))
+
     def questions(self, kind: bytes) -> list[bytes]:
         """The topics that begin with `kind`, by which viewers ask, and wait for an `answer`."""
         return self._peers.questions(kind)

@@ -138,6 +138,14 @@ class SyncMode(IntEnum):
     NONE = 3
 
 
+class DeviceKind(StrEnum):
+    """What of a machine is sampled."""
+
+    GPU = "gpu"
+    MIG = "mig"  # a part of a GPU that is a device of its own (Multi-Instance GPU)
+    CPU = "cpu"  # all processors of the host, as one
+
+
 class SourceStatus(StrEnum):
     """How a profiled process is."""
 

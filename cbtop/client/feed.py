@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Self
@@ -11,7 +11,9 @@ from typing import Self
 from cbtop.client.link import Link
 from cbtop.client.store import Budget, SourceRecord, Store
 from cbtop.client.window import DEFAULT_WINDOW_S
+from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.protocol.keys import ViewerKeys
+from cbtop.viewmodels.devices import MachineView, machine_view
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import ClockView, MergeMode, SourceSummary, SourceView, StragglerView
 from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
@@ -28,9 +30,10 @@ class FeedEnd:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A source, how long its daemon has not been heard (None: it is), and its host's clock less ours."""
+    """A source, all that its daemon said, how long that was not heard (None: it is), its host's clock less ours."""
 
     record: SourceRecord
+    store: Store
     stale_s: float | None = None
     clock: ClockView | None = None
 
@@ -62,7 +65,8 @@ class Views:
             return None
         view = source_view(source.record, phase, window=window)
         found = _straggler(seen, source.record, view.phase)
-        return replace(view, stale_s=source.stale_s, clock=source.clock, straggler=found)
+        machines = _machines([source])
+        return replace(view, stale_s=source.stale_s, clock=source.clock, straggler=found, machines=machines)
 
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
@@ -81,7 +85,9 @@ class Views:
         found = _straggler(seen, seen[key].record, view.phase)
         assert view.merged is not None
         merged = replace(view.merged, left_out=len(alike) - len(view.merged.members))
-        return replace(view, merged=merged, stale_s=heard[0].stale_s, straggler=found)
+        return replace(
+            view, merged=merged, stale_s=heard[0].stale_s, straggler=found, machines=_machines(heard)
+        )  # fmt: skip
 
 
 class StoreViews(Views):
@@ -93,7 +99,7 @@ class StoreViews(Views):
 
     def seen(self) -> Mapping[str, Seen]:
         return {
-            key: Seen(record)
+            key: Seen(record, self._store)
             for key, record in self._store.sources.items()
             if not self._selected or is_selected(record, self._selected)
         }
@@ -133,7 +139,7 @@ class Feed(Views):
         """Every selected source; of two links that bring the same one, from that which is not silent."""
         by_freshness = sorted(self._links, key=lambda link: link.stale_s or 0, reverse=True)
         return {
-            key: Seen(record, link.stale_s, self._clock_of(link))
+            key: Seen(record, link.store, link.stale_s, self._clock_of(link))
             for link in by_freshness
             for key, record in link.store.sources.items()
             if not self._selected or is_selected(record, self._selected)
@@ -164,6 +170,11 @@ class Feed(Views):
     def unread(self) -> tuple[str, ...]:
         """The addresses whose daemon has said more than was read yet."""
         return tuple(link.endpoint for link in self._links if link.is_behind)
+
+    @property
+    def knows_devices(self) -> bool:
+        """Whether every daemon has told of its devices and of the processes that run all it can, means included."""
+        return all(_knows_devices(link.store) for link in self._links)
 
     @property
     def left_out(self) -> str:
@@ -206,6 +217,22 @@ class Feed(Views):
             return None
         best = min(offsets, key=lambda offset: offset.uncertainty_ns)
         return ClockView(best.realtime_ns / 1e3, best.monotonic_ns / 1e3, best.uncertainty_ns / 1e3)
+
+
+def _knows_devices(store: Store) -> bool:
+    found = [sampled.newest for sampled in store.devices.values()]
+    reasons = {each.why for sample in found for device in sample.devices for each in device.unknown}
+    reasons |= {sample.trouble for sample in found}
+    machine = machine_view(store)
+    told = {process.source for process in machine.processes}
+    running = {key for key, record in store.sources.items() if is_live(record)} - set(machine.elsewhere)
+    return bool(found) and reasons.isdisjoint((NO_ANSWER_YET, TWO_SAMPLES)) and running <= told
+
+
+def _machines(sources: Iterable[Seen]) -> tuple[MachineView, ...]:
+    """The machines of their daemons, each once."""
+    stores = {id(source.store): source for source in sources}
+    return tuple(machine_view(source.store, source.stale_s) for source in stores.values() if source.store.devices)
 
 
 def _straggler(seen: Mapping[str, Seen], record: SourceRecord, phase: str | None) -> StragglerView | None:

@@ -31,6 +31,9 @@ from cbtop.protocol.messages import (
     DaemonGoodbye,
     DaemonHello,
     Dependency,
+    Device,
+    DeviceProcess,
+    DeviceSample,
     Goodbye,
     Heartbeat,
     HistoryPiece,
@@ -47,6 +50,7 @@ from cbtop.protocol.messages import (
     TraceAnomaly,
     TraceNumber,
     TraceSummary,
+    Unknown,
 )
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
@@ -59,6 +63,8 @@ MAX_WINDOW_BYTES = 64 << 20  # of these, for the last seconds
 # About what each takes: a node without its names, and what is said with the longest that there are.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 32 << 10
 BUSY_BYTES = 16 * (SLICES + 1)  # a node
+# Of what a daemon's samplers say: beside MAX_BYTES it takes at most 12 MiB, where every text is the longest there is.
+MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
 NAMED = 3  # of the sources left out
 MAX_RARE = 1e30  # of FLOP and bytes, the largest of these values
 CELLS_END = (MAX_NODES + 1) * BUCKETS
@@ -129,6 +135,26 @@ class SourceRecord:
         self.traces.clear()
 
 
+@dataclass(slots=True)
+class SampledDevices:
+    """What one of the daemon's samplers said last, and how busy each of its devices was in the last two minutes."""
+
+    newest: DeviceSample
+    busy_percent: dict[str, deque[float | None]] = field(default_factory=dict)  # by uuid, the oldest first
+
+    def take(self, sample: DeviceSample) -> None:
+        """Put `sample` in place of the one before; one that is said again (in a keyframe) is no other."""
+        is_new = not self.busy_percent or sample.monotonic_ns > self.newest.monotonic_ns
+        self.newest = sample
+        before = self.busy_percent
+        self.busy_percent = {
+            device.uuid: before.get(device.uuid) or deque(maxlen=HISTORY_S) for device in sample.devices
+        }
+        if is_new:
+            for device in sample.devices:
+                self.busy_percent[device.uuid].append(device.utilization_percent)
+
+
 class Budget:
     """What all stores of a viewer may take together. Over it, windows become shorter, then sources are left out.
 
@@ -154,6 +180,8 @@ class Store:
         self.sources: dict[str, SourceRecord] = {}
         self.left_out: dict[str, str] = {}  # sources, and why
         self.daemon: DaemonHello | None = None
+        self.devices: dict[str, SampledDevices] = {}  # by sampler, in the order they were first heard
+        self.heard_ns = 0  # the daemon's clock, as it was said last
         self._total = AnnouncedTotal()
         self.size_bytes = 0
         self.window_bytes = 0
@@ -234,6 +262,8 @@ class Store:
                     )
                 self.daemon = message
                 self.sources.clear()  # snapshots of all that the daemon knows follow
+                self.devices.clear()
+                self.heard_ns = message.monotonic_ns
                 self._total = AnnouncedTotal()
             case SourceCatalog():
                 try:
@@ -244,6 +274,7 @@ class Store:
                 if message.source in self.sources:
                     self.sources[message.source].state = message
             case Heartbeat():
+                self.heard_ns = message.monotonic_ns
                 for state in message.sources:
                     if isinstance(state, SourceState) and state.source in self.sources:
                         record = self.sources[state.source]
@@ -254,6 +285,8 @@ class Store:
                 if message.source in self.sources:
                     _update_stats(self.sources[message.source], message)
                     self._count(message.source)
+            case DeviceSample():
+                self._sampled(message)
             case ClockReading():
                 pass  # for the collector
             case RecordBatch() | HistoryPiece():
@@ -276,10 +309,21 @@ class Store:
                 | Activity()
                 | Sampling()
                 | Goodbye()
+                | Device()
+                | DeviceProcess()
+                | Unknown()
             ):
                 raise DecodeError(f"a {type(message).__name__} outside a catalog")
             case _:
                 assert_never(message)
+
+    def _sampled(self, sample: DeviceSample) -> None:
+        others = {name: known.newest for name, known in self.devices.items() if name != sample.sampler}
+        devices = [device for other in (*others.values(), sample) for device in other.devices]
+        told = sum(1 + len(device.processes) + len(device.unknown) for device in devices)
+        if len(others) >= MAX_SAMPLERS or len(devices) > MAX_DEVICES or told > MAX_TOLD:
+            raise DecodeError(f"{len(others) + 1} samplers tell {told} things of {len(devices)} devices")
+        self.devices.setdefault(sample.sampler, SampledDevices(sample)).take(sample)
 
     def _count(self, source: str) -> None:
         if source in self.sources:
@@ -324,6 +368,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             record.dependencies[message] = None
         case Manifest():
             record.manifest = message
+        case Ceiling() if message.withdrawn:
+            record.ceilings.pop(message.name, None)
         case Ceiling():
             record.ceilings[message.name] = message
         case CheckResult():

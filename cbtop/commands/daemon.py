@@ -20,8 +20,9 @@ from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
 from cbtop.telemetry import SERVICES, serving
 
 DESCRIPTION = (
-    "Find every instrumented process of yours and publish what it records. Viewers start a daemon inside "
-    "themselves where none runs; one of its own serves up to 64 viewers, and keeps what ended processes left."
+    "Find every instrumented process of yours and publish what it records and, while somebody listens, what the "
+    "machine's GPUs and processors do. Viewers start a daemon inside themselves where none runs; one of its own "
+    "serves up to 64 viewers, and keeps what ended processes left."
 )
 EPILOG = """\
 examples:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from cbtop.client.feed import Feed, FeedEnd
+from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import (
     add_show_arguments,
@@ -49,12 +50,12 @@ STOP_S = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--model", type=Path, metavar="FILE.gguf", help="the model (default: a random one, 82 MB)")
-    group.add_argument("--steps", type=_count, metavar="N", help="stop after N decode steps (default: until stopped)")
+    group.add_argument("--steps", type=count, metavar="N", help="stop after N decode steps (default: until stopped)")
     group.add_argument(
-        "--threads", type=_count, metavar="N", help="CPU threads (default: all but one, which is left to the screen)"
+        "--threads", type=count, metavar="N", help="CPU threads (default: all but one, which is left to the screen)"
     )
     group.add_argument(
-        "--context", type=_count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
+        "--context", type=count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
     )
     group.add_argument(
         "--trace", type=_traces, metavar="NAMES", default=(),
@@ -223,13 +224,6 @@ def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) 
             f"{view.steps.phase}: step {view.steps.count}{wanted}",
             view.steps.count / steps if steps else None,
         )
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return value
 
 
 def _traces(text: str) -> tuple[str, ...]:

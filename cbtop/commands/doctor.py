@@ -12,7 +12,9 @@ import shutil
 import stat
 import statistics
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -23,16 +25,21 @@ from cbtop import formatting as fmt
 from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.commands.shared.compiled import why_in_python
+from cbtop.daemon.devices.nvml import Nvml
 from cbtop.profiler.hot_path import chosen
 from cbtop.protocol.ended import rings_of, runs
 from cbtop.protocol.endpoint import default_endpoint, is_copied_on_write, runtime_dir
-from cbtop.protocol.errors import EndpointError
+from cbtop.protocol.errors import EndpointError, RoofsError
+from cbtop.protocol.messages import DeviceSample
 from cbtop.protocol.ring import DEFAULT_RING_BYTES
+from cbtop.protocol.roofs import cpu_name, driver_version, known_roofs
+from cbtop.protocol.vocabulary import DeviceKind
 
 DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
 EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"
 
 ANSWER_S = 1.0  # a daemon answers within a quarter of it
+DRIVER_S = 5.0  # one that is loaded for it takes up to three
 CLOCK_READS = 10_000
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 OLDEST_PYTHON = (3, 11)
@@ -161,8 +168,46 @@ def _sources(directory: Path) -> Fact:
 
 
 def _gpu() -> Iterator[Fact]:
-    way_out = "a BrickProfiler times what runs on one where it is given a device_clock"
-    yield Fact("GPU", "not used yet: our kernels run on the CPU, and no device is sampled", "missing", way_out)
+    """One line for what NVML finds, asked in a thread: a driver that hangs must not hold us up."""
+    found: list[tuple[DeviceSample, str]] = []
+
+    def look() -> None:
+        sampler = Nvml()
+        sample = sampler.sample(())
+        found.append((sample, sampler.driver() if sample.devices else ""))
+        sampler.close()
+
+    asking = threading.Thread(target=look, daemon=True)
+    asking.start()
+    asking.join(DRIVER_S)
+    if not found:
+        yield Fact("GPU", f"its driver has not answered for {DRIVER_S:g} s", "missing", "nothing of it is sampled")
+        return
+    ((sample, driver),) = found
+    if sample.trouble:
+        way_out = "the devices view shows the CPU alone; what runs on a GPU is timed where a device_clock is given"
+        yield Fact("GPU", sample.trouble, "missing", way_out)
+        return
+    names = Counter(device.name for device in sample.devices if not device.trouble)
+    lost = [f"{device.name} {device.trouble}" for device in sample.devices if device.trouble]
+    value = ", ".join([*(f"{count} × {name}" for name, count in names.items()), *lost])
+    mig = " (no utilisation of MIG devices)" if any(one.kind is DeviceKind.MIG for one in sample.devices) else ""
+    yield Fact("GPU", f"{value}{mig}, {driver}: sampled by NVML")
+
+
+def _roofs() -> Iterator[Fact]:
+    way_out = "`cbtop calibrate` measures them: they are the roofline's over models of torch"
+    try:
+        known = known_roofs()
+    except RoofsError as error:
+        yield Fact("roofs", str(error), "missing", way_out)
+        return
+    cpu, driver = cpu_name(), driver_version()
+    here = [one for one in known if (one.device == cpu if one.threads else one.driver == driver)]
+    if not here:
+        yield Fact("roofs", "not known", "missing", way_out)
+        return
+    yield Fact("roofs", ", ".join(f"{one.title} ({one.measured_on or fmt.NOT_MEASURED})" for one in here))
 
 
 def _numba() -> Iterator[Fact]:
@@ -214,6 +259,7 @@ FACTS: tuple[Callable[[], Iterator[Fact]], ...] = (
     _clock,
     _runtime_directory,
     _gpu,
+    _roofs,
     _numba,
     _terminal,
     _extras,

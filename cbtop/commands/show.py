@@ -18,7 +18,7 @@ from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.keys import VIEWER_KEY, ViewerKeys, keys_dir, load_pair, parse_public_key
-from cbtop.reports import REPORTS, SECTIONS
+from cbtop.reports import REPORTS, VIEWS
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
@@ -34,7 +34,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         help="print text instead of opening the screen (as when stdout is no terminal)",
     )
     group.add_argument(
-        "--view", choices=[*SECTIONS, "all"], default="all", help="what a text report holds (default: all)"
+        "--view", choices=[*VIEWS, "all"], default="all", help="what a text report holds (default: all)"
     )
     group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
     group.add_argument("--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode)")
@@ -106,7 +106,7 @@ def is_headless(options: argparse.Namespace) -> bool:
 
 def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
     """One report on stdout; `replay` says where in which recording it was found."""
-    sections = list(SECTIONS) if options.view == "all" else [options.view]
+    sections = list(VIEWS) if options.view == "all" else [options.view]
     sys.stdout.write(REPORTS[options.format](views, sections, replay) + "\n")
     sys.stdout.flush()
 

@@ -23,6 +23,7 @@ from cbtop.commands.show import (
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.reports import DEVICES
 from cbtop.viewmodels.source import has_data, is_live, state_of
 
 DESCRIPTION = "attach to whatever runs"
@@ -31,6 +32,7 @@ examples:
   cbtop                              watch every instrumented process of yours
   cbtop --headless --once            print one report and exit: for CI and pipes
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
+  cbtop --headless --once --view devices    GPUs, the CPU, and the processes on them
   cbtop --connect E1 --connect E2    watch what two daemons serve
   cbtop ls                           list what there is to watch
   cbtop demo                         something to watch, from the first minute
@@ -85,6 +87,8 @@ def run(options: argparse.Namespace) -> int:
             return show_on_screen(feed, options, options.merge)
     with open_feed(options, options.source, window_s(options)) as feed:
         _wait_for_data(feed, options)
+        if options.view == DEVICES:
+            _wait_for_devices(feed, options.timeout)
         was_live = bool(running(feed))
         if not options.once and (options.headless or options.duration):
             _watch(feed, options, options.duration)
@@ -104,6 +108,13 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
         feed.poll(POLL_MS)
         if feed.refused:
             raise CbtopError(feed.refused)
+
+
+def _wait_for_devices(feed: Feed, timeout_s: float) -> None:
+    """Until two samples of every device have come, of which means are made, or time is up."""
+    deadline_s = time.monotonic() + timeout_s
+    while not feed.knows_devices and time.monotonic() < deadline_s:
+        feed.poll(POLL_MS)
 
 
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:

@@ -11,6 +11,8 @@ Rules of discovery
 - However many files are there, a round looks at LOOKS_AT_ONCE processes, those that may run first, and listing them
   takes one part in LISTING_SHARE of the time.
 - The log is bounded: a pipe that nobody reads must not hold the daemon up.
+
+Devices are sampled in threads of their own, while somebody listens (`cbtop.daemon.devices`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from cbtop.daemon.devices import SAMPLERS
+from cbtop.daemon.devices.sampling import Sampling
 from cbtop.daemon.history import MAX_HISTORY_S, History
 from cbtop.daemon.source import Source
 from cbtop.protocol import codec
@@ -44,7 +48,7 @@ from cbtop.protocol.messages import (
     SourceGone,
     WireMessage,
 )
-from cbtop.protocol.process import boot_id, running_pids
+from cbtop.protocol.process import boot_id, pid_namespace, running_pids
 from cbtop.protocol.publisher import CLOCK_PREFIX, HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS, Publisher
 from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
@@ -56,6 +60,7 @@ DISCOVER_S = 0.2
 JOIN_S = 0.1  # who joins within it is answered together
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
+RESTING_KEYFRAME_S = 60.0  # where nothing is new but samples of devices: the oldest of them go with it
 SHUT_OUT_S = 0.5
 LAST_WORD_S = 0.05  # closing at once would take back what is still on its way
 RETRY_S = 5.0  # a file that could not be opened: it may be that a descriptor was lacking
@@ -88,6 +93,8 @@ class Daemon:
     ) -> None:
         self._directory = directory or runtime_dir()
         self._publisher = Publisher(endpoint, keys)
+        self._devices = Sampling(SAMPLERS)
+        self._pid_namespace = pid_namespace()
         self._sources: dict[Path, Source] = {}
         self._refused: dict[str, float] = {}  # rings that cannot be opened, and when to look at them again
         self._waiting: deque[str] = deque()  # rings that were listed and not looked at yet
@@ -98,6 +105,7 @@ class Daemon:
         self._history_s = history_s
         self._history = History(history_s)
         self._history_versions: dict[str, tuple[int, int]] | None = None  # at its last keyframe
+        self._history_keyframe_s = 0.0
 
     @property
     def endpoint(self) -> str:
@@ -112,6 +120,7 @@ class Daemon:
                 self._discover: DISCOVER_S,
                 self._read: READ_S,
                 self._publish: PUBLISH_S,
+                self._say_devices: PUBLISH_S,
                 self._beat: HEARTBEAT_S,
                 self._publisher.shut_out_revoked: SHUT_OUT_S,
             }
@@ -130,6 +139,7 @@ class Daemon:
             time.sleep(LAST_WORD_S)
         finally:
             self._publisher.close()
+            self._devices.close()
 
     def _discover(self) -> None:
         """Open new rings, those of running processes first; let go of what ended processes left too long ago."""
@@ -261,6 +271,15 @@ class Daemon:
         for source in self._sources.values():
             self._say(FrameKind.LIVE, _frames_of(source, source.delta))
 
+    def _say_devices(self) -> None:
+        """Say what the samplers have found meanwhile; they rest while nobody listens."""
+        if not self._publisher.is_heard:
+            self._devices.rest()
+            return
+        sources = self._sources.values()
+        self._devices.listen([pid for source in sources if (pid := source.pid_in(self._pid_namespace))])
+        self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
+
     def _beat(self) -> None:
         self._publish()
         self._say(FrameKind.LIVE, [codec.encode(self._heartbeat())])
@@ -277,11 +296,13 @@ class Daemon:
         read = (source for source in self._sources.values() if not source.is_behind)
         lately = [source for source in read if not _ended_before(source, self._history_s)]
         versions = {source.key: source.version for source in lately}
-        if versions != self._history_versions:  # else the last keyframe says it all
-            self._history_versions = versions
+        now_s = time.monotonic()
+        is_old = bool(self._devices.latest()) and now_s - self._history_keyframe_s >= RESTING_KEYFRAME_S
+        if versions != self._history_versions or is_old:  # else the last keyframe says it all
+            self._history_versions, self._history_keyframe_s = versions, now_s
             now_ns = time.perf_counter_ns()
             keyframe = encode_frame(FrameKind.KEYFRAME, now_ns, self._snapshots(lately))
-            self._history.begin(keyframe, time.monotonic())
+            self._history.begin(keyframe, now_s)
 
     def _answer(self) -> None:
         """Answer the viewers that ask for the time, for a piece of the history or, having joined, for everything."""
@@ -314,6 +335,7 @@ class Daemon:
         yield codec.encode(self._hello())
         for source in sources:
             yield from _frames_of(source, source.snapshot)
+        yield from map(codec.encode, self._devices.latest())
         yield codec.encode(self._heartbeat())
 
     def _heartbeat(self) -> Heartbeat:

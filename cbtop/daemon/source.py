@@ -84,6 +84,12 @@ class Source:
         host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
         return f"{host}:{self.ring_path.stem.replace('-', ':')}"
 
+    def pid_in(self, namespace: int | None) -> int | None:
+        """Its pid, where it runs and is in that pid namespace."""
+        if self.hello is None or self.state is not SourceStatus.LIVE or self.hello.pid_namespace != namespace:
+            return None
+        return self.hello.pid
+
     @property
     def catalog(self) -> list[CatalogMessage]:
         """What the process has said, as far as it counts: of messages that replace each other the newest."""

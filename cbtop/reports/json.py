@@ -9,6 +9,7 @@ from typing import Any
 
 from cbtop.formatting import NOT_MEASURED
 from cbtop.protocol.attributes import KernelAttributes
+from cbtop.reports.machines import machine_json, machines_of
 from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
@@ -77,6 +78,7 @@ def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: 
         "schema": SCHEMA,
         "replay": None if replay is None else asdict(replay),
         "provenance": provenance,
+        "machines": [machine_json(machine) for machine in machines_of(sources)],
         "sources": [_source(source) for source in sources],
     }
     return json.dumps(document, allow_nan=False)
@@ -211,9 +213,13 @@ def _roofline(view: RooflineView) -> dict[str, Any]:
                 "value": row.value,
                 "unit": row.unit,
                 "provenance": row.provenance.value,
+                "median": row.median,
+                "lowest": row.lowest,
+                "measured_on": row.measured_on or None,
             }
             for row in view.ceilings
         ],
+        "ceilings_note": view.note or None,
         "points": [
             {
                 "brick": point.name,

@@ -8,7 +8,7 @@ from typing import Any
 
 from cbtop import formatting as fmt
 from cbtop.reports.json import clock_fields, straggler_fields
-from cbtop.reports.text import Table, table
+from cbtop.reports.tables import Table, table
 from cbtop.viewmodels.model import SourceView, StragglerView
 
 SCHEMA = "cbtop.sources/1"

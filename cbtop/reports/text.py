@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
+from cbtop.reports.machines import machines_of, machines_text
+from cbtop.reports.tables import Table, table
 from cbtop.statistics import (
     CALL_REPORT,
     CATEGORY_REPORT,
@@ -18,6 +20,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import (
+    CeilingRow,
     GraphRow,
     RanksView,
     ReplayView,
@@ -27,10 +30,9 @@ from cbtop.viewmodels.model import (
     TraceView,
     WindowView,
 )
+from cbtop.viewmodels.roofline import missing_ceilings
 
-# A column that only names things is left-aligned, one of numbers right-aligned.
-Table = list[tuple[str, ...]]
-
+DEVICES = "devices"  # the section that is of no source
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
     "excl is without the bricks that ran inside (derived), incl and p50 to p99 with them; avg × count = total"
@@ -41,8 +43,11 @@ BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n
 
 
 def text_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
-    """Each source with the chosen sections, in the order given."""
-    text = "\n\n\n".join(_source(source, sections) for source in sources)
+    """Each source with the chosen sections, in the order given, then the machines where they run."""
+    parts = [_source(source, [section for section in sections if section in SECTIONS]) for source in sources]
+    if DEVICES in sections and (sections == [DEVICES] or machines_of(sources)):
+        parts.append(machines_text(machines_of(sources)))
+    text = "\n\n\n".join(parts)
     return text if replay is None else f"{_replay(replay)}\n\n{text}"
 
 
@@ -56,7 +61,7 @@ def _replay(replay: ReplayView) -> str:
 def _source(view: SourceView, sections: Sequence[str]) -> str:
     parts = [_head(view)]
     drawn = [SECTIONS[section](view) for section in sections]
-    parts += drawn if any(drawn) else [f"{', '.join(sections)}: n/a (the process sent none)"]
+    parts += drawn if any(drawn) or not sections else [f"{', '.join(sections)}: n/a (the process sent none)"]
     parts.append(_foot(view))
     return "\n\n".join(part for part in parts if part)
 
@@ -216,17 +221,26 @@ def _categories(view: SourceView) -> str:
 
 
 def _roofline(view: SourceView) -> str:
-    ceilings = [f"{c.name} {fmt.number(c.value)} {c.unit} ({c.provenance.value})" for c in view.roofline.ceilings]
+    ceilings = [f"{c.name} {fmt.number(c.value)} {c.unit} ({_measured(c)})" for c in view.roofline.ceilings]
     rows: Table = [("brick", *_heads(POINT_REPORT), "")]
     for point in view.roofline.points:
         above = "above the roof: from a nearer cache, or the work declared is too much" if point.above_roof else ""
         rows.append((point.name, *_cells(POINT_REPORT, point), above))
-    lines = ["ceilings: " + (", ".join(ceilings) or "n/a (the process measured none)")]
+    lines = ["ceilings: " + ", ".join(ceilings)] if ceilings else []
+    lines += filter(None, [missing_ceilings(view.roofline) or view.roofline.note])
     if view.roofline.points:
         lines += [table(rows, left=2), PROVENANCE_LINE]
     if view.roofline.without_work:
         lines.append(f"not on the roofline, no FLOP or no bytes declared: {', '.join(view.roofline.without_work)}")
     return "\n".join(lines)
+
+
+def _measured(ceiling: CeilingRow) -> str:
+    """How it is known: measured on a day, by rounds of which it is the best."""
+    day = f" {ceiling.measured_on}" if ceiling.measured_on else ""
+    spread = "" if ceiling.median is None else f", median {fmt.number(ceiling.median)}"
+    spread += "" if ceiling.lowest is None else f", lowest {fmt.number(ceiling.lowest)}"
+    return f"{ceiling.provenance.value}{day}{spread}"
 
 
 def _tree(view: SourceView) -> str:
@@ -298,18 +312,6 @@ def _foot(view: SourceView) -> str:
     if view.checks and not failed:
         checks = [f"checks: {len(view.checks)} of {len(view.checks)} passed"]
     return "\n".join([*filter(None, about_books), line, *checks])
-
-
-def table(rows: Table, *, left: int) -> str:
-    """Aligned columns, the first `left` of them to the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
 
 
 SECTIONS: dict[str, Callable[[SourceView], str]] = {

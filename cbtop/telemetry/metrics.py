@@ -87,6 +87,73 @@ BRICK_BUDGET = Metric(
     "cbtop_brick_budget", Kind.GAUGE, _BRICK, "The time a token it may take (static: somebody set it).", "seconds"
 )
 
+_DEVICE = ("device", "kind")
+_LINK = (*_DEVICE, "link")
+_ON_DEVICE = ("source", "device")
+
+DEVICE = Metric(
+    "cbtop_device",
+    Kind.INFO,
+    (*_DEVICE, "label", "name", "part_of", "host"),
+    "A GPU or a MIG device by its uuid, or all processors of the host (cpu).",
+)
+DEVICE_UTILIZATION = Metric(
+    "cbtop_device_utilization",
+    Kind.GAUGE,
+    _DEVICE,
+    "Of a GPU the share of time in which any kernel ran, however little of it that used; of the cpu, of all time.",
+    "ratio",
+)
+DEVICE_MEMORY_UTILIZATION = Metric(
+    "cbtop_device_memory_utilization",
+    Kind.GAUGE,
+    _DEVICE,
+    "Share of time in which its memory was read or written.",
+    "ratio",
+)
+DEVICE_MEMORY_USED = Metric("cbtop_device_memory_used", Kind.GAUGE, _DEVICE, "Memory in use.", "bytes")
+DEVICE_MEMORY_SIZE = Metric("cbtop_device_memory_size", Kind.GAUGE, _DEVICE, "Memory there is.", "bytes")
+DEVICE_POWER = Metric(
+    "cbtop_device_power",
+    Kind.GAUGE,
+    _DEVICE,
+    "Mean power of three seconds (derived from its energy counter; without one, as the driver says it).",
+    "watts",
+)
+DEVICE_POWER_LIMIT = Metric("cbtop_device_power_limit", Kind.GAUGE, _DEVICE, "At which its driver holds it.", "watts")
+DEVICE_CLOCK = Metric("cbtop_device_clock", Kind.GAUGE, _DEVICE, "Clock: of a GPU that of its SMs.", "hertz")
+DEVICE_MEMORY_CLOCK = Metric("cbtop_device_memory_clock", Kind.GAUGE, _DEVICE, "Clock of its memory.", "hertz")
+DEVICE_TEMPERATURE = Metric("cbtop_device_temperature", Kind.GAUGE, _DEVICE, "Of its chip.", "celsius")
+DEVICE_SLOWED = Metric(
+    "cbtop_device_slowed", Kind.GAUGE, (*_DEVICE, "by"), "1 for each thing that holds its clocks down."
+)
+DEVICE_SENT = Metric(
+    "cbtop_device_sent", Kind.GAUGE, _LINK, "Over PCIe or all its NVLinks, in the last interval.", "bytes_per_second"
+)
+DEVICE_RECEIVED = Metric(
+    "cbtop_device_received",
+    Kind.GAUGE,
+    _LINK,
+    "Over PCIe or all its NVLinks, in the last interval.",
+    "bytes_per_second",
+)
+SOURCE_DEVICE_MEMORY = Metric(
+    "cbtop_source_device_memory", Kind.GAUGE, _ON_DEVICE, "Memory of a GPU that the process has.", "bytes"
+)
+SOURCE_DEVICE_UTILIZATION = Metric(
+    "cbtop_source_device_utilization",
+    Kind.GAUGE,
+    _ON_DEVICE,
+    "Share of the time in which the process ran on a GPU's SMs.",
+    "ratio",
+)
+SOURCE_CPU = Metric(
+    "cbtop_source_cpu", Kind.GAUGE, ("source",), "Processor time of the process (derived); 1 is a processor.", "ratio"
+)
+SOURCE_RESIDENT = Metric(
+    "cbtop_source_resident", Kind.GAUGE, ("source",), "Memory of the host that the process has.", "bytes"
+)
+
 METRICS = (
     DAEMON,
     LEFT_OUT,
@@ -107,6 +174,23 @@ METRICS = (
     BRICK_FLOPS,
     BRICK_TRAFFIC,
     BRICK_BUDGET,
+    DEVICE,
+    DEVICE_UTILIZATION,
+    DEVICE_MEMORY_UTILIZATION,
+    DEVICE_MEMORY_USED,
+    DEVICE_MEMORY_SIZE,
+    DEVICE_POWER,
+    DEVICE_POWER_LIMIT,
+    DEVICE_CLOCK,
+    DEVICE_MEMORY_CLOCK,
+    DEVICE_TEMPERATURE,
+    DEVICE_SLOWED,
+    DEVICE_SENT,
+    DEVICE_RECEIVED,
+    SOURCE_DEVICE_MEMORY,
+    SOURCE_DEVICE_UTILIZATION,
+    SOURCE_CPU,
+    SOURCE_RESIDENT,
 )
 
 

@@ -35,7 +35,11 @@ HELP = (
 
 INTERVAL_MS = 10_000
 LAST_EXPORT_S = 1.0  # at its end the daemon sends once more, and waits no longer than this
-UNITS = {"": "", "seconds": "s", "bytes": "By"}  # UCUM, as OpenTelemetry wants them
+# UCUM, as OpenTelemetry wants them.
+UNITS = {
+    "": "", "seconds": "s", "bytes": "By", "ratio": "1", "watts": "W", "hertz": "Hz", "celsius": "Cel",
+    "bytes_per_second": "By/s",
+}  # fmt: skip
 
 _log = logging.getLogger("cbtop.daemon")
 _sdk_log = logging.getLogger("opentelemetry")

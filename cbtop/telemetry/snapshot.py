@@ -18,7 +18,7 @@ from cbtop.profiler.histograms import bucket_of
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls, NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind
 from cbtop.telemetry.metrics import (
     BRICK_BUDGET,
     BRICK_DURATION,
@@ -29,6 +29,19 @@ from cbtop.telemetry.metrics import (
     BRICK_TRAFFIC,
     CHECK,
     DAEMON,
+    DEVICE,
+    DEVICE_CLOCK,
+    DEVICE_MEMORY_CLOCK,
+    DEVICE_MEMORY_SIZE,
+    DEVICE_MEMORY_USED,
+    DEVICE_MEMORY_UTILIZATION,
+    DEVICE_POWER,
+    DEVICE_POWER_LIMIT,
+    DEVICE_RECEIVED,
+    DEVICE_SENT,
+    DEVICE_SLOWED,
+    DEVICE_TEMPERATURE,
+    DEVICE_UTILIZATION,
     DROPPED,
     LEFT_OUT,
     MAX_SERIES,
@@ -36,6 +49,10 @@ from cbtop.telemetry.metrics import (
     PRODUCED,
     RECEIVED,
     SOURCE,
+    SOURCE_CPU,
+    SOURCE_DEVICE_MEMORY,
+    SOURCE_DEVICE_UTILIZATION,
+    SOURCE_RESIDENT,
     STATE,
     STEP_DURATION,
     TOKENS,
@@ -46,6 +63,7 @@ from cbtop.telemetry.metrics import (
     Point,
     Snapshot,
 )
+from cbtop.viewmodels.devices import DeviceRow, ProcessRow, machine_view
 from cbtop.viewmodels.source import summaries
 
 _log = logging.getLogger("cbtop.daemon")
@@ -58,14 +76,16 @@ MAX_BRICKS = 256  # a phase
 BOUNDS_NS = tuple(2**k - 1 for k in range(10, 35))
 _CUTS = np.concatenate(([0], bucket_of(np.array(BOUNDS_NS, np.int64) + 1)))
 
+Value = tuple[Metric, tuple[str, ...], float | Durations]  # of a metric, for its labels
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is exported together or not at all: one source, phase, brick or check. Lower ranks go first."""
+    """What is exported together or not at all: one device, source, phase, brick or check. Lower ranks go first."""
 
     of: str
     rank: int
-    values: list[tuple[Metric, tuple[str, ...], float | Durations]]
+    values: list[Value]
     since_ns: int
 
     @property
@@ -79,9 +99,11 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
     Where there is not room for all, every source is there, then the first brick of each, the second of each, …
     """
     found: Snapshot = {metric: [] for metric in METRICS}
-    left_out = dict.fromkeys(("source", "phase", "brick", "check"), 0)
+    left_out = dict.fromkeys(("device", "source", "phase", "brick", "check"), 0)
     left_out["source"] = len(store.left_out)
     parts: list[_Part] = []
+    for device in _devices(store):
+        parts.append(_Part("device", 0, device, now_ns))
     for summary in summaries(store.sources.values()):
         try:
             parts += [*_source_parts(store.sources[summary.key], now_ns, left_out)]
@@ -100,6 +122,58 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
             found[metric].append(Point(labels, value, part.since_ns))
     found[LEFT_OUT] += [Point((of,), count, now_ns) for of, count in left_out.items()]
     return found
+
+
+def _devices(store: Store) -> Iterator[list[Value]]:
+    """The series of each device, and those of the processes that are sources; only of what was sampled just now."""
+    machine = machine_view(store)
+    fresh = [row for row in machine.devices if not row.is_stale]
+    for row in fresh:
+        yield list(_device(row, machine.host))
+    known = {row.device.uuid for row in fresh}
+    is_host_known = any(row.device.kind is DeviceKind.CPU for row in fresh)
+    hosts: dict[str, ProcessRow] = {}
+    for process in machine.processes:
+        if process.source is None:
+            continue
+        hosts[process.source] = process
+        if process.device_uuid in known:
+            on = process.source, process.device_uuid
+            yield [
+                *_known(SOURCE_DEVICE_MEMORY, on, process.gpu_memory_bytes),
+                *_known(SOURCE_DEVICE_UTILIZATION, on, process.gpu_utilization_percent, 0.01),
+            ]
+    for source, process in hosts.items() if is_host_known else ():
+        yield [
+            *_known(SOURCE_CPU, (source,), process.cpu_percent, 0.01),
+            *_known(SOURCE_RESIDENT, (source,), process.resident_bytes),
+        ]
+
+
+def _device(row: DeviceRow, host: str) -> Iterator[Value]:
+    device = row.device
+    labels = device.uuid, device.kind.value
+    yield DEVICE, (*labels, row.label, device.name, device.part_of, host), 1
+    yield from _known(DEVICE_UTILIZATION, labels, device.utilization_percent, 0.01)
+    yield from _known(DEVICE_MEMORY_UTILIZATION, labels, device.memory_utilization_percent, 0.01)
+    yield from _known(DEVICE_MEMORY_USED, labels, device.memory_used_bytes)
+    yield from _known(DEVICE_MEMORY_SIZE, labels, device.memory_total_bytes)
+    yield from _known(DEVICE_POWER, labels, row.watts)
+    yield from _known(DEVICE_POWER_LIMIT, labels, device.power_limit_watts)
+    yield from _known(DEVICE_CLOCK, labels, device.clock_mhz, 1e6)
+    yield from _known(DEVICE_MEMORY_CLOCK, labels, device.memory_clock_mhz, 1e6)
+    yield from _known(DEVICE_TEMPERATURE, labels, device.temperature_celsius)
+    for by in dict.fromkeys(filter(None, (device.slowed_by or "").split(", "))):
+        yield DEVICE_SLOWED, (*labels, by), 1
+    yield from _known(DEVICE_SENT, (*labels, "pcie"), device.pcie_sent_bytes_per_sec)
+    yield from _known(DEVICE_SENT, (*labels, "nvlink"), device.nvlink_sent_bytes_per_sec)
+    yield from _known(DEVICE_RECEIVED, (*labels, "pcie"), device.pcie_received_bytes_per_sec)
+    yield from _known(DEVICE_RECEIVED, (*labels, "nvlink"), device.nvlink_received_bytes_per_sec)
+
+
+def _known(metric: Metric, labels: tuple[str, ...], value: float | None, scale: float = 1.0) -> Iterator[Value]:
+    if value is not None:
+        yield metric, labels, value * scale
 
 
 def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -> Iterator[_Part]:
@@ -128,7 +202,7 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
             yield _Part("brick", rank := rank + 1, found, since_ns)
 
 
-def _source(record: SourceRecord) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
+def _source(record: SourceRecord) -> Iterator[Value]:
     key, hello, manifest, state = record.key, record.hello, record.manifest, record.state
     rank = str(hello.rank) if hello and hello.rank is not None else ""
     sample_every = str(record.sample_every) if hello else ""
@@ -148,7 +222,7 @@ def _source(record: SourceRecord) -> Iterator[tuple[Metric, tuple[str, ...], flo
         yield UNREAD, (key,), state.unread
 
 
-def _phase(key: str, totals: PhaseTotals) -> Iterator[tuple[Metric, tuple[str, ...], float | Durations]]:
+def _phase(key: str, totals: PhaseTotals) -> Iterator[Value]:
     step = totals.step
     calls = totals.stats.calls([step.id]) if step else None
     if step and calls:
@@ -156,9 +230,7 @@ def _phase(key: str, totals: PhaseTotals) -> Iterator[tuple[Metric, tuple[str, .
         yield STEP_DURATION, (key, display_name(step)), _durations(totals.stats, [step.id], calls)
 
 
-def _brick(
-    key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]
-) -> Iterator[tuple[Metric, tuple[str, ...], float | Durations]]:
+def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) -> Iterator[Value]:
     labels = (
         key,
         display_name(totals.step) if totals.step else "",

@@ -14,6 +14,7 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.devices import DeviceRow, MachineView
 
 OVERLAP = 1.05  # steps at once, on average: below it they ran one after the other
 
@@ -65,6 +66,9 @@ class CeilingRow:
     value: float
     unit: str
     provenance: Provenance
+    median: float | None = None  # of the rounds that it is the best of
+    lowest: float | None = None
+    measured_on: str = ""  # a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class RooflineView:
     ceilings: tuple[CeilingRow, ...]
     points: tuple[BrickRow, ...]  # those that have an intensity
     without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes: they have no intensity
+    note: str = ""  # why ceilings are not known and the way out, or what may have kept them low
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +341,14 @@ class SourceView:
     merged: MergedView | None = None  # None: one source; else `pid`, `host` and the like are its first member's
     ranks: RanksView | None = None  # with MergeMode.RANKS
     critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
+    machines: tuple[MachineView, ...] = ()  # where it runs; of several sources merged there may be several
+
+    @property
+    def gpus(self) -> tuple[DeviceRow, ...]:
+        """The GPUs it is known to use; the one GPU of its machine, where there is only one."""
+        used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
+        all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
+        return used or (all_there_are if len(all_there_are) == 1 else ())
 
     @property
     def shares_close(self) -> bool | None:

@@ -20,13 +20,24 @@ def under_roofs(bricks: Iterable[BrickRow], ceilings: Iterable[Ceiling]) -> tupl
     return tuple(replace(row, roof=_roof(row, peaks.get("compute"), peaks.get("bandwidth"))) for row in bricks)
 
 
-def roofline(ceilings: Iterable[Ceiling], bricks: Sequence[BrickRow]) -> RooflineView:
+def roofline(ceilings: Iterable[Ceiling], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:
     """Every brick that declared flops and bytes as a point; the rest by name."""
     return RooflineView(
-        ceilings=tuple(CeilingRow(c.name, c.kind, c.value, c.unit, c.provenance) for c in ceilings),
+        ceilings=tuple(
+            CeilingRow(c.name, c.kind, c.value, c.unit, c.provenance, c.median, c.lowest, c.measured_on)
+            for c in ceilings
+        ),
         points=tuple(brick for brick in bricks if _is_point(brick)),
         without_work=tuple(brick.name for brick in bricks if not _is_point(brick)),
+        note=note,
     )
+
+
+def missing_ceilings(view: RooflineView) -> str:
+    """Which kinds of ceilings are not known, and why; "" where both are."""
+    kinds = {ceiling.kind for ceiling in view.ceilings}
+    missing = [name for name in ("bandwidth", "compute") if name not in kinds]
+    return f"{' and '.join(missing)} ceiling n/a: {view.note or 'not measured by this source'}" if missing else ""
 
 
 def _is_point(brick: BrickRow) -> bool:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-from cbtop.compute.cache import cache_dir
 from cbtop.compute.jit.kernel_cache import use_directory
+from cbtop.protocol.cache import cache_dir
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

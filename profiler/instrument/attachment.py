@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from cbtop.profiler.instrument import captured_graphs, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
+from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import backend_of, stored_bytes
@@ -37,35 +38,73 @@ from cbtop.profiler.instrument.wrapping import (
     keep_dynamo_out,
 )
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Manifest
+from cbtop.protocol.messages import Ceiling, Manifest
 
 _lock = threading.RLock()
 _functions = Functions()
 _attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()  # by the trunk's modules
-_models: weakref.WeakKeyDictionary[BrickProfiler, dict[str, int]] = weakref.WeakKeyDictionary()  # names given so far
+
+
+@dataclass(slots=True)
+class _Said:
+    """What a profiler has said of a model: when it is attached again, it is the same one."""
+
+    model: str  # its name
+    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by what is said
+    manifest: Manifest | None = None
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)
+
+
+class _Models:
+    """The models that one profiler has shown."""
+
+    def __init__(self) -> None:
+        self.said: weakref.WeakKeyDictionary[nn.Module, _Said] = weakref.WeakKeyDictionary()
+        self.names: dict[str, int] = {}  # given so far
+
+
+_models: weakref.WeakKeyDictionary[BrickProfiler, _Models] = weakref.WeakKeyDictionary()
 
 
 class Attachment:
     """One model that is timed, from `begin` to `detach`."""
 
-    def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler) -> None:
+    def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -> None:
         self.root = weakref.ref(root)
         self.profiler = profiler
-        self.model = _name_of(root, profiler)
+        self._said = _said_by(profiler, root)
+        self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self._look_again, self._give_up)
-        self._definitions: dict[Hashable, Hashable] = {}  # of all plans, by what they say of which module
+        self._engine = engine
         self.is_attached = True
         self._follow(root, plan)
 
     def _follow(self, root: nn.Module, plan: Plan) -> None:
         self.stacks = plan.stacks
         self._state = state_of(root)
-        keys = [self._definitions.setdefault(_said_of(part), part.key) for part in plan.parts]
+        keys = [self._said.definitions.setdefault(_said_of(part), part.key) for part in plan.parts]
         self.steps.calls = [
             BrickCall(part.module, key, self.steps) for part, key in zip(plan.parts, keys, strict=True)
         ]
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
+
+    def announce(self, root: nn.Module, plan: Plan) -> None:
+        """Say what model it is, and its roofs, where it has not been said: a process has its first model.s."""
+        if self.model:
+            return
+        over, said_of_roofs = roofs_over(root)
+        manifest = _manifest(root, plan, self._engine, said_of_roofs)
+        if manifest != self._said.manifest:
+            self._said.manifest = manifest
+            self.profiler.announce(manifest)
+        self.steps.measured = functools.partial(_say_measured, self.profiler, manifest)
+        ceilings = {name: replace(one, withdrawn=True) for name, one in self._said.ceilings.items()}
+        ceilings |= {one.name: one for one in over}
+        for name, ceiling in ceilings.items():
+            if ceiling != self._said.ceilings.get(name):
+                self.profiler.announce(ceiling)
+        self._said.ceilings = ceilings
 
     def begin(self) -> None:
         for other in self._others:
@@ -115,6 +154,7 @@ class Attachment:
             self._follow(root, plan)
             for module in (root, *plan.trunk):
                 _attached.setdefault(module, self)
+            self.announce(root, plan)
             self.begin()
 
     def after_fork(self) -> None:
@@ -126,6 +166,10 @@ class Attachment:
         root = self.root()
         if root is not None:
             leave_alone(root)
+
+
+def _say_measured(profiler: BrickProfiler, manifest: Manifest, how: str) -> None:
+    profiler.announce(replace(manifest, backend=f"{manifest.backend}; {how}"))
 
 
 def _said_of(part: Part) -> Hashable:
@@ -180,7 +224,7 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
-    attachment = Attachment(model, plan, profiler)
+    attachment = Attachment(model, plan, profiler, engine)
     try:
         for module in (model, *plan.trunk):
             other = _attached.setdefault(module, attachment)
@@ -193,12 +237,7 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
                 _functions.wrap(model.modules())
-        if not attachment.model:
-            manifest = _manifest(model, plan, engine)
-            attachment.profiler.announce(manifest)
-            attachment.steps.measured = lambda how: profiler.announce(
-                replace(manifest, backend=f"{manifest.backend}; {how}")
-            )
+        attachment.announce(model, plan)
         attachment.begin()
     except BaseException:  # nothing stays half attached, whether it is ours or of a signal handler
         attachment.detach()
@@ -216,18 +255,20 @@ def _why_not(model: nn.Module) -> str:
     return ""
 
 
-def _name_of(root: nn.Module, profiler: BrickProfiler) -> str:
-    """ "" of a profiler's first model; of others that of their class, with a number where it was given before."""
-    names = _models.setdefault(profiler, {})
-    if not names:
-        names[""] = 1
-        return ""
-    name = type(root).__name__
-    names[name] = names.get(name, 0) + 1
-    return name if names[name] == 1 else f"{name} {names[name]}"
+def _said_by(profiler: BrickProfiler, root: nn.Module) -> _Said:
+    """What `profiler` has said of `root`.
+
+    The name of its first model is "", of others that of their class, with a number where it was given before.
+    """
+    models = _models.setdefault(profiler, _Models())
+    if root not in models.said:
+        name = type(root).__name__ if models.names else ""
+        models.names[name] = models.names.get(name, 0) + 1
+        models.said[root] = _Said(name if models.names[name] == 1 else f"{name} {models.names[name]}")
+    return models.said[root]
 
 
-def _manifest(model: nn.Module, plan: Plan, engine: str) -> Manifest:
+def _manifest(model: nn.Module, plan: Plan, engine: str, said_of_roofs: str) -> Manifest:
     modules = (model, *plan.trunk)
     configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
     config = configs[0] if configs else None
@@ -245,6 +286,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str) -> Manifest:
         context_length=_whole(getattr(config, "max_position_embeddings", 0)),
         parameters=sum(parameter.numel() for parameter in parameters),
         weights_bytes=stored_bytes(model),
+        roofs=said_of_roofs,
     )
 
 

@@ -35,7 +35,7 @@ class Span:
 
 
 class Capture:
-    """A graph from the beginning of its capture to its end."""
+    """A graph from the beginning of its capture to its end; for wrapped functions it is what else a path is."""
 
     def __init__(self, last: Callable[[], Last]) -> None:
         self._last = last
@@ -81,9 +81,26 @@ class Capture:
         self.why_not = in_words(error)
 
     @property
-    def innermost(self) -> Hashable:
-        """The key of the innermost call that goes on."""
-        return self._open[-1].key if self._open else None
+    def position(self) -> _Position:
+        """As of a path: where the caller is, whose step is None outside of this capture."""
+        return _Position(self if capture_here() is self else None, self._open[-1].key if self._open else None)
+
+    def start_brick(self, brick: Hashable, /) -> Span | None:
+        """As of a path: what is called begins here."""
+        return self.begin(brick, None)
+
+    def stop_brick(self, span: Span | None, elements: int, failed: bool = False) -> None:
+        """As of a path."""
+        self.end(span, elements)
+
+
+class _Position:
+    __slots__ = ("key", "scope", "step")
+
+    def __init__(self, step: Capture | None, key: Hashable) -> None:
+        self.step = step
+        self.key = key
+        self.scope = self
 
 
 captures: dict[int, Capture] = {}  # by thread

@@ -13,23 +13,37 @@ from dataclasses import dataclass
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 # Bricks beside the fifteen well-known ones, with their categories.
+ALIBI_BIAS = "AlibiBias"
 ATTENTION_FUSED = "Attention (fused)"
 ATTENTION_EAGER = "Attention (eager)"
+ATTENTION_MASK = "AttentionMask"
+KV_EXPANSION = "KvExpansion"
 KV_WRITE = "KvWrite"
 GATE_UP_PROJECTION = "GateUpProjection"
+GENERATE_INPUTS = "GenerateInputs"
+MERGE_HEADS = "MergeHeads"
 MIXER = "Mixer"
 MOE_EXPERTS = "MoeExperts"
 MOE_ROUTER = "MoeRouter"
+RESIDUAL_ADD = "ResidualAdd"
 ROTARY_TABLES = "RotaryTables"
+SPLIT_HEADS = "SplitHeads"
 CATEGORIES = {
+    ALIBI_BIAS: BrickCategory.ATTENTION,
     ATTENTION_FUSED: BrickCategory.ATTENTION,
     ATTENTION_EAGER: BrickCategory.ATTENTION,
+    ATTENTION_MASK: BrickCategory.ATTENTION,
+    KV_EXPANSION: BrickCategory.ATTENTION,
     KV_WRITE: BrickCategory.ATTENTION,
     GATE_UP_PROJECTION: BrickCategory.FFN,
+    GENERATE_INPUTS: BrickCategory.OTHER,
+    MERGE_HEADS: BrickCategory.ATTENTION,
     MIXER: BrickCategory.OTHER,
     MOE_EXPERTS: BrickCategory.FFN,
     MOE_ROUTER: BrickCategory.FFN,
+    RESIDUAL_ADD: BrickCategory.OTHER,
     ROTARY_TABLES: BrickCategory.ATTENTION,
+    SPLIT_HEADS: BrickCategory.ATTENTION,
 }
 
 

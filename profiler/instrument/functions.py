@@ -1,4 +1,6 @@
-"""Bricks that are functions: attention, rotary position, the cache, sampling; each wrapped where it is looked up.
+"""Bricks that are functions: attention, its masks, rotary position, the cache, sampling, what generate prepares.
+
+Each is wrapped where it is looked up.
 
 Rules
 - They stay wrapped as long as anything is attached: Dynamo guards on which function it has seen, and to swap them for
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -20,8 +23,8 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import classification
-from cbtop.profiler.instrument.capturing import Capture, capture_here
 from cbtop.profiler.instrument.steps import Generation, recorded_here, swapped_in, unit
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import elements_of
@@ -31,7 +34,10 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 if TYPE_CHECKING:
     from torch import nn
 
+
 Function = Callable[..., Any]
+# By the arguments of a call: its brick, and its elements; None where it is not timed.
+BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -42,6 +48,23 @@ _ROPE = (
     "apply_rotary_pos_emb_vision",
     "apply_multimodal_rotary_pos_emb",
 )
+# Other functions of a model's file, and methods of its attention, with their bricks.
+_FUNCTIONS = {
+    "create_causal_mask": classification.ATTENTION_MASK,
+    "create_sliding_window_causal_mask": classification.ATTENTION_MASK,
+    "create_chunked_causal_mask": classification.ATTENTION_MASK,
+    "create_bidirectional_mask": classification.ATTENTION_MASK,
+    "create_bidirectional_sliding_window_mask": classification.ATTENTION_MASK,
+    "build_alibi_tensor": classification.ALIBI_BIAS,
+    "dropout_add": classification.RESIDUAL_ADD,
+}
+_METHODS = {
+    "_get_embed_positions": classification.ROTARY_TABLES,
+    "_split_heads": classification.SPLIT_HEADS,
+    "_reshape": classification.SPLIT_HEADS,  # Bloom's
+    "_merge_heads": classification.MERGE_HEADS,
+    "expand_kv": classification.KV_EXPANSION,
+}
 # Arguments by which attention leaves out keys: of other sequences in the same row, of pages, of before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 _EAGER = "eager_attention_forward"
@@ -61,10 +84,15 @@ class Functions:
         kinds = {base for module in modules for base in type(module).__mro__}
         for kind in kinds:
             self.replace(kind, _EAGER_METHOD, _eager)
+            for method, brick in _METHODS.items() if "Attention" in kind.__name__ else ():
+                self.replace(kind, method, functools.partial(_plain, name=brick))
+            self._wrap_inputs(kind)
         for name in sorted({kind.__module__ for kind in kinds}):
             home = sys.modules.get(name)
             for function in _ROPE:
                 self.replace(home, function, _rope)
+            for function, brick in _FUNCTIONS.items():
+                self.replace(home, function, functools.partial(_plain, name=brick))
             self.replace(home, _EAGER, _eager)
         self._wrap_transformers()
         self.wrap_generate()
@@ -91,8 +119,14 @@ class Functions:
         mixin = getattr(generation, "GenerationMixin", None)
         self.replace(mixin, "generate", generates)
         self.replace(mixin, "_assisted_decoding", _assisted)
+        self._wrap_inputs(mixin)
         self.replace(getattr(generation, "LogitsProcessorList", None), "__call__", _scores)
         self.replace(getattr(generation, "StoppingCriteriaList", None), "__call__", _chosen)
+
+    def _wrap_inputs(self, kind: Any) -> None:
+        self.replace(kind, "prepare_inputs_for_generation", _prepares)
+        update = functools.partial(_plain, name=classification.GENERATE_INPUTS)
+        self.replace(kind, "_update_model_kwargs_for_generation", update)
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
         """Let `owner` have what `wrapper` makes of its function `name`, if it has one that is not ours."""
@@ -117,73 +151,107 @@ def _set(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def timed(original: Function, brick_of: Callable[[Any, Any], tuple[Any, int]], name: str) -> Function:
-    """`original`, timed in recorded steps as the brick, with the elements, that `brick_of` makes of its arguments."""
+class FunctionCall:
+    """Calls a function as a brick where a step is recorded.
+
+    The brick is `brick`, with the elements of the first tensor from the argument numbered `first` on; or what
+    `brick_of` makes of the arguments. On a compiled hot path calls are made in C, which does the same.
+    """
+
+    __slots__ = ("brick", "brick_of", "first", "name", "original")
+
+    def __init__(
+        self, original: Function, name: str, brick: BrickDefinition | None, first: int, brick_of: BrickOf | None
+    ) -> None:
+        self.original, self.name = original, name
+        self.brick, self.first, self.brick_of = brick, first, brick_of
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        path: Any = None
+        timer, elements = None, 0
+        try:
+            path = recorded_here()
+            # One attention function calls another: what runs in such a brick already is a part of it.
+            if path is not None and getattr(path.position.scope.key, "name", None) != self.name:
+                if self.brick_of is None:
+                    found: tuple[Any, Any] | None = (self.brick, elements_of(args[self.first :], kwargs))
+                else:
+                    found = self.brick_of(args, kwargs)
+                if found is not None:
+                    brick, elements = found
+                    timer = path.start_brick(brick)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            ours(error, f"some calls of {self.name} are not timed")
+        if path is None or timer is None:
+            return self.original(*args, **kwargs)
+        try:
+            result = self.original(*args, **kwargs)
+        except BaseException:
+            path.stop_brick(timer, 0, True)
+            raise
+        path.stop_brick(timer, elements)
+        return result
+
+
+_compiled: Callable[[Function], Function] | None = None
+if chosen() is not HotPath:
+    from cbtop.profiler import _hot_path
+
+    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in)
+    _compiled = _hot_path.compile_wrapper
+
+
+def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
+    def guarded(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        try:
+            return brick_of(args, kwargs)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            ours(error, f"some calls of {name} are not timed")
+        return None
+
+    return guarded
+
+
+def timed(
+    original: Function,
+    name: str,
+    brick: BrickDefinition | None = None,
+    *,
+    first: int = 0,
+    brick_of: BrickOf | None = None,
+) -> Function:
+    """`original`, timed in recorded steps; see `FunctionCall`."""
+
+    run = FunctionCall(original, name, brick, first, brick_of and _unless_it_is_odd(brick_of, name))
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() or not swapped_in:
             return original(*args, **kwargs)
-        capture = capture_here()
-        if capture is not None:
-            return _noted(capture, original, brick_of, name, args, kwargs)
-        timer = None
-        try:
-            here = recorded_here()
-            # One attention function calls another: what runs in such a brick already is a part of it.
-            if here is not None and getattr(here[1].scope.key, "name", None) != name:
-                stop = here[0].profiler.stop_brick
-                brick, elements = brick_of(args, kwargs)
-                timer = here[0].profiler.start_brick(brick)
-        except Exception as error:  # noqa: BLE001 - see the rules
-            ours(error, f"some calls of {name} are not timed")
-        if timer is None:
-            return original(*args, **kwargs)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException:
-            stop(timer, 0, True)
-            raise
-        stop(timer, elements)
-        return result
+        return run(*args, **kwargs)
 
-    return call
-
-
-def _noted(
-    capture: Capture,
-    original: Function,
-    brick_of: Callable[[Any, Any], tuple[Any, int]],
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """A call of `original`, of which `capture` notes between which nodes of the graph it lies."""
-    span, elements = None, 0
-    try:
-        if getattr(capture.innermost, "name", None) != name:
-            brick, elements = brick_of(args, kwargs)
-            span = capture.begin(brick, None)
-    except Exception as error:  # noqa: BLE001 - see the rules
-        capture.failed(error)
-    result = original(*args, **kwargs)
-    try:
-        capture.end(span, elements)
-    except Exception as error:  # noqa: BLE001 - see the rules
-        capture.failed(error)
-    return result
+    return call if _compiled is None else _compiled(call)
 
 
 ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
-KV_WRITE = BrickDefinition(classification.KV_WRITE, BrickCategory.ATTENTION, backend="torch")
+
+
+def _plain(original: Function, name: str) -> Function:
+    """A brick of which no more is known than its name."""
+    return timed(original, name, _brick(name))
+
+
+@functools.cache
+def _brick(name: str) -> BrickDefinition:
+    return BrickDefinition(name, classification.CATEGORIES[name], backend="torch")
 
 
 def _rope(original: Function) -> Function:
-    return timed(original, lambda args, kwargs: (ROPE, elements_of(args, kwargs)), ROPE.name)
+    return timed(original, ROPE.name, ROPE)
 
 
 def _kv_write(original: Function) -> Function:
-    return timed(original, lambda args, kwargs: (KV_WRITE, elements_of(args[1:], kwargs)), KV_WRITE.name)
+    return timed(original, classification.KV_WRITE, _brick(classification.KV_WRITE), first=1)
 
 
 def _attention(original: Function, label: str, queries: int) -> Function:
@@ -204,7 +272,7 @@ def _attention(original: Function, label: str, queries: int) -> Function:
         )
         return _attended(name, label, query, key, hides, bool(is_causal))
 
-    return timed(original, brick_of, name)
+    return timed(original, name, brick_of=brick_of)
 
 
 def _eager(original: Function) -> Function:
@@ -216,7 +284,7 @@ def _eager(original: Function) -> Function:
             name, "eager", _named(args, kwargs, 1, "query"), _named(args, kwargs, 2, "key"), False, False
         )
 
-    return timed(original, brick_of, name)
+    return timed(original, name, brick_of=brick_of)
 
 
 def _named(args: Any, kwargs: Any, at: int, name: str) -> Any:
@@ -227,19 +295,25 @@ def _attended(name: str, label: str, query: Any, key: Any, has_mask: bool, is_ca
     """The brick, and the pairs of a query and a key over all heads; what a mask hides only a device knows."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         return _attention_brick(name, label, 0, 0, 0), 0
-    queries, keys = query.shape, key.shape
+    is_known = query.is_cpu and not has_mask  # what the host sees of a device are launches
+    return _pairs(name, label, query.shape, key.shape, key.element_size(), is_known, is_causal and not has_mask)
+
+
+@functools.lru_cache(maxsize=256)  # all layers of a step are alike
+def _pairs(
+    name: str, label: str, queries: Any, keys: Any, itemsize: int, is_known: bool, is_causal: bool
+) -> tuple[Any, int]:
     if len(queries) != 4 or len(keys) != 4 or queries[3] != keys[3]:  # the last: keys on their side
         return _attention_brick(name, label, 0, 0, 0), 0
     sequences, heads, new, columns = queries
     _, key_heads, kept, _ = keys
     pairs = new * kept
-    if is_causal and not has_mask and new > 1:
+    if is_causal and new > 1:
         pairs = new * (new + 1) // 2 + new * (kept - new) if kept >= new else pairs
-    if has_mask or not query.is_cpu:  # what the host sees there are launches
+    if not is_known:
         return _attention_brick(name, label, 0, 0, 0), sequences * heads * pairs
     shared = max(1, heads // max(1, key_heads))
-    itemsize = key.element_size() if new == 1 else 0
-    return _attention_brick(name, label, columns, shared, itemsize), sequences * heads * pairs
+    return _attention_brick(name, label, columns, shared, itemsize if new == 1 else 0), sequences * heads * pairs
 
 
 @functools.lru_cache(maxsize=256)
@@ -321,6 +395,27 @@ def _end_sampling(args: tuple[Any, ...]) -> None:
     if waiting is not None:
         words = args[1] if len(args) > 1 else None
         waiting.end_sampling(words.shape[-1] if isinstance(words, Tensor) else None)
+
+
+@_unless_it_fails
+def _prepared(duration_ns: int) -> None:
+    """The inputs of the next step have been, in so long: that is a part of it, and it has not begun."""
+    generation = unit().generation
+    if generation is not None:
+        generation.prepared_ns = duration_ns
+
+
+def _prepares(original: Function) -> Function:
+    @functools.wraps(original)
+    def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(*args, **kwargs)
+        start_ns = perf_counter_ns()
+        result = original(*args, **kwargs)
+        _prepared(perf_counter_ns() - start_ns)
+        return result
+
+    return prepare_inputs
 
 
 def _assisted(original: Function) -> Function:

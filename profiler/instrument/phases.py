@@ -1,14 +1,15 @@
 """What a call of a model is: its phase, tokens, sequences and the positions its cache holds, by its arguments alone.
 
-Nothing here waits for a device: what only a tensor's contents could tell is unknown. Hugging Face's names of
-arguments are known, and a first tensor of token ids (sequences x tokens) or of their embeddings.
+Nothing here waits for a device: what only a tensor's contents there could tell is unknown. Hugging Face's names of
+arguments are known, those of models written by hand (llama's reference, gpt-fast) for where the new tokens stand, and
+a first tensor of token ids (sequences x tokens) or of their embeddings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from numbers import Integral
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -16,12 +17,15 @@ PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed",
 ENCODE = "encode"  # no cache is asked for, and none could be: an encoder, or a model of another kind
 
 # The decoder's come first: of a model with an encoder, the step is what its decoder does.
-_NEW = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "input_features", "pixel_values")
+_NEW = (
+    "decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "input_features", "pixel_values",
+    "tokens", "idx",
+)  # fmt: skip
 _CACHES = ("past_key_values", "cache_params", "state")
+POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """`cached` is how many positions of each sequence the cache held before; None where only a device knows it."""
 
     phase: str
@@ -46,8 +50,12 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
     if not has_cache:
         return Call(ENCODE, tokens, sequences, None)
     held = [kwargs[name] for name in _CACHES if kwargs.get(name) is not None]
-    cached = cached_positions(held[0]) if held else 0
-    if cached == 0:
+    stand = [kwargs[name] for name in POSITIONS if kwargs.get(name) is not None]
+    cached = cached_positions(held[0]) if held else None if stand else 0
+    if cached is None and stand:
+        cached = _first_position(stand[0], sequences, length)
+    # Where only a device knows where several new tokens stand, they are taken for a prompt.
+    if cached == 0 or (cached is None and not held and length > 1):
         phase = PREFILL
     elif is_assisted:
         phase = VERIFY
@@ -131,9 +139,10 @@ def cached_positions(cache: Any) -> int | None:
     """How many positions a cache holds; None where it has some, and their number lies on a device or is not kept."""
     length = getattr(cache, "get_seq_length", None)
     if length is not None:
-        if _is_fresh(cache):
+        layers = _layers_of(cache)
+        if _is_fresh(cache, layers):
             return 0
-        found = length() if _counts_positions(cache) else None
+        found = length() if _counts_positions(layers) else None
         return found if isinstance(found, int) else _on_the_host(found)
     if isinstance(cache, (tuple, list)):  # of before there were caches: layers of (keys, values)
         first = cache[0] if cache else None
@@ -142,10 +151,23 @@ def cached_positions(cache: Any) -> int | None:
     return None
 
 
-def _on_the_host(found: object) -> int | None:
-    if isinstance(found, Tensor) and found.device.type == "cpu" and found.numel() == 1:
-        return int(found)
-    return None
+def _on_the_host(found: Any) -> int | None:
+    """The whole number that all of a tensor's are, where they are on the host; a kind of its own may have none."""
+    if type(found) is not Tensor or not found.is_cpu or found.is_floating_point():
+        return None
+    numbers = set(found.flatten().tolist())
+    return int(numbers.pop()) if len(numbers) == 1 else None
+
+
+def _first_position(given: Any, sequences: int, length: int) -> int | None:
+    """Where the first new token of each sequence stands, by one number, one of each, or the positions of all."""
+    first = given
+    if type(given) is Tensor and given.dim() > 1:  # sequences x tokens
+        first = given[..., :1]
+    elif type(given) is Tensor and given.dim() == 1 and not (length == 1 and len(given) == sequences):
+        first = given[:1]
+    position = int(first) if isinstance(first, Integral) else _on_the_host(first)
+    return position if position is not None and position >= 0 else None
 
 
 def _layers_of(cache: Any) -> list[Any]:
@@ -154,9 +176,9 @@ def _layers_of(cache: Any) -> list[Any]:
     return list(getattr(own, "layers", ()))
 
 
-def _is_fresh(cache: Any) -> bool:
+def _is_fresh(cache: Any, layers: list[Any]) -> bool:
     """Whether nothing has been put into a cache: no layer is there, or none has been used."""
-    layers, is_known = _layers_of(cache), False
+    is_known = False
     for layer in layers:
         for name in ("is_initialized", "has_previous_state"):
             used = getattr(layer, name, None)
@@ -176,7 +198,11 @@ def _truth(value: object) -> bool:
     return value is True
 
 
-def _counts_positions(cache: Any) -> bool:
+def _counts_positions(layers: list[Any]) -> bool:
     """Whether any layer of a cache counts its positions; those of mixers keep a state instead."""
-    layers = _layers_of(cache)
-    return not layers or any([hasattr(layer, "get_seq_length") for layer in layers])
+    if not layers:
+        return True
+    for layer in layers:  # noqa: SIM110 - the first says so, mostly; any() would cost more than the question
+        if hasattr(layer, "get_seq_length"):
+            return True
+    return False

@@ -75,11 +75,13 @@ def state_of(root: nn.Module) -> list[object]:
     state: list[object] = []
     seen = {id(root)}
     waiting = [root]
-    while waiting:
-        module = waiting.pop()
+    for module in waiting:
         state.append(id(module))
-        for weight in [weight for weight in module._parameters.values() if weight is not None][:1]:
-            state += (weight.dtype, weight.device)
+        for weight in module._parameters.values():
+            if weight is not None:
+                state.append(weight.dtype)
+                state.append(weight.device)
+                break
         for child in module._modules.values():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))

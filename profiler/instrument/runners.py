@@ -21,8 +21,8 @@ from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.functions import Function, Functions, timed
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.steps import Generation, OpenStep, unit
-from cbtop.profiler.instrument.trouble import say
-from cbtop.protocol.signals import let_through
+from cbtop.profiler.instrument.trouble import in_words, ours, say
+from cbtop.protocol.signals import let_through, suppressed
 from cbtop.protocol.vocabulary import BrickId
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def runs(original: Function, engine: Engine) -> Function:
             return original(runner, *args, **kwargs)
         result = attachment.steps.run(Run(original, runner, what), args, kwargs)
         step = _waiting(runner)
-        if step is not None and not engine.samples_later(result):
+        if step is not None and not _samples_later(engine, result):
             step.close()
         return result
 
@@ -128,7 +128,9 @@ def loads(original: Function, engine: Engine) -> Function:
 
 def samples(original: Function) -> Function:
     """`original`, which chooses tokens: it is the brick Sampling of the step that is open."""
-    return timed(original, lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences), "Sampling")
+    return timed(
+        original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
+    )
 
 
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
@@ -144,9 +146,12 @@ def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
                 step.close(*sys.exc_info())
             raise
         if step is not None:
-            tokens = accepted(result)
-            if tokens is not None:
-                step.accept(tokens)
+            try:
+                tokens = accepted(result)
+                if tokens is not None:
+                    step.accept(tokens)
+            except Exception as error:  # noqa: BLE001 - as in once_there
+                ours(error, "accepted tokens are not counted")
             step.close()
         return result
 
@@ -155,9 +160,24 @@ def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
 
 def _waiting(runner: Any) -> OpenStep | None:
     """The step of a runner's last run, if it is open still."""
-    attachment = _attachments.get(runner)
-    step = None if attachment is None else attachment.steps.open_in(unit())
+    attachment = None
+    try:
+        attachment = _attachments.get(runner)
+        step = None if attachment is None else attachment.steps.open_in(unit())
+    except Exception as error:  # noqa: BLE001 - as in once_there
+        let_through(error)
+        if attachment is not None:
+            attachment.steps.failed(error)
+        return None
     return None if step is None or step.is_running else step
+
+
+def _samples_later(engine: Engine, result: Any) -> bool:
+    try:
+        return engine.samples_later(result)
+    except Exception as error:  # noqa: BLE001 - as in once_there
+        ours(error, f"steps of {engine.name} lack their sampling")
+        return False
 
 
 def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
@@ -172,17 +192,19 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
             _attachments[runner] = attach_to_runner(model, profiler, engine.name, shows_bricks=shows_bricks)
             if limits:
                 say(f"{engine.name} {limits}")
+        attachment = _attachments.get(runner)
     except Exception as error:  # noqa: BLE001 - as in once_there
         let_through(error)
         _leave(runner, engine, error)
-    attachment = _attachments.get(runner)
+        return None
     return attachment if attachment is not None and attachment.is_attached else None
 
 
 def _leave(runner: Any, engine: Engine, error: Exception) -> None:
-    _attachments[runner] = None
     _say_other(engine, error)
+    with suppressed(TypeError):  # one that cannot be kept: it is asked again at its next run
+        _attachments[runner] = None
 
 
 def _say_other(engine: Engine, error: Exception) -> None:
-    say(f"{engine.name} is other than expected, and is not shown: {type(error).__name__}: {error}")
+    say(f"{engine.name} is other than expected, and is not shown: {in_words(error)}")

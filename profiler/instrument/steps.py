@@ -24,11 +24,13 @@ from weakref import ref
 import torch
 from torch.compiler import is_compiling
 
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import Capture, capture_here
+from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.trouble import ours
-from cbtop.profiler.instrument.wrapping import BrickCall, Call
+from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall
 from cbtop.profiler.positions import finder
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickId
@@ -36,7 +38,7 @@ from cbtop.protocol.vocabulary import BrickId
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbtop.profiler.hot_path import HotPath, Position
+    from cbtop.profiler.hot_path import HotPath
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.steps import Step
@@ -47,12 +49,13 @@ Arguments = ParamSpec("Arguments")
 class Generation:
     """One call of `generate`."""
 
-    __slots__ = ("is_assisted", "last_end_ns", "length", "model")
+    __slots__ = ("is_assisted", "last_end_ns", "length", "model", "prepared_ns")
 
     def __init__(self, model: object) -> None:
         self.model = model  # whose tokens are chosen
         self.is_assisted = False  # a draft proposes tokens
         self.last_end_ns: int | None = None  # of the last step in it, its own or a draft's
+        self.prepared_ns = 0  # how long the inputs of the next step took
         self.length: int | None = None  # of its sequences, when the last token was chosen
 
 
@@ -79,22 +82,23 @@ class Unit:
 
 
 unit: Callable[[], Unit] = finder(Unit)
-LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes a quarter of what timing them costs
-swapped_in: dict[ref[ModelSteps], object] = {}  # whose calls are timed; where there is none, nothing is recorded
+_INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
+LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes as long as timing them does
+# The models whose calls are timed, and what times them; where there is none, nothing is recorded.
+swapped_in: dict[ref[ModelSteps], HotPath | Path | Capture] = {}
 
 
-def recorded_here() -> tuple[ModelSteps, Position] | None:
-    """Whose recorded step the caller is in, and where in the graph; None outside of these."""
-    models = list(swapped_in)
-    if len(models) == 1:  # the compiled path knows its position for a tenth of what `unit` costs
-        steps = models[0]()
+def recorded_here() -> HotPath | Path | Capture | None:
+    """What times the recorded step that the caller is in, or notes what is captured; None outside of these."""
+    paths = set(swapped_in.values())
+    if len(paths) == 1:  # the compiled path knows its position for a tenth of what `unit` costs
+        path = paths.pop()
     else:
-        here = unit().open if models else ()
-        steps = here[-1].steps if here and here[-1].is_recorded else None
-    if steps is None:
-        return None
-    position = steps.path.position
-    return None if position.step is None else (steps, position)
+        here = unit().open
+        if not here or not here[-1].is_recorded:
+            return None
+        path = here[-1].steps.path
+    return None if path.position.step is None else path
 
 
 def _unless_it_fails(
@@ -142,9 +146,12 @@ class OpenStep:
     def begin(self) -> None:
         self._unit.open.append(self)
         self._step.__enter__()
+        self.is_recorded = self.profiler.recording
         if self.waits and self.generation is not None and self.generation.last_end_ns is not None:
             self._step.start_ns = self.generation.last_end_ns
-        self.is_recorded = self.profiler.recording
+            prepared_ns, self.generation.prepared_ns = self.generation.prepared_ns, 0
+            if self.is_recorded and prepared_ns:
+                self.profiler.record_elapsed(_INPUTS, prepared_ns, 0)
         if self.is_recorded:
             self.steps.look_again()
         self.steps.follow(self if self.is_recorded else None)
@@ -217,6 +224,9 @@ class OpenStep:
 class ModelSteps:
     """The steps of one model, and the calls that are timed in them."""
 
+    # Of all models, which may share modules. A handler of the host's may call one where a signal finds us in here.
+    _lock = threading.RLock()
+
     def __init__(
         self,
         profiler: BrickProfiler,
@@ -236,12 +246,11 @@ class ModelSteps:
         self._looks = 0
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be
-        self._lock = threading.RLock()  # a handler of the host's may call the model where a signal finds us in here
-        self._recorded: set[OpenStep | Capture] = set()  # that run, and captures that note its calls
+        self._recorded: set[OpenStep] = set()  # that run
 
     def after_fork(self) -> None:
         """In a child nobody holds the lock, and of the steps that ran those of this thread are left."""
-        self._lock = threading.RLock()
+        ModelSteps._lock = threading.RLock()
         self._recorded.intersection_update(unit().open)
 
     def failed(self, error: Exception) -> None:
@@ -277,23 +286,32 @@ class ModelSteps:
 
     def _noted(self, capture: Capture, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model while a graph is captured: nothing runs: it is no step, and `capture` notes the calls."""
+        if not self.profiler.enabled or capture.is_in_call_of(self):
+            return call.plain(*args, **kwargs)
+        me, before = ref(self, swapped_in.pop), swapped_in.get(ref(self))
+        noted: list[NotedCall] = []
         span = None
         try:
-            if self.profiler.enabled and not capture.is_in_call_of(self):
-                self.follow(capture)
-                span = capture.begin_model(self, call.describe_captured(args, kwargs))
+            swapped_in[me] = capture
+            noted += [one for one in [call.noted_by(capture) for call in self.calls] if one is not None]
+            for one in noted:
+                one.swap_in()
+            span = capture.begin_model(self, call.describe_captured(args, kwargs))
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             capture.failed(error)
         try:
             return call.plain(*args, **kwargs)
         finally:
-            if span is not None:
-                try:
-                    capture.end(span)
-                    self.ended(capture)
-                    self.follow(None)
-                except Exception as error:  # noqa: BLE001 - as above
-                    self.failed(error)
+            try:
+                capture.end(span)
+                for one in noted:
+                    one.swap_out()
+                if before is None:
+                    swapped_in.pop(me, None)
+                else:
+                    swapped_in[me] = before
+            except Exception as error:  # noqa: BLE001 - as above
+                self.failed(error)
 
     def run(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model as a step; inside a step of its own it is only called."""
@@ -339,7 +357,7 @@ class ModelSteps:
             return None
         return step
 
-    def follow(self, recorded: OpenStep | Capture | None) -> None:
+    def follow(self, recorded: OpenStep | None) -> None:
         """Swap the calls in for a step that is recorded, and out for one that is not, where no other is running."""
         if recorded is None and self._are_in is False:
             return
@@ -352,7 +370,7 @@ class ModelSteps:
                 return
             self._are_in = None
             if recorded is not None:
-                swapped_in[ref(self, swapped_in.pop)] = None
+                swapped_in[ref(self, swapped_in.pop)] = self.path
                 for call in self.calls:
                     call.swap_in()
             else:
@@ -380,7 +398,7 @@ class ModelSteps:
             self.calls = ()
             self._are_in = False
 
-    def ended(self, step: OpenStep | Capture) -> None:
+    def ended(self, step: OpenStep) -> None:
         with self._lock:
             self._recorded.discard(step)
 
@@ -448,4 +466,4 @@ def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
     return found
 
 
-_CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value", "layer_past")
+_CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value", "layer_past", *phases.POSITIONS)

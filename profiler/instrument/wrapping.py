@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from cbtop.profiler.instrument.capturing import Capture, capture_here, captures
+from cbtop.profiler.hot_path import HotPath, chosen
+from cbtop.profiler.instrument.capturing import Capture, capture_here
 from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbtop.profiler.hot_path import HotPath
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
 
@@ -177,6 +177,7 @@ class BrickCall(Call):
 
     Only in steps of its model: another's, which shares the module, are timed by that one's call, and what runs in no
     step (a layer by itself, what a backward pass computes again) is part of no sample.
+    On a compiled hot path calls are made in C, which does the same.
     """
 
     __slots__ = ("_key", "_model", "_path", "_start", "_steps", "_stop")
@@ -191,13 +192,14 @@ class BrickCall(Call):
     def is_gone(self) -> bool:
         return self._steps() is None
 
+    def noted_by(self, capture: Capture) -> NotedCall | None:
+        """What stands in for the module, too, while a graph is captured; None where that is no more."""
+        module = self.module()
+        return None if module is None else NotedCall(module, self._key, capture)
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self.plain(*args, **kwargs)
-        if captures:
-            capture = capture_here()
-            if capture is not None:
-                return self._noted(capture, args, kwargs)
         step: Any = self._path.position.step
         if step is None or step.model != self._model:
             return self.plain(*args, **kwargs)
@@ -211,18 +213,25 @@ class BrickCall(Call):
             self._stop(timer, 0, True)
             raise
         if timer is not None:
-            if args and type(args[0]) is Tensor:
-                self._stop(timer, args[0].numel())
-            else:
-                self._stop(timer, elements_of(args, kwargs))
+            self._stop(timer, elements_of(args, kwargs))
         return result
 
-    def _noted(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's call, of which `capture` notes between which nodes of the graph it lies."""
-        span = None
+
+class NotedCall(Call):
+    """Lets a capture note between which nodes of its graph the calls of a module lie."""
+
+    __slots__ = ("_capture", "_key")
+
+    def __init__(self, module: nn.Module, key: Hashable, capture: Capture) -> None:
+        super().__init__(module)
+        self._key, self._capture = key, capture
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or capture_here() is not self._capture:
+            return self.plain(*args, **kwargs)
+        capture, span = self._capture, None
         try:
-            if capture.steps is self._steps():
-                span = capture.begin(self._key, self.module())
+            span = capture.begin(self._key, self.module())
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             capture.failed(error)
         result = self.plain(*args, **kwargs)
@@ -233,9 +242,14 @@ class BrickCall(Call):
         return result
 
 
-def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The elements of the first tensor among the arguments; 0 where there is none, and no number where it fails."""
+def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None = None) -> Any:
+    """The elements of the first tensor among the arguments; 0 where there is none, and no number where it fails.
+
+    `failed` is what it raised where it was asked before.
+    """
     try:
+        if failed is not None:
+            raise failed
         if args and isinstance(args[0], Tensor):
             return args[0].numel()
         for value in (*args, *kwargs.values()):
@@ -245,3 +259,9 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         let_through(error)
         return error
     return 0
+
+
+if chosen() is not HotPath:
+    from cbtop.profiler import _hot_path
+
+    _hot_path.compile_module_calls(BrickCall, elements_of, Tensor)

@@ -23,7 +23,7 @@ class ScriptedFeed:
     def __init__(self, *seen: SourceView) -> None:
         self.seen = list(seen)
         self.polls = 0
-        self.line = "connected ipc:///run/user/1000/cbtop/wire · 20 msg/s"
+        self.line = "ipc:///run/user/1000/cbtop/daemon.sock"
         self.refused = ""
         self.end: FeedEnd | None = None
 

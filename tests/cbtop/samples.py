@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cbtop.profiler.roofline import distance
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
+from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Unknown
+from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.model import (
@@ -27,6 +28,7 @@ from cbtop.viewmodels.model import (
     StragglerView,
     WindowView,
 )
+from tests.cbtop.made_machines import machine
 
 STEPS = 1_200
 WALL_US = 8_450.0  # of one step
@@ -344,6 +346,31 @@ HOSTILE_NAMES = (
 
 HOSTILE = replace(
     LIVE,
+    machines=(
+        machine(
+            *(
+                DeviceSample(
+                    name or "x",
+                    1,
+                    trouble=name,
+                    devices=(
+                        Device(
+                            name,
+                            DeviceKind.GPU,
+                            0,
+                            name,
+                            utilization_percent=1.0,
+                            slowed_by=name,
+                            processes=(DeviceProcess(at, 0, name),),
+                            unknown=(Unknown(name, name),),
+                        ),
+                        Device(name, DeviceKind.MIG, 1, name, trouble=name),
+                    ),
+                )
+                for at, name in enumerate(HOSTILE_NAMES[:4])
+            )
+        ),
+    ),
     program="[bold]prog[/]\x1b]0;title\x07",
     model="[link=http://x]m",
     state_reason="[/]",

@@ -74,7 +74,7 @@ def test_what_is_not_known_is_named_and_ends_with_2(
 def test_every_public_name_is_there_and_importing_them_loads_nothing_heavy() -> None:
     script = (
         "import sys, cbtop\n"
-        "names = {'numpy', 'zmq', 'numba', 'textual', 'rich', 'cupy'}\n"
+        "names = {'numpy', 'zmq', 'numba', 'textual', 'rich', 'cupy', 'psutil', 'pynvml'}\n"
         "def heavy(): return {m.split('.')[0] for m in sys.modules} & names\n"
         "tensors = {'Fingerprints', 'ModelTracer'}  # these work on arrays\n"
         "compiled = {'measure_ceilings'}  # and this one is compiled\n"

@@ -8,6 +8,7 @@ import os
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +26,9 @@ from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
     CheckResult,
+    Device,
+    DeviceProcess,
+    DeviceSample,
     Goodbye,
     HostHello,
     Manifest,
@@ -33,13 +37,19 @@ from cbtop.protocol.messages import (
     TraceAnomaly,
     TraceNumber,
     TraceSummary,
+    Unknown,
     WireMessage,
 )
 from cbtop.protocol.ring import CURSOR_WORD, HEADER_BYTES, RECORD_BYTES, RingWriter
-from cbtop.protocol.vocabulary import NodeKind, SourceStatus
+from cbtop.protocol.vocabulary import DeviceKind, NodeKind, SourceStatus
+from cbtop.reports import VIEWS
 from cbtop.reports.json import json_report
 from cbtop.reports.text import SECTIONS, text_report
+from cbtop.telemetry.snapshot import snapshot
 from cbtop.tui.app import CbtopApp
+from cbtop.tui.views.devices import machine_lines
+from cbtop.tui.widgets.lines import plain
+from cbtop.viewmodels.devices import machine_view
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view, summaries
 from tests.cbtop.conftest import ScriptedFeed, screen_text
@@ -178,10 +188,34 @@ def test_whatever_a_daemon_says_a_viewer_keeps_on_showing(said: list[Message]) -
             decoded = codec.decode(frame)
             assert decoded is not None
             store.apply(decoded)
+    machine = machine_view(store, 1.0)
     for summary in summaries(store.sources.values()):
-        view = source_view(store.sources[summary.key])
-        text_report([view], list(SECTIONS))
-        json.loads(json_report([view], list(SECTIONS)))
+        view = replace(source_view(store.sources[summary.key]), machines=(machine,))
+        text_report([view], list(VIEWS))
+        json.loads(json_report([view], list(VIEWS)))
+    machine_lines(machine, 60)
+    snapshot(store, 1)
+
+
+@given(names)
+def test_no_control_byte_of_a_device_reaches_a_report_or_the_screen(name: str) -> None:
+    sample = DeviceSample(
+        name, 1, trouble=name,
+        devices=(
+            Device(name, DeviceKind.GPU, 0, name, slowed_by=name, processes=(DeviceProcess(7, 1, name),),
+                   unknown=(Unknown(name, name),)),
+            Device(name, DeviceKind.MIG, 1, name, part_of=name, trouble=name),
+        ),
+    )  # fmt: skip
+    store = Store()
+    apply(store, [sample])
+    machine = machine_view(store, 99.0)
+    view = replace(view_of(source_saying([HELLO])), machines=(machine,))
+    assert not MOVES_THE_CURSOR.search(text_report([view], list(VIEWS)))
+    printed = json_report([view], list(VIEWS))
+    assert not MOVES_THE_CURSOR.search("".join(strings_of(json.loads(printed))))
+    for width in (1, 40, 200):
+        assert not MOVES_THE_CURSOR.search("".join(map(plain, machine_lines(machine, width))))
 
 
 def strings_of(value: Any) -> list[str]:

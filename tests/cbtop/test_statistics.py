@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from cbtop.formatting import NOT_MEASURED
 from cbtop.profiler.roofline import Distance
+from cbtop.protocol.messages import Device
 from cbtop.reports import REPORTS
 from cbtop.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of
 from cbtop.tui.views import VIEWS
@@ -16,12 +18,22 @@ from cbtop.tui.views.help import help_lines
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.devices import ProcessRow
 from cbtop.viewmodels.model import GraphRow
 from tests.cbtop import samples
+from tests.cbtop.made_machines import H100
 
-ROWS = {Of.BRICK: samples.BRICKS[0], Of.CATEGORY: samples.LIVE.categories[0], Of.NODE: samples.LIVE.graph[0]}
+ROWS = {
+    Of.BRICK: samples.BRICKS[0],
+    Of.CATEGORY: samples.LIVE.categories[0],
+    Of.NODE: samples.LIVE.graph[0],
+    Of.GPU: H100.devices[0].device,
+    Of.CPU: H100.devices[1].device,
+    Of.PROCESS: H100.processes[0],
+}
 WHO_IT_IS = {"name", "category", "backend", "rank", "roof", "id", "parent", "depth", "kind", "label", "node_label",
-             "kernel"}  # fmt: skip
+             "kernel", "uuid", "index", "part_of", "trouble", "processes", "unknown", "pid", "source", "device",
+             "device_uuid"}  # fmt: skip
 
 
 @pytest.mark.parametrize(("row", "of"), [(row, of) for row in STATISTICS for of in row.of])
@@ -32,10 +44,10 @@ def test_a_statistic_can_be_read_and_written_bare_and_in_full(row: Statistic, of
     assert FORMATS[row.unit].bare(None) == FORMATS[row.unit].in_full(None) == NOT_MEASURED
 
 
-@pytest.mark.parametrize(("of", "kind"), [(Of.BRICK, BrickRow), (Of.CATEGORY, CategoryRow), (Of.NODE, GraphRow)])
-def test_every_number_of_a_row_is_in_the_table(
-    of: Of, kind: type[BrickRow] | type[CategoryRow] | type[GraphRow]
-) -> None:
+@pytest.mark.parametrize(("of", "kind"), [
+    (Of.BRICK, BrickRow), (Of.CATEGORY, CategoryRow), (Of.NODE, GraphRow), (Of.GPU, Device), (Of.PROCESS, ProcessRow),
+])  # fmt: skip
+def test_every_number_of_a_row_is_in_the_table(of: Of, kind: type[Any]) -> None:
     assert {field.name for field in fields(kind)} - WHO_IT_IS <= {row.key for row in statistics_of(of)}
 
 
@@ -44,11 +56,13 @@ def test_a_key_has_one_origin_whatever_it_is_of() -> None:
 
 
 def test_the_json_holds_every_statistic_and_says_which_are_not_measured() -> None:
-    found = json.loads(REPORTS["json"]([samples.LIVE], [], None))
-    (source,) = found["sources"]
-    for of, rows in ((Of.BRICK, "bricks"), (Of.CATEGORY, "categories"), (Of.NODE, "graph")):
+    found = json.loads(REPORTS["json"]([replace(samples.LIVE, machines=(H100,))], [], None))
+    (source,), (machine,) = found["sources"], found["machines"]
+    shown = {Of.BRICK: source["bricks"], Of.CATEGORY: source["categories"], Of.NODE: source["graph"]}
+    shown |= {Of.GPU: machine["devices"], Of.CPU: machine["devices"][1:], Of.PROCESS: machine["processes"]}
+    for of, rows in shown.items():
         for row in statistics_of(of):
-            assert source[rows][0][row.key] == row.value(ROWS[of])
+            assert rows[0][row.key] == row.value(ROWS[of])
             for origin, keys in found["provenance"].items():
                 assert (row.key in keys) == (origin == row.origin.value)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from cbtop.compute import demo_model
-from cbtop.compute.cache import cache_dir
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import read_model
 from cbtop.compute.demo_model import DEMO, TINY, write_model
+from cbtop.protocol.cache import cache_dir
 
 
 def silent(text: str, fraction: float | None) -> None:

@@ -11,8 +11,8 @@ from cbtop.tui.widgets.lines import Line, clean
 
 
 def figure(text: str, role: str = "") -> Line:
-    """A figure in its role; one that nobody measured is faint."""
-    return ((text, "faint" if text == formatting.NOT_MEASURED else role),)
+    """A figure in its role; one that nobody measured, or that there cannot be, is faint."""
+    return ((text, "faint" if text in (formatting.NOT_MEASURED, formatting.NONE_THERE) else role),)
 
 
 def figure_columns(

@@ -115,6 +115,8 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         _Tile("tokens", ((formatting.count(steps.tokens if steps else 0), ""),)),
         _Tile("records", ((formatting.si(source.loss.received), ""),)),
     ]
+    if gpu := _gpu_tile(source):
+        tiles.insert(2, gpu)
     if steps and steps.tokens_per_wall_sec is not None:
         tiles.insert(3, _Tile("tok/s wall", ((formatting.number(steps.tokens_per_wall_sec), ""),)))
     if steps and steps.overlap:
@@ -122,6 +124,19 @@ def _tile_list(source: SourceView) -> list[_Tile]:
     # Losses come first: whatever else falls off a narrow screen, they do not.
     tiles.insert(0 if source.loss.dropped else 2, _Tile("drops", drops(source.loss)))
     return tiles
+
+
+def _gpu_tile(source: SourceView) -> _Tile | None:
+    """How busy the GPUs are that it runs on, and their power: of several the mean, and the sum."""
+    rows = [row for row in source.gpus if not row.is_stale]
+    busy = [row.device.utilization_percent for row in rows if row.device.utilization_percent is not None]
+    watts = [row.watts for row in rows if row.watts is not None]
+    if not (busy or watts):
+        return None
+    percent = formatting.percent(sum(busy) / len(rows) if len(busy) == len(rows) else None)
+    power = formatting.with_unit(formatting.whole(sum(watts) if len(watts) == len(rows) else None), "W")
+    label = f"GPU {formatting.labels([clean(row.label) for row in rows])} busy"
+    return _Tile(label, ((percent, "strong"), (f" {power}", "dim")))
 
 
 def _ms(us: float | None) -> str:

@@ -24,6 +24,7 @@ from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CeilingRow, RooflineView, SourceView
+from cbtop.viewmodels.roofline import missing_ceilings
 
 LETTERS = ascii_lowercase + ascii_uppercase
 # Where names of roofs are tried, best first: parts of the plot's width and height.
@@ -85,8 +86,9 @@ class Roofline(View):
     title = "Roofline"
     doc = (
         "Each letter is a brick: to the right more arithmetic for each byte, upwards more of it in a second. "
-        "The slanted lines are memory bandwidths, the flat one the compute ceiling, measured on this machine "
-        "before the run. A letter that would cover another stands beside it; the row under the cursor is lit."
+        "The slanted lines are memory bandwidths, the flat ones compute ceilings, measured on this machine "
+        "before the run, by the process itself or by `cbtop calibrate`. A letter that would cover another stands "
+        "beside it; the row under the cursor is lit."
     )
     columns_doc = tuple((column.title, column.doc) for column in POINT_COLUMNS)
 
@@ -202,6 +204,8 @@ def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, role: str, spots: Sequence
     """Write what is known of a roof where there is room for it; a measured value can do without the word."""
     short = f"{clean(ceiling.name)} {formatting.number(ceiling.value)} {clean(ceiling.unit)}"
     texts = [f"{short} ({ceiling.provenance.value})"]
+    if ceiling.measured_on:
+        texts.insert(0, f"{short} ({ceiling.provenance.value} {clean(ceiling.measured_on)})")
     if ceiling.provenance is Provenance.MEASURED:
         texts.append(short)
     return any(plot.label(text, role, spots) for text in texts)
@@ -224,11 +228,10 @@ class Notes(Drawing):
 
 def roofline_note(roofline: RooflineView) -> Line:
     """One line: missing ceilings, points above the roof, bricks without declared work."""
-    kinds = {ceiling.kind for ceiling in roofline.ceilings}
-    missing = [name for name in ("bandwidth", "compute") if name not in kinds]
     spans: Line = ()
-    if missing:
-        spans += ((f" {' and '.join(missing)} ceiling n/a: not measured by this source ", "warn"),)
+    said = missing_ceilings(roofline) or roofline.note
+    if said:
+        spans += ((f" {clean(said)} ", "warn"),)
     above = [clean(point.name) for point in roofline.points if point.above_roof]
     if above:
         spans += ((f" ⚠ above the roof: {', '.join(above)} ", "warn"),)

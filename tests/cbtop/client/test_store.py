@@ -19,14 +19,17 @@ from cbtop.protocol.messages import (
     Activity,
     CheckResult,
     DaemonHello,
+    Device,
+    DeviceSample,
     Goodbye,
     Node,
     Packed,
     SourceCatalog,
     SourceGone,
     StatsUpdate,
+    Unknown,
 )
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import DeviceKind, NodeKind
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
 HELLO = DaemonHello(2, 0, 1, "here", "boot", "0.1.0", 0, 0)
@@ -51,7 +54,7 @@ def test_a_lost_update_is_healed_by_the_next_keyframe(runtime: Path) -> None:
 
 
 def test_a_daemon_of_another_major_version_is_refused_with_both_versions() -> None:
-    with pytest.raises(VersionError, match=r"speaks protocol 1\.3, this viewer 2\.0"):
+    with pytest.raises(VersionError, match=r"speaks protocol 1\.3, this viewer 2\.1"):
         Store().apply(dataclasses.replace(HELLO, protocol_major=1, protocol_minor=3))
 
 
@@ -70,6 +73,24 @@ def test_a_new_daemon_starts_from_nothing(runtime: Path) -> None:
     apply(store, [*source.snapshot()])
     apply(store, [HELLO])
     assert (store.sources, store.daemon) == ({}, HELLO)
+
+
+def test_what_samplers_tell_is_bounded_and_a_new_daemon_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_TOLD", 3)
+    device = Device("cpu", DeviceKind.CPU, 0, "cpu", unknown=(Unknown("clock_mhz", "no"),))
+    store = Store()
+    store.apply(DeviceSample("cpu", 1, devices=(device,)))
+    store.apply(DeviceSample("cpu", 2, devices=(device,)))
+    for sampler in ("cpu", "nvml"):
+        with pytest.raises(DecodeError, match="of 2 devices"):
+            store.apply(DeviceSample(sampler, 3, devices=(device,) * (2 if sampler == "cpu" else 1)))
+    for name in ("a", "b", "c"):
+        store.apply(DeviceSample(name, 1))
+    with pytest.raises(DecodeError, match="5 samplers"):
+        store.apply(DeviceSample("d", 1))
+    assert [known.newest.monotonic_ns for known in store.devices.values()] == [2, 1, 1, 1]
+    store.apply(HELLO)
+    assert store.devices == {}
 
 
 def test_a_catalog_message_by_itself_is_refused() -> None:

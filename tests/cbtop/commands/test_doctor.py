@@ -6,6 +6,8 @@ import builtins
 import json
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,13 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.commands import doctor
+from cbtop.daemon.devices.nvml import Nvml
+from cbtop.protocol import roofs
+from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs
+from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
+from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu
 from tests.integration.hosts import DEADLINE_S, daemon, eventually, host
 
 
@@ -45,7 +53,7 @@ def test_every_fact_is_one_line_and_what_is_missing_has_a_way_out(
     assert [line[2:20].strip() for line in lines] == list(said)
     assert all(fact["way_out"] for fact in said.values() if fact["state"] != "ok")
     assert all(line.startswith("–") and " → " in line for line in lines if not line.startswith("✓"))
-    assert {"python", "platform", "recorder", "clock", "runtime directory", "daemon", "sources", "GPU",
+    assert {"python", "platform", "recorder", "clock", "runtime directory", "daemon", "sources", "GPU", "roofs",
             "numba", "terminal", "prometheus", "opentelemetry"} == set(said)  # fmt: skip
     assert str(runtime) in said["runtime directory"]["value"]
 
@@ -64,6 +72,27 @@ def test_too_little_room_is_the_end_of_profiling(
 ) -> None:
     monkeypatch.setattr(doctor, "DEFAULT_RING_BYTES", 1 << 62)
     assert "make room" in facts(capsys, exit_code=1)["runtime directory"]["way_out"]
+
+
+def test_whether_roofs_are_known_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roofs, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(doctor, "driver_version", lambda: "580.159.04")
+    monkeypatch.setattr(doctor, "FACTS", (doctor._roofs,))
+    found = facts(capsys)["roofs"]
+    assert (found["state"], found["value"]) == ("missing", "not known")
+    assert "`cbtop calibrate`" in found["way_out"]
+    read = Ceiling("read", "bandwidth", 3000.0, "GB/s", Provenance.MEASURED, measured_on="2026-11-22")
+    gpu = DeviceRoofs("Made 100", (read,), None, "18a9-c4", 132, "580.159.04", 700)
+    keep_roofs([replace(gpu, driver="535.54.03"), DeviceRoofs("Another Processor", (read,), 4)])
+    assert facts(capsys)["roofs"]["state"] == "missing"
+    keep_roofs([gpu, DeviceRoofs(cpu_name(), (read,), 4)])
+    assert facts(capsys)["roofs"]["value"] == (
+        f"Made 100, 18a9-c4, driver 580.159.04, power limit 700 W (2026-11-22), {cpu_name()}, 4 threads (2026-11-22)"
+    )
+    (tmp_path / "roofs.json").write_text("{")
+    assert facts(capsys)["roofs"]["value"].startswith(f"{tmp_path / 'roofs.json'} holds no roofs")
 
 
 def test_a_daemon_and_what_it_watches_are_named(
@@ -98,6 +127,41 @@ def test_what_cannot_be_imported_is_missing_and_no_more(
     assert facts(capsys)[fact]["state"] == "missing"
 
 
+def test_the_gpus_are_one_line_with_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeNvml(Gpu("GPU-0"), Gpu("GPU-1"), Gpu("GPU-2", fails={"*": FakeNVMLError(15)}))
+    monkeypatch.setattr(doctor, "Nvml", lambda: Nvml(api))
+    said = facts(capsys)["GPU"]
+    lost = "GPU it does not answer: GPU is lost"
+    assert (said["value"], said["state"]) == (
+        f"2 × NVIDIA H100 80GB HBM3, {lost}, driver 580.159.04: sampled by NVML", "ok"
+    )  # fmt: skip
+    assert not api.is_open
+    api.gpus[0].mig = {}
+    api.gpus[0].mig[0] = Gpu("MIG-0", "MIG 1g.10gb")
+    assert "1 × MIG 1g.10gb, " in facts(capsys)["GPU"]["value"]
+    assert "(no utilisation of MIG devices)" in facts(capsys)["GPU"]["value"]
+    api.fails = {"nvmlInit": FakeNVMLError(12)}
+    assert facts(capsys)["GPU"]["value"] == "no NVIDIA driver is loaded here (NVML Shared Library Not Found)"
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert facts(capsys)["GPU"]["value"].startswith("nvidia-ml-py is not installed")
+
+
+def test_a_driver_that_hangs_does_not_hold_up_the_doctor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeNvml(Gpu("GPU-0"))
+    api.hangs = threading.Event()
+    monkeypatch.setattr(doctor, "Nvml", lambda: Nvml(api))
+    monkeypatch.setattr(doctor, "DRIVER_S", 0.01)
+    try:
+        assert facts(capsys)["GPU"]["value"] == "its driver has not answered for 0.01 s"
+    finally:
+        api.hangs.set()
+
+
 def test_the_resolution_of_the_clock_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     words = facts(capsys)["clock"]["value"].split()
     smallest = int(words[words.index("step") + 1])
@@ -107,7 +171,7 @@ def test_the_resolution_of_the_clock_is_measured(capsys: pytest.CaptureFixture[s
 def test_the_command_line_loads_nothing_heavy_for_the_sake_of_the_doctor() -> None:
     script = (
         "import sys, cbtop.cli\n"
-        "heavy = {'numba', 'textual', 'rich', 'cupy', 'pynvml', 'llvmlite'}\n"
+        "heavy = {'numba', 'textual', 'rich', 'cupy', 'psutil', 'pynvml', 'llvmlite'}\n"
         "print(sorted({m.split('.')[0] for m in sys.modules} & heavy))"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"

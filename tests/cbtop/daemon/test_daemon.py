@@ -23,8 +23,9 @@ from cbtop.protocol import codec
 from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import default_endpoint
-from cbtop.protocol.messages import HostHello, Message, Node, SourceCatalog
+from cbtop.protocol.messages import DeviceSample, HostHello, Message, Node, SourceCatalog
 from cbtop.protocol.process import process_start
+from cbtop.protocol.recording import FrameKind
 from cbtop.protocol.ring import RECORD_BYTES, RingWriter
 from cbtop.protocol.vocabulary import SourceStatus
 from tests.integration.hosts import daemon as daemon_process
@@ -309,3 +310,19 @@ def record(profilers: list[BrickProfiler]) -> None:
 
 def waiting(daemon: Daemon) -> int:
     return sum(source.waiting for source in daemon._sources.values())
+
+
+def test_while_only_devices_have_news_the_history_forgets_what_is_too_old(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_s, late_s = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real_s() + late_s)
+    sample = DeviceSample("cpu", 1, trouble="none here")
+    monkeypatch.setattr(daemon._devices, "latest", lambda: [sample])
+    for _ in range(130):  # keyframes are due every five seconds
+        late_s += 5.0
+        daemon._keyframe()
+        daemon._say(FrameKind.LIVE, [codec.encode(sample)])
+    begun = [segment.begun_s for segment in daemon._history._segments]
+    assert len(begun) < 10
+    assert 240 < time.monotonic() - begun[0] < 400

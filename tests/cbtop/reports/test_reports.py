@@ -19,12 +19,13 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.reports import REPORTS, SECTIONS
+from cbtop.reports import DEVICES, REPORTS, SECTIONS, VIEWS
 from cbtop.reports.sources import sources_json, sources_text
+from cbtop.statistics import Of, statistics_of
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView, WindowView
 from cbtop.viewmodels.source import source_view
-from tests.cbtop import samples
+from tests.cbtop import made_machines, samples
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -72,11 +73,58 @@ def test_the_json_holds_what_was_promised(view: SourceView) -> None:
 
 
 def test_what_is_derived_or_static_is_named_and_is_there(view: SourceView) -> None:
-    governed = replace(view, overhead=Sampling(20, 0.62, 0.41, 0.8, 1.0))
+    governed = replace(view, overhead=Sampling(20, 0.62, 0.41, 0.8, 1.0), machines=(made_machines.H100,))
     found = json.loads(REPORTS["json"]([governed], []))
-    text = json.dumps(found["sources"])
+    text = json.dumps([found["sources"], found["machines"]])
     for names in found["provenance"].values():
         assert all(f'"{name}":' in text for name in names)
+
+
+MACHINES = ("H100", "FIRST", "EIGHT", "MIG", "NO_GPU", "HANGS")
+
+
+def test_the_text_of_machines_is_as_agreed(view: SourceView) -> None:
+    golden = GOLDENS / "machines.txt"
+    texts = []
+    for name in MACHINES:
+        shown = replace(view, machines=(getattr(made_machines, name),))
+        text = REPORTS["text"]([shown, shown], [DEVICES])
+        assert text.count("devices of gpubox") == 1  # of two sources on it
+        texts.append(text.partition("devices of gpubox\n")[2])
+    text = "\n\n".join(f"== {name}\n{text}" for name, text in zip(MACHINES, texts, strict=True)) + "\n"
+    if os.environ.get("CBTOP_UPDATE_GOLDENS"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+def test_where_no_device_was_sampled_that_is_said_if_it_was_asked(view: SourceView) -> None:
+    assert "devices: n/a (no sample of them has come yet)" in REPORTS["text"]([view], [DEVICES])
+    assert "devices" not in REPORTS["text"]([view], list(VIEWS))
+    assert json.loads(REPORTS["json"]([view], []))["machines"] == []
+
+
+def test_the_json_of_a_device_has_every_figure_and_why_it_is_null() -> None:
+    shown = replace(samples.LIVE, machines=(made_machines.EIGHT,))
+    (machine,) = json.loads(REPORTS["json"]([shown, shown], []))["machines"]
+    for device in machine["devices"]:
+        of = Of.CPU if device["kind"] == "cpu" else Of.GPU
+        for key in (row.key for row in statistics_of(of)):
+            assert (device[key] is not None) or key in device["unknown"] or device["trouble"]
+    assert machine["devices"][6]["trouble"] == "it does not answer: GPU is lost"
+    assert machine["devices"][5]["slowed_by"] == "power cap, heat (hardware)"
+
+
+def test_the_text_says_the_figures_of_the_json_of_a_machine() -> None:
+    shown = replace(samples.LIVE, machines=(made_machines.H100,))
+    text = REPORTS["text"]([shown], [DEVICES])
+    (machine,) = json.loads(REPORTS["json"]([shown], []))["machines"]
+    gpu, process = machine["devices"][0], machine["processes"][0]
+    row = next(line.split() for line in text.splitlines() if line.startswith("0 "))
+    assert float(row[1]) == gpu["utilization_percent"]
+    assert row[5] == f"{gpu['power_watts']:.0f}/{gpu['power_limit_watts']:.0f}"
+    found = next(line.split() for line in text.splitlines() if line.startswith(str(process["pid"])))
+    assert float(found[6]) == process["gpu_utilization_percent"]  # "782 MB" are two words
+    assert float(found[7]) == pytest.approx(process["cpu_percent"], abs=0.05)
 
 
 def test_what_was_not_measured_is_null_never_zero(view: SourceView) -> None:

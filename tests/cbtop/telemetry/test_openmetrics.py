@@ -24,13 +24,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from cbtop.daemon.daemon import DaemonInside
 from cbtop.errors import CbtopError
 from cbtop.protocol.endpoint import default_endpoint
+from cbtop.protocol.messages import Heartbeat, Message
 from cbtop.telemetry import metrics, openmetrics, serving
 from cbtop.telemetry import subscription as subscription_module
 from cbtop.telemetry.metrics import METRICS, Durations, Point, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
 from cbtop.telemetry.subscription import Subscription
+from tests.cbtop import made_machines
 from tests.cbtop.recorded import decode_run
-from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of
+from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of, store_on_gpus
 from tests.integration.hosts import DEADLINE_S, eventually
 
 README = Path(__file__).parents[3] / "README.md"
@@ -48,7 +50,7 @@ def names_of(found: Snapshot) -> set[str]:
 
 
 def test_the_official_parser_reads_every_metric_with_its_type_and_unit(tmp_path: Path) -> None:
-    found = snapshot(store_of(decode_run(tmp_path)), NOW_NS)
+    found = snapshot(store_on_gpus(decode_run(tmp_path)), NOW_NS)
     families = parsed(found)
     assert len(families) == len(METRICS)
     for metric in METRICS:
@@ -93,6 +95,31 @@ def test_every_metric_that_the_dashboard_asks_for_exists(tmp_path: Path) -> None
     assert len(asked) > 15
     for query in asked:
         assert set(re.findall(r"cbtop_\w+", query)) <= known
+
+
+def test_devices_are_exported_by_their_uuid_and_what_is_not_known_or_old_is_not() -> None:
+    def of(*said: Message) -> dict[str, dict[tuple[str, ...], float]]:
+        found = snapshot(made_machines.store_of(*said), NOW_NS)
+        return {
+            metric.name: {point.labels: point.value for point in points if isinstance(point.value, float | int)}
+            for metric, points in found.items()
+        }
+
+    gpu, process = (made_machines.GPU.uuid, "gpu"), made_machines.source().source
+    found = of(made_machines.source(), made_machines.NVML, made_machines.CPU)
+    assert found["cbtop_device_utilization"][gpu] == pytest.approx(0.37)
+    assert found["cbtop_device_power"] == {gpu: made_machines.GPU.power_watts}
+    assert found["cbtop_device_clock"][gpu] == 1.98e9
+    assert set(found["cbtop_device_sent"]) == {(*gpu, "pcie")}  # nothing is known of NVLink
+    assert found["cbtop_device_slowed"] == {}
+    assert found["cbtop_source_device_memory"] == {(process, gpu[0]): 782_237_696}
+    assert found["cbtop_source_cpu"][(process,)] == pytest.approx(0.41, abs=0.001)
+    assert {labels[:2] for labels in found["cbtop_device"]} == {gpu, ("cpu", "cpu")}
+    slowed = of(made_machines.eight())["cbtop_device_slowed"]
+    assert slowed == {("GPU-5", "gpu", by): 1 for by in ("power cap", "heat (hardware)")}
+    late = Heartbeat(made_machines.NVML.monotonic_ns + 4_000_000_000, ())
+    old = of(made_machines.source(), made_machines.NVML, made_machines.CPU, late)
+    assert not any(points for name, points in old.items() if "device" in name or name == "cbtop_source_cpu")
 
 
 def test_the_readme_lists_every_metric_by_the_name_it_is_scraped_by() -> None:

@@ -18,7 +18,12 @@ from cbtop.telemetry.metrics import METRICS, Durations, Kind, Point, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
 from cbtop.telemetry.subscription import Subscription
 from tests.cbtop.recorded import decode_run
-from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of
+from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_on_gpus
+
+UNITS = {
+    "seconds": "s", "bytes": "By", "": "", "ratio": "1", "watts": "W", "hertz": "Hz", "celsius": "Cel",
+    "bytes_per_second": "By/s",
+}  # fmt: skip
 
 
 def sent(found: Snapshot) -> dict[str, Metric]:
@@ -36,13 +41,13 @@ def attributes(pairs: list[KeyValue]) -> dict[str, str]:
 
 
 def test_every_point_arrives_with_its_kind_unit_and_times(tmp_path: Path) -> None:
-    found = snapshot(store_of(decode_run(tmp_path)), NOW_NS)
+    found = snapshot(store_on_gpus(decode_run(tmp_path)), NOW_NS)
     arrived = sent(found)
     assert len(arrived) == sum(bool(points) for points in found.values()) > 10
     for metric in (metric for metric in METRICS if found[metric]):
         name = metric.name.replace("_", ".") + (".info" if metric.kind is Kind.INFO else "")
         there = arrived[name]
-        assert there.unit == {"seconds": "s", "bytes": "By", "": ""}[metric.unit]
+        assert there.unit == UNITS[metric.unit]
         assert there.description == metric.about
         data = getattr(there, {Kind.COUNTER: "sum", Kind.HISTOGRAM: "histogram"}.get(metric.kind, "gauge"))
         if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):

@@ -23,6 +23,7 @@ from cbtop.telemetry import snapshot as snapshot_module
 from cbtop.telemetry.metrics import METRICS, Durations, Kind, Metric, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, _durations, snapshot
 from cbtop.viewmodels.source import source_view
+from tests.cbtop import made_machines
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -31,6 +32,13 @@ NOW_NS = 1_700_000_000_000_000_000
 def store_of(*records: SourceRecord) -> Store:
     store = Store()
     store.sources = {record.key: record for record in records}
+    return store
+
+
+def store_on_gpus(*records: SourceRecord) -> Store:
+    """The same, and a machine of eight GPUs, one of which is held down by heat and the next lost."""
+    store = store_of(*records)
+    store.devices = made_machines.store_of(made_machines.eight(), made_machines.CPU).devices
     return store
 
 
@@ -74,7 +82,7 @@ def test_the_numbers_are_those_that_reports_and_screens_show(tmp_path: Path) -> 
     assert values(found, metrics.CHECK) == [1, 1]
     assert values(found, metrics.SOURCE, model="toy 2L", quantization="Q4_K") == [1]
     assert values(found, metrics.WEIGHTS) == [560_000]
-    assert values(found, metrics.LEFT_OUT) == [0, 0, 0, 0]
+    assert values(found, metrics.LEFT_OUT) == [0, 0, 0, 0, 0]
 
 
 def test_the_rank_is_a_label_of_the_process_and_of_nothing_else(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from cbtop.profiler import stats
 from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.graph import tree_text
@@ -91,6 +92,27 @@ def test_bricks_without_work_are_named_not_placed(view: SourceView) -> None:
     assert qkv.bound == "memory"
     assert qkv.intensity is not None
     assert qkv.attainable_gflops == pytest.approx(qkv.intensity * 20)
+
+
+def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    way_out = "none was measured for weights in bfloat16"
+    profiler.announce(Manifest("toy", "qwen2", "torch", "bfloat16", 2, 2, 64, 512, 1000, 2000, roofs=way_out))
+    profiler.announce(
+        Ceiling("dram_read", "bandwidth", 20.0, "GB/s", Provenance.MEASURED, 19.0, 12.5, measured_on="2026-11-22")
+    )
+    with profiler.step("decode", 1), profiler.brick("a"):
+        pass
+    view = source_view(record_of(source_of(runtime)))
+    text = REPORTS["text"]([view], ["roofline"])
+    assert "ceilings: dram_read 20.00 GB/s (measured 2026-11-22, median 19.00, lowest 12.50)\n" in text
+    assert f"compute ceiling n/a: {way_out}" in text
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    assert source["roofline"]["ceilings_note"] == way_out
+    assert source["roofline"]["ceilings"] == [
+        {"name": "dram_read", "kind": "bandwidth", "value": 20.0, "unit": "GB/s", "provenance": "measured",
+         "median": 19.0, "lowest": 12.5, "measured_on": "2026-11-22"}
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("phase", [None, "decode", "prefill", "other"])

@@ -520,3 +520,68 @@ def test_a_forked_child_asks_nothing_of_the_device_and_ends(world: World) -> Non
         uninstall()
         os._exit(0 if before == (list(world.executables), world.launched) else 3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        world.kernel(7_000)
+        return query
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    norm = type(model.layers[0].input_layernorm)
+    before = norm.forward
+
+    def forward(self: Any, rows: Any) -> Any:
+        shaped = rows.reshape(1, 1, 2, 1).float()
+        torch.nn.functional.scaled_dot_product_attention(shaped, shaped, shaped)
+        return before(self, rows)
+
+    norm.forward = forward
+    attach(model, profiler)
+    graph = captured(model)
+    assert not memory.records
+    replay(world, graph, 5)
+    profiler.finalize()
+    found = steps_in(memory)
+    assert len(found) == 2
+    for *_, inside in found:
+        assert inside["Attention (fused)"] == pytest.approx([7_000] * 4, abs=3)
+        assert inside["RmsNorm"] == pytest.approx([7_000 + NORM_NS] * 4, abs=3)
+    model(torch.ones(2, 1, dtype=torch.long))  # and calls outside of captures are steps again
+    assert [name for name, *_ in steps_in(memory)] == ["decode", "decode", "encode"]
+
+
+def test_another_thread_that_calls_the_model_during_a_capture_is_noted_nowhere(world: World) -> None:
+    import threading
+
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    kernel, inner = world.kernel, model.layers[2].down_proj.forward
+
+    def called_by_another(rows: Any) -> Any:
+        def run() -> None:
+            world.kernel = lambda duration_ns: None  # type: ignore[method-assign]
+            model.layers[0](rows)
+            world.kernel = kernel  # type: ignore[method-assign]
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return inner(rows)
+
+    model.layers[2].down_proj.forward = called_by_another
+    model(torch.ones(2, 1, dtype=torch.long))
+    graph.capture_end()
+    replay(world, graph, 9)
+    profiler.finalize()
+    for *_, inside in steps_in(memory)[-4:]:
+        assert len(inside["layer"]) == 4

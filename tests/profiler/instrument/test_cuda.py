@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from cbtop.profiler.instrument import attach, uninstall
+from cbtop.profiler.instrument import attach
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.messages import Manifest, Node
@@ -17,25 +16,9 @@ from tests.profiler.memory import Memory
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("without_gradients"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-
-
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
-@pytest.fixture
-def profiler(memory: Memory) -> Iterator[BrickProfiler]:
-    yield BrickProfiler(recorder=memory)
-    uninstall()
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def _model(kind: str = "llama") -> tuple[Any, Any]:

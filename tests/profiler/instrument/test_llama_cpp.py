@@ -41,11 +41,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: directory / f"{name}.gguf" for name in SHAPES}
 
 
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
 def _generate(llama: Llama, tokens: int) -> list[np.ndarray]:
     """Logits of a prompt, and of as many tokens after it as said, the likeliest each time."""
     logits = [llama.decode(PROMPT)]

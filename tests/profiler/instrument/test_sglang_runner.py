@@ -18,11 +18,6 @@ from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
 
 
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
 @pytest.fixture(autouse=True)
 def _under_run(tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process under `cbtop run` that imports SGLang."""

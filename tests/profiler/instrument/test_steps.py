@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,30 +12,15 @@ import pytest
 
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED
+from cbtop.protocol.messages import Manifest, Node
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, UNKNOWN_AMOUNT
 from cbtop.protocol.vocabulary import NodeKind
-from tests.profiler.instrument.tiny import model_of, torch, transformers, words
+from tests.profiler.instrument.tiny import WORDS, model_of, torch, transformers, words
 from tests.profiler.memory import Memory
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 NODE = (1 << 24) - 1
-
-
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
-@pytest.fixture
-def profiler(memory: Memory) -> Iterator[BrickProfiler]:
-    yield BrickProfiler(recorder=memory)
-    uninstall()
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def _nodes(memory: Memory) -> dict[int, Node]:
@@ -85,6 +69,10 @@ def test_every_step_has_all_its_bricks_and_its_sampling(kind: str, profiler: Bri
             steps,
             steps,
         )
+        assert calls["AttentionMask"] == (2 if kind == "gemma2" else 1) * steps
+        assert (
+            calls["GenerateInputs"] == (1 if phase == "prefill" else 2) * steps
+        )  # prepared, and set out for the next
         if kind != "gpt2":
             assert calls["RopeEmbedding"] == 3 * steps
 
@@ -158,6 +146,27 @@ def test_a_part_that_is_called_by_itself_is_a_step_and_inside_a_step_it_is_none(
     assert _calls(memory, "prefill")["LmHead"] == 1
 
 
+@pytest.mark.parametrize("how", ["attached", "installed"])
+def test_of_a_forward_that_is_called_by_name_the_step_is_the_part_that_is_called_inside(
+    how: str, profiler: BrickProfiler, memory: Memory
+) -> None:
+    model, ids = model_of("llama"), words(2, 6)
+    if how == "installed":
+        install(profiler)
+    else:
+        attach(model, profiler)
+    cache = transformers.DynamicCache(config=model.config)
+    bare = model.forward(ids).logits
+    assert torch.equal(model.forward(ids, past_key_values=cache).logits, bare)
+    model.forward(ids[:, :1], past_key_values=cache)
+    assert _steps(memory) == [("prefill", 12), ("prefill", 12), ("decode", 2)]
+    calls = _calls(memory, "decode")
+    assert (calls["DownProjection"], calls["RmsNorm"], calls["LmHead"]) == (3, 7, 0)  # the head is in no step
+    assert [said.model for said in memory.said if isinstance(said, Manifest)] == [
+        "LlamaModel" if how == "installed" else "LlamaForCausalLM"
+    ]
+
+
 def test_what_a_caller_gives_by_position_or_as_one_mapping_is_known(profiler: BrickProfiler, memory: Memory) -> None:
     model, ids = model_of("qwen2"), words(2, 6)
     attach(model, profiler)
@@ -178,6 +187,101 @@ def test_what_a_caller_gives_by_position_or_as_one_mapping_is_known(profiler: Br
     sentences({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     assert [tokens for _, tokens in _steps(memory)] == [12, 2, 6, 12]
     assert [phase for phase, _ in _steps(memory)][:3] == ["prefill", "decode", "extend"]
+
+
+class Written(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A decoder as people write them: its cache lies in its attention, and it is told where the new tokens stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok_embeddings = torch.nn.Embedding(WORDS, 8)
+        self.layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8)) for _ in range(2))
+        self.output = torch.nn.Linear(8, WORDS)
+
+    def run(self, ids: Any) -> Any:
+        x = self.tok_embeddings(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(x)
+
+
+class Meta(Written):
+    """llama's reference."""
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def forward(self, tokens: Any, start_pos: int) -> Any:
+        return self.run(tokens)
+
+
+class Fast(Written):
+    """gpt-fast's."""
+
+    def forward(self, mask: Any, idx: Any, input_pos: Any = None) -> Any:
+        return self.run(idx)
+
+
+def _cached(memory: Memory) -> list[tuple[str, int, int | None]]:
+    """Of each step its phase, its tokens, and how many positions were cached."""
+    amounts = [cached for tag, _, cached, _ in memory.records if tag & FLAG_AMOUNTS]
+    steps = _steps(memory)
+    return [
+        (*step, None if cached == UNKNOWN_AMOUNT else cached) for step, cached in zip(steps, amounts, strict=True)
+    ]
+
+
+def test_where_new_tokens_stand_says_how_many_are_cached(profiler: BrickProfiler, memory: Memory) -> None:
+    model = Meta()
+    attach(model, profiler)
+    model(words(2, 6), 0)
+    model(words(2, 1), 6)
+    model(words(2, 3), start_pos=7)
+    model(words(2, 1), torch.tensor(10))
+    assert _cached(memory) == [("prefill", 12, 0), ("decode", 2, 6), ("extend", 6, 7), ("decode", 2, 10)]
+
+
+def test_positions_on_the_host_say_how_many_are_cached(profiler: BrickProfiler, memory: Memory) -> None:
+    model = Fast()
+    attach(model, profiler)
+    mask = torch.ones(1, 1)
+    model(mask, words(6, 6), torch.arange(6))
+    model(mask, words(2, 1), torch.tensor([6]))
+    model(mask, words(2, 1), torch.tensor([7, 7]))
+    model(mask, words(2, 3), input_pos=torch.arange(8, 11)[None])
+    model(mask, words(2, 2), torch.tensor([[4, 5], [4, 5]]))
+    model(mask, words(1, 6))
+    first, last = ("prefill", 36, 0), ("prefill", 6, 0)
+    assert _cached(memory) == [first, ("decode", 2, 6), ("decode", 2, 7), ("extend", 6, 8), ("extend", 4, 4), last]
+
+
+def test_positions_of_sequences_that_differ_or_make_no_sense_are_no_number(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = Fast()
+    attach(model, profiler)
+    for positions in (torch.tensor([[4], [9]]), torch.tensor([4, 9]), torch.tensor([-1]), torch.ones(0), "here", -3):
+        model(None, words(2, 1), positions)
+    assert _cached(memory) == [("decode", 2, None)] * 6
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_positions_on_a_device_are_not_waited_for(
+    device: str, profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    model = Fast()
+    attach(model, profiler)
+    lengths = (6, 1, 1)
+    given = [torch.arange(length, device=device) for length in lengths]
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        for length, positions in zip(lengths, given, strict=True):
+            model(None, words(1, length), positions)
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    assert _cached(memory) == [("prefill", 6, None), ("decode", 1, None), ("decode", 1, None)]
 
 
 def test_models_that_are_called_to_choose_a_token_end_no_step_but_their_own(
@@ -398,6 +502,41 @@ def test_attention_that_is_a_method_of_its_module_is_a_brick(profiler: BrickProf
     assert _calls(memory, "prefill")["Attention (eager)"] == len(model.transformer.h)
     attachment.detach()
     assert kind._attn is before
+
+
+MLA = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "bricks"),
+    [
+        ("gptj", {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}, "RotaryTables SplitHeads×3 MergeHeads"),
+        ("bloom", {"n_layer": 3, "n_head": 4}, "SplitHeads MergeHeads ResidualAdd×2"),
+        ("deepseek_v3", MLA, "KvExpansion"),
+    ],
+)
+def test_methods_and_functions_of_older_models_are_bricks(
+    kind: str, sizes: dict[str, int], bricks: str, profiler: BrickProfiler, memory: Memory
+) -> None:
+    model, ids = model_of(kind, **sizes), words(1, 6)
+    bare = model(ids).logits
+    attachment = attach(model, profiler)
+    assert torch.equal(model(ids).logits, bare)
+    calls = _calls(memory, "prefill")
+    for brick in bricks.split():
+        name, _, times = brick.partition("×")
+        assert calls[name] == 3 * int(times or 1), calls
+    attachment.detach()
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    assert not [(kind, name) for kind in kinds for name, it in vars(kind).items() if hasattr(it, "_is_of_cbtop")]
 
 
 def test_written_out_attention_is_called_so(profiler: BrickProfiler, memory: Memory) -> None:

@@ -35,22 +35,10 @@ class TroubleError(Exception):
         raise TroubleError
 
 
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
-@pytest.fixture
-def profiler(memory: Memory) -> Iterator[BrickProfiler]:
-    yield BrickProfiler(recorder=memory)
-    uninstall()
-
-
 @pytest.fixture(autouse=True)
-def _without_gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, without_gradients: None) -> Iterator[None]:
     monkeypatch.setattr(trouble, "_said", {})
-    with torch.no_grad():
-        yield
+    yield
     here = steps.unit()  # where the end of it was made to fail
     here.generations.clear()
     here.open.clear()
@@ -80,14 +68,23 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "what waits": (functions, "_waiting"),
     "the end of generate": (steps.Unit, "end_generate"),
 }
+IN_PYTHON = ("who records here", "what is turned")  # where the hot path is compiled, these are done in C
 
 
 @pytest.mark.parametrize("how", ["attached", "installed"])
 @pytest.mark.parametrize("what", PLANTED)
 def test_what_fails_of_ours_is_said_in_a_line_and_the_model_runs(
-    what: str, how: str, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    what: str,
+    how: str,
+    profiler: BrickProfiler,
+    memory: Memory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     owner, name = PLANTED[what]
+    if what in IN_PYTHON:
+        monkeypatch.setenv("CBTOP_PURE_PYTHON", "1")
+        profiler = BrickProfiler(recorder=memory)
     model, inputs = model_of("llama"), words(2, 5)
     bare = model.generate(inputs, max_new_tokens=3, do_sample=False), model(inputs).logits
     if how == "attached":
@@ -109,7 +106,7 @@ def test_what_fails_of_ours_is_said_in_a_line_and_the_model_runs(
     model(inputs)
     if how == "installed" or caplog.records:  # what attaching alone uses has been used before
         assert [record.getMessage() for record in caplog.records if "TroubleError" in record.getMessage()]
-    assert len(caplog.records) <= 4
+    assert len(caplog.records) <= 6  # a line for each function that is a brick
 
 
 class Layer(nn.Module):

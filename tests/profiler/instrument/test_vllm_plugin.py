@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from cbtop.profiler.instrument import install, trouble, uninstall
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.instrument import install, phases, runners, trouble, uninstall
+from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.vllm_plugin import register
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import UNKNOWN_WORK
@@ -22,11 +25,6 @@ from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
-
-
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
 
 
 @pytest.fixture(autouse=True)
@@ -200,3 +198,52 @@ def test_without_cbtop_run_the_plugin_does_nothing_and_loads_nothing() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'vllm', 'cbtop.profiler.profiler')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("owner", "name"), [(runners, "unit"), (ModelSteps, "open_in"), (phases, "of_sequence")])
+def test_what_fails_of_ours_in_a_run_is_said_and_the_runner_goes_on(
+    owner: Any, name: str, memory: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise LookupError("of ours")
+
+    runner = _runner()
+    _step(runner, _scheduled(new={"a": (5, 0)}))
+    with caplog.at_level(logging.WARNING, "cbtop"), monkeypatch.context() as planted:
+        planted.setattr(owner, name, fails)
+        for _ in range(2):
+            assert len(_step(runner, _scheduled(new={"a": (5, 0)})).sampled_token_ids) == 5
+    assert 1 <= len([record for record in caplog.records if "of ours" in record.getMessage()]) <= 2
+
+
+class Odd(list[Any]):
+    """Tokens that cannot be counted."""
+
+    def __len__(self) -> int:
+        raise LookupError("of the host's")
+
+
+def test_accepted_tokens_that_cannot_be_counted_are_said_and_their_step_ends(
+    memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = _runner()
+    runner._sample = lambda *args: [Odd()]
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        for _ in range(2):
+            _step(runner, _scheduled(known={"a": (3, 9, 1)}, drafts={"a": [7, 8]}))
+    assert steps_of(memory) == [("verify", 3)] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "cbtop: accepted tokens are not counted: LookupError: of the host's"
+    ]
+
+
+def test_a_runner_that_cannot_be_told_from_another_is_said_and_goes_on(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = _runner()
+    monkeypatch.setattr(type(runner), "__hash__", None)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        for _ in range(2):
+            assert len(_step(runner, _scheduled(new={"a": (5, 0)})).sampled_token_ids) == 5
+    assert not memory.records
+    assert len(caplog.records) == 1

@@ -4,49 +4,44 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import os
 import pickle
 import shutil
+import sys
+import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import attach, install, uninstall
-from cbtop.profiler.instrument.steps import LOOK_EVERY
-from cbtop.profiler.instrument.wrapping import ATTRIBUTE, is_supported
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.hot_path import HotPath, chosen
+from cbtop.profiler.instrument import attach, install, uninstall, wrapping
+from cbtop.profiler.instrument.functions import Functions
+from cbtop.profiler.instrument.functions import timed as timed_function
+from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
+from cbtop.profiler.instrument.work import stored_bytes
+from cbtop.profiler.instrument.wrapping import ATTRIBUTE, BrickCall, elements_of, is_supported, keep_dynamo_out
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_AMOUNTS
+from cbtop.protocol.messages import Manifest, Node
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED
+from cbtop.protocol.vocabulary import BrickCategory
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.memory import Memory
 
 from torch import nn  # isort: skip
 from torch.utils.checkpoint import checkpoint  # isort: skip
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 KINDS = ["llama", "qwen2", "gpt2", "mixtral", "gemma2"]
-
-
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
-@pytest.fixture
-def profiler(memory: Memory) -> Iterator[BrickProfiler]:
-    yield BrickProfiler(recorder=memory)
-    uninstall()
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def _attributes(model: Any) -> list[str]:
@@ -171,6 +166,52 @@ def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_e
     assert not _attributes(one)
 
 
+def test_models_that_share_layers_and_are_called_in_threads_lose_none_of_each_others_calls(
+    profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, x = [OwnState() for _ in range(2)], torch.ones(1, 4)
+    models = [Shared(layers) for _ in range(3)]
+    attachments = [attach(model, profiler) for model in models]
+    others = [threading.Thread(target=model, args=(x,)) for model in models[1:]]
+    waiting, chain = list(others), wrapping._chain
+
+    def meanwhile(there: object) -> list[wrapping.Call]:
+        if waiting:  # another thread comes where one has looked at what stands there, and has put nothing there yet
+            other = waiting.pop()
+            other.start()
+            other.join(0.1)  # it may have to wait for this one
+        return chain(there)
+
+    with monkeypatch.context() as interleaved:
+        interleaved.setattr(wrapping, "_chain", meanwhile)
+        models[0](x)
+        for other in others:
+            other.join()
+    for model in models:
+        model(x)
+    found = _timed(memory)
+    for step in ("encode", "encode Shared", "encode Shared 2"):
+        assert [found[f"{step}{inside}"] for inside in ("", "/0", "/1", "/0/Linear inner")] == [2] * 4
+    for attachment in attachments:
+        attachment.detach()
+    assert not _attributes(models[0])
+
+
+def test_a_model_that_is_attached_again_keeps_its_name_and_its_nodes(profiler: BrickProfiler, memory: Memory) -> None:
+    models, inputs = [model_of("llama"), model_of("llama"), model_of("llama")], words(1, 4)
+    for model in models:
+        attach(model, profiler)
+        model(inputs)
+    said, kept = list(memory.said), len(memory.records)
+    for model in models:
+        attach(model, profiler).detach()
+    for model, name in zip(models, ("", "LlamaForCausalLM", "LlamaForCausalLM 2"), strict=True):
+        assert attach(model, profiler).model == name
+        model(inputs)
+    assert memory.said == said
+    assert len(memory.records) == 2 * kept
+
+
 class Adapted(nn.Module):
     def __init__(self, base_layer: Any) -> None:
         super().__init__()
@@ -216,6 +257,19 @@ def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory:
     assert [kinds[head].work.bytes_per_call for head in heads] == [model.lm_head.weight.nbytes]
     attachment.detach()
     assert not _attributes(model)
+
+
+def test_a_model_whose_weights_the_host_changes_is_said_anew_once(profiler: BrickProfiler, memory: Memory) -> None:
+    model, inputs = model_of("llama"), words(1, 4)
+    attach(model, profiler)
+    for change in (lambda: None, model.bfloat16, lambda: None):
+        change()
+        for _ in range(LOOK_EVERY):
+            model(inputs)
+    said = [message for message in memory.said if isinstance(message, Manifest)]
+    assert [manifest.quantization for manifest in said] == ["float32", "bfloat16"]
+    assert said[1].weights_bytes == stored_bytes(model) < said[0].weights_bytes
+    assert said[1] == replace(said[0], quantization="bfloat16", weights_bytes=said[1].weights_bytes)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -530,3 +584,185 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents(profiler: BrickProfiler
         os._exit(0)
     attachment.steps._lock.release()
     assert os.waitpid(child, 0)[1] == 0
+
+
+def passes(given: Any = None, *, also: Any = None) -> Any:
+    """Gives back what it is given, or raises it."""
+    if isinstance(given, BaseException):
+        raise given
+    return given if also is None else also
+
+
+class Passes(nn.Module):
+    """Gives back what it is given, or raises it."""
+
+    def forward(self, given: Any = None, *, also: Any = None) -> Any:
+        return passes(given, also=also)
+
+    def method(self, given: Any = None, *, also: Any = None) -> Any:
+        """Gives back what it is given, or raises it."""
+        return passes(given, also=also)
+
+
+BRICK = BrickDefinition("Brick", BrickCategory.OTHER)
+
+
+@pytest.fixture(params=["python", "compiled"])
+def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[BrickProfiler]:
+    """A profiler on either hot path, and the only one that has a model."""
+    gc.collect()
+    if request.param == "python":
+        monkeypatch.setenv("CBTOP_PURE_PYTHON", "1")
+    elif chosen() is HotPath:
+        pytest.skip("the compiled hot path was not built, or not chosen")
+    yield BrickProfiler(recorder=memory)
+    uninstall()
+
+
+def _fails(error: Exception | None = None) -> None:
+    raise AssertionError(error)
+
+
+@pytest.fixture(params=["module", "function", "known by its arguments", "method"])
+def timed(request: pytest.FixtureRequest, timer: BrickProfiler) -> Iterator[Callable[..., Any]]:
+    """What is called as a brick in a step."""
+    steps, module = ModelSteps(timer, "", _fails, _fails), Passes()
+    steps.calls = [BrickCall(module, BRICK, steps)]
+    steps.follow("a step")  # type: ignore[arg-type]  # any will do
+    if request.param == "module":
+        yield module
+    elif request.param == "function":
+        yield timed_function(passes, "Brick", BRICK)
+    elif request.param == "method":
+        functions = Functions()
+        functions.replace(Passes, "method", lambda original: timed_function(original, "Brick", BRICK, first=1))
+        yield module.method
+        functions.unwrap()
+    else:
+        yield timed_function(passes, "Brick", brick_of=lambda args, kwargs: (BRICK, elements_of(args, kwargs)))
+    steps.remove()
+
+
+def test_a_timed_call_gives_what_is_called_gives_and_counts_the_first_tensor(
+    timed: Callable[..., Any], timer: BrickProfiler, memory: Memory
+) -> None:
+    x, parameter, odd = torch.ones(2, 3), nn.Parameter(torch.ones(5)), object()
+    assert timed(x) is x
+    assert not memory.records  # in no step
+    with timer.step("decode"):
+        assert timed(x) is x
+        assert timed(also=x) is x
+        assert timed(parameter) is parameter
+        assert timed(odd, also=parameter) is parameter
+        assert timed() is None
+    assert [elements for *_, elements in memory.records][:-1] == [6, 6, 5, 5, 0]
+    assert _timed(memory) == {"decode": 1, "decode/Brick": 5}
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, StopIteration])
+def test_what_a_timed_call_raises_reaches_the_host_and_is_recorded_as_failed(
+    kind: type[BaseException], timed: Callable[..., Any], timer: BrickProfiler, memory: Memory
+) -> None:
+    error = kind("of the host")
+    with timer.step("decode"):
+        with pytest.raises(kind) as raised:
+            timed(error)
+        assert raised.value is error
+        with pytest.raises(TypeError, match="unexpected"):
+            timed(unknown=1)
+        timed(torch.ones(1))
+    assert [bool(tag & FLAG_FAILED) for tag, *_ in memory.records] == [True, True, False, False]
+
+
+def test_a_timed_call_keeps_nothing(timed: Callable[..., Any], timer: BrickProfiler) -> None:
+    x, error = torch.ones(2), ValueError("of the host")
+    held = (x, error, timed, BRICK, timer, timer._path, elements_of, passes)
+
+    def use() -> None:
+        timed(x)
+        with timer.step("decode"):
+            for _ in range(100):
+                timed(x)
+                timed(also=x)
+                with pytest.raises(ValueError, match="of the host"):
+                    timed(error)
+                error.__traceback__ = None
+
+    use()
+    gc.collect()
+    before = [sys.getrefcount(each) for each in held]
+    use()
+    gc.collect()
+    after = [sys.getrefcount(each) for each in held]
+    assert [abs(now - count) < 10 for now, count in zip(after, before, strict=True)] == [True] * len(held)
+
+
+def test_a_tensor_that_cannot_be_counted_is_timed_and_given_back(
+    timed: Callable[..., Any], timer: BrickProfiler, memory: Memory
+) -> None:
+    class Fails(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(function, "__name__", "") == "numel":
+                raise ValueError("of a mode")
+            return function(*args, **kwargs or {})
+
+    x = torch.ones(2)
+    with timer.step("decode"), Fails():
+        assert timed(x) is x
+    assert _timed(memory) == {"decode": 1, "decode/Brick": 1}
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_wrapped_function_looks_as_it_did(again: Callable[[Any], Any]) -> None:
+    functions, here = Functions(), sys.modules[__name__]
+    bare = passes
+    functions.replace(here, "passes", lambda original: timed_function(original, "Brick", BRICK))
+    try:
+        assert passes is not bare
+        assert inspect.isfunction(passes)
+        assert inspect.signature(passes) == inspect.signature(bare)
+        assert (passes.__name__, passes.__doc__, passes.__module__) == (bare.__name__, bare.__doc__, bare.__module__)
+        assert inspect.unwrap(passes) is bare
+        assert again(passes) is passes
+        gone = weakref.ref(passes)
+    finally:
+        functions.unwrap()
+    assert passes is bare
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
+def test_where_nothing_is_recorded_a_wrapped_function_runs_no_frame_of_ours() -> None:
+    wrapped, frames = timed_function(passes, "Brick", BRICK), []
+    sys.setprofile(lambda frame, event, arg: frames.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        found = list(map(wrapped, [1, 2]))
+    finally:
+        sys.setprofile(None)
+    assert found == [1, 2]
+    assert frames == ["passes", "passes"]
+
+
+def test_functions_of_models_with_profilers_of_their_own_are_timed_by_the_model_that_calls_them() -> None:
+    torch._dynamo.reset()  # else the functions of what was compiled before are left alone
+    memories, models, x = [Memory(), Memory()], [Decoder(), Decoder()], torch.ones(1, 3, 8)
+    attached = [attach(model, BrickProfiler(recorder=memory)) for model, memory in zip(models, memories, strict=True)]
+    for model in (*models, *models, models[0]):
+        model(x)  # both have their calls swapped in from the second on
+    for memory, steps in zip(memories, (3, 2), strict=True):
+        found = _timed(memory)
+        assert [found[f"encode/{layer}/Attention (fused) sdpa"] for layer in "01"] == [steps, steps]
+        assert found["encode"] == steps
+    for attachment in attached:
+        attachment.detach()
+
+
+def test_dynamo_looks_into_a_timed_call_and_breaks_nothing(timed: Callable[..., Any], timer: BrickProfiler) -> None:
+    torch._dynamo.reset()
+    keep_dynamo_out()  # as attaching does
+    called = timed.__call__ if isinstance(timed, nn.Module) else timed
+    compiled = torch.compile(called, backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    with timer.step("decode"):
+        assert torch.equal(compiled(x), x)

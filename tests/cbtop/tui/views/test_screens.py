@@ -9,13 +9,15 @@ import pytest
 
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.app import CbtopApp
-from cbtop.tui.views import VIEWS
-from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, SourceView
-from tests.cbtop import samples
+from cbtop.tui.views import VIEWS, devices
+from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, RooflineView, SourceView
+from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.made_machines import PID, START
 
 SIZES = [(120, 40), (100, 30), (80, 24), (60, 15)]
 NUMBERS = [str(number) for number in range(1, len(VIEWS) + 1)]
+MACHINES = ("H100", "EIGHT", "MIG", "NO_GPU", "HANGS")
 Golden = Callable[[str, str], None]
 
 
@@ -35,6 +37,11 @@ async def shown_in_turn(source: SourceView | None, size: tuple[int, int], *turns
             await pilot.pause()
             texts.append(screen_text(app))
         return texts
+
+
+def on(machine: str) -> SourceView:
+    """The process of samples.py on a machine of made_machines.py."""
+    return replace(samples.LIVE, key=f"gpubox:{PID}:{START}:0", machines=(getattr(made_machines, machine),))
 
 
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
@@ -59,6 +66,7 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("stale", samples.STALE, ()),
         ("critical-path", samples.OVERLAPPED, ("4",)),
         ("help", samples.LIVE, ("question_mark",)),
+        *((f"devices-{name.lower()}", on(name), ("5",)) for name in MACHINES),
     ],
 )
 @pytest.mark.parametrize("size", [(120, 34), (60, 15)], ids="{0[0]}x{0[1]}".format)
@@ -66,6 +74,25 @@ async def test_a_state_looks_like_its_golden(
     name: str, source: SourceView | None, keys: tuple[str, ...], size: tuple[int, int], golden: Golden
 ) -> None:
     golden(f"{name}-{size[0]}x{size[1]}", await shown(source, size, *keys))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+async def test_forty_columns_and_ten_lines_show_how_busy_each_device_is(machine: str, golden: Golden) -> None:
+    golden(f"devices-{machine.lower()}-40x10", await shown(on(machine), (40, 10), "5"))
+
+
+async def test_two_hundred_columns_show_every_figure_of_a_device() -> None:
+    text = await shown(on("EIGHT"), (240, 50), "5")
+    for column in (*devices.COLUMNS, *devices.PROCESSES):
+        assert column.title in text
+    assert "89.0/" not in text
+
+
+async def test_the_header_has_how_busy_the_gpus_of_the_process_are_and_nothing_that_is_old() -> None:
+    assert "GPU 0 busy" in (text := await shown(on("H100"), (200, 40)))
+    assert "37.0 % 315 W" in text
+    for machine in ("MIG", "NO_GPU", "HANGS"):
+        assert "busy" not in await shown(on(machine), (200, 40))
 
 
 BOOKS = samples.LIVE.books
@@ -110,6 +137,24 @@ async def test_no_roof_is_drawn_where_none_was_measured() -> None:
     text = await shown(samples.NO_ROOF, (100, 30), "3")
     assert "bandwidth and compute ceiling n/a" in text
     assert "measured)" not in text
+
+
+async def test_where_roofs_can_be_measured_the_screen_says_how() -> None:
+    way_out = "run `cbtop calibrate --threads 2`, then start this again"
+    text = await shown(
+        replace(samples.NO_ROOF, roofline=replace(samples.NO_ROOF.roofline, note=way_out)), (120, 30), "3"
+    )
+    assert f"bandwidth and compute ceiling n/a: {way_out}" in text
+
+
+async def test_roofs_without_a_point_are_drawn_with_their_day_and_what_may_have_kept_them_low() -> None:
+    roofs = tuple(replace(ceiling, measured_on="2026-11-22") for ceiling in samples.CEILINGS)
+    low = "another process used the GPU"
+    text = await shown(replace(samples.LIVE, roofline=RooflineView(roofs, (), ("RmsNorm",), low)), (120, 30), "3")
+    assert f"FMA f32 {roofs[1].value:.1f} GFLOP/s (measured 2026-11-22)" in text
+    assert f"DRAM read {roofs[0].value:.2f} GB/s" in text  # there is no room for its day
+    assert low in text
+    assert "not placed, no FLOP or no bytes declared: RmsNorm" in text
 
 
 async def test_losses_are_on_the_screen_at_every_size() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.compute.cache import cache_dir
+from cbtop.protocol.cache import cache_dir
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other places")

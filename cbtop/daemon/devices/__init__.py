@@ -1,0 +1,9 @@
+"""What the machine is sampled by, one file each, in the order that views show."""
+
+from __future__ import annotations
+
+from cbtop.daemon.devices.base import Sampler
+from cbtop.daemon.devices.cpu import Cpu
+from cbtop.daemon.devices.nvml import Nvml
+
+SAMPLERS: tuple[type[Sampler], ...] = (Nvml, Cpu)

@@ -1,0 +1,91 @@
+"""The host's processors and memory, and what processes take of them, by psutil."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any
+
+from cbtop.daemon.devices.base import TWO_SAMPLES, Figures, NotKnownError, Rates
+from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample
+from cbtop.protocol.process import pid_namespace, process_start
+from cbtop.protocol.roofs import cpu_name
+from cbtop.protocol.vocabulary import DeviceKind
+
+MAX_PROCESSES = 512
+NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # of cpu_times: the guests' are in user and nice already
+
+
+class Cpu:
+    """Samples all processors as one device. `api` is the module psutil; None loads it."""
+
+    name = "cpu"
+
+    def __init__(self, api: Any = None, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._api = api
+        self._clock_ns = clock_ns
+        self._rates = Rates()
+        self._model = ""
+
+    def sample(self, pids: Collection[int]) -> DeviceSample:
+        """The host, and those of `pids` that run."""
+        begun_ns = self._clock_ns()
+        if self._api is None:
+            try:
+                self._api = importlib.import_module("psutil")
+            except ImportError:
+                return DeviceSample(self.name, begun_ns, trouble="psutil is not installed: the host cannot be asked")
+        api, told = self._api, Figures(lambda error: str(error) or type(error).__name__)
+        self._model = self._model or f"{api.cpu_count() or 'n/a'} × {cpu_name()}"
+        told.ask("utilization_percent", self._busy_percent)
+        told.ask("memory_used_bytes memory_total_bytes", lambda: _memory(api.virtual_memory()))
+        told.ask("clock_mhz clock_max_mhz", lambda: _clocks(api.cpu_freq()))
+        processes = [found for pid in sorted(pids)[:MAX_PROCESSES] if (found := self._process(pid)) is not None]
+        if any(found.utilization_percent is None for found in processes):
+            told.is_unknown("cpu_percent", TWO_SAMPLES)
+        device = Device(
+            "cpu", DeviceKind.CPU, 0, self._model, processes=tuple(processes), unknown=told.unknown, **told.known
+        )
+        return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=(device,))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _busy_percent(self) -> float:
+        """Of the time of all processors, since the sample before: that time, and not a clock's, is what passes."""
+        times = self._api.cpu_times()._asdict()
+        busy_s = sum(time_s for name, time_s in times.items() if name not in NO_WORK)
+        all_s = busy_s + times.get("idle", 0.0) + times.get("iowait", 0.0)
+        passed_ns = round(all_s / (self._api.cpu_count() or 1) * 1e9)
+        return min(100.0, 100 * self._rates.per_second(("busy",), passed_ns, busy_s) / (self._api.cpu_count() or 1))
+
+    def _process(self, pid: int) -> DeviceProcess | None:
+        """How a process is; None where it is gone, or not ours to see."""
+        start = process_start(pid)
+        if start is None:
+            return None
+        try:
+            process = self._api.Process(pid)
+            with process.oneshot():
+                name, memory, times = process.name(), process.memory_info(), process.cpu_times()
+        except self._api.Error:
+            return None
+        percent: float | None = None
+        with suppress(NotKnownError):
+            worked_s = times.user + times.system
+            percent = 100 * self._rates.per_second((pid, start), self._clock_ns(), worked_s)
+        return DeviceProcess(pid, start, name, float(memory.rss), percent)
+
+
+def _memory(found: Any) -> tuple[float, float]:
+    """What could not be had by a process that wants it, and all there is."""
+    return found.total - found.available, found.total
+
+
+def _clocks(found: Any) -> tuple[float | NotKnownError, float | NotKnownError]:
+    """The clock now, and the highest there can be; psutil's 0 is not known."""
+    current, highest = (found.current, found.max) if found else (0.0, 0.0)
+    unsaid = NotKnownError("the system does not say")
+    return current or unsaid, highest or unsaid

@@ -1,0 +1,309 @@
+"""NVIDIA GPUs and MIG devices, by NVML (libnvidia-ml, which comes with the driver)."""
+
+# What a card, a MIG device or a container does not support it refuses call by call: each figure is asked for by
+# itself. Handles are asked for anew every time (4 µs), so that a GPU that was lost is found when it is back.
+# A forked child that calls NVML breaks it for its parent (driver 580: "Unknown Error" until it is opened anew):
+# nothing here runs at exit, or in a child.
+# A GPU takes 52 ms (H100, driver 580): 42 in the two calls for PCIe, which wait for 20 ms each; there are counters of
+# bytes, but of 32 bits. 11 ms are processor time.
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cbtop.daemon.devices.base import Figures, NotKnownError, Rates
+from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample
+from cbtop.protocol.process import pid_namespace, process_start
+from cbtop.protocol.vocabulary import DeviceKind
+
+MAX_GPUS = 64
+MAX_PROCESSES = 64  # of a device: those with the most memory
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: that of the machine itself
+ALL_LINKS = 0xFFFFFFFF  # as the scope of a field: the sum over all links
+ENERGY_OVER_NS = 3_000_000_000  # its counter moves every 100 ms: over one second the mean would be a tenth off
+NO_PERCENT_ABOVE = 100
+OTHER_NAMESPACE = "the driver gives pids of another pid namespace: whose they are here is not known"
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons, in words.
+SLOWED_BY = {
+    0x002: "application clocks",
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "heat (software)",
+    0x040: "heat (hardware)",
+    0x080: "power brake",
+    0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+IDLE = 0x001  # what has nothing to do is not slowed down
+
+
+class LostError(Exception):
+    """A GPU, or all of them, does not answer any more; the text says how."""
+
+
+class Nvml:
+    """Samples every GPU there is. `api` is the module pynvml (the package nvidia-ml-py); None loads it."""
+
+    name = "nvml"
+
+    def __init__(self, api: Any = None, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._api = api
+        self._clock_ns = clock_ns
+        self._is_open = False
+        self._rates = Rates()
+        self._known: dict[int, tuple[str, str]] = {}  # uuid and name by index, of GPUs that have answered
+        self._seen_us: dict[str, int] = {}  # when a process of a device was last seen to use it, as its driver counts
+
+    def sample(self, pids: Collection[int]) -> DeviceSample:
+        """Every GPU and MIG device; where there is none, why. The processes on them are all those that NVML names."""
+        begun_ns = self._clock_ns()
+        try:
+            count = self._open()
+            devices = [device for index in range(min(count, MAX_GPUS)) for device in self._gpu(index)]
+        except LostError as error:
+            self.close()  # the next sample begins anew
+            return DeviceSample(self.name, begun_ns, trouble=str(error))
+        if count == 0:
+            return DeviceSample(self.name, begun_ns, trouble="the NVIDIA driver finds no GPU")
+        if all(device.trouble for device in devices):
+            self.close()  # whatever broke it: the next sample begins anew
+        return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=tuple(devices))
+
+    def driver(self) -> str:
+        """The driver's version, in words; after a sample that found devices."""
+        told = Figures(_words)
+        told.ask("driver", self._api.nvmlSystemGetDriverVersion)
+        return f"driver {told.known.get('driver', 'n/a')}"
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        if self._is_open:
+            self._is_open = False
+            with suppress(self._api.NVMLError):  # a driver that is gone has nothing to shut down
+                self._api.nvmlShutdown()
+
+    def _open(self) -> int:
+        """How many GPUs there are. Raises LostError where nothing can be asked."""
+        if self._api is None:
+            try:
+                self._api = importlib.import_module("pynvml")
+            except ImportError as error:
+                raise LostError("nvidia-ml-py is not installed: no NVIDIA GPU can be asked") from error
+        try:
+            if not self._is_open:
+                self._api.nvmlInit()
+                self._is_open = True
+            return int(self._api.nvmlDeviceGetCount())
+        except Exception as error:
+            raise LostError(self._no_nvml(error)) from error
+
+    def _no_nvml(self, error: Exception) -> str:
+        api, code = self._api, getattr(error, "value", None)
+        if code in (api.NVML_ERROR_LIBRARY_NOT_FOUND, api.NVML_ERROR_DRIVER_NOT_LOADED):
+            return f"no NVIDIA driver is loaded here ({_words(error)})"
+        if code == api.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            return f"the NVIDIA driver was changed: start the daemon anew ({_words(error)})"
+        return f"NVML cannot be used: {_words(error)}"
+
+    def _reason(self, error: Exception) -> str:
+        """Why one figure is n/a. Raises LostError where its whole GPU does not answer."""
+        api, code = self._api, getattr(error, "value", None)
+        if code in (api.NVML_ERROR_GPU_IS_LOST, api.NVML_ERROR_RESET_REQUIRED, api.NVML_ERROR_UNINITIALIZED):
+            raise LostError(_words(error)) from error
+        return _words(error)
+
+    def _gpu(self, index: int) -> Iterator[Device]:
+        """The GPU at `index`, then its MIG devices. Raises LostError where no GPU can be asked any more."""
+        api = self._api
+        try:
+            handle = api.nvmlDeviceGetHandleByIndex(index)
+            self._known[index] = api.nvmlDeviceGetUUID(handle), api.nvmlDeviceGetName(handle)
+            uuid, name = self._known[index]
+            has_mig = self._has_mig(handle)
+            yield self._device(handle, uuid, DeviceKind.GPU, index, name, has_mig=has_mig)
+        except Exception as error:
+            if getattr(error, "value", None) == api.NVML_ERROR_UNINITIALIZED:
+                raise LostError(_words(error)) from error
+            uuid, name = self._known.get(index, (f"GPU {index}", "GPU"))
+            yield Device(uuid, DeviceKind.GPU, index, name, trouble=f"it does not answer: {_words(error)}")
+            return
+        if has_mig:
+            yield from self._mig_devices(handle, uuid)
+
+    def _has_mig(self, handle: Any) -> bool:
+        try:
+            return bool(self._api.nvmlDeviceGetMigMode(handle)[0] == self._api.NVML_DEVICE_MIG_ENABLE)
+        except self._api.NVMLError as error:
+            self._reason(error)
+            return False
+
+    def _mig_devices(self, gpu: Any, gpu_uuid: str) -> Iterator[Device]:
+        api = self._api
+        try:
+            most = api.nvmlDeviceGetMaxMigDeviceCount(gpu)
+        except api.NVMLError:
+            return
+        for index in range(most):
+            try:
+                handle = api.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+                uuid, name = api.nvmlDeviceGetUUID(handle), api.nvmlDeviceGetName(handle)
+                yield self._device(handle, uuid, DeviceKind.MIG, index, name, part_of=gpu_uuid)
+            except (api.NVMLError, LostError) as error:
+                if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:  # a place where there is none
+                    place = f"{gpu_uuid}/{index}"
+                    yield Device(place, DeviceKind.MIG, index, "MIG", gpu_uuid, trouble=_words(error))
+
+    def _device(
+        self, handle: Any, uuid: str, kind: DeviceKind, index: int, name: str, *, part_of: str = "",
+        has_mig: bool = False,
+    ) -> Device:  # fmt: skip
+        api, told = self._api, Figures(self._reason)
+
+        def percents() -> tuple[float, float]:
+            rates = api.nvmlDeviceGetUtilizationRates(handle)
+            return _percent(rates.gpu), _percent(rates.memory)
+
+        def memory() -> tuple[float, float]:
+            try:  # what the driver keeps for itself is not counted as used, as in nvidia-smi
+                found = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
+            except (api.NVMLError, TypeError):
+                found = api.nvmlDeviceGetMemoryInfo(handle)
+            return found.used, found.total
+
+        told.ask("utilization_percent memory_utilization_percent", percents)
+        told.ask("memory_used_bytes memory_total_bytes", memory)
+        told.ask("power_watts", lambda: self._mean_watts(handle, uuid))
+        told.ask("power_reading_watts", lambda: api.nvmlDeviceGetPowerUsage(handle) / 1e3)
+        told.ask("power_limit_watts", lambda: api.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3)
+        told.ask("clock_mhz", lambda: api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM))
+        told.ask("clock_max_mhz", lambda: api.nvmlDeviceGetMaxClockInfo(handle, api.NVML_CLOCK_SM))
+        told.ask("memory_clock_mhz", lambda: api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_MEM))
+        told.ask("memory_clock_max_mhz", lambda: api.nvmlDeviceGetMaxClockInfo(handle, api.NVML_CLOCK_MEM))
+        told.ask("temperature_celsius", lambda: api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU))
+        told.ask("slowed_by", lambda: _slowed_by(api.nvmlDeviceGetCurrentClocksEventReasons(handle)))
+        told.ask("pcie_sent_bytes_per_sec", lambda: self._pcie(handle, api.NVML_PCIE_UTIL_TX_BYTES))
+        told.ask("pcie_received_bytes_per_sec", lambda: self._pcie(handle, api.NVML_PCIE_UTIL_RX_BYTES))
+        told.ask("nvlink_sent_bytes_per_sec", lambda: self._nvlink(handle, uuid, "TX"))
+        told.ask("nvlink_received_bytes_per_sec", lambda: self._nvlink(handle, uuid, "RX"))
+        processes: tuple[DeviceProcess, ...] = ()
+        if has_mig:
+            told.is_unknown("processes", "they are at its MIG devices")
+        else:
+            processes = self._processes(handle, uuid, told)
+        return Device(
+            uuid, kind, index, name, part_of, processes=processes, unknown=told.unknown, **told.known
+        )  # fmt: skip
+
+    def _mean_watts(self, handle: Any, uuid: str) -> float:
+        millijoules = self._api.nvmlDeviceGetTotalEnergyConsumption(handle)
+        return self._rates.per_second((uuid, "energy"), self._clock_ns(), millijoules / 1e3, ENERGY_OVER_NS)
+
+    def _pcie(self, handle: Any, direction: int) -> float:
+        return float(self._api.nvmlDeviceGetPcieThroughput(handle, direction) * 1e3)
+
+    def _nvlink(self, handle: Any, uuid: str, direction: str) -> float:
+        """The mean over all links, of the counter of one direction, in KiB."""
+        field = getattr(self._api, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{direction}")
+        (found,) = self._api.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])
+        now_ns = self._clock_ns()
+        if found.nvmlReturn != self._api.NVML_SUCCESS:
+            raise self._api.NVMLError(found.nvmlReturn)
+        return self._rates.per_second((uuid, field), now_ns, found.value.ullVal * 1024.0)
+
+    def _processes(self, handle: Any, uuid: str, told: Figures) -> tuple[DeviceProcess, ...]:
+        """Those on the device, as far as NVML's pids mean something here."""
+        api, asked = self._api, Figures(self._reason)
+        asked.ask("compute", lambda: api.nvmlDeviceGetComputeRunningProcesses(handle))
+        asked.ask("graphics", lambda: api.nvmlDeviceGetGraphicsRunningProcesses(handle))
+        if "compute" not in asked.known:
+            told.is_unknown("processes", asked.unknown[0].why)
+            return ()
+        found = {
+            each.pid: each.usedGpuMemory for kind in ("graphics", "compute") for each in asked.known.get(kind, ())
+        }
+        if not found:
+            return ()
+        if not _are_ours(found):
+            told.is_unknown("processes", OTHER_NAMESPACE)
+            return ()
+        busy: dict[int, float] | None = None
+        asked.ask("busy", lambda: self._busy(handle, uuid))
+        if "busy" in asked.known:
+            busy = asked.known["busy"]
+        else:
+            told.is_unknown("gpu_utilization_percent", asked.unknown[-1].why)
+        if None in found.values():
+            told.is_unknown("gpu_memory_bytes", "the driver does not say how much a process has")
+        largest = sorted(found, key=lambda pid: (-(found[pid] or 0), pid))
+        if len(largest) > MAX_PROCESSES:
+            told.is_unknown("processes", f"only the {MAX_PROCESSES} of {len(largest)} with the most memory are shown")
+        return tuple(
+            DeviceProcess(
+                pid,
+                process_start(pid) or 0,
+                memory_bytes=None if found[pid] is None else float(found[pid]),
+                utilization_percent=None if busy is None else busy.get(pid, 0.0),
+            )
+            for pid in largest[:MAX_PROCESSES]
+        )
+
+    def _busy(self, handle: Any, uuid: str) -> dict[int, float]:
+        """The share of SM time of each process since the sample before; who is not in it has used none."""
+        api = self._api
+        try:
+            samples = api.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
+        except api.NVMLError as error:
+            if error.value == api.NVML_ERROR_NOT_FOUND:  # nobody has used it
+                return {}
+            raise
+        samples = sorted(samples, key=lambda each: each.timeStamp)
+        if samples:
+            self._seen_us[uuid] = samples[-1].timeStamp
+        return {each.pid: _percent(each.smUtil) for each in samples}
+
+
+def _percent(value: float) -> float:
+    if not 0 <= value <= NO_PERCENT_ABOVE:
+        raise NotKnownError(f"the driver says {value} %")
+    return float(value)
+
+
+def _slowed_by(reasons: int) -> str:
+    """The words for bits of clock event reasons; empty where nothing holds the clocks down."""
+    words = [word for bit, word in SLOWED_BY.items() if reasons & bit]
+    unnamed = reasons & ~(IDLE | sum(SLOWED_BY))
+    return ", ".join([*words, *([f"reason {unnamed:#x}"] if unnamed else [])])
+
+
+def _are_ours(pids: Collection[int]) -> bool:
+    """Whether pids that the driver names mean processes of our pid namespace.
+
+    On the machine itself they do. In a container they may be the machine's: they are believed only where each is a
+    process here that holds an NVIDIA device open.
+    """
+    return pid_namespace() in (None, INITIAL_PID_NAMESPACE) or all(map(_holds_gpu, pids))
+
+
+def _holds_gpu(pid: int) -> bool:
+    try:
+        files = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # no such process here, or not ours to see
+        return False
+    for file in files:
+        with suppress(OSError):  # it was closed meanwhile
+            if os.readlink(file).startswith("/dev/nvidia"):
+                return True
+    return False
+
+
+def _words(error: Exception) -> str:
+    return str(error).rstrip(".") or type(error).__name__

@@ -1,0 +1,198 @@
+"""The devices of the machine, each a row, and the processes on them."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.widget import Widget
+
+from cbtop import formatting
+from cbtop.protocol.vocabulary import DeviceKind
+from cbtop.statistics import (
+    DEVICE_COLUMNS,
+    PROCESS_COLUMNS,
+    Place,
+    device_text,
+    has_figure,
+    process_text,
+    why_unknown,
+)
+from cbtop.tui.views.base import View
+from cbtop.tui.views.figures import figure
+from cbtop.tui.widgets.braille import DOTS_ACROSS, DOTS_DOWN, BrailleCanvas
+from cbtop.tui.widgets.columns import Column, head_line, place, row_line
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, rule
+from cbtop.tui.widgets.pager import Page, Pager
+from cbtop.viewmodels.devices import DeviceRow, MachineView, ProcessRow
+from cbtop.viewmodels.model import SourceView
+
+
+def _column(shown: Place) -> Column[DeviceRow]:
+    key, is_text = shown.statistic.key, shown.statistic.key == "slowed_by"
+
+    def cell(row: DeviceRow, width: int) -> Line:
+        role = "strong" if key == "utilization_percent" else "warn" if is_text and row.device.slowed_by else ""
+        return figure(clip(clean(device_text(shown, row.device)), width), "faint" if row.is_stale else role)
+
+    doc = shown.statistic.help + (f"; then {shown.limit.help}" if shown.limit else "")
+    return Column(
+        shown.statistic.title, shown.width, shown.priority, cell, doc,
+        align="left" if is_text else "right", stretch=int(is_text), max_width=30,
+    )  # fmt: skip
+
+
+def _label(row: DeviceRow, width: int) -> Line:
+    return ((clean(row.label), "strong accent" if row.device.kind is DeviceKind.GPU else "accent"),)
+
+
+def _curve(row: DeviceRow, width: int) -> Line:
+    return busy_curve(row.busy_percent, width)
+
+
+def _device_name(row: DeviceRow, width: int) -> Line:
+    return ((clip(clean(row.device.name), width), "dim"),)
+
+
+def _pid(row: ProcessRow, width: int) -> Line:
+    return ((str(row.pid), "strong" if row.source else ""),)
+
+
+def _process_name(row: ProcessRow, width: int) -> Line:
+    mark = "● " if row.source else "  "
+    return ((mark, "accent"), (clip(clean(row.name or formatting.NOT_MEASURED), width - 2), "strong"))
+
+
+def _process_device(row: ProcessRow, width: int) -> Line:
+    return ((clean(row.device), "accent"),) if row.device else ((formatting.NONE_THERE, "faint"),)
+
+
+def _process_column(shown: Place) -> Column[ProcessRow]:
+    def cell(row: ProcessRow, width: int) -> Line:
+        return figure(process_text(shown.statistic, row))
+
+    return Column(shown.statistic.title, shown.width, shown.priority, cell, shown.statistic.help)
+
+
+COLUMNS: tuple[Column[DeviceRow], ...] = (
+    Column("of", 3, 0, _label, "a GPU's index, with that of a MIG device in it; cpu: all of the host", align="left",
+           stretch=1, max_width=5),
+    *(_column(shown) for shown in DEVICE_COLUMNS[:1]),
+    Column("busy, 0–100 %", 13, 7, _curve, "busy % in the last two minutes, now at the right edge", align="left",
+           stretch=1, max_width=60),
+    *(_column(shown) for shown in DEVICE_COLUMNS[1:]),
+    Column("name", 20, 12, _device_name, "what it calls itself", align="left", stretch=1, max_width=40),
+)  # fmt: skip
+PROCESSES: tuple[Column[ProcessRow], ...] = (
+    Column("pid", 8, 0, _pid, "the process, as its pid namespace calls it"),
+    Column("process", 12, 1, _process_name, "its name; ● is one that is profiled", align="left", stretch=1,
+           max_width=40),
+    Column("on", 4, 2, _process_device, "the GPU, a row for each that it is on", align="left"),
+    *(_process_column(shown) for shown in PROCESS_COLUMNS),
+)  # fmt: skip
+
+
+def busy_curve(percents: Sequence[float | None], width: int) -> Line:
+    """The newest at the right edge, on a scale from 0 to 100; where nothing was measured nothing is drawn."""
+    shown = percents[-width * DOTS_ACROSS :]
+    canvas = BrailleCanvas(width, 1)
+    for at, percent in enumerate(shown, width * DOTS_ACROSS - len(shown)):
+        dots = 0 if percent is None else max(1, math.ceil(percent / 100 * DOTS_DOWN))
+        for dot in range(min(dots, DOTS_DOWN)):
+            canvas.dot(at, DOTS_DOWN - 1 - dot, "accent")
+    return canvas.lines()[0]
+
+
+class Devices(View):
+    """What the machine does meanwhile."""
+
+    title = "Devices"
+    doc = (
+        "The GPUs and the processors of the machine that the process runs on, as its daemon samples them every "
+        "second, and the processes on them. busy % is not how much of a GPU is used: one small kernel at a time "
+        "makes it 100. Power and bytes beside it tell more, and the roofline how near a brick is to what can be. "
+        "What is n/a has its reason at the end; – is what a device has none of."
+    )
+    columns_doc = (
+        *((column.title, column.doc) for column in COLUMNS),
+        *((column.title, column.doc) for column in PROCESSES),
+    )
+
+    def compose(self) -> ComposeResult:
+        with Pager(id="devices-pager") as self._pager:
+            self._page = DevicesPage(id="devices-page")
+            yield self._page
+
+    @property
+    def focus_target(self) -> Widget:
+        return self._pager
+
+    def show_source(self, source: SourceView) -> None:
+        self._page.show_machines(source.machines)
+
+
+class DevicesPage(Page):
+    """All machines, one under the other."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._machines: Sequence[MachineView] = ()
+
+    def show_machines(self, machines: Sequence[MachineView]) -> None:
+        self._machines = machines
+        self.refresh(layout=True)
+        self.redraw()
+
+    def text(self, width: int) -> Sequence[Line]:
+        if not self._machines:
+            return [((" n/a: no sample of the devices has come yet", "dim"),)]
+        lines: list[Line] = []
+        for machine in self._machines:
+            title: Line = ((clean(machine.host), "strong"),)
+            lines += [*([rule(title, width)] if len(self._machines) > 1 else []), *machine_lines(machine, width)]
+        return lines
+
+
+def machine_lines(machine: MachineView, width: int) -> list[Line]:
+    """Its devices, its processes, and why what is n/a is so."""
+    lines = _troubles(machine, width)
+    placed = place(_columns_for(machine), width - 2)
+    if machine.devices:
+        lines.append(((" ", ""), *head_line(placed, "", descending=True)))
+    for row in machine.devices:
+        if row.device.trouble:
+            said = clip(clean(f"{row.device.name}: {row.device.trouble}"), width - 7)
+            lines.append(((" ", ""), *_label(row, 4), (" " * (6 - len(row.label)), ""), (said, "bad")))
+        else:
+            lines.append(((" ", ""), *row_line(placed, row)))
+    if machine.processes:
+        on_processes = place(PROCESSES, width - 2)
+        lines += [BLANK, ((" ", ""), *head_line(on_processes, "", descending=True))]
+        lines += [((" ", ""), *row_line(on_processes, row)) for row in machine.processes]
+    if machine.unknown:
+        lines += [BLANK, *_wrapped("n/a: ", [why_unknown(why) for why in machine.unknown], width, "dim")]
+    return lines
+
+
+def _columns_for(machine: MachineView) -> list[Column[DeviceRow]]:
+    """Those of which any device has a figure."""
+    devices = [row.device for row in machine.devices]
+    unused = {one.statistic.title for one in DEVICE_COLUMNS if not any(has_figure(one.statistic, d) for d in devices)}
+    return [column for column in COLUMNS if column.title not in unused]
+
+
+def _troubles(machine: MachineView, width: int) -> list[Line]:
+    stale = {row.sampler: row.age_s for row in machine.devices if row.is_stale}
+    old = [formatting.stale_sampler(sampler, age_s) for sampler, age_s in stale.items()]
+    return [*_wrapped("✗ ", old, width, "bad"), *_wrapped("", machine.troubles, width, "dim")]
+
+
+def _wrapped(mark: str, texts: Sequence[str], width: int, role: str) -> list[Line]:
+    rows = [
+        row
+        for text in texts
+        for row in textwrap.wrap(mark + clean(text), max(20, width - 2), subsequent_indent=" " * len(mark))
+    ]
+    return [((" ", ""), (row, role)) for row in rows]

@@ -1,0 +1,185 @@
+"""The devices of a daemon's machine, and the processes on them, from what its samplers said last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cbtop.client.store import SampledDevices, Store
+from cbtop.protocol.messages import Device, DeviceProcess
+from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
+
+STALE_AFTER_S = 3.0  # three samples
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """One device; of a GPU or MIG device, which one as `0` or `0:1`."""
+
+    device: Device
+    label: str
+    sampler: str
+    age_s: float
+    busy_percent: tuple[float | None, ...]  # in the last minutes, a sample each; None was n/a
+
+    @property
+    def watts(self) -> float | None:
+        """Its mean power; where that is n/a, what the driver says at the moment."""
+        mean = self.device.power_watts
+        return self.device.power_reading_watts if mean is None else mean
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its sampler has not answered for a while: the figures are of before."""
+        return self.age_s > STALE_AFTER_S
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process on one device, or on none; None is n/a."""
+
+    pid: int
+    name: str
+    source: str | None  # the key of the source that it is; None: it is not profiled
+    device: str  # the label of the GPU; "" for none
+    device_uuid: str
+    gpu_memory_bytes: float | None = None
+    gpu_utilization_percent: float | None = None
+    cpu_percent: float | None = None
+    resident_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WhyView:
+    """Why figures are n/a: of which devices, and the reason."""
+
+    figures: tuple[str, ...]  # their keys in the JSON
+    devices: tuple[str, ...]  # their labels
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineView:
+    """The machine of one daemon."""
+
+    daemon: str  # which one: host, boot and pid
+    host: str
+    devices: tuple[DeviceRow, ...]
+    processes: tuple[ProcessRow, ...]  # the profiled ones first
+    unknown: tuple[WhyView, ...]
+    elsewhere: tuple[str, ...]  # sources that run in other pid namespaces, where nothing is known of them
+    troubles: tuple[str, ...]  # of samplers that found nothing, `nvml: why`
+
+    @property
+    def gpus(self) -> tuple[DeviceRow, ...]:
+        """Its GPUs and MIG devices."""
+        return tuple(row for row in self.devices if row.device.kind is not DeviceKind.CPU)
+
+    def gpus_of(self, source: str) -> tuple[DeviceRow, ...]:
+        """Those on which the process of `source` is known to be."""
+        on = {process.device_uuid for process in self.processes if process.source == source}
+        return tuple(row for row in self.gpus if row.device.uuid in on)
+
+
+def machine_view(store: Store, stale_s: float | None = None) -> MachineView:
+    """The machine of the daemon whose messages `store` holds, and who has been silent for `stale_s`."""
+    rows: list[DeviceRow] = []
+    troubles: list[str] = []
+    for sampler, known in store.devices.items():
+        age_s = max(0, store.heard_ns - known.newest.monotonic_ns) / 1e9 + (stale_s or 0.0)
+        if known.newest.trouble:
+            troubles.append(f"{sampler}: {known.newest.trouble}")
+        rows += _rows(sampler, known, age_s)
+    daemon, elsewhere = store.daemon, _elsewhere(store)
+    return MachineView(
+        daemon=f"{daemon.host}:{daemon.boot_id}:{daemon.pid}" if daemon else "",
+        host=daemon.host if daemon else "",
+        devices=tuple(rows),
+        processes=_processes(store, rows),
+        unknown=tuple(_why(rows, len(elsewhere) if rows else 0)),
+        elsewhere=elsewhere,
+        troubles=tuple(troubles),
+    )
+
+
+def _rows(sampler: str, known: SampledDevices, age_s: float) -> Iterable[DeviceRow]:
+    labels: dict[str, str] = {}
+    for device in known.newest.devices:
+        label = "cpu" if device.kind is DeviceKind.CPU else str(device.index)
+        labels[device.uuid] = label = f"{labels.get(device.part_of, '?')}:{label}" if device.part_of else label
+        yield DeviceRow(device, label, sampler, age_s, tuple(known.busy_percent.get(device.uuid, ())))
+
+
+def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...]:
+    """A row for each process and GPU, and one for each source on none; the same process is known by pid and start."""
+    sources = {
+        (record.hello.pid, record.hello.process_start): record.key
+        for record in store.sources.values()
+        if record.hello and record.hello.pid_namespace in _namespaces(store)
+    }
+    on_host: dict[tuple[int, int], DeviceProcess] = {}
+    found: list[tuple[DeviceRow | None, DeviceProcess]] = []
+    for row in rows:
+        for process in row.device.processes:
+            if row.device.kind is DeviceKind.CPU:
+                on_host[process.pid, process.process_start] = process
+            else:
+                found.append((row, process))
+    on_gpus = {(process.pid, process.process_start) for _, process in found}
+    found += [(None, process) for key, process in on_host.items() if key in sources and key not in on_gpus]
+    made = [_process(row, process, sources, on_host) for row, process in found]
+    return tuple(sorted(made, key=lambda row: (row.source is None, row.pid, row.device)))
+
+
+def _namespaces(store: Store) -> set[int | None]:
+    """The pid namespace in which the daemon's samplers see processes."""
+    return {known.newest.pid_namespace for known in store.devices.values() if known.newest.devices}
+
+
+def _elsewhere(store: Store) -> tuple[str, ...]:
+    """Running sources whose pids mean others to the daemon, or nobody."""
+    spaces = _namespaces(store)
+    return tuple(
+        record.key
+        for record in store.sources.values()
+        if record.hello
+        and record.hello.pid_namespace not in spaces
+        and (record.state is None or record.state.state is SourceStatus.LIVE)
+    )
+
+
+def _process(
+    row: DeviceRow | None,
+    process: DeviceProcess,
+    sources: dict[tuple[int, int], str],
+    on_host: dict[tuple[int, int], DeviceProcess],
+) -> ProcessRow:
+    key = process.pid, process.process_start
+    host = on_host.get(key)
+    return ProcessRow(
+        pid=process.pid,
+        name=process.name or (host.name if host else ""),
+        source=sources.get(key),
+        device=row.label if row else "",
+        device_uuid=row.device.uuid if row else "",
+        gpu_memory_bytes=process.memory_bytes if row else None,
+        gpu_utilization_percent=process.utilization_percent if row else None,
+        cpu_percent=host.utilization_percent if host else None,
+        resident_bytes=host.memory_bytes if host else None,
+    )
+
+
+def _why(rows: Iterable[DeviceRow], elsewhere: int) -> Iterable[WhyView]:
+    """Each reason once, with the figures and devices it is about."""
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row in rows:
+        reasons: dict[str, list[str]] = {}
+        for unknown in row.device.unknown:
+            reasons.setdefault(unknown.why, []).append(unknown.figure)
+        for why, figures in reasons.items():
+            found.setdefault((why, tuple(figures)), []).append(row.label)
+    for (why, names), labels in found.items():
+        yield WhyView(names, tuple(labels), why)
+    if elsewhere:
+        what = "a profiled process is" if elsewhere == 1 else f"{elsewhere} profiled processes are"
+        yield WhyView(("processes",), (), f"{what} in another pid namespace than the daemon")

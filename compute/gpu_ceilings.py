@@ -1,0 +1,126 @@
+"""The roofs of NVIDIA GPUs, measured: how fast their memory is read and copied, and how fast matrices are multiplied.
+
+Rules
+- Memory is measured by two kernels of ours, over far more than the second-level cache holds, with 16-byte loads and
+  several of them in flight in every thread. Matrices are multiplied by cuBLAS, as torch has it do.
+- Before a round counts, the same work has run for a while: clocks are those of a GPU at work.
+- Never in a profiled process: a `cbtop calibrate` of its own does it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from cbtop.compute.ceilings import ceiling, largest_size
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.gpu_libraries import Gpu, Library, Run, gpu_library
+from cbtop.compute.nvml import ManagedGpu
+from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.roofs import DeviceRoofs, driver_version
+
+Progress = Callable[[str, float | None], None]
+
+GIB = 1 << 30
+LARGEST_BUFFER_BYTES = 4 * GIB
+SHARE_OF_FREE_MEMORY = 4
+CACHES_PER_BUFFER = 4  # at least: less would in part be measured from the cache
+ROUNDS = 9
+ROUND_S = 0.03
+WARM_S = 0.3
+# On an H100 the best of what was tried (1 to 8 loads, 256 to 1024 threads, a grid that strides): all within 3 %.
+THREADS = 512
+LOADS = 2  # of 16 bytes, in flight in each thread; written out in SOURCE
+LOAD_BYTES = 16
+PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
+PRODUCT_SIZES = (8192, 4096, 2048)
+PRODUCT_S = 0.3
+BUSY_PERCENT = 1
+
+SOURCE = """
+extern "C" __global__ void memory_read(const uint4* from, uint4* to)
+{
+    const uint4* mine = from + (size_t)blockIdx.x * blockDim.x * 2 + threadIdx.x;
+    uint4 a = mine[0], b = mine[blockDim.x];
+    unsigned all = a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w;
+    if (all == 0x9e3779b9u)  // as good as never; but the compiler may leave out no load
+        to[0] = a;
+}
+
+extern "C" __global__ void memory_copy(const uint4* from, uint4* to)
+{
+    size_t at = (size_t)blockIdx.x * blockDim.x * 2 + threadIdx.x;
+    uint4 a = from[at], b = from[at + blockDim.x];
+    to[at] = a;
+    to[at + blockDim.x] = b;
+}
+"""
+
+
+def measure_gpus(progress: Progress) -> Iterator[tuple[DeviceRoofs, list[str]]]:
+    """The roofs of each GPU that this process may use, and what of them could not be measured. Seconds for each.
+
+    ComputeError where no library here can use any.
+    """
+    library = gpu_library()
+    for index in range(library.count()):
+        yield _measure(library, library.use(index), progress)
+
+
+def _measure(library: Library, gpu: Gpu, progress: Progress) -> tuple[DeviceRoofs, list[str]]:
+    managed = ManagedGpu(gpu.uuid)
+    found: list[Ceiling] = []
+    missing = [f"power limit and other processes n/a: {managed.missing}"] if managed.missing else []
+    progress(f"{gpu.name}: looking who uses it", None)
+    before_percent, since_s = managed.used_percent() or 0, time.time()
+    work: dict[str, Callable[[], Ceiling]] = {
+        "memory_read": partial(_bandwidth, library, gpu, "memory_read", 1),
+        "memory_copy": partial(_bandwidth, library, gpu, "memory_copy", 2),
+    }
+    work |= {f"matmul_{precision}": partial(_product, library, precision) for precision in PRECISIONS}
+    for number, (name, measure) in enumerate(work.items()):
+        progress(f"{gpu.name}: {name}", number / len(work))
+        try:
+            found.append(measure())
+        except (ComputeError, RuntimeError, MemoryError) as error:  # as torch and CuPy say what CUDA does not do
+            missing.append(f"{name} n/a: {str(error).partition(chr(10))[0] or type(error).__name__}")
+    others_percent = max(before_percent, managed.others_percent(since_s) or 0)
+    note = ""
+    if others_percent >= BUSY_PERCENT:
+        note = f"another process used the GPU, {others_percent} % of the time: its roofs may be low"
+    limit_w = managed.power_limit_w()
+    roofs = DeviceRoofs(gpu.name, tuple(found), None, gpu.uuid, gpu.multiprocessors, driver_version(), limit_w, note)
+    return roofs, missing
+
+
+def _bandwidth(library: Library, gpu: Gpu, name: str, ways: int) -> Ceiling:
+    """By the kernel `name`. `ways`: how often each byte that is read goes over the memory's wires."""
+    block_bytes = THREADS * LOADS * LOAD_BYTES
+    wanted = min(LARGEST_BUFFER_BYTES, gpu.free_bytes // SHARE_OF_FREE_MEMORY)
+    if wanted < CACHES_PER_BUFFER * gpu.l2_bytes:
+        raise ComputeError("too little of its memory is free to measure more than its cache")
+    blocks = wanted // ways // block_bytes
+    size_bytes = blocks * block_bytes
+    source, target = library.buffer(size_bytes), library.buffer(size_bytes if ways > 1 else LOAD_BYTES)
+    launch = library.kernel(SOURCE, name)
+    arguments: list[Any] = [source, target]
+    return _ceiling(library, name, "bandwidth", ways * size_bytes, lambda: launch(blocks, THREADS, arguments))
+
+
+def _product(library: Library, precision: str) -> Ceiling:
+    smallest = library.product(precision, PRODUCT_SIZES[-1])
+    smallest_s = min(library.seconds(smallest, 1) for _ in range(ROUNDS))
+    size = largest_size(PRODUCT_SIZES, smallest_s, PRODUCT_S)
+    run = library.product(precision, size)
+    return _ceiling(library, f"matmul_{precision}", "compute", 2.0 * size**3, run)
+
+
+def _ceiling(library: Library, name: str, kind: str, amount: float, run: Run) -> Ceiling:
+    until_s = time.monotonic() + WARM_S
+    run_s = library.seconds(run, 1)
+    while time.monotonic() < until_s:
+        run_s = library.seconds(run, 1)
+    repeats = max(round(ROUND_S / run_s), 1)
+    return ceiling(name, kind, amount, [library.seconds(run, repeats) / repeats for _ in range(ROUNDS)])

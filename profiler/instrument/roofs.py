@@ -1,0 +1,71 @@
+"""The roofs over a model: what `cbtop calibrate` has measured of the device that its weights lie on.
+
+Rules
+- Nothing is measured here: one small file is read as the model is attached, and where its weights were changed.
+- A compute roof is one of the type that most of the weights have. Of a type that none was measured for, such as
+  weights in four bits, the bandwidths alone are given, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cbtop.profiler.instrument.trouble import in_words
+from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.roofs import DeviceRoofs, known_roofs, roofs_of_cpu, roofs_of_gpu
+from cbtop.protocol.signals import let_through
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# By the type of weights. Of float32 on a GPU the program chooses whether its products use TF32, call by call.
+_COMPUTE = {
+    "float32": ("fma_float32", "matmul_float32", "matmul_tf32"),
+    "bfloat16": ("matmul_bfloat16",),
+    "float16": ("matmul_float16",),
+}
+
+
+def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
+    """The roofs over `model`, and in words why some are not known, or may be low ("": nothing to say)."""
+    try:
+        return _roofs_over(list(model.parameters()))
+    except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        let_through(error)
+        return (), f"{in_words(error)}; run `cbtop calibrate`"
+
+
+def _roofs_over(parameters: Sequence[Any]) -> tuple[Sequence[Ceiling], str]:
+    devices = {parameter.device for parameter in parameters}
+    if len(devices) != 1:
+        return (), f"its weights lie on {len(devices)} devices" if devices else "the model has no weights"
+    roofs, way_out = _measured_of(devices.pop())
+    if roofs is None:
+        return (), way_out
+    sizes: Counter[str] = Counter()
+    for parameter in parameters:
+        sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    dtype = sizes.most_common(1)[0][0]
+    wanted = _COMPUTE.get(dtype, ())
+    over = [one for one in roofs.ceilings if one.kind == "bandwidth" or one.name in wanted]
+    if all([one.kind == "bandwidth" for one in over]):
+        return over, "; ".join(filter(None, (f"none was measured for weights in {dtype}", roofs.note)))
+    return over, roofs.note
+
+
+def _measured_of(device: torch.device) -> tuple[DeviceRoofs | None, str]:
+    """What is known of `device`; where nothing is, the way out."""
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        way_out = f"run `cbtop calibrate --threads {threads}`, then start this again"
+        return roofs_of_cpu(known_roofs(), threads), way_out
+    if device.type != "cuda" or torch.version.cuda is None:
+        return None, f"those of {'ROCm' if device.type == 'cuda' else device.type} are not measured"
+    found = torch.cuda.get_device_properties(device)
+    uuid = str(getattr(found, "uuid", ""))
+    roofs = roofs_of_gpu(known_roofs(), uuid, found.multi_processor_count)
+    return roofs, "run `cbtop calibrate`, then start this again"

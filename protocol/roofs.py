@@ -1,0 +1,188 @@
+"""The roofs that `cbtop calibrate` has measured, kept in one JSON file under the user's cache directory.
+
+Rules
+- A profiled process reads it once, as a model is attached: nothing of a GPU and nothing but this file is asked there.
+- What is in it is hostile until read: its size, its lists and every field are checked as those of a message are.
+- What may be missing is asked for first: an exception that is caught in a host keeps its frames, and the model in
+  them, until the garbage is collected.
+- It is replaced whole or not at all, with mode 0600.
+- What a roof was measured of is named by what it depends on: of a processor its model and the number of threads, of a
+  GPU its UUID, its multiprocessors (fewer in a MIG instance), its driver's version and its power limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import stat
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cbtop.protocol.cache import cache_dir
+from cbtop.protocol.codec import plain_for, reader_for
+from cbtop.protocol.errors import DecodeError, RoofsError
+from cbtop.protocol.messages import Ceiling
+
+SCHEMA = "cbtop.roofs/1"
+MAX_FILE_BYTES = 1 << 20
+MAX_DEVICES = 32  # the newest are kept
+MAX_CEILINGS = 8  # of one device
+_FIRST_PROCESSOR_BYTES = 4096  # of /proc/cpuinfo: what follows is of the others, and takes the kernel time to say
+_CPUINFO = Path("/proc/cpuinfo")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_DRIVER_VERSION = re.compile(r"\s(\d+\.\d+(?:\.\d+)?)\s")
+_ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRoofs:
+    """What was measured of one device. Fields that it does not have, or that nobody could say, are empty."""
+
+    device: str
+    ceilings: tuple[Ceiling, ...]
+    threads: int | None = None
+    uuid: str = ""
+    multiprocessors: int | None = None
+    driver: str = ""
+    power_limit_w: int | None = None
+    note: str = ""  # what may have kept the roofs low
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Measured again under the same key, it replaces what was measured before."""
+        return self.device, self.threads, self.uuid, self.multiprocessors, self.driver, self.power_limit_w
+
+    @property
+    def title(self) -> str:
+        """What they are the roofs of."""
+        if self.threads is not None:
+            return f"{self.device}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        limit = "n/a" if self.power_limit_w is None else f"{self.power_limit_w} W"
+        return f"{self.device}, {self.uuid}, driver {self.driver or 'n/a'}, power limit {limit}"
+
+    @property
+    def measured_on(self) -> str:
+        """The day."""
+        return self.ceilings[0].measured_on if self.ceilings else ""
+
+
+_read = reader_for(DeviceRoofs)
+_plain = plain_for(DeviceRoofs)
+
+
+def roofs_file() -> Path:
+    """Where they are kept."""
+    return cache_dir() / "roofs.json"
+
+
+def known_roofs() -> tuple[DeviceRoofs, ...]:
+    """All that are kept, the newest last; none where there is no file. Raises RoofsError where it cannot be read."""
+    path = roofs_file()
+    try:
+        text = _bytes_of(path)
+        return () if text is None else _decoded(text)
+    except OSError as error:
+        raise RoofsError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: no JSON, no UTF-8
+        raise RoofsError(f"{path} holds no roofs: {error}") from error
+
+
+def keep_roofs(measured: Iterable[DeviceRoofs]) -> None:
+    """Keep these beside the others, in place of what was measured of the same before. Raises RoofsError."""
+    new = {one.key: one for one in measured}
+    try:
+        known = known_roofs()
+    except RoofsError:
+        known = ()  # what nobody can read is no loss
+    kept = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
+    document = {"schema": SCHEMA, "devices": [_plain(one) for one in kept]}
+    path = roofs_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, json.dumps(document, indent=1).encode())
+    except OSError as error:
+        raise RoofsError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int) -> DeviceRoofs | None:
+    """Those of this machine's processor with so many threads, the newest."""
+    name = cpu_name()
+    found = [one for one in known if one.threads == threads and one.device == name]
+    return found[-1] if found else None
+
+
+def roofs_of_gpu(known: Iterable[DeviceRoofs], uuid: str, multiprocessors: int) -> DeviceRoofs | None:
+    """Those of a GPU with the driver that runs now, the newest; its power limit is not asked."""
+    wanted = uuid, multiprocessors, driver_version()
+    found = [one for one in known if uuid and (one.uuid, one.multiprocessors, one.driver) == wanted]
+    return found[-1] if found else None
+
+
+def cpu_name() -> str:
+    """The processor's model, as Linux names it; elsewhere the kind of machine."""
+    if not os.access(_CPUINFO, os.R_OK):
+        return platform.machine()
+    with open(_CPUINFO, "rb", buffering=0) as file:
+        text = file.read(_FIRST_PROCESSOR_BYTES).decode("utf-8", "replace")
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    arm = " ".join(f"{name.removeprefix('CPU ')} {said[name]}" for name in _ARM_NAMES if name in said)
+    return said.get("model name") or " ".join(filter(None, (platform.machine(), arm)))
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's driver, as the kernel module says it; "" where there is none, or it cannot be read."""
+    if not os.access(_DRIVER, os.R_OK):
+        return ""
+    found = _DRIVER_VERSION.search(_DRIVER.read_text("utf-8", "replace").partition("\n")[0])
+    return found[1] if found else ""
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    """What is in the file; None where there is none. What is no plain file is not waited for."""
+    if not os.access(path, os.F_OK):
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no file")
+        text = file.read(MAX_FILE_BYTES + 1)
+    if len(text) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+    return text
+
+
+def _decoded(text: bytes) -> tuple[DeviceRoofs, ...]:
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}")
+    devices = document.get("devices")
+    if not isinstance(devices, list) or len(devices) > MAX_DEVICES:
+        raise ValueError(f"a list of at most {MAX_DEVICES} devices was wanted")
+    return tuple(map(_device, devices))
+
+
+def _device(raw: object) -> DeviceRoofs:
+    if not isinstance(raw, dict):
+        raise ValueError("a device is no map")
+    found: DeviceRoofs = _read(raw)
+    if len(found.ceilings) > MAX_CEILINGS:
+        raise ValueError(f"a device of {len(found.ceilings)} roofs; at most {MAX_CEILINGS} are taken")
+    return found
+
+
+def _replace(path: Path, text: bytes) -> None:
+    """Write beside it and rename: whoever reads finds the old or the new, whole."""
+    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise

@@ -1,0 +1,146 @@
+"""`cbtop calibrate` measures, keeps and shows roofs; what could not be measured is said with the way out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cbtop.cli import main
+from cbtop.compute import backends, ceilings, gpu_ceilings
+from cbtop.compute.errors import ComputeError
+from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs
+from cbtop.protocol.vocabulary import Provenance
+
+READ = Ceiling("memory_read", "bandwidth", 3188.0, "GB/s", Provenance.MEASURED, 3186.0, 3177.0, "2026-11-22")
+GPU = DeviceRoofs("Made 100", (READ,), None, "18a9-c4", 132, "580.159.04", 700, "another process used the GPU")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)  # compiled kernels stay where they are
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of two cores with two threads each, and a GPU of which something cannot be measured."""
+
+    def product(threads: int) -> Ceiling:
+        raise ComputeError("torch is not installed")
+
+    def gpus(progress: object) -> Iterator[tuple[DeviceRoofs, list[str]]]:
+        yield GPU, ["matmul_float32 n/a: CUDA error"]
+
+    monkeypatch.setattr(backends, "available_threads", lambda: 4)
+    monkeypatch.setattr(backends, "physical_cores", lambda: 2)
+    monkeypatch.setattr(backends.OtherProcesses, "percent", lambda self: 4.0)
+    monkeypatch.setattr(backends, "cpu_backend", lambda threads: None)
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda threads: [READ])
+    monkeypatch.setattr(ceilings, "measure_product", product)
+    monkeypatch.setattr(gpu_ceilings, "measure_gpus", gpus)
+
+
+@pytest.mark.usefixtures("made")
+def test_every_device_is_measured_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[:4] == [
+        f"{cpu_name()}, 1 thread (2026-11-22)",
+        "  memory_read            3,188 GB/s      median 3,186, lowest 3,177",
+        "  matmul_bfloat16 n/a: torch is not installed",
+        f"{cpu_name()}, 2 threads (2026-11-22)",
+    ]
+    assert said.out.splitlines()[-5:] == [
+        "Made 100, 18a9-c4, driver 580.159.04, power limit 700 W (2026-11-22)",
+        "  memory_read            3,188 GB/s      median 3,186, lowest 3,177",
+        "  ⚠ another process used the GPU",
+        "  matmul_float32 n/a: CUDA error",
+        f"kept in {tmp_path / 'roofs.json'}",
+    ]
+    assert "looking for GPUs …" in said.err
+    known = known_roofs()
+    assert [roofs.threads for roofs in known] == [1, 2, 4, None]
+    assert known[-1] == GPU
+
+
+@pytest.mark.usefixtures("made")
+def test_on_a_busy_machine_it_is_said_that_roofs_may_be_low(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends.OtherProcesses, "percent", lambda self: 40.0)
+    assert main(["calibrate", "--threads", "1"]) == 0
+    assert "  ⚠ other processes used 40 % of the processors: its roofs may be low" in capsys.readouterr().out
+    assert "may be low" in known_roofs()[0].note
+
+
+@pytest.mark.usefixtures("made")
+def test_with_threads_the_processor_alone_is_measured_with_so_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--threads", "3"]) == 0
+    assert [roofs.threads for roofs in known_roofs()] == [3]
+    assert "GPU" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("made")
+def test_show_prints_what_is_known_and_measures_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["calibrate", "--show"]) == 3
+    assert "run `cbtop calibrate`" in capsys.readouterr().err
+    assert main(["calibrate"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    for module in (ceilings, gpu_ceilings):
+        monkeypatch.setitem(sys.modules, module.__name__, None)
+    assert main(["calibrate", "--show"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [line for line in printed if "n/a:" not in line and not line.startswith("kept in")]
+
+
+def test_a_damaged_file_is_one_line_and_calibrating_replaces_it(
+    tmp_path: Path, made: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "roofs.json").write_text("{")
+    assert main(["calibrate", "--show"]) == 1
+    assert capsys.readouterr().err.startswith(f"cbtop: {tmp_path / 'roofs.json'} holds no roofs: ")
+    assert main(["calibrate"]) == 0
+    assert known_roofs()
+
+
+def test_more_threads_than_there_are_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--threads", "9999"]) == 2
+    assert "9999 threads: this process may use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("driver", "says_what_to_install"), [("", False), ("580.159.04", True)])
+@pytest.mark.usefixtures("made")
+def test_a_gpu_that_nothing_here_can_use_is_said_with_what_to_install(
+    driver: str, says_what_to_install: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(progress: object) -> Iterator[tuple[DeviceRoofs, list[str]]]:
+        raise ComputeError("neither torch nor CuPy can use one here")
+        yield
+
+    monkeypatch.setattr(gpu_ceilings, "measure_gpus", none)
+    monkeypatch.setattr("cbtop.commands.calibrate.driver_version", lambda: driver)
+    assert main(["calibrate"]) == 0
+    out = capsys.readouterr().out
+    assert "NVIDIA GPU n/a: neither torch nor CuPy can use one here" in out
+    assert ("install torch for CUDA, or CuPy" in out) == says_what_to_install
+    assert [roofs.threads for roofs in known_roofs()] == [1, 2, 4]
+
+
+def test_the_processor_of_this_machine_is_really_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
+    monkeypatch.setitem(sys.modules, "torch", None)  # seconds to load
+    assert main(["calibrate", "--threads", "1"]) == 0
+    (roofs,) = known_roofs()
+    assert [(one.name, one.provenance) for one in roofs.ceilings] == [
+        ("dram_read", Provenance.MEASURED),
+        ("fma_float32", Provenance.MEASURED),
+    ]
+    assert all(0 < (one.lowest or 0) <= (one.median or 0) <= one.value for one in roofs.ceilings)
+    assert "matmul_bfloat16 n/a: torch is not installed" in capsys.readouterr().out

@@ -1,0 +1,110 @@
+"""The host's own figures, by the real psutil, and what of it may be missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from cbtop.daemon.devices.cpu import Cpu
+from cbtop.protocol.messages import Device
+from cbtop.protocol.process import pid_namespace, process_start
+from cbtop.protocol.vocabulary import DeviceKind
+
+Times = namedtuple("Times", "user system idle iowait guest")
+
+
+def device(sampler: Cpu, pids: tuple[int, ...] = ()) -> Device:
+    (found,) = sampler.sample(pids).devices
+    return found
+
+
+def unknown(found: Device) -> dict[str, str]:
+    return {each.figure: each.why for each in found.unknown}
+
+
+def test_the_real_host_says_what_it_and_its_processes_take() -> None:
+    sampler, me = Cpu(), os.getpid()
+    first = device(sampler, (me,))
+    assert unknown(first).keys() >= {"utilization_percent", "cpu_percent"}
+    ends_s = time.process_time() + 0.05
+    while time.process_time() < ends_s:
+        pass
+    sample = sampler.sample((me, 1 << 30))
+    (second,) = sample.devices
+    assert sample.pid_namespace == pid_namespace()
+    assert (second.kind, second.uuid) == (DeviceKind.CPU, "cpu")
+    assert second.name.startswith(f"{psutil.cpu_count()} × ")
+    assert second.memory_total_bytes == psutil.virtual_memory().total
+    assert second.memory_used_bytes is not None
+    assert 0 < second.memory_used_bytes < second.memory_total_bytes
+    (process,) = second.processes
+    assert (process.pid, process.process_start) == (me, process_start(me))
+    assert process.name == psutil.Process(me).name()
+    assert process.memory_bytes is not None
+    assert process.memory_bytes > 1 << 20
+    assert process.utilization_percent is not None
+    assert process.utilization_percent > 0
+    assert "cpu_percent" not in unknown(second)
+
+
+class Made:
+    """A psutil whose processors have worked and rested for what the test says, in seconds."""
+
+    Error = psutil.Error
+
+    def __init__(self) -> None:
+        self.times = Times(10.0, 5.0, 80.0, 5.0, 3.0)
+        self.frequency: Any = SimpleNamespace(current=2100.0, max=0.0)
+
+    def cpu_times(self) -> Times:
+        return self.times
+
+    def cpu_count(self) -> int:
+        return 4
+
+    def virtual_memory(self) -> Any:
+        return SimpleNamespace(total=100, available=40)
+
+    def cpu_freq(self) -> Any:
+        if isinstance(self.frequency, Exception):
+            raise self.frequency
+        return self.frequency
+
+
+def test_utilisation_is_what_all_processors_did_of_the_time_they_had() -> None:
+    api = Made()
+    sampler = Cpu(api)
+    assert unknown(device(sampler))["utilization_percent"] == "a mean needs two samples"
+    api.times = Times(11.0, 5.5, 82.0, 5.5, 4.0)  # a guest's second is one of its user's
+    found = device(sampler)
+    assert found.utilization_percent == pytest.approx(100 * 1.5 / 4.0)
+    assert (found.memory_used_bytes, found.memory_total_bytes) == (60, 100)
+    api.times = Times(10.0, 5.5, 90.0, 5.5, 4.0)
+    assert unknown(device(sampler))["utilization_percent"] == "its counter went back"
+    api.times = Times(10.0, 5.5, 94.0, 5.5, 4.0)
+    assert device(sampler).utilization_percent == 0
+
+
+def test_clocks_that_the_system_does_not_say_are_unknown() -> None:
+    api = Made()
+    sampler = Cpu(api)
+    found = device(sampler)
+    assert (found.clock_mhz, found.clock_max_mhz) == (2100, None)
+    assert unknown(found)["clock_max_mhz"] == "the system does not say"
+    for frequency in (None, OSError("none here")):
+        api.frequency = frequency
+        found = device(sampler)
+        assert (found.clock_mhz, found.clock_max_mhz) == (None, None)
+        assert unknown(found).keys() >= {"clock_mhz", "clock_max_mhz"}
+
+
+def test_without_psutil_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert Cpu().sample(()).trouble == "psutil is not installed: the host cannot be asked"

@@ -1,0 +1,140 @@
+"""Samplers run while somebody listens, each in a thread of its own: one that hangs or fails holds up nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import pytest
+
+from cbtop.daemon.devices import sampling
+from cbtop.daemon.devices.sampling import Sampling
+from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample
+from cbtop.protocol.vocabulary import DeviceKind
+from tests.integration.hosts import eventually
+
+
+class Quick:
+    """Answers at once, and counts."""
+
+    name = "quick"
+    asked: ClassVar[list[frozenset[int]]] = []
+    closed: ClassVar[list[bool]] = []
+
+    def sample(self, pids: Collection[int]) -> DeviceSample:
+        self.asked.append(frozenset(pids))
+        return DeviceSample(self.name, len(self.asked))
+
+    def close(self) -> None:
+        self.closed.append(True)
+
+
+class Hanging(Quick):
+    """Names a process, and from its second answer on waits until the test says so."""
+
+    name = "hanging"
+    asked: ClassVar[list[frozenset[int]]] = []
+    closed: ClassVar[list[bool]] = []
+    goes_on = threading.Event()
+
+    def sample(self, pids: Collection[int]) -> DeviceSample:
+        if self.asked:
+            self.goes_on.wait()
+        self.asked.append(frozenset(pids))
+        gpu = Device("GPU-0", DeviceKind.GPU, 0, "H100", processes=(DeviceProcess(7),))
+        return DeviceSample(self.name, len(self.asked), devices=(gpu,))
+
+
+class Failing(Quick):
+    """Never answers."""
+
+    name = "failing"
+    asked: ClassVar[list[frozenset[int]]] = []
+    closed: ClassVar[list[bool]] = []
+
+    def sample(self, pids: Collection[int]) -> DeviceSample:
+        self.asked.append(frozenset(pids))
+        raise RuntimeError("it is broken")
+
+
+@contextmanager
+def sampled(*samplers: type[Quick]) -> Iterator[Sampling]:
+    for each in samplers:
+        each.asked.clear()
+        each.closed.clear()
+    Hanging.goes_on.clear()
+    made = Sampling(samplers, interval_s=0.001)
+    try:
+        yield made
+    finally:
+        Hanging.goes_on.set()
+        made.close()
+
+
+def newest(made: Sampling, name: str) -> DeviceSample:
+    return next(sample for sample in made.latest() if sample.sampler == name)
+
+
+def test_nothing_is_asked_before_somebody_listens_nor_when_nobody_does_any_more() -> None:
+    with sampled(Quick) as made:
+        assert made.latest() == made.fresh() == []
+        made.listen((1, 2))
+        eventually(lambda: len(Quick.asked) > 3)
+        assert set(Quick.asked) == {frozenset((1, 2))}
+        made.rest()
+        assert made.latest() == []
+        eventually(lambda: made._runs[0]._is_heard.is_set() is False)
+        made.listen((3,))
+        eventually(lambda: frozenset((3,)) in Quick.asked)
+    assert Quick.closed
+
+
+def test_a_sample_is_given_as_fresh_once() -> None:
+    with sampled(Hanging) as made:
+        made.listen(())
+        found: list[DeviceSample] = []
+        eventually(lambda: found.extend(made.fresh()) or (found and found[-1].devices))
+        assert len(found) <= 2  # that it was asked, and its answer
+        assert made.fresh() == []
+        assert made.latest() == found[-1:]
+
+
+def test_one_that_hangs_keeps_what_it_said_and_holds_up_neither_the_others_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampling, "LEAVE_S", 0.01)
+    with sampled(Hanging, Quick, Failing) as made:
+        made.listen(())
+        eventually(lambda: newest(made, "hanging").devices)
+        before = len(Quick.asked)
+        made.listen(())
+        eventually(lambda: len(Quick.asked) > before + 3 and len(Failing.asked) > 3)
+        assert newest(made, "hanging").monotonic_ns == 1
+        made.close()
+        assert (Quick.closed, Hanging.closed) == ([True], [])
+    eventually(lambda: Hanging.closed)  # by its own thread, when the driver answers at last
+
+
+def test_before_its_first_answer_it_is_said_that_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hanging, "sample", lambda *_: Hanging.goes_on.wait() and DeviceSample("hanging", 1))
+    with sampled(Hanging) as made:
+        made.listen(())
+        (sample,) = made.fresh()
+        assert sample.trouble == "it has not answered yet"
+
+
+def test_one_that_fails_says_why_and_is_asked_again() -> None:
+    with sampled(Failing) as made:
+        made.listen(())
+        eventually(lambda: len(Failing.asked) > 2)
+        assert newest(made, "failing").trouble == "it failed: it is broken"
+
+
+def test_processes_that_one_finds_are_asked_of_the_others() -> None:
+    with sampled(Hanging, Quick) as made:
+        made.listen((1,))
+        eventually(lambda: newest(made, "hanging").devices)
+        made.listen((1,))
+        eventually(lambda: frozenset((1, 7)) in Quick.asked)

@@ -1,0 +1,57 @@
+"""What the machine has to compute with, on a made-up machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cbtop.compute import backends
+from cbtop.compute.errors import ComputeError
+
+
+@pytest.mark.parametrize(
+    ("siblings", "cores"),
+    [(["0,2", "1,3", "0,2", "1,3"], 2), (["0", "1", "2", "3"], 4), ([], 4)],
+    ids=["two threads a core", "one thread a core", "not said"],
+)
+def test_threads_of_one_core_are_one_core(
+    siblings: list[str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, text in enumerate(siblings):
+        file = tmp_path / f"cpu{number}/topology/thread_siblings_list"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{text}\n")
+    monkeypatch.setattr(backends, "SYSFS_CPU", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    assert backends.physical_cores() == cores
+
+
+def test_what_other_processes_use_is_all_that_is_used_less_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, own_s = 100.0, 3.0
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  1000 200 300 99999 50 10 20 30 7 8\ncpu0 1 1 1 1\n")
+    monkeypatch.setattr(backends, "PROC_STAT", stat)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "process_time", lambda: own_s)
+    others = backends.OtherProcesses()
+    now_s, own_s = 110.0, 8.0
+    stat.write_text("cpu  2000 300 400 199999 90 20 30 280 7 8\ncpu0 1 1 1 1\n")
+    assert others.percent() == pytest.approx(100 * (14.7 - 5.0) / 40)  # of four processors in ten seconds
+    stat.unlink()
+    others = backends.OtherProcesses()
+    now_s = 120.0
+    assert others.percent() == 0
+
+
+def test_without_torch_it_is_said_that_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ComputeError, match="torch is not installed"):
+        backends.torch_on(1)

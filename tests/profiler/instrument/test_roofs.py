@@ -1,0 +1,186 @@
+"""A model that is attached is shown under the roofs that were measured of its device, or it is said why not."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.instrument import attach, roofs
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Ceiling, Manifest
+from cbtop.protocol.roofs import DeviceRoofs, cpu_name, driver_version, keep_roofs, roofs_file
+from cbtop.protocol.vocabulary import Provenance
+from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
+from tests.profiler.memory import Memory
+from tests.profiler.signals import nothing_is_lost
+
+import torch  # isort: skip
+from torch import nn  # isort: skip
+
+
+def roof(name: str, kind: str = "compute") -> Ceiling:
+    return Ceiling(
+        name, kind, 100.0, "GFLOP/s" if kind == "compute" else "GB/s", Provenance.MEASURED, 90.0, 80.0, "2026-11-22"
+    )
+
+
+READ, FMA, PRODUCT = roof("dram_read", "bandwidth"), roof("fma_float32"), roof("matmul_bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def keep(*ceilings: Ceiling, threads: int | None = None, **more: Any) -> None:
+    threads = torch.get_num_threads() if threads is None else threads
+    keep_roofs([replace(DeviceRoofs(cpu_name(), ceilings, threads), **more)])
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+
+def model(dtype: Any = torch.float32) -> Any:
+    return Stack().to(dtype)
+
+
+def announced(model: Any) -> tuple[list[Ceiling], str]:
+    memory = Memory()
+    attach(model, BrickProfiler(recorder=memory))
+    (manifest,) = (said for said in memory.said if isinstance(said, Manifest))
+    return [said for said in memory.said if isinstance(said, Ceiling)], manifest.roofs
+
+
+def test_what_was_measured_with_as_many_threads_is_announced_with_its_spread_and_day() -> None:
+    keep(READ, FMA, PRODUCT)
+    assert announced(model()) == ([READ, FMA], "")
+
+
+@pytest.mark.parametrize("other", ["nothing", "threads", "processor"])
+def test_what_was_measured_of_another_processor_or_with_other_threads_is_not_used(other: str) -> None:
+    threads = torch.get_num_threads()
+    if other == "threads":
+        keep(READ, FMA, threads=threads + 1)
+    elif other == "processor":
+        keep(READ, FMA, device="Another Processor")
+    assert announced(model()) == ([], f"run `cbtop calibrate --threads {threads}`, then start this again")
+
+
+def test_the_compute_roof_is_of_the_type_of_the_weights() -> None:
+    keep(READ, FMA, PRODUCT)
+    assert announced(model(torch.bfloat16)) == ([READ, PRODUCT], "")
+    mixed = model(torch.bfloat16)
+    mixed.layers[0].float()  # two of three are in bfloat16
+    assert announced(mixed) == ([READ, PRODUCT], "")
+
+
+def test_a_model_that_is_converted_is_shown_under_the_roofs_of_its_new_type_and_no_longer_under_the_others(
+    runtime: Path,
+) -> None:
+    keep(READ, FMA, PRODUCT)
+    profiler = profiler_in(runtime, Clock())
+    attachment = attach(model(), profiler)
+    root = attachment.root()
+    assert set(record_of(source_of(runtime)).ceilings) == {"dram_read", "fma_float32"}
+    for dtype, compute in ((torch.bfloat16, "matmul_bfloat16"), (torch.float32, "fma_float32")):
+        root.to(dtype)
+        attachment._look_again()
+        assert set(record_of(source_of(runtime)).ceilings) == {"dram_read", compute}
+
+
+def test_of_a_type_that_none_was_measured_for_the_bandwidth_alone_is_announced_and_that_is_said() -> None:
+    keep(READ, FMA)
+    assert announced(model(torch.bfloat16)) == ([READ], "none was measured for weights in bfloat16")
+    assert announced(model(torch.float64)) == ([READ], "none was measured for weights in float64")
+
+
+def test_what_may_have_kept_the_roofs_low_is_said() -> None:
+    keep(READ, FMA, note="another process used it")
+    assert announced(model()) == ([READ, FMA], "another process used it")
+
+
+def test_a_file_that_is_damaged_keeps_no_model_from_being_shown() -> None:
+    roofs_file().parent.mkdir()
+    roofs_file().write_text("{")
+    ceilings, said = announced(model())
+    assert ceilings == []
+    assert f"{roofs_file()} holds no roofs" in said
+    assert "run `cbtop calibrate`" in said
+
+
+def test_weights_on_several_devices_or_on_one_that_is_not_measured_have_none() -> None:
+    keep(READ, FMA)
+    split = model()
+    split.layers[0].to("meta")
+    assert announced(split) == ([], "its weights lie on 2 devices")
+    assert announced(model().to("meta")) == ([], "those of meta are not measured")
+    assert roofs.roofs_over(nn.Module()) == ((), "the model has no weights")
+
+
+class _OnGpu:
+    """A model whose weights say that they lie on a GPU."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._weights = torch.empty(4, dtype=dtype)
+
+    def parameters(self) -> list[Any]:
+        return [self]
+
+    device = torch.device("cuda", 1)
+
+    def numel(self) -> int:
+        return 4
+
+    @property
+    def dtype(self) -> Any:
+        return self._weights.dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "names"),
+    [
+        (torch.bfloat16, ["memory_read", "matmul_bfloat16"]),
+        (torch.float32, ["memory_read", "matmul_tf32", "matmul_float32"]),
+        (torch.int8, ["memory_read"]),
+    ],
+)
+def test_of_a_gpu_the_roofs_are_found_by_its_uuid(
+    dtype: Any, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Properties:
+        uuid, multi_processor_count = "18a9-c4", 132
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    ceilings = (roof("memory_read", "bandwidth"), *map(roof, ("matmul_bfloat16", "matmul_tf32", "matmul_float32")))
+    gpu = DeviceRoofs("Made 100", ceilings, None, "18a9-c4", 132, driver_version(), 700)
+    over: Any = _OnGpu(dtype)
+    assert roofs.roofs_over(over) == ((), "run `cbtop calibrate`, then start this again")
+    keep_roofs([gpu])
+    assert [one.name for one in roofs.roofs_over(over)[0]] == names
+    monkeypatch.setattr(Properties, "uuid", "18a9-c5")
+    assert roofs.roofs_over(over) == ((), "run `cbtop calibrate`, then start this again")
+
+
+def test_what_the_hosts_signal_handler_raises_meanwhile_reaches_the_host() -> None:
+    keep(READ, FMA)
+    bare = model()
+    assert nothing_is_lost(lambda: roofs.roofs_over(bare), TimeoutError, 0)
+    for at in itertools.count(1):
+        if not nothing_is_lost(lambda: roofs.roofs_over(bare), TimeoutError, at):
+            break
