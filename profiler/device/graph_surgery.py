@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -99,7 +100,7 @@ class StampedGraph:
         self._device = device
         self._count = len(places)
         self._words = device.map_words(self._count)
-        self.is_running = False  # its last launch has not been read
+        self._running = threading.Lock()  # held from its launch until that was read
         arguments = Arguments([(self._words.address + 8 * at,) for at in range(self._count)])
         driver = device.driver
         try:
@@ -115,11 +116,22 @@ class StampedGraph:
             device.spare_words(self._words)
             raise
 
-    def launch(self, stream: int) -> None:
-        """Enqueue it; only if it is not running."""
-        self._words.clear(self._count)
-        self._device.driver.launch_graph(self._executable, stream)
-        self.is_running = True
+    @property
+    def is_running(self) -> bool:
+        """Whether its last launch has not been read."""
+        return self._running.locked()
+
+    def launch(self, stream: int) -> bool:
+        """Enqueue it, unless it is running; gives whether it was."""
+        if not self._running.acquire(blocking=False):
+            return False
+        try:
+            self._words.clear(self._count)
+            self._device.driver.launch_graph(self._executable, stream)
+        except BaseException:
+            self._running.release()
+            raise
+        return True
 
     def read(self) -> list[int] | None:
         """The device's time at each place in the last launch; None while it has not got through."""
@@ -128,7 +140,8 @@ class StampedGraph:
         times = self._words.first(self._count)
         if not all(times):
             return None
-        self.is_running = False
+        if self._running.locked():  # else a signal cut short what it was read for
+            self._running.release()
         return times
 
     def close(self) -> None:

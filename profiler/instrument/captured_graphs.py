@@ -218,14 +218,14 @@ class CapturedGraph:
             return
         begun_ns = time.perf_counter_ns()
         step: Any = None
-        is_recorded, ready = False, None
+        ready = None
         try:
             step = self.steps.path.position.step
-            is_recorded = self._is_recorded(step)
-            if is_recorded:
+            if self._is_recorded(step):
                 ready = self._ready(graph, step)
-                if ready is not None:
-                    ready.stamped.launch(ready.stream)
+                if ready is not None and not ready.stamped.launch(ready.stream):  # the host is ahead of its device
+                    ready = None
+                    self._lost += step is None
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
@@ -243,7 +243,7 @@ class CapturedGraph:
             after_ns = time.perf_counter_ns()
             self._on.settle()
             if step is None and isinstance(self.profiler, GovernedProfiler):
-                turn = self._on.turn(self, self.profiler.governor, begun_ns, is_recorded=is_recorded)
+                turn = self._on.turn(self, self.profiler.governor, begun_ns, is_recorded=ready is not None)
                 turn.own_ns = launched_ns - begun_ns
                 if self._on.is_idle():  # else nobody has waited for what came after
                     turn.own_ns += time.perf_counter_ns() - after_ns
@@ -275,9 +275,6 @@ class CapturedGraph:
         stamped, plan = self._variants[self._turn % len(self._variants)]
         if stamped.is_running:
             self._on.settle()
-        if stamped.is_running:  # the host is ahead of its device
-            self._lost += step is None
-            return None
         return Launch(stamped, plan, step, stream)
 
     def _build(self, graph: Any, stream: int) -> bool:

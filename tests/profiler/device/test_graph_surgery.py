@@ -167,3 +167,14 @@ def test_what_a_stamp_costs_is_found_beside_kernels(driver: FakeDriver, device: 
     measurement.close()
     device.close()
     assert driver.left == []
+
+
+def test_what_runs_is_not_launched_again_until_it_was_read(driver: FakeDriver, device: Device) -> None:
+    graph, nodes = chain(driver, 5_000)
+    stamped = StampedGraph(device, graph, [START, *nodes], STREAM)
+    assert stamped.launch(STREAM)
+    assert not stamped.launch(STREAM)
+    driver.pass_time(100_000)
+    assert not stamped.launch(STREAM)
+    assert stamped.read() == stamped.read()
+    assert stamped.launch(STREAM)
