@@ -673,7 +673,7 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
             if (done == NULL)
                 return give_up(self);
         }
-        done = PyObject_CallFunction(self->amounts, "OLO", (PyObject *)scope, (long long)position->lane, elements);
+        done = PyObject_CallFunctionObjArgs(self->amounts, (PyObject *)scope, elements, NULL);
         Py_XDECREF(done);
         return done == NULL ? give_up(self) : 0;
     }

@@ -128,7 +128,9 @@ class DevicePath:
         if scope.node >= 0 or position is None:
             self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
-                self._callbacks.amounts(scope, flags, elements)
+                self._callbacks.amounts(scope, elements)
+            if len(self._waiting) >= MAX_PENDING:  # of plain steps: nobody waits for the device as one ends
+                self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:
             position.held.append((scope, start, end, elements, flags))
         else:

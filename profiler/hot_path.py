@@ -85,7 +85,7 @@ class Callbacks:
     define: Callable[[Any, object], Any]  # the scope of a key that nobody has started in the scope given yet
     record: Record  # takes the records while no ring is attached
     uncounted: Callable[[object], None]  # these elements are no count
-    amounts: Callable[[Any, int, object], None]  # a call of a scope with `work` has ended: scope, lane, elements
+    amounts: Callable[[Any, object], None]  # a call of a scope with `work` has ended: scope, elements
     give_up: Callable[[Exception], None]  # something of ours, or the clock, raised: nothing is recorded from now on
 
 
@@ -241,7 +241,7 @@ class HotPath:
         if scope.node >= 0:
             self._write(position.lane | scope.node | flags, start_ns, end_ns, elements)
             if scope.work is not None:
-                self._callbacks.amounts(scope, position.lane, elements)
+                self._callbacks.amounts(scope, elements)
         elif position.held is not None and len(position.held) < MAX_HELD:
             position.held.append((scope, start_ns, end_ns, self._counted(elements), flags))
         else:

@@ -85,7 +85,7 @@ def emit_at_once(
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
         if scope.work is not None:
-            callbacks.amounts(scope, flags, elements)
+            callbacks.amounts(scope, elements)
     elif position.held is not None and len(position.held) < MAX_HELD:
         position.held.append((scope, start_ns, end_ns, elements, flags))
     else:
@@ -107,6 +107,7 @@ class HostPath:
         self.now_ns = self.start_mark = self.end_mark = hot_path.now_ns
         self._hot_path = hot_path
         self._callbacks = callbacks
+        self._record = callbacks.record
 
     @property
     def position(self) -> Position:
@@ -120,11 +121,15 @@ class HostPath:
 
     def attach(self, ring: RingWriter | None, /) -> Record:
         """Write into `ring` from now on; gives what writes a record of its own beside the hot path."""
-        return self._hot_path.attach(ring)
+        self._record = self._hot_path.attach(ring)
+        return self._record
 
     def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:
         """Record what ran in `scope`."""
-        emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
+        if scope.node > NO_NODE and scope.work is None:  # as almost always, and fewer calls
+            self._record(scope.node | flags, start, end, elements)
+        else:
+            emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
 
     def step_ended(self) -> None:
         """Nothing waits for a host."""

@@ -19,6 +19,8 @@ from cbtop.protocol.vocabulary import NodeKind
 class PhaseTotals:
     """What lies below one step node (or everything, for a process without steps), and its totals.
 
+    Its steps are the recorded ones: plain steps, of which nothing inside is known, have no part in any of it.
+
     `closed_ns` is the part of `total_ns` that lies in steps that have ended. Exclusive is a time less what lies
     inside a node and is shown for itself. For a brick that is other bricks and steps (its kernels, and layers it
     holds, are its own work); else everything. What was done elsewhere ran beside it.
@@ -53,7 +55,8 @@ class PhaseTotals:
         size = len(table) + 1
         stats.grow(size)
         ids = inside.ids if step is None else np.append(inside.ids, step.id)
-        columns = {name: stats.column(name)[:size].copy() for name in ("count", "elements", "total_ns", "closed_ns")}
+        columns = {name: stats.of_recorded(name)[:size] for name in ("count", "elements", "total_ns")}
+        columns["closed_ns"] = stats.column("closed_ns")[:size].copy()
         counted = {
             name: dict(zip(ids.tolist(), column[ids].tolist(), strict=True)) for name, column in columns.items()
         }
@@ -87,7 +90,10 @@ class PhaseTotals:
     @property
     def tokens(self) -> int | None:
         """Tokens of the phase: the elements of its steps. None without steps, or where a step gave no count."""
-        if self.step is None or self.step.id in self.stats.nodes_with("uncounted"):
+        if self.step is None:
+            return None
+        all_of_them, plain = (self.stats.rare(name, (self.step.id,)) for name in ("uncounted", "plain_uncounted"))
+        if all_of_them > plain:
             return None
         return self.elements[self.step.id]
 

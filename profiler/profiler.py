@@ -36,7 +36,7 @@ from cbtop.profiler.steps import Step, Steps
 from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.messages import CatalogMessage
-from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, NO_NODE, UNKNOWN_AMOUNT, Record, RingWriter
+from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, UNKNOWN_AMOUNT, Record, RingWriter
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickCategory, SyncMode, TransferDirection
 
@@ -300,7 +300,7 @@ class BrickProfiler:
 
         What is known only inside may be set inside: `with profiler.step() as step:` … `step.name = "decode"`. Where
         one process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records
-        its first step of a name and every k-th after it.
+        what lies in its first step of a name and in every k-th after it; the others are timed as a whole.
         """
         return Step(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
@@ -323,11 +323,11 @@ class BrickProfiler:
 
         Raises RuntimeError outside a step: tokens are counted once a forward pass, and nowhere else.
         """
-        if not self.recording:
-            return
         step: Any = self._path.position.step
         if step is None:
-            raise RuntimeError("add_tokens outside a step; `with profiler.step(name):` is one forward pass")
+            if self.recording:
+                raise RuntimeError("add_tokens outside a step; `with profiler.step(name):` is one forward pass")
+            return
         # A NumPy integer of eight bits would count no further than its type reaches.
         step.tokens = _whole(step.tokens) + _whole(tokens)
 
@@ -465,7 +465,8 @@ class BrickProfiler:
     # ------------------------------------------------------------------------------------------------------------
 
     def _set_recording(self) -> None:
-        self._path.set_recording(self._enabled and not self._ended_why and self._sync_mode is not SyncMode.NONE)
+        self._steps.is_on = self._enabled and not self._ended_why and self._sync_mode is not SyncMode.NONE
+        self._path.set_recording(self._steps.is_on)
 
     def _is_sampled(self, key: object) -> bool:
         """Whether the step `key` that this thread begins now is recorded: the first, and every k-th after it."""
@@ -495,7 +496,7 @@ class BrickProfiler:
     def _hand_over(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
-    def _amounts(self, scope: Any, flags: int, elements: Any) -> None:
+    def _amounts(self, scope: Any, elements: Any) -> None:
         """Record the FLOP and bytes of a call, which its definition gives by its elements."""
         try:
             work: Work = scope.work(elements)
@@ -505,9 +506,8 @@ class BrickProfiler:
             name, why = getattr(scope.key, "name", scope.key), f"{type(error).__name__}: {error}"
             self._say_once("work", "the work of some calls of %s is unknown: %s", name, why)
         else:
-            lane = flags >> LANE_SHIFT << LANE_SHIFT
             try:
-                self._hand_over(scope.node | lane | FLAG_AMOUNTS, flops, bytes_, 0)
+                self._hand_over(scope.node | FLAG_AMOUNTS, flops, bytes_, 0)
             except Exception as error:  # noqa: BLE001 - a recorder that fails must not reach the host
                 self._give_up(error)
 

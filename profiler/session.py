@@ -19,7 +19,7 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import ANY_STEP, NodeStats, sane
 from cbtop.protocol.messages import Dependency, Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # What is in the graph without a time of its own, when what it lies in ran.
@@ -43,21 +43,24 @@ class Readable(Protocol):
 class Report:
     """The statistics of everything recorded, or of the last `window_s` seconds of it.
 
+    Steps, tokens and times of whole steps are of all of them; bricks, categories and books of those recorded inside.
     `overwritten` records were lost before they were read; `rejected` ones named no node, for want of room.
     """
 
     bricks: tuple[BrickStats, ...]
     categories: tuple[CategoryStats, ...]
     steps: int
+    recorded_steps: int  # of them those whose inside was recorded
     tokens: int
     wall_ns: int  # of the steps, each for itself; 0 without steps
+    recorded_ns: int  # of these those whose inside was recorded
     union_ns: int  # in which at least one step ran
     overwritten: int
     rejected: int
     uncounted_steps: int = 0  # that gave no count of tokens: then no rate is known
     books: tuple[tuple[str, Books], ...] = ()  # of each phase
     outside: Beside | None = None  # what ran outside of every step; None where nothing did
-    sample_every: int = 1  # of the steps one in so many is recorded: all figures are of those
+    sample_every: int = 1  # of the steps one in so many is recorded
     window_s: float | None = None  # None: everything since the beginning, or since `reset`
     ended_why: str = ""  # recording, because something failed; what ran since is not here. Empty while it goes on
 
@@ -68,9 +71,9 @@ class Report:
 
     @property
     def coverage(self) -> float | None:
-        """The share of the steps' wall time that was spent in bricks; None without steps."""
+        """The share of the recorded steps' wall time that was spent in bricks; None without such steps."""
         closed_ns = sum(stats.closed.exclusive_ns for stats in self.bricks)
-        return closed_ns / self.wall_ns if self.wall_ns else None
+        return closed_ns / self.recorded_ns if self.recorded_ns else None
 
     @property
     def tokens_per_sec(self) -> float | None:
@@ -80,14 +83,15 @@ class Report:
     def __str__(self) -> str:
         """The report as text, as `print(profiler.report())` shows it."""
         rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:.1f} tokens/s"
-        coverage = "n/a" if self.coverage is None else f"{100 * self.coverage:.1f} % of it in bricks"
+        of_it = "it" if self.recorded_steps == self.steps else "what was recorded"
+        coverage = "n/a" if self.coverage is None else f"{100 * self.coverage:.1f} % of {of_it} in bricks"
         span = "" if self.window_s is None else f"the last {self.window_s:.1f} s: "
         sample = f"a sample, one step in {self.sample_every:,}: " if self.sample_every > 1 else ""
-        lines = [
-            f"{sample}{span}{self.steps} steps, {self.tokens} tokens, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"
-        ]
+        recorded = "" if self.recorded_steps == self.steps else f" ({self.recorded_steps} recorded)"
+        steps = f"{self.steps} steps{recorded}, {self.tokens} tokens"
+        lines = [f"{sample}{span}{steps}, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"]
         for stats in self.bricks:
-            share = f"{100 * stats.closed.exclusive_ns / self.wall_ns:5.1f}%" if self.wall_ns else "  n/a"
+            share = f"{100 * stats.closed.exclusive_ns / self.recorded_ns:5.1f}%" if self.recorded_ns else "  n/a"
             calls = stats.calls
             lines.append(
                 f"  {stats.name:20} {calls.mean_ns / 1e3:10.2f}µs incl avg ({share} excl) [{calls.count} samples]"
@@ -180,7 +184,8 @@ class Session:
         kept: NDArray[np.bool_] = batch.start_ns >= since_ns
         step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
         lane = batch.flags >> LANE_SHIFT
-        earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns) & ~batch.are(FLAG_AMOUNTS)
+        earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns)
+        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # in neither lies anything
         for at in np.flatnonzero(earlier).tolist():
             kept &= (step_of != batch.node[at]) | (lane != lane[at]) | (batch.end_ns > batch.end_ns[at])
         return kept
@@ -225,8 +230,10 @@ class Session:
             bricks=bricks,
             categories=tuple(category_stats(bricks)),
             steps=counted.count if counted else 0,
+            recorded_steps=int(totals.stats.of_recorded("count")[steps].sum()),
             tokens=counted.elements if counted else 0,
             wall_ns=counted.total_ns if counted else 0,
+            recorded_ns=int(totals.stats.of_recorded("total_ns")[steps].sum()),
             union_ns=totals.stats.rare("union_ns", (ANY_STEP,)),
             overwritten=overwritten,
             rejected=rejected,

@@ -17,6 +17,7 @@ from cbtop.protocol.ring import (
     FLAG_CANCELLED,
     FLAG_FAILED,
     FLAG_LOOSE,
+    FLAG_PLAIN,
     FLAG_UNCOUNTED,
     LANE_SHIFT,
     LANES,
@@ -36,7 +37,8 @@ SUMS = tuple(name for name in COLUMNS if name not in ("min_ns", "max_ns"))
 # ended. `loose`: calls stopped twice, out of order or late, and `loose_ns` their time, which is in no books. Of steps
 # that what lay in them outdid: `over`, how many, and `over_ns`, by how much. `crowded`: steps in the shared lane. Of
 # steps that say it: the `sequences` each worked on and the positions each of these had `kept` before, added up, of
-# how many steps they were `_given`, the `_least` and the `_most`.
+# how many steps they were `_given`, the `_least` and the `_most`. `plain`: of the steps those whose inside was not
+# recorded, `plain_ns` their time, `plain_tokens` their tokens, and how many gave no count of them.
 RARE = (
     "uncounted",
     "amounts",
@@ -62,7 +64,12 @@ RARE = (
     "kept_given",
     "kept_least",
     "kept_most",
+    "plain",
+    "plain_ns",
+    "plain_tokens",
+    "plain_uncounted",
 )
+_OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
 SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
 ANY_STEP = 0  # stands for all step nodes together in `union_ns`: two phases may run at the same time. Not on the wire
 _MOMENTS = ("first_ns", "last_ns")
@@ -192,6 +199,14 @@ class NodeStats:
                 found[node] = value
         return found
 
+    def of_recorded(self, name: str) -> Column:
+        """A copy of the column `count`, `total_ns` or `elements` without plain steps: of what has its inside here."""
+        found = self.column(name).copy()
+        for node, value in self._rare[_OF_PLAIN[name]].items():
+            if node < self._size:
+                found[node] = max(0, int(found[node]) - value)
+        return found
+
     def nodes_with(self, name: str) -> Set[int]:
         """The nodes that have something in a rare column."""
         return self._rare[name].keys()
@@ -308,6 +323,7 @@ class NodeStats:
         if rare is not None:
             batch = self._take_amounts(batch, step_of)
             self._take_loose(batch)
+            self._take_plain(batch)
         node, duration = batch.node, batch.end_ns - batch.start_ns
         closed = self._close_steps(batch, step_of, part_of)
         if rare is not None:
@@ -450,7 +466,7 @@ class NodeStats:
                         for node, value in zip(part.node[given].tolist(), amount[given].tolist(), strict=True):
                             self._reach(f"{name}_least", node, value)
                             self._reach(f"{name}_most", node, value)
-        uncounted = batch.node[(batch.flags & FLAG_UNCOUNTED) != 0]
+        uncounted = batch.node[((batch.flags & FLAG_UNCOUNTED) != 0) & ~batch.are(FLAG_CANCELLED)]
         self._add_rare("uncounted", uncounted, np.ones(len(uncounted), np.int64))
         return batch
 
@@ -458,6 +474,14 @@ class NodeStats:
         loose = batch.only(batch.are(FLAG_LOOSE))
         self._add_rare("loose", loose.node, np.ones(len(loose.node), np.int64))
         self._add_rare("loose_ns", loose.node, loose.end_ns - loose.start_ns)
+
+    def _take_plain(self, batch: Batch) -> None:
+        plain = batch.only(batch.are(FLAG_PLAIN))
+        uncounted = plain.node[(plain.flags & FLAG_UNCOUNTED) != 0]
+        self._add_rare("plain", plain.node, np.ones(len(plain.node), np.int64))
+        self._add_rare("plain_ns", plain.node, plain.end_ns - plain.start_ns)
+        self._add_rare("plain_tokens", plain.node, plain.elements)
+        self._add_rare("plain_uncounted", uncounted, np.ones(len(uncounted), np.int64))
 
     def _leave_out_cancelled(self, batch: Batch) -> Batch:
         cancelled = batch.are(FLAG_CANCELLED)
@@ -524,7 +548,7 @@ class NodeStats:
         """
         lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
         is_cancelled = batch.are(FLAG_CANCELLED)
-        in_books = (step_of[batch.node] >= 0) & ~batch.are(FLAG_LOOSE)
+        in_books = (step_of[batch.node] >= 0) & ~batch.are(FLAG_LOOSE) & ~batch.are(FLAG_PLAIN)
         inside = np.flatnonzero(in_books & ~(is_cancelled & (lane == LANES - 1)))
         owner = step_of[batch.node[inside]]
         group = owner * LANES + lane[inside]

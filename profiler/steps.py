@@ -4,7 +4,10 @@ Rules
 - A step lies in nothing: whatever runs around it (a function, another step), it is a step of its own phase. Where it
   began inside something, a node there says how much of that one's time the step took.
 - A step decides for the thread, task or greenlet that it runs in, and for nobody else, whether it is sampled.
-- Steps that run at the same time have a lane each, which their records carry: so the time in each is known apart.
+- One that is not sampled is plain: it is timed as a whole, and leaves one record at its end. What lies in it leaves
+  none: neither bricks nor steps. It needs no lane, for nothing has to be told to be its own.
+- Steps that are sampled and run at the same time have a lane each, which their records carry: so the time in each is
+  known apart.
 - What runs in a step without a name is held until the step has one: its nodes lie under that name.
 - A step is its process's own: a forked child completes none of its parent's, and begins outside of them.
 - No __del__, and no generator that is left half-way: an exception of the host's signal handler is lost in either.
@@ -23,7 +26,15 @@ from weakref import ref
 from cbtop.profiler.graph_recorder import checked
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, Scopes
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, LANE_SHIFT, LANES, UNKNOWN_AMOUNT
+from cbtop.protocol.ring import (
+    FLAG_AMOUNTS,
+    FLAG_CANCELLED,
+    FLAG_FAILED,
+    FLAG_PLAIN,
+    LANE_SHIFT,
+    LANES,
+    UNKNOWN_AMOUNT,
+)
 from cbtop.protocol.vocabulary import NodeKind
 
 if TYPE_CHECKING:
@@ -32,8 +43,10 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # of a step that ended without one
+STEP = NodeKind.STEP  # to look it up in its class takes as long as all else in a key
 # What ran in a step that was timed elsewhere: where, as keys from the step down; start and end in ns; elements.
 Part = tuple[tuple[Hashable, ...], int, int, int]
+UNKNOWN = HostTime(UNKNOWN_AMOUNT)
 SHARED_LANE = (LANES - 1) << LANE_SHIFT  # of all steps beyond the others: of these, which time is whose is not known
 
 _log = logging.getLogger("cbtop")
@@ -57,6 +70,8 @@ class Steps:
         self.give_up = give_up
         self.flush = flush
         self.show = show  # that this process runs
+        self.forks = 0  # that led to this process
+        self.is_on = True  # the profiler records
         # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
         self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
@@ -104,8 +119,7 @@ class Steps:
                     self._emit(root, (step._key, *keys), began_ns, ended_ns, elements, lane)
                 self._emit(root, (step._key,), start_ns, end_ns, tokens, lane)
                 if sequences is not None:
-                    amounts = (sequences, UNKNOWN_AMOUNT)
-                    self._emit(root, (step._key,), *amounts, 0, lane | FLAG_AMOUNTS)
+                    self._emit(root, (step._key,), sequences, UNKNOWN_AMOUNT, 0, FLAG_AMOUNTS)
                 for _ in range(lost):
                     self.path.emit(root, None, HostTime(0), HostTime(0), 0, 0)
                 self.path.step_ended()
@@ -136,7 +150,7 @@ class Steps:
                 if isinstance(ended.end, int):
                     ended.end = HostTime(max(ended.end, ended_ns))
             if not step._waits:
-                step._emit_end(ended)
+                step._emit(ended)
                 step._ended = step._lane = None
                 self.path.step_ended()
                 self.flush()
@@ -147,6 +161,7 @@ class Steps:
     def after_fork(self) -> None:
         """In a child: the steps that run are its parent's, and nobody holds the lock."""
         self._taking = threading.RLock()
+        self.forks += 1
         position = self.path.position
         running = [holder() for holder in self._holders.values() if holder is not None]
         for step in [*running, position.step]:  # the last: it may be in the shared lane
@@ -177,8 +192,13 @@ class Ended:
         self.inside: tuple[Scope, Position, int] | None = None  # where it lay in something, and the lane of that
 
 
-def _amount(value: object) -> int:
-    return value if isinstance(value, int) and 0 <= value < 1 << 31 else UNKNOWN_AMOUNT
+def _amount(value: object) -> HostTime:
+    return HostTime(value) if isinstance(value, int) and 0 <= value < 1 << 31 else UNKNOWN
+
+
+def _key(name: str | None, model: str) -> tuple[object, ...]:
+    name = NO_NAME if name is None else name
+    return (STEP, name, model) if model else (STEP, name)
 
 
 def _is_free(lane: int, holder: ref[Step] | None) -> bool:
@@ -199,9 +219,11 @@ class Step:
         "_adopted",
         "_cancelled",
         "_ended",
+        "_forks",
         "_inside",
-        "_is_of_parent",
         "_is_outermost",
+        "_is_plain",
+        "_key",
         "_lane",
         "_model",
         "_name",
@@ -221,15 +243,15 @@ class Step:
     def __init__(self, steps: Steps, name: str | None, tokens: int, model: str) -> None:
         self._steps = steps
         self._lane: int | None = None  # while it has one
-        self._is_of_parent = False  # it began before this process was forked
         self._position: Position | None = None  # while it runs
-        self._scope: Any = None  # None where it is not recorded
+        self._scope: Any = None  # None where what lies in it is not recorded
         self._cancelled = False
         self._adopted: dict[Adopted, None] = {}  # what others do for it now
         self._waits = 0  # how often it was said to `wait`
         self._ended: Ended | None = None  # once it has, and waits
         self._name = name
         self._model = model
+        self._key = _key(name, model)
         self._start_ns: int | None = None
         self.tokens = tokens
         self.sequences: int | None = None
@@ -246,6 +268,7 @@ class Step:
     @name.setter
     def name(self, name: str) -> None:
         self._name = checked(name, "step")
+        self._key = _key(name, self._model)
         self._rename()
 
     @property
@@ -256,6 +279,7 @@ class Step:
     @model.setter
     def model(self, model: str) -> None:
         self._model = checked(model, "model")
+        self._key = _key(self._name, model)
         self._rename()
 
     @property
@@ -306,13 +330,10 @@ class Step:
             except Exception as trouble:  # noqa: BLE001 - as above
                 self._steps.give_up(trouble)
 
-    @property
-    def _key(self) -> tuple[object, ...]:
-        name = NO_NAME if self._name is None else self._name
-        return (NodeKind.STEP, name, self._model) if self._model else (NodeKind.STEP, name)
-
     _outer: Any  # the step this one lies in, if any
     _is_outermost: bool  # of this process
+    _is_plain: bool  # not sampled: timed as a whole
+    _forks: int  # that had led to the process it began in: with more of them, this is a child of that one
 
     def _begin(self) -> None:
         steps, path = self._steps, self._steps.path
@@ -321,22 +342,27 @@ class Step:
         while outer is not None and outer._position is None:  # a signal cut its end short
             outer = outer._outer
         self._outer = outer
-        self._scope = None
-        self._is_outermost = outer is None or outer._is_of_parent
+        self._scope, self._is_plain, self._forks = None, False, steps.forks
+        self._is_outermost = outer is None or outer._forks != steps.forks
         if self._is_outermost:
-            position.recording = steps.is_sampled(None if self._name is None else self._key)
-        if not path.recording:
-            if self._is_outermost:  # what lies in it is not recorded either, until it ends
-                self._position, position.step = position, self
+            position.recording = True
+        if not (steps.is_on and position.recording):
+            self._position, position.step = position, self
+            return
+        root = top = self._inside = position.scope
+        while root.parent is not None:
+            top, root = root, root.parent
+        if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
+            self._inside = root  # a signal cut a step's end short: nothing is inside of that one any more
+        if self._is_outermost and not steps.is_sampled(None if self._name is None else self._key):
+            self._start = path.end_mark()  # which waits for no device
+            self._is_plain = True
+            self._position, position.step = position, self
+            position.recording = False  # until it ends
             return
         if self._name is None:
             steps.show()  # for what runs in it has to wait for its name
         key = UNNAMED if self._name is None else self._key
-        root = top = self._inside = position.scope
-        while root.parent is not None:
-            top, root = root, root.parent
-        if outer is None and isinstance(top.key, tuple) and top.key[0] is NodeKind.STEP:
-            self._inside = root  # a signal cut a step's end short: nothing is inside of that one any more
         scope = root.children.get(key) or steps.scopes.define(root, key)
         start = self._start = path.start_mark()
         now_ns = start if isinstance(start, int) else path.now_ns()
@@ -358,6 +384,8 @@ class Step:
         position.step = step
         if self._is_outermost:
             position.recording = True
+        if self._is_plain:
+            self._end_plain(position, failed=failed)
         if scope is None:
             return
         held = None
@@ -374,27 +402,44 @@ class Step:
                 path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
                 scope = self._named(scope.parent)
             flags = lane | (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
-            start = self._start if self._start_ns is None else HostTime(self._start_ns)
-            ended = Ended(scope, scope.parent, start, end, flags)
-            if position.scope is self._inside and self._inside.parent is not None:
-                ended.inside = self._named(self._inside), position, position.lane
+            ended = self._ended_in(scope, position, end, flags)
             if self._waits:
                 self._ended = ended
             else:
-                self._emit_end(ended)
+                self._emit(ended)
         if self._ended is None:
             self._lane = None  # only now: whoever takes it next writes behind this step's end
         if self._is_outermost:
             path.step_ended()
             self._steps.flush()
 
-    def _emit_end(self, ended: Ended) -> None:
+    def _end_plain(self, position: Position, *, failed: bool) -> None:
+        """Record it as a whole, under the name it has by now."""
+        self._is_plain = False
+        steps, root = self._steps, self._inside
+        if not steps.is_on or self._forks != steps.forks:
+            return
+        end = steps.path.end_mark()
+        while root.parent is not None:
+            root = root.parent
+        # A cancelled one takes nothing along in the shared lane.
+        flags = FLAG_CANCELLED | SHARED_LANE if self._cancelled else FLAG_PLAIN
+        scope = root.children.get(self._key) or steps.scopes.define(root, self._key)
+        self._emit(self._ended_in(scope, position, end, flags | FLAG_FAILED if failed else flags))
+
+    def _ended_in(self, scope: Scope, position: Position, end: Any, flags: int) -> Ended:
+        start = self._start if self._start_ns is None else HostTime(self._start_ns)
+        ended = Ended(scope, scope.parent, start, end, flags)
+        if position.scope is self._inside and self._inside.parent is not None:
+            ended.inside = self._named(self._inside), position, position.lane
+        return ended
+
+    def _emit(self, ended: Ended) -> None:
+        """The records of this step: its own, of how much it worked on, and of what it took of where it began."""
         path, scope = self._steps.path, ended.scope
         path.emit(scope, None, ended.start, ended.end, self.tokens, ended.flags)
-        sequences, cached = _amount(self.sequences), _amount(self.cached)
-        if (sequences, cached) != (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT) and not self._cancelled:
-            lane = ended.flags >> LANE_SHIFT << LANE_SHIFT
-            path.emit(scope, None, HostTime(sequences), HostTime(cached), 0, lane | FLAG_AMOUNTS)
+        if (self.sequences is not None or self.cached is not None) and not self._cancelled:
+            path.emit(scope, None, _amount(self.sequences), _amount(self.cached), 0, FLAG_AMOUNTS)
         if ended.inside is not None:
             inside, position, lane = ended.inside
             path.emit(inside, position, self._start, ended.end, self.tokens, lane)
@@ -410,7 +455,7 @@ class Step:
         """In a forked child: the parent records this step, and what is done for it."""
         for adopted in list(self._adopted):
             adopted.let_go()
-        self._scope, self._lane, self._is_of_parent = None, None, True
+        self._scope, self._lane = None, None
 
     def _rename(self) -> None:
         """Go on under the name that was set, where this step began under another."""

@@ -12,7 +12,8 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 24    61 slots of 8 words, one a thread, task or greenlet: native thread id (0: free), the node it is in (0:
                none), since when in ns (0: not known, because a brick inside that node has ended since)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
-    tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31
+    tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31. Amounts lie in no
+               lane: with the lane's lowest bit set, they are no amounts but a plain step (FLAG_PLAIN)
 
 Rules
 - The ring's cursor is moved in this file, and by the compiled hot path, which tests hold to the same layout.
@@ -109,6 +110,7 @@ FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS  # a call that was stopped twice, out
 UNKNOWN_AMOUNT = -1  # of FLOP or bytes, in such a record
 LANE_SHIFT = 28  # which of the steps that run at the same time this is, or lies in
 LANES = 16  # the last one is for all steps beyond the others
+FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT  # a step that is timed as a whole: its inside is not recorded
 SEQUENCE_SHIFT = 32
 SEQUENCE_MASK = (1 << 31) - 1
 
@@ -324,8 +326,10 @@ class Batch:
         return self.only(~others) if others.any() else self
 
     def are(self, what: int) -> NDArray[np.bool_]:
-        """Which records give amounts (FLAG_AMOUNTS), are cancelled steps (FLAG_CANCELLED) or loose (FLAG_LOOSE)."""
-        found: NDArray[np.bool_] = (self.flags & FLAG_LOOSE) == what
+        """Which records give amounts (FLAG_AMOUNTS), or are cancelled steps (FLAG_CANCELLED), plain ones (FLAG_PLAIN)
+        or loose (FLAG_LOOSE)."""
+        of_lane = FLAG_PLAIN & ~FLAG_AMOUNTS if what in (FLAG_AMOUNTS, FLAG_PLAIN) else 0
+        found: NDArray[np.bool_] = (self.flags & (FLAG_LOOSE | of_lane)) == what
         return found
 
     def only(self, chosen: NDArray[np.bool_]) -> Batch:
@@ -586,7 +590,7 @@ class RingReader:
             at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
             _start_ns, end_ns, _elements, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
             if sequence == (number + 1) & SEQUENCE_MASK and tag | sequence:
-                found.append(0 if tag & FLAG_AMOUNTS else end_ns)
+                found.append(0 if tag & (FLAG_LOOSE | FLAG_PLAIN) == FLAG_AMOUNTS else end_ns)
         return found
 
     def _refuse_cut_short(self) -> None:

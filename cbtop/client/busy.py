@@ -21,7 +21,7 @@ MAX_SILENT_SLICES = 20  # without a step for so many slices: it is not running s
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The steps of one phase that ended within a slice, and the time inside them that each brick had for itself."""
+    """The recorded steps of one phase that ended within a slice, and what each brick had for itself in them."""
 
     steps: int
     exclusive_ns: dict[str, int]
@@ -37,14 +37,14 @@ class BusySlices:
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
         """It is `monotonic_ns` on the daemon's clock: begin a slice if one is due."""
         self._now_ns = monotonic_ns
-        count = stats.column("count")
+        count = stats.of_recorded("count")  # of plain steps nobody knows what was busy in them
         steps = [n.id for n in nodes.children[None] if n.kind is NodeKind.STEP and n.id < len(count)]
         if self._taken:
             before_ns, count_before, _ = self._taken[-1]
             same = all(count[step] == (count_before[step] if step < len(count_before) else 0) for step in steps)
             if same or monotonic_ns - before_ns < SLICE_S * 1e9:
                 return
-        self._taken.append((monotonic_ns, count.copy(), stats.column("closed_ns").copy()))
+        self._taken.append((monotonic_ns, count, stats.column("closed_ns").copy()))
 
     @property
     def count(self) -> int:

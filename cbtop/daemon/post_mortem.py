@@ -13,7 +13,7 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.protocol.messages import Node
 from cbtop.protocol.record_batch import joined, unpack
-from cbtop.protocol.ring import NODE_BITS, Batch, RingReader
+from cbtop.protocol.ring import FLAG_PLAIN, NODE_BITS, Batch, RingReader
 from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
@@ -85,8 +85,7 @@ def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
     def ended(at: Sequence[int]) -> tuple[EndedRecord, ...]:
         return tuple(_ended(batch, index, nodes, shift_ns) for index in at)
 
-    is_step = np.isin(batch.node, [node.id for node in nodes.children[None] if node.kind is NodeKind.STEP])
-    step_ends = np.flatnonzero(is_step)
+    step_ends = _step_ends(batch, nodes)
     count = len(batch.node)
     measured = tuple(
         Unfinished(
@@ -112,14 +111,22 @@ def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
         produced=state.produced,
         overwritten=state.overwritten,
         rejected=state.rejected,
-        steps=ended(step_ends[-steps:].tolist()),
+        steps=ended(step_ends[-steps:]),
         records=ended(range(max(0, count - LAST_RECORDS), count)),
-        in_flight=measured if writes_slots or has_ended else _derived(batch.node.tolist(), step_ends.tolist(), nodes),
+        in_flight=measured if writes_slots or has_ended else _derived(batch.only(~batch.are(FLAG_PLAIN)), nodes),
     )
 
 
-def _derived(node: list[int], step_ends: list[int], nodes: NodeTable) -> tuple[Unfinished, ...]:
+def _step_ends(batch: Batch, nodes: NodeTable) -> list[int]:
+    """Which records are steps."""
+    steps = [node.id for node in nodes.children[None] if node.kind is NodeKind.STEP]
+    found: list[int] = np.flatnonzero(np.isin(batch.node, steps)).tolist()
+    return found
+
+
+def _derived(batch: Batch, nodes: NodeTable) -> tuple[Unfinished, ...]:
     """What came next in the newest earlier step whose records began as those of the step that never ended."""
+    node, step_ends = batch.node.tolist(), _step_ends(batch, nodes)
     begun = node[step_ends[-1] + 1 :] if step_ends else []
     bounds = list(zip([-1, *step_ends], step_ends, strict=False))[-STEPS_COMPARED:]
     for before, end in reversed(bounds):

@@ -58,5 +58,6 @@ def _complete(record: TimedRecord, node: Node, pid: int, thread: int) -> Event:
         "dur": (record.end_ns - record.start_ns) / 1e3,
         "pid": pid,
         "tid": thread,
-        "args": {"node": record.node, "elements": record.elements, "failed": record.failed},
+        "args": {"node": record.node, "elements": record.elements, "failed": record.failed}
+        | ({"plain": True} if record.plain else {}),
     }

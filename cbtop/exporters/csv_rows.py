@@ -9,11 +9,11 @@ from cbtop.exporters.base import RecordedProcess, kind_name
 from cbtop.profiler.graph.nodes import display_name, printable
 
 FORMULA = tuple("=+-@＝＋－＠")  # what one begins with: owasp.org/www-community/attacks/CSV_Injection
-COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed")
+COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed", "plain")
 
 
 def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
-    """RFC 4180, with a header; names in one line, no parent is an empty field, failed is 0 or 1.
+    """RFC 4180, with a header; names in one line, no parent is an empty field, failed and plain are 0 or 1.
 
     A name that a spreadsheet would take for a formula stands behind a single quote.
     """
@@ -21,9 +21,8 @@ def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
     writer.writerow(COLUMNS)
     named = [(n.id, n.parent, kind_name(n), _cell(printable(display_name(n)))) for n in recorded.nodes.nodes]
     for r in recorded.records:
-        writer.writerow(
-            (*named[r.node - 1], r.start_ns, r.end_ns, "" if r.elements is None else r.elements, int(r.failed))
-        )
+        elements = "" if r.elements is None else r.elements
+        writer.writerow((*named[r.node - 1], r.start_ns, r.end_ns, elements, int(r.failed), int(r.plain)))
 
 
 def _cell(name: str) -> str:

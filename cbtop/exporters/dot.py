@@ -11,10 +11,10 @@ from cbtop.profiler.graph.from_nodes import graph_of_nodes
 
 
 def write_dot(recorded: RecordedProcess, out: TextIO) -> None:
-    """Each node once, with the mean of its records."""
+    """Each node once, with the mean of its records; a plain step, whose inside is not among them, is no run of it."""
     count, total_ns, elements = Counter[int](), Counter[int](), Counter[int]()
     uncounted: set[int] = set()  # nodes with a call that gave no count
-    for record in recorded.records:
+    for record in (record for record in recorded.records if not record.plain):
         count[record.node] += 1
         total_ns[record.node] += record.end_ns - record.start_ns
         elements[record.node] += record.elements or 0

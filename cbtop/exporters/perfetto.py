@@ -34,7 +34,7 @@ SLICE_BEGIN, SLICE_END = 1, 2
 STATE_CLEARED, NEEDS_STATE = 1, 2
 MONOTONIC = 3  # of the builtin clocks: what the records are on
 SEQUENCE = 1
-ELEMENTS, FAILED = 1, 2  # our annotations
+ELEMENTS, FAILED, PLAIN = 1, 2, 3  # our annotations
 MASK = (1 << 64) - 1
 
 
@@ -77,8 +77,9 @@ def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> b
     event = _begins(uuid, first_name + record.node, kind)
     if record.elements is not None:
         event += _message(ANNOTATION, ELEMENTS_NAMED + _integer(UINT, record.elements))
-    if record.failed:
-        event += _message(ANNOTATION, _integer(ANNOTATION_NAME, FAILED) + _integer(BOOL, 1))
+    for name, holds in ((FAILED, record.failed), (PLAIN, record.plain)):
+        if holds:
+            event += _message(ANNOTATION, _integer(ANNOTATION_NAME, name) + _integer(BOOL, 1))
     return _event(record.start_ns, event)
 
 
@@ -104,7 +105,8 @@ def _event(at_ns: int, event: bytes) -> bytes:
 def _names(named: Sequence[tuple[RecordedProcess, int]]) -> bytes:
     """Every name by the id that events have for it."""
     said = b"".join(_named(CATEGORIES, kind + 1, kind.name.lower()) for kind in NodeKind)
-    said += _named(ANNOTATION_NAMES, ELEMENTS, "elements") + _named(ANNOTATION_NAMES, FAILED, "failed")
+    for number, name in ((ELEMENTS, "elements"), (FAILED, "failed"), (PLAIN, "plain")):
+        said += _named(ANNOTATION_NAMES, number, name)
     nodes = ((first + node.id, display_name(node)) for recorded, first in named for node in recorded.nodes.nodes)
     return said + b"".join(_named(EVENT_NAMES, name_id, name) for name_id, name in nodes)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cbtop.protocol.ring import FLAG_FAILED, FLAG_UNCOUNTED, Batch
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, FLAG_PLAIN, FLAG_UNCOUNTED, Batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,7 @@ class TimedRecord(NamedTuple):
     end_ns: int
     elements: int | None  # None where the caller gave no count
     failed: bool
+    plain: bool = False  # a step that was timed as a whole: what lay in it was not recorded
 
 
 class _Span(NamedTuple):
@@ -149,4 +150,5 @@ def _listed(*columns: Rows) -> Iterator[TimedRecord]:
         chunk = (column[first : first + LISTED_RECORDS].tolist() for column in columns)
         for node, start_ns, end_ns, elements, flags in zip(*chunk, strict=True):
             counted = None if flags & FLAG_UNCOUNTED else elements
-            yield TimedRecord(node, start_ns, end_ns, counted, bool(flags & FLAG_FAILED))
+            plain = flags & (FLAG_LOOSE | FLAG_PLAIN) == FLAG_PLAIN
+            yield TimedRecord(node, start_ns, end_ns, counted, bool(flags & FLAG_FAILED), plain)

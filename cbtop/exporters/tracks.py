@@ -50,8 +50,11 @@ def _make_room(nodes: NodeTable, record: TimedRecord, around: list[TimedRecord])
 
 
 def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
-    """Whether `record` lies inside `around`, in time and in the graph. What took no time fits into any time."""
-    if record.end_ns > around.end_ns:
+    """Whether `record` lies inside `around`, in time and in the graph. What took no time fits into any time.
+
+    In a plain step lies nothing: what ran at that time is another step's.
+    """
+    if record.end_ns > around.end_ns or around.plain:
         return False
     if record.start_ns == record.end_ns and around.start_ns < around.end_ns:
         return True

@@ -169,6 +169,8 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
     return {
         "phase": steps.phase,
         "count": steps.count,
+        "recorded": steps.recorded,
+        "is_sample": steps.is_sample,
         "tokens": steps.tokens,
         "tokens_per_sec": steps.tokens_per_sec,
         "tokens_per_wall_sec": steps.tokens_per_wall_sec,

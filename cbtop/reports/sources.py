@@ -36,7 +36,7 @@ def sources_text(views: Sequence[SourceView]) -> str:
         if view.loss.left_out
     ]
     lines += [
-        f"pid {view.pid} of {view.host}: {sample}, in every figure"
+        f"pid {view.pid} of {view.host}: {sample}{', in every figure' if view.steps and view.steps.is_sample else ''}"
         for view in views
         if (sample := fmt.sample(view.sample_every))
     ]
@@ -92,6 +92,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "stale_s": view.stale_s,
         "phase": view.phase,
         "steps": view.steps.count if view.steps else None,
+        "recorded_steps": view.steps.recorded if view.steps else None,
         "tokens_per_sec": view.steps.tokens_per_sec if view.steps else None,
         "step_p50_us": view.steps.p50_us if view.steps else None,
         "produced": view.loss.produced,

@@ -88,7 +88,7 @@ def _head(view: SourceView) -> str:
         offset = fmt.clock_offset(view.clock.offset_us, view.clock.uncertainty_us)
         lines.append(f"clock of {view.host}: {offset} (derived)")
     if sample := fmt.sample(view.sample_every):
-        lines.append(f"{sample}; every count and total is of the recorded steps, none is multiplied")
+        lines.append(f"{sample}; what lies in steps is of the recorded ones, nothing is multiplied")
     if view.overhead is not None:
         lines.append(fmt.overhead(view.overhead))
     if view.window is not None:
@@ -96,7 +96,7 @@ def _head(view: SourceView) -> str:
     for steps in view.phases:
         chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
-            f"{chosen}{steps.phase}: {fmt.count(steps.count)} steps, {fmt.count(steps.tokens)} tokens, "
+            f"{chosen}{steps.phase}: {_counted(steps)}, {fmt.count(steps.tokens)} tokens, "
             f"{fmt.number(steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
             f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}"
         )
@@ -106,6 +106,16 @@ def _head(view: SourceView) -> str:
     if len(view.phases) > 1:
         lines.append(f"* what follows is {view.phase}")
     return "\n".join(lines)
+
+
+def _counted(steps: StepsView) -> str:
+    """How many steps, and of how many the inside was recorded."""
+    if steps.recorded < steps.count:
+        lost = ", some inside others left nothing" if steps.is_sample else ""
+        return f"{fmt.count(steps.count)} steps ({fmt.count(steps.recorded)} recorded{lost})"
+    if steps.is_sample:
+        return f"{fmt.counted(steps.count, 'recorded step')} (others, if any, left nothing)"
+    return f"{fmt.count(steps.count)} steps"
 
 
 def _wall(steps: StepsView) -> str:
@@ -207,9 +217,16 @@ def _books(view: SourceView) -> str:
     gaps = "".join(f" + {gap.name} {fmt.duration(gap.us)}" for gap in books.gaps)
     still_open = f"; {fmt.duration(books.open_us)} in a step still running" if books.open_us else ""
     return (
-        f"books: wall {fmt.duration(books.wall_us)} = bricks {fmt.duration(books.bricks_us)}{gaps} "
+        f"books: wall {fmt.duration(books.wall_us)}{_of_recorded(view.steps)} "
+        f"= bricks {fmt.duration(books.bricks_us)}{gaps} "
         f"+ unattributed {fmt.duration(books.unattributed_us)} ({fmt.percent(books.residual_percent)}){still_open}"
     )
+
+
+def _of_recorded(steps: StepsView | None) -> str:
+    if steps is None or steps.recorded == steps.count:
+        return ""
+    return f" of {fmt.counted(steps.recorded, 'recorded step')}"
 
 
 def _categories(view: SourceView) -> str:

@@ -43,8 +43,8 @@ SOURCE = Metric(
     "cbtop_source",
     Kind.INFO,
     ("source", "pid", "host", "program", "rank", "sample_every", "model", "architecture", "quantization", "backend"),
-    "A profiled process; rank and what follows are as it said (static), empty where it did not. Of its steps one in "
-    "sample_every is recorded: every count and total is of those, and none is multiplied.",
+    "A profiled process; rank and what follows are as it said (static), empty where it did not. What lies in "
+    "steps is recorded of one in sample_every: what is said of bricks is of those, and nothing is multiplied.",
 )
 STATE = Metric(
     "cbtop_source_state", Kind.GAUGE, ("source", "state"), "1 for the state it is in: live, ended, gone or faulty."
@@ -67,8 +67,12 @@ CHECK = Metric(
     ("source", "brick", "assertion"),
     "1 where a brick's assertion holds, else 0.",
 )
-TOKENS = Metric("cbtop_tokens", Kind.COUNTER, _PHASE, "Tokens of the recorded steps, counted once a step.")
-STEP_DURATION = Metric("cbtop_step_duration", Kind.HISTOGRAM, _PHASE, "Wall time of whole recorded steps.", "seconds")
+TOKENS = Metric("cbtop_tokens", Kind.COUNTER, _PHASE, "Tokens of all steps, counted once a step.")
+STEP_DURATION = Metric("cbtop_step_duration", Kind.HISTOGRAM, _PHASE, "Wall time of all steps.", "seconds")
+RECORDED_STEPS = Metric(
+    "cbtop_recorded_steps", Kind.COUNTER, _PHASE, "Steps whose inside was recorded: bricks are of these."
+)
+RECORDED_TOKENS = Metric("cbtop_recorded_tokens", Kind.COUNTER, _PHASE, "Tokens of these steps.")
 BRICK_DURATION = Metric(
     "cbtop_brick_duration", Kind.HISTOGRAM, _BRICK, "Time of each call, with what runs inside it.", "seconds"
 )
@@ -167,6 +171,8 @@ METRICS = (
     CHECK,
     TOKENS,
     STEP_DURATION,
+    RECORDED_STEPS,
+    RECORDED_TOKENS,
     BRICK_DURATION,
     BRICK_EXCLUSIVE,
     BRICK_FAILED,

@@ -48,6 +48,8 @@ from cbtop.telemetry.metrics import (
     METRICS,
     PRODUCED,
     RECEIVED,
+    RECORDED_STEPS,
+    RECORDED_TOKENS,
     SOURCE,
     SOURCE_CPU,
     SOURCE_DEVICE_MEMORY,
@@ -228,6 +230,8 @@ def _phase(key: str, totals: PhaseTotals) -> Iterator[Value]:
     if step and calls:
         yield TOKENS, (key, display_name(step)), calls.elements
         yield STEP_DURATION, (key, display_name(step)), _durations(totals.stats, [step.id], calls)
+        yield RECORDED_STEPS, (key, display_name(step)), totals.count[step.id]
+        yield RECORDED_TOKENS, (key, display_name(step)), totals.elements[step.id]
 
 
 def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) -> Iterator[Value]:

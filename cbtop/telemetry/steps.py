@@ -17,7 +17,7 @@ from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.publisher import LIVE, RECORDS
 from cbtop.protocol.record_batch import joined, unpack
-from cbtop.protocol.ring import LANE_SHIFT, Batch
+from cbtop.protocol.ring import FLAG_PLAIN, LANE_SHIFT, Batch
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import SourceStatus
 
@@ -67,9 +67,9 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
 def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
     """The records of the first step in `batch` that began after its first record ended, so that none is missing.
 
-    None where there is no such step, one of at most MAX_STEP_RECORDS.
+    None where there is no such step, one of at most MAX_STEP_RECORDS whose inside was recorded.
     """
-    known = batch.only((batch.node >= 1) & (batch.node <= len(nodes))).calls()
+    known = batch.only((batch.node >= 1) & (batch.node <= len(nodes)) & ~batch.are(FLAG_PLAIN)).calls()
     if not len(known.node):
         return None
     step_of = np.array(nodes.step_of, np.int64)[known.node]

@@ -242,6 +242,7 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView]) -> StepsView:
         tokens_per_wall_sec=_sum_of_rates(members, "tokens_per_wall_sec"),
         wall_us=sum(us or 0 for us in walls_us) if any(walls_us) else None,
         at_once=members[0].at_once if len(members) == 1 else None,  # whose ran at the same time is not known
+        is_sample=any(member.is_sample for member in members),
     )
 
 
@@ -320,7 +321,7 @@ def _rank_row(brick: BrickRow, us: Sequence[float | None]) -> RankRow:
 
 
 def _a_step(row: BrickRow | CategoryRow, member: SourceView) -> float:
-    """Exclusive time (µs) in a step that has ended or, for a process without steps, in a call."""
-    if row.percent is None or member.steps is None or member.steps.mean_us is None:
+    """Exclusive time (µs) in a recorded step that has ended or, for a process without steps, in a call."""
+    if row.percent is None or member.steps is None or member.books is None or not member.steps.recorded:
         return row.total_exclusive_us / row.count
-    return row.percent / 100 * member.steps.mean_us
+    return row.percent / 100 * member.books.wall_us / member.steps.recorded

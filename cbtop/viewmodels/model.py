@@ -31,13 +31,14 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True)
 class StepsView:
-    """The steps of one phase (`decode`, `prefill`): every figure measured over whole steps."""
+    """The steps of one phase (`decode`, `prefill`): figures of whole steps, recorded inside or not."""
 
     phase: str
     count: int
     tokens: int
     tokens_per_sec: float | None  # tokens / union_us
     recent_tokens_per_sec: float | None  # the same over the last seconds; None while nothing moves
+    recorded: int  # of them: what lies in steps is known of these
     mean_us: float | None = None
     p50_us: float | None = None
     p95_us: float | None = None
@@ -50,6 +51,7 @@ class StepsView:
     tokens_per_wall_sec: float | None = None  # tokens / wall_us
     sequences: SpanView | None = None  # that a step works on
     cached: SpanView | None = None  # positions that the cache of each sequence holds before a step
+    is_sample: bool = False  # some that were not recorded may have left nothing: then these are not all steps
 
     @property
     def overlap(self) -> bool:
@@ -131,7 +133,8 @@ class BesideView:
 
 @dataclass(frozen=True, slots=True)
 class BooksView:
-    """wall = bricks + gaps + unattributed, over the closed steps of a phase; what follows that stands beside it.
+    """wall = bricks + gaps + unattributed, over the recorded steps of a phase that have ended; what follows stands
+    beside it.
 
     They do not `close` where a part is larger than what it is a part of: `over_us` in `over` steps, and `outdone`.
     """

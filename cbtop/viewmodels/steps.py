@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+
 from cbtop.client.store import SourceRecord
+from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
@@ -22,7 +25,14 @@ def steps_views(record: SourceRecord, stats: NodeStats, covers_s: float | None =
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
     ran = [step for step in steps if step.id < len(counts) and counts[step.id]]
-    return tuple(_steps_view(record, stats, step, covers_s) for step in ran)
+    in_others = _names_in_others(record.nodes) if record.sample_every > 1 else set()
+
+    def is_sample(step: Node) -> bool:
+        """Where none was plain, others may have left nothing (llama.cpp's do); those in a plain one leave nothing."""
+        is_known = record.stats.rare("plain", (step.id,)) and display_name(step) not in in_others
+        return record.sample_every > 1 and not is_known
+
+    return tuple(_steps_view(record, stats, step, covers_s, is_sample=is_sample(step)) for step in ran)
 
 
 def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[float, ...]:
@@ -31,22 +41,31 @@ def tokens_per_sec_history(record: SourceRecord, phase: str | None) -> tuple[flo
     return tuple(_rate(new.tokens - old.tokens, new.union_ns - old.union_ns) or 0.0 for old, new in pairwise(samples))
 
 
-def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: float | None) -> StepsView:
+def _names_in_others(nodes: NodeTable) -> set[str]:
+    """The names of steps that ran inside other steps."""
+    step_of = nodes.column("step_of")
+    is_inside = (nodes.column("kind_of") == NodeKind.STEP) & (step_of >= 0) & (step_of != np.arange(len(step_of)))
+    return {display_name(nodes[node]) for node in np.flatnonzero(is_inside).tolist()}
+
+
+def _steps_view(
+    record: SourceRecord, stats: NodeStats, step: Node, covers_s: float | None, *, is_sample: bool
+) -> StepsView:
     phase = display_name(step)
     calls, recent = stats.calls([step.id]), _recent(record, phase)
     if calls is None:  # none of them in these statistics
-        return StepsView(phase, 0, 0, None, recent)
+        return StepsView(phase, 0, 0, None, recent, recorded=0, is_sample=is_sample)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     first_ns, last_ns = stats.rare("first_ns", (step.id,)), stats.rare("last_ns", (step.id,))
     wall_ns = last_ns - first_ns if covers_s is None else round(covers_s * 1e9)
     p50, p95, p99 = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns))
-    is_sample = record.sample_every > 1
     is_counted = not stats.rare("uncounted", (step.id,))  # else the tokens are those of some steps only
     tokens_a_step = tokens / count if is_counted else 0
     return StepsView(
         phase=phase,
         count=count,
+        recorded=max(0, count - stats.rare("plain", (step.id,))),
         tokens=tokens,
         tokens_per_sec=_rate(tokens, union_ns) if is_counted else None,
         recent_tokens_per_sec=recent if is_counted else None,
@@ -62,6 +81,7 @@ def _steps_view(record: SourceRecord, stats: NodeStats, step: Node, covers_s: fl
         tokens_per_wall_sec=_rate(tokens, wall_ns) if is_counted and not is_sample else None,
         sequences=_span(stats, step.id, "sequences"),
         cached=_span(stats, step.id, "kept"),
+        is_sample=is_sample,
     )
 
 

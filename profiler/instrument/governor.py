@@ -6,8 +6,8 @@ Rules
 - The cost is measured in the process itself. A step that pays for recording is compared with the mean of the plain
   steps of its kind before and after it, so that steps that grow cancel out. Three sorts pay: those recorded; the one
   in which the timed calls are swapped out again; those that run beside a recorded one, in other threads. Medians of
-  these differences; their interval is that of order statistics, 95 % each. What plain steps pay to begin and end is
-  timed, and added; what asks in them whether it is to record is not seen.
+  these differences; their interval is that of order statistics, 95 % each. What plain steps pay to begin, to end and
+  for their record is timed, and added; what asks in them whether it is to record is not seen.
 - k is so large that the upper end of the interval, spread over the steps, is within the share allowed.
 - Until the cost is known one step in FIRST_EVERY is recorded; where it stays unknown, ever fewer. What was recorded
   beyond the share is paid back: until then half as many are.

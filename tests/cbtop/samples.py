@@ -166,6 +166,7 @@ def _steps(phase: str, count: int, tokens: int, wall_us: float) -> StepsView:
         tokens=tokens,
         tokens_per_sec=1e6 / per_token,
         recent_tokens_per_sec=1.02e6 / per_token,
+        recorded=count,
         mean_us=wall_us,
         p50_us=wall_us * 0.99,
         p95_us=wall_us * 1.06,

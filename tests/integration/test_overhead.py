@@ -22,7 +22,8 @@ def test_every_mode_is_measured_beside_the_floor(tmp_path: Path, monkeypatch: py
     assert found["schema"] == "cbtop.overhead/1"
     assert found["recorder"] in ("compiled", "python")
     costs = {cost["mode"]: cost for cost in found["costs"]}
-    assert list(costs) == ["two clock reads", "disabled", "host clock", "immediate", "per_layer", "deferred", "none"]
+    modes = ["immediate", "per_layer", "deferred", "none"]
+    assert list(costs) == ["two clock reads", "disabled", "plain step", "host clock", *modes]
     assert all(isinstance(cost["ns_per_brick"], float) for cost in costs.values())
     assert costs["two clock reads"]["step_us"] is None
     assert all(costs[mode]["step_us"] > 0 for mode in list(costs)[1:])

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from cbtop.protocol.messages import CatalogMessage, Goodbye, Node
+from cbtop.protocol.ring import FLAG_LOOSE, FLAG_PLAIN
 from cbtop.protocol.vocabulary import NodeKind
+
+
+def is_plain(tag: int) -> bool:
+    """Whether a record is a step that was timed as a whole."""
+    return tag & (FLAG_LOOSE | FLAG_PLAIN) == FLAG_PLAIN
 
 
 class Memory:

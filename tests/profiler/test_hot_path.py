@@ -103,12 +103,14 @@ def test_f105_a_disabled_pair_reads_no_clock_and_makes_nothing(make: MAKE) -> No
             pass
     assert (next(clock), memory.said, memory.records) == (0, [], [])
     sampled_out = make(sample_every=1 << 40, clock_ns=clock.__next__, recorder=memory)
-    for _ in range(2):
-        with sampled_out.step("decode", 1):
-            recorded, so_far = len(memory.records), next(clock)
-            timer = sampled_out.start_brick(BrickId.RMS_NORM)
-    sampled_out.stop_brick(timer, 1)
-    assert (timer, len(memory.records), next(clock)) == (None, recorded, so_far + 1)
+    with sampled_out.step("decode", 1):
+        pass
+    with sampled_out.step("decode", 1):
+        recorded, so_far = len(memory.records), next(clock)
+        timer = sampled_out.start_brick(BrickId.RMS_NORM)
+        sampled_out.stop_brick(timer, 1)
+        assert (timer, len(memory.records), next(clock)) == (None, recorded, so_far + 1)
+    assert (len(memory.records), next(clock)) == (recorded + 1, so_far + 3)  # the step itself, as a whole
 
 
 class CountedKey:

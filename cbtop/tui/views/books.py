@@ -26,15 +26,16 @@ class Books(SourceDrawing):
             return [rule((("books", "dim"),), width), ((why, "dim"),)]
         if source.books is None:
             return [rule((("books", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
-        equation = fit_line((("  ", ""), *books_equation(source.books, _steps(source), width - 2)), width)
+        equation = fit_line((("  ", ""), *books_equation(source.books, recorded_steps(source), width - 2)), width)
         bar: Line = (("  ", ""), *stacked(books_parts(source), width - 4))
         if height >= 3:
             return [books_rule(source, "where a step's time goes", width), bar, equation]
         return [books_rule(source, "a step", width) if beside_books(source) else bar, equation][-height:]
 
 
-def _steps(source: SourceView) -> int:
-    return max(1, source.steps.count if source.steps else 1)
+def recorded_steps(source: SourceView) -> int:
+    """How many steps the books are of; 1 where there is none."""
+    return max(1, source.steps.recorded if source.steps else 1)
 
 
 def books_rule(source: SourceView, title: str, width: int) -> Line:

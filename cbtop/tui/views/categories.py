@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 
 from cbtop import formatting, statistics
 from cbtop.tui.views.base import SourceDrawing, View
-from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule
+from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule, recorded_steps
 from cbtop.tui.views.figures import figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar, stacked
@@ -147,8 +147,7 @@ def _step_lines(source: SourceView, width: int, *, bar_rows: int) -> list[Line]:
     labelled: Line = (("  ", ""), *stacked(parts, width - 4))
     bare: Line = tuple((text if set(text) <= set("▒░") else " " * len(text), role) for text, role in labelled)
     lines = [labelled if index == bar_rows // 2 else bare for index in range(bar_rows)]
-    steps = max(1, source.steps.count if source.steps else 1)
-    return [*lines, (("  ", ""), *books_equation(source.books, steps, width - 2))]
+    return [*lines, (("  ", ""), *books_equation(source.books, recorded_steps(source), width - 2))]
 
 
 def _phase_lines(source: SourceView, width: int) -> list[Line]:

@@ -10,7 +10,7 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.braille import area
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, both_ends, clean, fit_line, join_fitting, width_of
-from cbtop.viewmodels.model import LossView, ReplayView, SourceView
+from cbtop.viewmodels.model import LossView, ReplayView, SourceView, StepsView
 
 _HISTORY_WIDTH = 30
 _BAR_WIDTH = 30
@@ -110,7 +110,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         _Tile("ms/token p50", ((_ms(steps.us_per_token_p50 if steps else None), "strong"),)),
         _Tile("p99", ((_ms(steps.us_per_token_p99 if steps else None), "strong"),)),
         _Tile("phase", ((clean(source.phase or formatting.NOT_MEASURED), "accent"),)),
-        _Tile("steps", ((formatting.count(steps.count if steps else 0), ""),)),
+        _Tile("steps", ((formatting.count(steps.count if steps else 0), ""), *_recorded(steps))),
         _Tile("mean", ((_ms(steps.mean_us if steps else None), ""), (" ms/step", "dim"))),
         _Tile("tokens", ((formatting.count(steps.tokens if steps else 0), ""),)),
         _Tile("records", ((formatting.si(source.loss.received), ""),)),
@@ -137,6 +137,13 @@ def _gpu_tile(source: SourceView) -> _Tile | None:
     power = formatting.with_unit(formatting.whole(sum(watts) if len(watts) == len(rows) else None), "W")
     label = f"GPU {formatting.labels([clean(row.label) for row in rows])} busy"
     return _Tile(label, ((percent, "strong"), (f" {power}", "dim")))
+
+
+def _recorded(steps: StepsView | None) -> Line:
+    """Of how many steps the inside is known, where that is not all of them."""
+    if steps is None or steps.recorded == steps.count:
+        return ()
+    return ((f" {formatting.count(steps.recorded)} recorded", "dim"),)
 
 
 def _ms(us: float | None) -> str:

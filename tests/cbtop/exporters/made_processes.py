@@ -15,7 +15,7 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_FAILED, Batch
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, Batch
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 
 hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\,;\n\r\0\x1b\ud800=+-@<&')), max_size=8)
@@ -52,9 +52,9 @@ def recorded_process(directory: Path) -> RecordedProcess:
 
 
 def batch_of(records: Sequence[TimedRecord]) -> Batch:
-    columns = [np.array(column, np.int64) for column in zip(*records, strict=True)] or [np.zeros(0, np.int64)] * 5
-    node, start_ns, end_ns, elements, failed = columns
-    return Batch(node, failed * FLAG_FAILED, start_ns, end_ns, elements, overwritten=0)
+    columns = [np.array(column, np.int64) for column in zip(*records, strict=True)] or [np.zeros(0, np.int64)] * 6
+    node, start_ns, end_ns, elements, failed, plain = columns
+    return Batch(node, failed * FLAG_FAILED + plain * FLAG_PLAIN, start_ns, end_ns, elements, overwritten=0)
 
 
 def records_of(records: Sequence[TimedRecord]) -> Records:
@@ -73,7 +73,8 @@ def any_process(draw: st.DrawFn) -> RecordedProcess:
     for node in draw(st.lists(st.integers(1, len(table)), max_size=25)):
         start_ns = draw(st.integers(0, 20))
         end_ns = start_ns + draw(st.integers(0, 10))
-        records.append(TimedRecord(node, start_ns, end_ns, draw(st.integers(0, 9)), draw(st.booleans())))
+        elements, failed, plain = draw(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()))
+        records.append(TimedRecord(node, start_ns, end_ns, elements, failed, plain))
     return RecordedProcess(
         draw(hostile_text), 42, table, records_of(records), draw(st.integers(0, 9)), draw(st.integers(0, 9))
     )

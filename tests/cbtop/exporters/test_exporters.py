@@ -84,11 +84,12 @@ def complete_events(document: dict[str, Any]) -> list[dict[str, Any]]:
 def test_chrome_trace_holds_every_record_and_what_was_lost(recorded: RecordedProcess) -> None:
     document = json.loads(exported("chrome-trace", recorded))
     found = Counter(
-        (e["name"], e["args"]["node"], round(e["ts"] * 1e3), round(e["dur"] * 1e3), e["args"]["failed"])
+        (e["name"], args["node"], round(e["ts"] * 1e3), round(e["dur"] * 1e3), args["failed"], "plain" in args)
         for e in complete_events(document)
+        for args in (e["args"],)
     )
     assert found == Counter(
-        (name, r.node, r.start_ns, r.end_ns - r.start_ns, r.failed)
+        (name, r.node, r.start_ns, r.end_ns - r.start_ns, r.failed, r.plain)
         for name, r in zip(names(recorded), recorded.records, strict=True)
     )
     lost = {"overwritten": recorded.overwritten, "rejected": recorded.rejected, "missed": recorded.missed}
@@ -151,12 +152,12 @@ def slices(packets: perfetto_trace_pb2.Trace) -> Counter[tuple[str, str, int, in
         event = packet.track_event
         if event.type == event.TYPE_SLICE_BEGIN:
             values = {note.name_iid: note for note in event.debug_annotations}
-            failed = 2 in values and values[2].bool_value
+            failed, plain = (number in values and values[number].bool_value for number in (2, 3))
             open_here = around.setdefault(event.track_uuid, [])
-            open_here.append((named[event.name_iid], packet.timestamp, values[1].uint_value, failed))
+            open_here.append((named[event.name_iid], packet.timestamp, values[1].uint_value, failed, plain))
         else:
-            name, start_ns, elements, failed = around[event.track_uuid].pop()
-            found[process_of[event.track_uuid], name, start_ns, packet.timestamp, elements, failed] += 1
+            name, start_ns, *about = around[event.track_uuid].pop()
+            found[process_of[event.track_uuid], name, start_ns, packet.timestamp, *about] += 1
     assert not any(around.values())
     return found
 
@@ -171,7 +172,7 @@ def test_perfettos_own_protos_read_every_record_of_every_process(
         return text.encode("utf-8", "replace").decode()
 
     assert slices(packets) == Counter(
-        (utf8(recorded.process), utf8(name), r.start_ns, r.end_ns, r.elements, r.failed)
+        (utf8(recorded.process), utf8(name), r.start_ns, r.end_ns, r.elements, r.failed, r.plain)
         for recorded in (first, second)
         for name, r in zip(names(recorded), recorded.records, strict=True)
     )
@@ -230,8 +231,8 @@ def test_csv_has_one_line_a_record(recorded: RecordedProcess) -> None:
     assert len(rows) == len(list(recorded.records)) == text.count("\r\n") - 1
     for row, record in zip(rows, recorded.records, strict=True):
         node = recorded.nodes[record.node]
-        numbers = [int(row[column]) for column in ("node", "start_ns", "end_ns", "elements", "failed")]
-        assert numbers == [record.node, record.start_ns, record.end_ns, record.elements, record.failed]
+        numbers = [int(row[column]) for column in ("node", "start_ns", "end_ns", "elements", "failed", "plain")]
+        assert numbers == [int(value or 0) for value in record]
         assert row["parent"] == ("" if node.parent is None else str(node.parent))
 
 
@@ -286,4 +287,5 @@ def test_json_lines_hold_one_record_each(recorded: RecordedProcess) -> None:
             "end_ns": record.end_ns,
             "elements": record.elements,
             "failed": record.failed,
+            "plain": record.plain,
         }

@@ -24,8 +24,8 @@ CHUNK = 32
 CHUNKS = 200
 
 timed = st.builds(
-    lambda node, start, took, elements, failed: TimedRecord(node, start, start + took, elements, failed),
-    st.integers(1, 3), st.integers(-20, 20), st.integers(0, 9), st.integers(-9, 9), st.booleans(),
+    lambda node, start, took, elements, *flags: TimedRecord(node, start, start + took, elements, *flags),
+    st.integers(1, 3), st.integers(-20, 20), st.integers(0, 9), st.integers(-9, 9), st.booleans(), st.booleans(),
 )  # fmt: skip
 
 

@@ -296,7 +296,9 @@ def _table(text: str) -> dict[str, dict[str, str]]:
 def test_the_list_of_sources_says_which_of_them_are_a_sample(view: SourceView) -> None:
     sampled = replace(view, sample_every=10)
     assert "sample" not in sources_text([view])
-    assert f"pid {view.pid} of {view.host}: a sample: one step in 10, in every figure" in sources_text(
-        [view, sampled]
-    )
+    said = f"pid {view.pid} of {view.host}: a sample: one step in 10"
+    assert said in sources_text([view, sampled]).splitlines()
+    assert view.steps is not None
+    others_left_nothing = replace(sampled, steps=replace(view.steps, is_sample=True))
+    assert f"{said}, in every figure" in sources_text([view, others_left_nothing]).splitlines()
     assert [one["sample_every"] for one in json.loads(sources_json([view, sampled]))["sources"]] == [1, 10]

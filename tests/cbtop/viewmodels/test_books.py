@@ -310,8 +310,11 @@ def test_figures_of_a_sample_say_so_with_the_factor_and_nothing_is_multiplied(ru
                 clock.sleep_us(10)
 
     view, text, report = seen(host, sample_every=10)
-    assert "a sample: one step in 10; every count and total is of the recorded steps, none is multiplied" in text
-    assert (view.steps.count if view.steps else 0, view.bricks[0].count, report["sample_every"]) == (3, 3, 10)
+    assert "a sample: one step in 10; what lies in steps is of the recorded ones, nothing is multiplied" in text
+    assert "decode: 30 steps (3 recorded), 60 tokens, " in text
+    assert " of 3 recorded steps = " in text
+    assert view.steps is not None
+    assert (view.steps.count, view.steps.recorded, view.bricks[0].count, report["sample_every"]) == (30, 3, 3, 10)
     profiler = BrickProfiler(clock_ns=Clock(), recorder=RingRecorder(runtime), sample_every=10)
     assert str(profiler.report()).startswith("a sample, one step in 10: 0 steps")
 
