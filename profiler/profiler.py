@@ -142,6 +142,8 @@ class BrickProfiler:
         self._sync_mode = sync_mode
         self._clock: DeviceClock = HostClock(clock_ns) if device_clock is None else device_clock
         self._pending = Pending(self._clock, callbacks.record)
+        # Each records what a device has told meanwhile of work that others let it time; waits for it where it may.
+        self._settlers: list[Callable[[bool], None]] = []
         self._device_path: DevicePath | None = None
         self._host_path = host_path(callbacks, clock_ns)
         self._path: Path = self._host_path
@@ -155,7 +157,7 @@ class BrickProfiler:
         self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up, self._recorder.flush, show)
         self.graph = GraphRecorder(self._path, callbacks, self._scopes, self.announce)
         self.stats = ReadBack(
-            self._recorder, self.graph, self._scopes, clock_ns, sample_every, lambda: self._ended_why
+            self._recorder, self.graph, self._scopes, clock_ns, sample_every, lambda: self._ended_why, self._settle
         )
         self._set_recording()
         if isinstance(self._recorder, RingRecorder):
@@ -214,7 +216,12 @@ class BrickProfiler:
     @_unless_it_fails(None)
     def finalize(self) -> None:
         """Wait for the device once and record what was deferred, each timing with its own start and end."""
+        self._settle(True)
         self._pending.finalize()
+
+    def _settle(self, may_wait: bool = False) -> None:
+        for settle in list(self._settlers):
+            settle(may_wait)
 
     def timed(
         self, brick: Brick, elements: int | Callable[Arguments, int] = 1

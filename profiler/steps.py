@@ -93,13 +93,22 @@ class Steps:
         return SHARED_LANE
 
     def record(
-        self, name: str, tokens: int, start_ns: int, end_ns: int, parts: Iterable[Part], *, lost: int = 0
+        self,
+        name: str,
+        tokens: int,
+        start_ns: int,
+        end_ns: int,
+        parts: Iterable[Part],
+        *,
+        lost: int = 0,
+        model: str = "",
+        sequences: int | None = None,
     ) -> None:
         """Record a step that was timed elsewhere, with what ran in it, on the host's clock.
 
         `lost` is how many were not kept since the last one: each is recorded against no node, and so counted.
         """
-        step = Step(self, name, tokens, "")
+        step = Step(self, name, tokens, model)
         try:
             if self.path.recording:
                 lane = self.take_lane(step)
@@ -109,6 +118,8 @@ class Steps:
                 for keys, began_ns, ended_ns, elements in parts:
                     self._emit(root, (step._key, *keys), began_ns, ended_ns, elements, lane)
                 self._emit(root, (step._key,), start_ns, end_ns, tokens, lane)
+                if sequences is not None:
+                    self._emit(root, (step._key,), sequences, UNKNOWN_AMOUNT, 0, FLAG_AMOUNTS)
                 for _ in range(lost):
                     self.path.emit(root, None, HostTime(0), HostTime(0), 0, 0)
                 self.path.step_ended()
@@ -125,6 +136,27 @@ class Steps:
         for key in keys:
             scope = scope.children.get(key) or self.scopes.define(scope, key)
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
+
+    def told(self, step: Step, parts: Iterable[Part] | None) -> None:
+        """Record what `step` waited for (`Step.wait`), once it has ended, and it behind that; None: it is lost."""
+        ended, step._waits = step._ended, step._waits - 1
+        if ended is None:  # it was not recorded, or runs still
+            return
+        try:
+            if parts is None:
+                self.path.emit(ended.outside, None, HostTime(0), HostTime(0), 0, 0)
+            for keys, began_ns, ended_ns, elements in parts or ():
+                self._emit(ended.scope, keys, began_ns, ended_ns, elements, step._lane or 0)
+                if isinstance(ended.end, int):
+                    ended.end = HostTime(max(ended.end, ended_ns))
+            if not step._waits:
+                step._emit(ended)
+                step._ended = step._lane = None
+                self.path.step_ended()
+                self.flush()
+        except Exception as error:  # noqa: BLE001 - as in Step
+            step._ended = step._lane = None
+            self.give_up(error)
 
     def after_fork(self) -> None:
         """In a child: the steps that run are its parent's, and nobody holds the lock."""
@@ -144,6 +176,20 @@ class Steps:
             root = root.parent
         position.lane, position.held, position.recording = 0, None, True
         self.path.enter(position, root, 0)
+
+
+class Ended:
+    """What is to be recorded of a step that has ended."""
+
+    __slots__ = ("end", "flags", "inside", "outside", "scope", "start")
+
+    def __init__(self, scope: Scope, outside: Any, start: Any, end: Any, flags: int) -> None:
+        self.scope = scope
+        self.outside = outside  # of all steps
+        self.start = start
+        self.end = end
+        self.flags = flags
+        self.inside: tuple[Scope, Position, int] | None = None  # where it lay in something, and the lane of that
 
 
 def _amount(value: object) -> HostTime:
@@ -172,6 +218,7 @@ class Step:
         "__weakref__",
         "_adopted",
         "_cancelled",
+        "_ended",
         "_forks",
         "_inside",
         "_is_outermost",
@@ -187,6 +234,7 @@ class Step:
         "_start",
         "_start_ns",
         "_steps",
+        "_waits",
         "cached",
         "sequences",
         "tokens",
@@ -199,6 +247,8 @@ class Step:
         self._scope: Any = None  # None where what lies in it is not recorded
         self._cancelled = False
         self._adopted: dict[Adopted, None] = {}  # what others do for it now
+        self._waits = 0  # how often it was said to `wait`
+        self._ended: Ended | None = None  # once it has, and waits
         self._name = name
         self._model = model
         self._key = _key(name, model)
@@ -250,6 +300,15 @@ class Step:
     def cancel(self) -> None:
         """Let this step, its tokens and the time in it not count; bricks that ran in it keep their own statistics."""
         self._cancelled = True
+
+    def wait(self) -> None:
+        """Let it, once it has ended, be recorded behind what a device is yet to tell of it: see `Steps.told`."""
+        self._waits += 1
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has begun, and not ended."""
+        return self._position is not None
 
     def __enter__(self) -> Step:
         try:
@@ -343,8 +402,13 @@ class Step:
                 path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
                 scope = self._named(scope.parent)
             flags = lane | (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
-            self._emit(scope, position, end, flags)
-        self._lane = None  # only now: whoever takes it next writes behind this step's end
+            ended = self._ended_in(scope, position, end, flags)
+            if self._waits:
+                self._ended = ended
+            else:
+                self._emit(ended)
+        if self._ended is None:
+            self._lane = None  # only now: whoever takes it next writes behind this step's end
         if self._is_outermost:
             path.step_ended()
             self._steps.flush()
@@ -361,17 +425,24 @@ class Step:
         # A cancelled one takes nothing along in the shared lane.
         flags = FLAG_CANCELLED | SHARED_LANE if self._cancelled else FLAG_PLAIN
         scope = root.children.get(self._key) or steps.scopes.define(root, self._key)
-        self._emit(scope, position, end, flags | FLAG_FAILED if failed else flags)
+        self._emit(self._ended_in(scope, position, end, flags | FLAG_FAILED if failed else flags))
 
-    def _emit(self, scope: Scope, position: Position, end: Any, flags: int) -> None:
-        """The records of this step: its own, of how much it worked on, and of what it took of where it began."""
-        path = self._steps.path
+    def _ended_in(self, scope: Scope, position: Position, end: Any, flags: int) -> Ended:
         start = self._start if self._start_ns is None else HostTime(self._start_ns)
-        path.emit(scope, None, start, end, self.tokens, flags)
+        ended = Ended(scope, scope.parent, start, end, flags)
+        if position.scope is self._inside and self._inside.parent is not None:
+            ended.inside = self._named(self._inside), position, position.lane
+        return ended
+
+    def _emit(self, ended: Ended) -> None:
+        """The records of this step: its own, of how much it worked on, and of what it took of where it began."""
+        path, scope = self._steps.path, ended.scope
+        path.emit(scope, None, ended.start, ended.end, self.tokens, ended.flags)
         if (self.sequences is not None or self.cached is not None) and not self._cancelled:
             path.emit(scope, None, _amount(self.sequences), _amount(self.cached), 0, FLAG_AMOUNTS)
-        if position.scope is self._inside and self._inside.parent is not None:
-            path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
+        if ended.inside is not None:
+            inside, position, lane = ended.inside
+            path.emit(inside, position, self._start, ended.end, self.tokens, lane)
 
     def _go_back(self, position: Position, scope: Scope) -> None:
         """Out of the step, to where it began; to the root where the step around it has ended meanwhile."""

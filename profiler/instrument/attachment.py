@@ -20,7 +20,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument import unseen
+from cbtop.profiler.instrument import captured_graphs, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
@@ -106,6 +106,7 @@ class Attachment:
         if manifest != self._said.manifest:
             self._said.manifest = manifest
             self.profiler.announce(manifest)
+        self.steps.measured = functools.partial(_say_measured, self.profiler, manifest)
         ceilings = {name: replace(one, withdrawn=True) for name, one in self._said.ceilings.items()}
         ceilings |= {one.name: one for one in over}
         for name, ceiling in ceilings.items():
@@ -120,6 +121,9 @@ class Attachment:
                 module.__dict__.setdefault(ATTRIBUTE, None)  # the class is not asked at each of their calls
         for call in self._trunk:
             call.swap_in()
+        root = self.root()
+        if root is not None and self.steps.calls:
+            captured_graphs.look_into(self.steps, root)
 
     def detach(self) -> None:
         """Time this model no more, and leave no attribute behind. A step that is running ends as it began."""
@@ -127,6 +131,7 @@ class Attachment:
             if not self.is_attached:
                 return
             self._leave()
+            captured_graphs.look_no_more(self.steps)
             if not len(_attached):
                 _functions.unwrap()
             self.is_attached = False
@@ -176,6 +181,10 @@ class Attachment:
         root = self.root()
         if root is not None:
             leave_alone(root)
+
+
+def _say_measured(profiler: BrickProfiler, manifest: Manifest, how: str) -> None:
+    profiler.announce(replace(manifest, backend=f"{manifest.backend}; {how}"))
 
 
 def _said_of(part: Part) -> Hashable:
@@ -330,6 +339,7 @@ def uninstall() -> None:
     with _lock:
         if not len(_attached):  # also where the models were dropped, not detached
             _functions.unwrap()
+            captured_graphs.end()
 
 
 def attachments() -> list[Attachment]:

@@ -34,7 +34,6 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbtop.profiler.path import Path
 
 Function = Callable[..., Any]
 # By the arguments of a call: its brick, and its elements; None where it is not timed.
@@ -168,7 +167,7 @@ class FunctionCall:
         self.brick, self.first, self.brick_of = brick, first, brick_of
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        path: HotPath | Path | None = None
+        path: Any = None
         timer, elements = None, 0
         try:
             path = recorded_here()

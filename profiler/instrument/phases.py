@@ -73,6 +73,23 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
     return Call(phase, tokens, sequences, cached)
 
 
+def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool) -> Call:
+    """What a replay of a call with these arguments does: with one new token of each sequence, it decodes.
+
+    No cache is asked: what it does to answer might be captured, too.
+    """
+    found = _tensors(args, kwargs)
+    sequences, length = _shape(found[0] if found else None)
+    is_given = any([kwargs.get(name) is not None for name in _CACHES])
+    if length == 1:
+        phase = DECODE
+    elif not has_cache:
+        phase = ENCODE
+    else:
+        phase = EXTEND if is_given else PREFILL
+    return Call(phase, sequences * length, sequences, None)
+
+
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Those that may be the new tokens, the likeliest first."""
     named = [kwargs[name] for name in _NEW if name in kwargs and isinstance(kwargs[name], Tensor)]

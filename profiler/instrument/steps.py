@@ -17,7 +17,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 from weakref import ref
@@ -27,10 +27,11 @@ from torch.compiler import is_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import phases
+from cbtop.profiler.instrument.capturing import Capture, capture_here
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
-from cbtop.profiler.instrument.phases import VERIFY, describe
+from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.trouble import ours
-from cbtop.profiler.instrument.wrapping import BrickCall, Call, is_symbolic
+from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall, is_symbolic
 from cbtop.profiler.positions import finder
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickId
@@ -85,11 +86,11 @@ unit: Callable[[], Unit] = finder(Unit)
 _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
 LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes as long as timing them does
 # The models whose calls are timed, and what times them; where there is none, nothing is recorded.
-swapped_in: dict[ref[ModelSteps], HotPath | Path] = {}
+swapped_in: dict[ref[ModelSteps], HotPath | Path | Capture] = {}
 
 
-def recorded_here() -> HotPath | Path | None:
-    """What times the recorded step that the caller is in; None outside of these."""
+def recorded_here() -> HotPath | Path | Capture | None:
+    """What times the recorded step that the caller is in, or notes what is captured; None outside of these."""
     paths = set(swapped_in.values())
     if len(paths) == 1:  # the compiled path knows its position for a tenth of what `unit` costs
         path = paths.pop()
@@ -247,6 +248,8 @@ class ModelSteps:
         self.give_up = give_up
         self.calls: Sequence[BrickCall] = ()
         self.is_of_runner = False  # the model's own calls are no steps
+        self.on_device: dict[Hashable, Hashable] = {}  # of bricks that the host times, what they are on the device
+        self.measured: Callable[[str], None] = lambda how: None  # is told how the device's times come about
         self._looks = 0
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be
@@ -273,6 +276,9 @@ class ModelSteps:
 
     def run_model(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model: as a step, unless it is a runner's, whose warm-ups call it outside of any."""
+        capture = capture_here()
+        if capture is not None:
+            return self._noted(capture, call, args, kwargs)
         if not self.is_of_runner:
             return self.run(call, args, kwargs)
         try:
@@ -281,6 +287,35 @@ class ModelSteps:
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             self.failed(error)
         return call.plain(*args, **kwargs)
+
+    def _noted(self, capture: Capture, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model while a graph is captured: nothing runs: it is no step, and `capture` notes the calls."""
+        if not self.profiler.enabled or capture.is_in_call_of(self):
+            return call.plain(*args, **kwargs)
+        me, before = ref(self, swapped_in.pop), swapped_in.get(ref(self))
+        noted: list[NotedCall] = []
+        span = None
+        try:
+            swapped_in[me] = capture
+            noted += [one for one in [call.noted_by(capture) for call in self.calls] if one is not None]
+            for one in noted:
+                one.swap_in()
+            span = capture.begin_model(self, call.describe_captured(args, kwargs))
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            capture.failed(error)
+        try:
+            return call.plain(*args, **kwargs)
+        finally:
+            try:
+                capture.end(span)
+                for one in noted:
+                    one.swap_out()
+                if before is None:
+                    swapped_in.pop(me, None)
+                else:
+                    swapped_in[me] = before
+            except Exception as error:  # noqa: BLE001 - as above
+                self.failed(error)
 
     def run(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model as a step; inside a step of its own it is only called."""
@@ -396,6 +431,11 @@ class ModelCall(Call):
         named = dict(zip(self._names, args, strict=False))
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
             return describe(args[len(named) :], named | kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
+
+    def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
+        """What a replay of the call does, which is captured now."""
+        named = dict(zip(self._names, args, strict=False))
+        return describe_captured(args[len(named) :], named | kwargs, has_cache=self.has_cache)
 
     def may_wait(self, generation: Generation | None) -> bool:
         return generation is not None and generation.model is self.module()

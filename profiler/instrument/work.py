@@ -4,8 +4,8 @@ Rules
 - The elements of a call are those of its first tensor (`rows x columns`): what is counted here is a line in them.
 - Bytes are those of the weights as stored (4-bit weights count their packed bytes and scales) and of the activations.
 - What is not known stays unknown: a class of its own, experts of which the router takes some, a mask's contents.
-- Of a module on another device than the CPU nothing is counted: the host sees when it was launched, and no rate is
-  made of that.
+- Of a module on another device than the CPU nothing is counted where the host alone times it: that sees when it was
+  launched, and no rate is made of that.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_siz
 _TORCHS = "torch.nn.modules.linear"  # the linear layers of torch itself: others pack their weights
 
 
-def work_of(module: nn.Module, brick: BrickId | str) -> Work:
-    """What a call of `module` does, as far as it is known."""
-    if device_of(module) != "cpu":
+def work_of(module: nn.Module, brick: BrickId | str, *, is_timed_there: bool = False) -> Work:
+    """What a call of `module` does, as far as it is known; `is_timed_there`: on its device, whichever that is."""
+    if device_of(module) != "cpu" and not is_timed_there:
         return UNKNOWN_WORK
     weights = stored_bytes(module)
     itemsize = _itemsize(module)

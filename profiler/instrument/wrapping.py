@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.hot_path import HotPath, chosen
+from cbtop.profiler.instrument.capturing import Capture, capture_here
 from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
@@ -220,6 +221,11 @@ class BrickCall(Call):
     def is_gone(self) -> bool:
         return self._steps() is None
 
+    def noted_by(self, capture: Capture) -> NotedCall | None:
+        """What stands in for the module, too, while a graph is captured; None where that is no more."""
+        module = self.module()
+        return None if module is None else NotedCall(module, self._key, capture)
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self.plain(*args, **kwargs)
@@ -237,6 +243,31 @@ class BrickCall(Call):
             raise
         if timer is not None:
             self._stop(timer, elements_of(args, kwargs))
+        return result
+
+
+class NotedCall(Call):
+    """Lets a capture note between which nodes of its graph the calls of a module lie."""
+
+    __slots__ = ("_capture", "_key")
+
+    def __init__(self, module: nn.Module, key: Hashable, capture: Capture) -> None:
+        super().__init__(module)
+        self._key, self._capture = key, capture
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or capture_here() is not self._capture:
+            return self.plain(*args, **kwargs)
+        capture, span = self._capture, None
+        try:
+            span = capture.begin(self._key, self.module())
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            capture.failed(error)
+        result = self.plain(*args, **kwargs)
+        try:
+            capture.end(span, elements_of(args, kwargs))
+        except Exception as error:  # noqa: BLE001 - as above
+            capture.failed(error)
         return result
 
 

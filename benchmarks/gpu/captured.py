@@ -1,0 +1,104 @@
+"""What brick times inside a captured graph cost: `python -m benchmarks.gpu.captured [transformers] [batch ...]`.
+
+A decode step of a 7B-shaped model in bf16 as one captured graph, replayed and waited for, as an engine does that
+reads its tokens. Rounds of four kinds interleaved: the replay as torch does it without us (twice: their ratio is the
+noise), under `--overhead 1%`, and with every step recorded. Ratios are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.lean import Engine, lean, transformers_llama
+from cbtop.profiler.instrument import attach, captured_graphs
+from cbtop.profiler.instrument.governor import GovernedProfiler
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+
+ROUNDS, STEPS, WARM_UP = 20, 30, 20  # rounds, steps of each, rounds to warm up in
+PERCENT = 1.0
+
+
+def timed_ns(engine: Engine, step: Callable[[], None], steps: int) -> float:
+    engine.restart()
+    torch.cuda.synchronize()
+    begun = time.perf_counter_ns()
+    for _ in range(steps):
+        step()
+        torch.cuda.synchronize()
+    return (time.perf_counter_ns() - begun) / steps
+
+
+def build_bytes(engine: Engine) -> tuple[int, float]:
+    """What the stamped clones of an engine's graph took: bytes on the device, and seconds; from its first replays."""
+    free = torch.cuda.mem_get_info()[0]
+    slowest = 0.0
+    for _ in range(8):
+        slowest = max(slowest, timed_ns(engine, engine.step, 1) / 1e9)
+    return free - torch.cuda.mem_get_info()[0], slowest
+
+
+def of_batch(batch: int, make: Callable[[int], Any]) -> None:
+    model, another = make(batch), make(batch)
+    bare = Engine(model, batch).capture()
+    governed = GovernedProfiler(PERCENT, recorder=RingRecorder())
+    every = BrickProfiler()
+    attach(model, governed)
+    attach(another, every)
+    default, striped = Engine(model, batch).capture(), Engine(another, batch).capture()
+    nodes = len(captured_graphs._devices[0].device.driver.nodes(int(default.graph.raw_cuda_graph())))
+    took = {"default": build_bytes(default), "every step": build_bytes(striped)}
+    plain = torch._C._CUDAGraph.replay
+    kinds: dict[str, tuple[Engine, Callable[[], None]]] = {
+        "bare": (bare, lambda: plain(bare.graph)),
+        "bare again": (bare, lambda: plain(bare.graph)),
+        "default": (default, default.step),
+        "every step": (striped, striped.step),
+    }
+    for name, (engine, step) in kinds.items():
+        for _ in range(WARM_UP if name == "default" else 2):
+            timed_ns(engine, step, STEPS)
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    for at in range(ROUNDS):
+        names = list(kinds)
+        for name in names[at % len(names) :] + names[: at % len(names)]:
+            found[name].append(timed_ns(*kinds[name], STEPS))
+    bare_us = statistics.median(found["bare"]) / 1000
+    print(f"{make.__name__}, batch {batch}: {nodes} nodes, bare {bare_us:.0f} us a step")
+    for name in list(kinds)[1:]:
+        ratios = sorted(mine / other for mine, other in zip(found[name], found["bare"], strict=True))
+        middle, low, high = statistics.median(ratios), ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+        print(f"  {name:12} {middle:.4f} x (half of the rounds between {low:.4f} and {high:.4f})")
+    for name, (size, seconds) in took.items():
+        print(f"  {name:12} {size / (1 << 20):.0f} MiB on the device, longest of 8 steps {1000 * seconds:.0f} ms")
+    on = captured_graphs._devices[0]
+    print(f"  one step in {governed.governor.every}; a stamp costs {on._measured}; {on.device.time.last}")
+    for (name, _), kind in governed.governor._kinds.items():
+        costs = {sort.value: kind.estimate(sort) for sort, count in kind.counts.items() if count}
+        print(f"  {name}: {kind.seen} steps, paid in ns: {costs}")
+    own = sorted(governed.governor._own)
+    print(f"  a plain step pays {own[len(own) // 2] / 1000:.1f} us (median of the last {len(own)})")
+    governed.finalize()
+    every.finalize()
+    for profiler in (governed, every):
+        print(profiler.report())
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO)
+    driver = torch.cuda.get_device_properties(0)
+    print(f"{time.strftime('%Y-%m-%d')} {driver.name}, torch {torch.__version__}: {' '.join(sys.argv)}")
+    make = transformers_llama if "transformers" in sys.argv else lean
+    for batch in [int(word) for word in sys.argv[1:] if word.isdigit()] or [1, 16]:
+        of_batch(batch, make)
+
+
+if __name__ == "__main__":
+    main()

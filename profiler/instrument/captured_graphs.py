@@ -1,0 +1,703 @@
+"""Brick times inside captured CUDA graphs: of some replays, a clone of the graph with stamps runs in its place.
+
+Rules
+- `torch.cuda.CUDAGraph` keeps its graph, and its methods are ours as long as a model on CUDA is attached: they do
+  what they did, and note. At the last one's detachment the class has what it had.
+- While a graph is captured, calls of a model and its parts note between which nodes they lie (capturing.py). The
+  first call of the model says what a replay is: with one new token a sequence it is a decode.
+- A replay in an open step gives that step its layers and bricks; one outside of any is a step, from the first stamp
+  to the last. Which are recorded, the profiler decides as for any step.
+- Nobody waits for the device: stamps are read at the next replay, or when the books are asked for. The step is
+  recorded then, in the host's time.
+- What the stamps cost is measured on the device and taken off, stretch by stretch.
+- What lies between bricks is named "Other kernels": the books close. Where every step is recorded, the bricks of
+  each layer are looked at in one step of STRIPES, and are "Bricks of another turn" in the others.
+- Where kernels run side by side no stamp may stand: what begins or ends there is left out. A graph that draws random
+  numbers, or two models are called in, is left alone, and so is one where anything of ours fails: that is said in one
+  line, and the host's own replay runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import time
+import weakref
+from _thread import get_ident
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.driver import CudaDriver, Driver
+from cbtop.profiler.device.graph_surgery import START, Shape, StampedGraph
+from cbtop.profiler.device.stamp_cost import Measurement, StampCost
+from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
+from cbtop.profiler.instrument.governor import GovernedProfiler, Governor, Mark
+from cbtop.profiler.instrument.steps import ModelSteps
+from cbtop.profiler.instrument.trouble import in_words, ours, say
+from cbtop.profiler.instrument.work import device_of, work_of
+from cbtop.profiler.steps import Part, Step
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+
+STRIPES = 4  # where every step is recorded, the bricks of a layer are looked at in one of so many
+MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
+WAIT_S = 1.0  # for the device, where the books are closed
+NAP_S = 1e-3
+IDLE_TURN = 4  # times as long from replay to replay as usual: the host was idle
+MAX_THREADS = 64
+
+OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
+ANOTHER_TURN = BrickDefinition(
+    "Bricks of another turn", BrickCategory.OTHER, backend="torch on cuda", label="not looked into in this step"
+)
+
+
+def is_possible() -> bool:
+    """Whether this torch keeps a captured graph where it is asked to."""
+    kind = getattr(torch.cuda, "CUDAGraph", None)
+    return (
+        kind is not None
+        and "keep_graph" in inspect.signature(kind.__new__).parameters
+        and all([hasattr(kind, name) for name in ("raw_cuda_graph", "instantiate")])
+    )
+
+
+# --- what a capture has told ------------------------------------------------------------------------------------
+
+
+class Stretch:
+    """A layer or brick between two of the stamps of a plan: where (keys from the step down), and its elements."""
+
+    __slots__ = ("begin", "elements", "end", "keys")
+
+    def __init__(self, keys: tuple[Hashable, ...], begin: int, end: int, elements: int) -> None:
+        self.keys = keys
+        self.begin = begin
+        self.end = end
+        self.elements = elements
+
+
+class Plan:
+    """Which places of a graph are stamped in one variant, and what lies between them."""
+
+    def __init__(self, shape: Shape, spans: list[Span], stripe: int | None) -> None:
+        self._shape = shape
+        self._stripe = stripe
+        self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []  # by number of place
+        self.left_out = 0  # calls of which a stamp may not tell
+        first, last = shape.places[START], shape.places[shape.end]
+        self._walk(spans, (), first, last, names_gaps=True)
+        numbers = sorted({first, last}.union(*({begin, end} for _, begin, end, _ in self._found)))
+        place_of = {number: place for place, number in shape.places.items()}
+        self.places = [place_of[number] for number in numbers]
+        at = {number: index for index, number in enumerate(numbers)}
+        self.stretches = [Stretch(keys, at[begin], at[end], elements) for keys, begin, end, elements in self._found]
+
+    def _number(self, last: Last) -> int | None:
+        place = self._shape.place_of(last)
+        return None if place is None else self._shape.places[place]
+
+    def _walk(self, spans: list[Span], keys: tuple[Hashable, ...], begin: int, end: int, *, names_gaps: bool) -> None:
+        """Note `spans`, which lie between two places, each behind what is in it, and what is between where named."""
+        at, some = begin, False
+        for span in spans:
+            first, last = self._number(span.begin), self._number(span.end)
+            if first is None or last is None or not at <= first <= last <= end:
+                self.left_out += 1
+                before = len(self._found)
+                self._walk(span.inside, keys if span.key is None else (*keys, span.key), at, end, names_gaps=False)
+                at = max([at, *(found[2] for found in self._found[before:])])
+                continue
+            if first == last:  # nothing of it runs on the device
+                continue
+            if span.key is None:  # the model itself
+                if names_gaps and first > at:
+                    self._found.append(((*keys, OTHER), at, first, 0))
+                self._walk(span.inside, keys, first, last, names_gaps=True)
+                at, some = last, True
+                continue
+            if names_gaps and first > at:
+                self._found.append(((*keys, OTHER), at, first, 0))
+            key = span.key
+            is_layer = isinstance(key, tuple)
+            if not is_layer or self._is_looked_into(key):
+                self._walk(span.inside, (*keys, key), first, last, names_gaps=is_layer)
+            elif span.inside:
+                self._found.append(((*keys, key, ANOTHER_TURN), first, last, 0))
+            self._found.append(((*keys, key), first, last, span.elements))
+            at, some = last, True
+        if names_gaps and some and at < end:
+            self._found.append(((*keys, OTHER), at, end, 0))
+
+    def _is_looked_into(self, layer: Hashable) -> bool:
+        assert isinstance(layer, tuple)
+        return self._stripe is None or layer[1] % STRIPES == self._stripe
+
+
+def times_without_stamps(times: list[int], cost_ns: int) -> list[int]:
+    """When each place would have been reached, after the first, without the stamps between: in ns."""
+    at, found = 0, [0]
+    for before, after in pairwise(times):
+        at += max(0, after - before - cost_ns)
+        found.append(at)
+    return found
+
+
+# --- one graph --------------------------------------------------------------------------------------------------
+
+
+class Launch:
+    """A stamped replay whose times are not read yet."""
+
+    __slots__ = ("plan", "stamped", "step", "stream")
+
+    def __init__(self, stamped: StampedGraph, plan: Plan, step: Step | None, stream: int) -> None:
+        self.stamped = stamped
+        self.plan = plan
+        self.step = step  # that it lies in; None where it is one
+        self.stream = stream
+
+
+class Turn:
+    """From one replay outside of steps to the next: a step, for whoever governs them."""
+
+    def __init__(self, name: str, begun_ns: int) -> None:
+        self.name = name
+        self.begun_ns = begun_ns
+        self.own_ns = 0
+        self.mark: Mark | None = None
+
+
+class CapturedGraph:
+    """What is known of one graph of the host's."""
+
+    def __init__(self, graph: Any, capture: Capture, device: OneDevice, steps: ModelSteps) -> None:
+        self._graph = weakref.ref(graph)
+        self._spans = capture.spans
+        self._on = device
+        self.steps = steps
+        for span in capture.spans:
+            self._put_on_device(span)
+        self.profiler = steps.profiler
+        calls = capture.calls
+        self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
+        self.phase = calls[0].phase
+        self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
+        self._is_checked = False  # for random numbers
+        self._variants: list[tuple[StampedGraph, Plan]] = []
+        self._turn = 0
+        self._lost = 0  # steps that should have been recorded since the last one that was
+        self.launches: list[Launch] = []
+        self.is_left_alone = bool(capture.why_not)
+        if capture.why_not:
+            self.leave_alone(capture.why_not)
+
+    def leave_alone(self, why: str) -> None:
+        """Let the host's own replay run from now on."""
+        say(f"a captured graph is not looked into: {why}")
+        self.is_left_alone = True
+        self._on.drop(self)
+
+    def replay(self, original: Callable[[Any], None], graph: Any) -> None:
+        """The host replays the graph."""
+        if self.is_left_alone or self._on.device.is_of_parent:
+            original(graph)
+            return
+        if not self._is_checked:
+            before = self._drawn()
+            original(graph)
+            self._is_checked = True
+            if before is None or self._drawn() != before:  # torch counts what a replay draws
+                self.leave_alone("it draws random numbers")
+            return
+        begun_ns = time.perf_counter_ns()
+        step: Any = None
+        ready = None
+        try:
+            step = self.steps.path.position.step
+            if self._is_recorded(step):
+                ready = self._ready(graph, step)
+                if ready is not None and not ready.stamped.launch(ready.stream):  # the host is ahead of its device
+                    ready = None
+                    self._lost += step is None
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            ours(error, "a captured graph is not looked into")
+            self.leave_alone(in_words(error))
+            ready = None
+        launched_ns = time.perf_counter_ns()
+        if ready is None:
+            original(graph)
+        else:
+            self._turn += 1
+            if step is not None:
+                step.wait()
+            self.launches.append(ready)
+            self._on.launched(self)
+        try:  # now that the device is busy
+            after_ns = time.perf_counter_ns()
+            self._on.settle()
+            if step is None and isinstance(self.profiler, GovernedProfiler):
+                turn = self._on.turn(self, self.profiler.governor, begun_ns, is_recorded=ready is not None)
+                turn.own_ns = launched_ns - begun_ns
+                if self._on.is_idle():  # else nobody has waited for what came after
+                    turn.own_ns += time.perf_counter_ns() - after_ns
+        except Exception as error:  # noqa: BLE001 - as above
+            ours(error, "some steps of captured graphs are not recorded")
+
+    def _is_recorded(self, step: Any) -> bool:
+        """Whether this replay is; it lies in `step`, or is one."""
+        profiler = self.profiler
+        if not profiler.enabled:
+            return False
+        if step is None:
+            return profiler._is_sampled(self._key) and profiler.recording
+        return profiler.recording and bool(step.model == self.steps.model)  # else it is another model's
+
+    def _drawn(self) -> int | None:
+        """How many random numbers the device's generator has given."""
+        try:
+            return int(torch.cuda.default_generators[self._on.index].get_offset())
+        except Exception as error:  # noqa: BLE001 - as above
+            ours(error, "a captured graph is not looked into")
+            return None
+
+    def _ready(self, graph: Any, step: Step | None) -> Launch | None:
+        """What to launch in place of the host's own replay; None where that runs."""
+        stream = self._on.stream()
+        if stream is None or (not self._variants and not self._build(graph, stream)):
+            return None
+        stamped, plan = self._variants[self._turn % len(self._variants)]
+        if stamped.is_running:
+            self._on.settle()
+        return Launch(stamped, plan, step, stream)
+
+    def _build(self, graph: Any, stream: int) -> bool:
+        on, raw = self._on, int(graph.raw_cuda_graph())
+        if on.stamped_graphs >= MAX_STAMPED:
+            self.leave_alone(f"{MAX_STAMPED} others are")
+            return False
+        shape = Shape.of(on.device.driver, raw)
+        every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
+        stripes: list[int | None] = [*range(STRIPES)] if every else [None]
+        for stripe in stripes:
+            plan = Plan(shape, self._spans, stripe)
+            if not any([isinstance(stretch.keys[-1], BrickDefinition) for stretch in plan.stretches]):
+                self.leave_alone("no call of a brick was seen between its nodes")
+                return False
+            if plan.left_out:
+                say(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
+            self._variants.append((StampedGraph(on.device, raw, plan.places, stream), plan))
+        self._spans = []
+        on.measure(stream)
+        return True
+
+    def _put_on_device(self, span: Span) -> None:
+        """Let the keys say what is measured on the device, and hold no module."""
+        module, key = span.module, span.key
+        span.module = None
+        if isinstance(key, BrickDefinition):
+            known = self.steps.on_device
+            if key not in known:
+                work = key.work
+                if module is not None:
+                    work = work_of(module, key.name if key.brick is None else key.brick, is_timed_there=True)
+                known[key] = replace(key, backend="torch on cuda", work=work)
+            span.key = known[key]
+        for inner in span.inside:
+            self._put_on_device(inner)
+
+    def settle(self, cost: StampCost) -> None:
+        """Record what the device has told meanwhile."""
+        waiting = []
+        for launch in self.launches:
+            told = None if launch.step is not None and launch.step.is_running else launch.stamped.read()
+            if told is None:
+                waiting.append(launch)
+            else:
+                self._record(launch, told, cost)
+        self.launches = waiting
+
+    def _record(self, launch: Launch, times: list[int], cost: StampCost) -> None:
+        steps, step = self.profiler._steps, launch.step
+        known = self._on.device.time
+        if known.last is None or any([after < before for before, after in pairwise(times)]):
+            self._lost += 1
+            if step is not None:
+                steps.told(step, None)
+            return
+        begun_ns = known.host_ns(times[0])
+        at = [begun_ns + offset for offset in times_without_stamps(times, cost.cost_ns)]
+        parts: list[Part] = [
+            (stretch.keys, at[stretch.begin], at[stretch.end], stretch.elements) for stretch in launch.plan.stretches
+        ]
+        if step is not None:
+            steps.told(step, parts)
+            return
+        lost, self._lost = self._lost, 0
+        steps.record(
+            self.phase,
+            self._tokens,
+            begun_ns,
+            at[-1],
+            parts,
+            lost=lost,
+            model=self.steps.model,
+            sequences=self._sequences or None,
+        )
+
+    def close(self) -> bool:
+        """Give back what it took on the device; gives whether it could: what runs is left until it has."""
+        while self.launches:
+            launch = self.launches[-1]
+            if launch.stamped.read() is None:
+                return False
+            self.launches.pop()
+            if launch.step is not None:
+                self.profiler._steps.told(launch.step, None)
+        while self._variants:
+            self._variants.pop()[0].close()
+        return True
+
+    @property
+    def is_stamped(self) -> bool:
+        return bool(self._variants)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._graph() is None
+
+
+# --- one device -------------------------------------------------------------------------------------------------
+
+
+class OneDevice:
+    """The graphs of one device, and what they share: its clock, the cost of a stamp, turns."""
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        self.device = Device(driver)
+        self.index = index
+        self._waiting: dict[CapturedGraph, None] = {}  # that have launches to be read
+        self._dropped: dict[CapturedGraph, None] = {}  # that are to be closed
+        self._live: dict[CapturedGraph, None] = {}
+        self._measurement: Measurement | None = None
+        self._measured: StampCost | None = None
+        self._turns: dict[tuple[int, str], Turn] = {}
+        self._usual_ns = 0  # from replay to replay
+        self._settling = threading.Lock()
+
+    def stream(self) -> int | None:
+        """The caller's stream; None where it is another device's, or captured."""
+        if torch.cuda.current_device() != self.index or torch._C._cuda_isCurrentStreamCapturing():
+            return None
+        return int(torch._C._cuda_getCurrentRawStream(self.index))
+
+    def captured_last(self) -> Last:
+        """The nodes of the caller's capture that the next one would follow."""
+        return self.device.driver.captured_last(torch._C._cuda_getCurrentRawStream(self.index))
+
+    @property
+    def stamped_graphs(self) -> int:
+        return sum([graph.is_stamped for graph in list(self._live)])
+
+    def add(self, graph: CapturedGraph) -> None:
+        self._live[graph] = None
+        for other in list(self._live):
+            if other.is_gone:
+                self.drop(other)
+
+    def launched(self, graph: CapturedGraph) -> None:
+        self._waiting[graph] = None
+
+    def drop(self, graph: CapturedGraph) -> None:
+        """Nobody replays it any more: it is closed as soon as it does not run."""
+        self._dropped[graph] = None
+
+    def measure(self, stream: int) -> None:
+        """Measure what a stamp costs, if that is not known."""
+        if self._measured is None and self._measurement is None:
+            self._measurement = Measurement(self.device, stream)
+
+    def is_idle(self) -> bool:
+        """Whether the caller's stream has done all that was enqueued."""
+        stream = self.stream()
+        return stream is None or self.device.driver.is_done(stream)
+
+    def turn(self, graph: CapturedGraph, governor: Governor, begun_ns: int, *, is_recorded: bool) -> Turn:
+        """A replay is a step, which began then: it ends the one before."""
+        model, thread = graph.steps.model, get_ident()
+        before = self._turns.get((thread, model))
+        if before is not None:
+            governor.left(before, model)
+            duration_ns = begun_ns - before.begun_ns
+            if before.mark is not None and not self._was_idle(duration_ns):
+                governor.ended(before.name, model, duration_ns, before.mark, before.own_ns)
+        if len(self._turns) > MAX_THREADS:
+            self._turns.clear()
+        turn = self._turns[thread, model] = Turn(graph.phase, begun_ns)
+        turn.mark = governor.began(turn, model, recorded=is_recorded)
+        return turn
+
+    def _was_idle(self, duration_ns: int) -> bool:
+        """Whether the host did something else, too: it took much longer than usual."""
+        usual_ns = self._usual_ns or duration_ns
+        if duration_ns > IDLE_TURN * usual_ns:
+            self._usual_ns = usual_ns + usual_ns // 8
+            return True
+        self._usual_ns = usual_ns + (duration_ns - usual_ns) // 8
+        return False
+
+    def settle(self, *, may_wait: bool = False) -> None:
+        """Record what the device has told meanwhile, and close what nobody wants any more."""
+        if self.device.is_of_parent or not (self._waiting or self._dropped or self._measurement):
+            return
+        if not self._settling.acquire(blocking=False):  # another thread does, or a signal came in between
+            return
+        try:
+            deadline = time.monotonic() + WAIT_S
+            while True:
+                self._settle()
+                if not may_wait or not (self._waiting or self._dropped) or time.monotonic() > deadline:
+                    return
+                time.sleep(NAP_S)
+        finally:
+            self._settling.release()
+
+    def _settle(self) -> None:
+        self.device.look_at_clocks()
+        if self._measurement is not None:
+            self._measured = self._measurement.read()
+            if self._measured is not None:
+                self._measurement.close()
+                self._measurement = None
+                self._say_how_measured(self._measured)
+        cost = self._measured
+        if cost is not None:
+            for graph in list(self._waiting):
+                if graph.profiler.recording:  # else the caller is in a step that is not recorded
+                    graph.settle(cost)
+                if not graph.launches:
+                    self._waiting.pop(graph, None)
+        for graph in list(self._live):
+            if graph.is_gone:
+                self.drop(graph)
+        for graph in list(self._dropped):
+            if graph.close():
+                for kept in (self._dropped, self._waiting, self._live):
+                    kept.pop(graph, None)
+
+    def _say_how_measured(self, cost: StampCost) -> None:
+        last = self.device.time.last
+        clock = "" if last is None else f", its clock to {self.device.time.error_ns(last.device_ns) / 1000:.1f} us"
+        stamps = f"less {cost.cost_ns / 1000:.2f} +- {cost.error_ns / 1000:.2f} us a stamp"
+        for steps in {graph.steps for graph in self._live}:
+            steps.measured(f"captured graphs on the device, {stamps}{clock}")
+
+    def close(self) -> None:
+        """Leave nothing behind, once nothing runs any more."""
+        for graph in list(self._live):
+            self.drop(graph)
+        self.settle(may_wait=True)
+        if not (self._waiting or self._dropped or self._measurement):
+            self.device.close()
+
+
+# --- the class of torch -----------------------------------------------------------------------------------------
+
+_lock = threading.RLock()
+_devices: dict[int, OneDevice] = {}
+_graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs that the host did not ask torch to keep
+_random: weakref.WeakSet[Any] = weakref.WeakSet()  # that have generators of the host's
+_replaced: dict[str, Any] = {}  # methods of the class, as they were; None: it inherits them
+_users: weakref.WeakSet[ModelSteps] = weakref.WeakSet()
+
+
+def look_into(steps: ModelSteps, *modules: Any) -> None:
+    """A model is attached: where it lies on CUDA, its captured graphs are looked into from now on."""
+    if device_of(*modules) != "cuda":
+        return
+    with _lock:
+        _users.add(steps)
+        if settle not in steps.profiler._settlers:
+            steps.profiler._settlers.append(settle)
+        if _replaced:
+            return
+        if not is_possible():
+            say(f"torch {torch.__version__} keeps no captured graph: these are not looked into")
+            return
+        kind = torch.cuda.CUDAGraph
+        for name, ours_ in _METHODS.items():
+            _replaced[name] = vars(kind).get(name)
+            setattr(kind, name, ours_(getattr(kind, name)))
+
+
+def look_no_more(steps: ModelSteps) -> None:
+    """A model is detached: of the last one on, the class is as it was, and nothing of ours is left on a device."""
+    with _lock:
+        if steps not in _users:
+            return
+        _users.discard(steps)
+        for graph, captured in list(_graphs.items()):
+            if captured.steps is steps:
+                _graphs.pop(graph, None)
+                captured._on.drop(captured)
+        for device in _devices.values():
+            device.settle(may_wait=True)
+        if not len(_users):
+            _put_back()
+
+
+def _put_back() -> None:
+    for name, was in _replaced.items():
+        if was is None:
+            delattr(torch.cuda.CUDAGraph, name)
+        else:
+            setattr(torch.cuda.CUDAGraph, name, was)
+    _replaced.clear()
+    for device in _devices.values():
+        device.close()
+    _devices.clear()
+    _graphs.clear()
+
+
+def end() -> None:
+    """No model is attached any more: also those that were dropped."""
+    for steps in list(_users):
+        look_no_more(steps)
+    with _lock:
+        _put_back()
+
+
+def settle(may_wait: bool) -> None:
+    """Record what devices have told meanwhile."""
+    for device in list(_devices.values()):
+        try:
+            device.settle(may_wait=may_wait)
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            ours(error, "some steps of captured graphs are not recorded")
+
+
+def _device_here() -> OneDevice:
+    index = torch.cuda.current_device()
+    with _lock:
+        found = _devices.get(index)
+        if found is None:
+            found = _devices[index] = OneDevice(CudaDriver(), index)
+        return found
+
+
+def _init(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, keep_graph: bool = False) -> None:  # noqa: N807
+        original(self, True)
+        if not keep_graph:
+            _kept.add(self)
+
+    return __init__
+
+
+def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        _forget(self)
+        device = None
+        try:
+            device = _device_here()
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            ours(error, "a captured graph is not looked into")
+        original(self, *args, **kwargs)
+        if device is not None:
+            captures[get_ident()] = Capture(device.captured_last)
+
+    return capture_begin
+
+
+def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
+    def capture_end(self: Any) -> None:
+        capture = captures.pop(get_ident(), None)
+        original(self)
+        if self in _kept:
+            self.instantiate()  # as torch does at the end of a capture
+        try:
+            if capture is not None and capture.steps is None:
+                say("a captured graph in which no module was called, as when it is compiled, is not looked into")
+            elif capture is not None and capture.steps in _users:
+                assert capture.steps is not None
+                if self in _random:
+                    capture.why_not = "it has generators of random numbers of its own"
+                captured = CapturedGraph(self, capture, _device_here(), capture.steps)
+                captured._on.add(captured)
+                _graphs[self] = captured
+        except Exception as error:  # noqa: BLE001 - as above
+            ours(error, "a captured graph is not looked into")
+
+    return capture_end
+
+
+def _replay(original: Callable[..., None]) -> Callable[..., None]:
+    def replay(self: Any) -> None:
+        captured = _graphs.get(self)
+        if captured is None or getattr(self, "_tracker", None) is not None:
+            original(self)
+        else:
+            captured.replay(original, self)
+
+    return replay
+
+
+def _reset(original: Callable[..., None]) -> Callable[..., None]:
+    def reset(self: Any) -> None:
+        _forget(self)
+        original(self)
+
+    return reset
+
+
+def _instantiate(original: Callable[..., None]) -> Callable[..., None]:
+    def instantiate(self: Any) -> None:
+        captured = _graphs.get(self)
+        if captured is not None and captured.is_stamped:
+            captured.leave_alone("its host has made it anew")  # and may have changed it
+        original(self)
+
+    return instantiate
+
+
+def _register(original: Callable[..., None]) -> Callable[..., None]:
+    def register_generator_state(self: Any, *args: Any, **kwargs: Any) -> None:
+        _random.add(self)
+        original(self, *args, **kwargs)
+
+    return register_generator_state
+
+
+def _forget(graph: Any) -> None:
+    captured = _graphs.pop(graph, None)
+    if captured is not None:
+        captured._on.drop(captured)
+        settle(False)
+
+
+_METHODS: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
+    "__init__": _init,
+    "capture_begin": _capture_begin,
+    "capture_end": _capture_end,
+    "instantiate": _instantiate,
+    "register_generator_state": _register,
+    "replay": _replay,
+    "reset": _reset,
+}
+
+
+def _after_fork() -> None:
+    """In a child no device is asked, and nobody holds the lock."""
+    global _lock
+    _lock = threading.RLock()
+    captures.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

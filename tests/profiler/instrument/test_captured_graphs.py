@@ -1,0 +1,587 @@
+"""Captured graphs of a torch whose CUDA is played: which replays are stamped, and what is recorded of them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.device.device import Device  # noqa: E402
+from cbtop.profiler.device.driver import DriverError  # noqa: E402
+from cbtop.profiler.instrument import attach, captured_graphs, trouble, uninstall  # noqa: E402
+from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
+from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
+from cbtop.protocol.messages import Manifest, Node  # noqa: E402
+from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, NO_NODE  # noqa: E402
+from cbtop.protocol.vocabulary import NodeKind  # noqa: E402
+from tests.profiler.device.fake_driver import FakeDriver  # noqa: E402
+from tests.profiler.memory import Memory  # noqa: E402
+
+STREAM = 7
+NORM_NS, PRODUCT_NS, REST_NS = 3_000, 20_000, 2_000  # of one layer: a norm, a product, and what is in no brick
+
+
+class World(FakeDriver):
+    """A device, and what is captured on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured: int | None = None  # the graph
+        self.last: list[int] = []
+        self.drawn = 0
+        self.draws = 0  # each replay
+        self.replayed = 0  # by the host's own replay
+        self.forks = False
+
+    def kernel(self, duration_ns: int) -> None:
+        """The host enqueues work."""
+        if self.captured is not None:
+            self.last = [self.add(self.captured, self.last, duration_ns)]
+
+    def captured_last(self, stream: int) -> list[int] | None:
+        return None if self.captured is None else list(self.last)
+
+    def get_offset(self) -> int:
+        return self.drawn
+
+
+def graph_class(world: World) -> Any:
+    class CUDAGraph:
+        def __new__(cls, keep_graph: bool = False) -> CUDAGraph:
+            return super().__new__(cls)
+
+        def __init__(self, keep_graph: bool = False) -> None:
+            self.keeps = keep_graph
+            self.executable = 0
+            self.graph = 0
+
+        def capture_begin(self) -> None:
+            self.graph = world.captured = world.new_graph()
+            world.last = []
+
+        def capture_end(self) -> None:
+            world.captured = None
+            if not self.keeps:
+                self.instantiate()
+
+        def instantiate(self) -> None:
+            self.executable = world.instantiate(self.graph)
+
+        def replay(self) -> None:
+            assert self.executable
+            world.launch_graph(self.executable, STREAM)
+            world.drawn += world.draws
+            world.replayed += 1
+
+        def reset(self) -> None:
+            if self.executable:
+                world.destroy_executable(self.executable)
+                world.destroy_graph(self.graph)
+            self.executable = self.graph = 0
+
+        def raw_cuda_graph(self) -> int:
+            assert self.keeps
+            return self.graph
+
+        def register_generator_state(self) -> None:
+            pass
+
+    return CUDAGraph
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph_class(world))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", [world])
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: world.captured is not None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+    monkeypatch.setattr(captured_graphs, "CudaDriver", lambda: world)
+    monkeypatch.setattr(captured_graphs, "Device", lambda driver: Device(driver, driver.now_ns))
+    monkeypatch.setattr(captured_graphs, "device_of", lambda *modules: "cuda")
+    monkeypatch.setattr(trouble, "_said", {})
+    yield world
+    world.pass_time(10_000_000)
+    uninstall()
+
+
+def model_of(world: World, layers: int = 4) -> Any:
+    class RMSNorm(torch.nn.Module):
+        def forward(self, rows: Any) -> Any:
+            world.kernel(NORM_NS)
+            return rows
+
+    class Product(torch.nn.Linear):
+        def forward(self, rows: Any) -> Any:
+            world.kernel(PRODUCT_NS)
+            return rows
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.input_layernorm = RMSNorm()
+            self.down_proj = Product(8, 8)
+
+        def forward(self, rows: Any) -> Any:
+            rows = self.down_proj(self.input_layernorm(rows))
+            world.kernel(REST_NS)
+            if world.forks:
+                before = world.last
+                world.kernel(PRODUCT_NS)
+                world.last = [*world.last, world.add(world.captured or 0, before)]
+            return rows
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Layer() for _ in range(layers))
+
+        def forward(self, words: Any) -> Any:
+            rows = words
+            for layer in self.layers:
+                rows = layer(rows)
+            world.kernel(REST_NS)
+            return rows
+
+    return Model()
+
+
+def captured(model: Any, batch: int = 2) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    model(torch.ones(batch, 1, dtype=torch.long))
+    graph.capture_end()
+    return graph
+
+
+def replay(world: World, graph: Any, times: int) -> None:
+    for _ in range(times):
+        graph.replay()
+        world.pass_time(1_000_000)
+
+
+def profiler_of(world: World, memory: Memory, every: int = 2) -> BrickProfiler:
+    return BrickProfiler(recorder=memory, sample_every=every, clock_ns=world.now_ns)
+
+
+def steps_in(memory: Memory) -> list[Any]:
+    """Name, tokens, duration of each step, and the durations of what lies in it by name."""
+    nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
+    found: list[Any] = []
+    lanes: dict[int, Any] = {}
+    for tag, start, end, elements in memory.records:
+        node = nodes.get(tag & 0xFFFFFF)
+        if node is None or tag & FLAG_AMOUNTS:
+            continue
+        inside = lanes.setdefault(tag >> LANE_SHIFT, defaultdict(list))
+        if node.kind is NodeKind.STEP:
+            found.append((node.name, elements, end - start, dict(lanes.pop(tag >> LANE_SHIFT))))
+        else:
+            inside["layer" if node.kind is NodeKind.LAYER else node.name].append(end - start)
+    return found
+
+
+def test_replays_are_steps_whose_bricks_and_named_gaps_add_up(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    assert not memory.records
+    replay(world, graph, 9)
+    profiler.finalize()
+    found = steps_in(memory)
+    assert len(found) == 4
+    layer_ns = NORM_NS + PRODUCT_NS + REST_NS
+    for name, tokens, duration_ns, inside in found:
+        assert (name, tokens) == ("decode", 2)
+        assert duration_ns == pytest.approx(4 * layer_ns + REST_NS, abs=20)
+        assert inside["layer"] == pytest.approx([layer_ns] * 4, abs=3)
+        assert inside["RmsNorm"] == pytest.approx([NORM_NS] * 4, abs=3)
+        assert inside["DownProjection"] == pytest.approx([PRODUCT_NS] * 4, abs=3)
+        assert inside["Other kernels"] == pytest.approx([REST_NS] * 5, abs=3)
+
+
+def test_bricks_of_a_graph_are_the_devices_and_have_rates(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attach(model, profiler)
+    replay(world, captured(model), 9)
+    profiler.finalize()
+    bricks = {said.name: said for said in memory.said if isinstance(said, Node) and said.kind is NodeKind.BRICK}
+    assert {brick.backend for brick in bricks.values()} == {"torch on cuda"}
+    assert bricks["DownProjection"].work.flops_per_element == 16
+    said = [said for said in memory.said if isinstance(said, Manifest)][-1]
+    assert "less 1.00 +- 0.00 us a stamp" in said.backend
+
+
+def test_the_steps_stand_where_the_host_saw_them(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 3)
+    memory.records.clear()
+    begun_ns = world.host_ns
+    replay(world, graph, 1)
+    profiler.finalize()
+    _, start, end, _ = [record for record in memory.records if not record[0] & FLAG_AMOUNTS][-1]
+    assert begun_ns - 5_000 <= start < end <= world.host_ns + 5_000
+
+
+def test_where_every_step_is_recorded_the_bricks_take_turns_by_layer(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world, layers=8)
+    attach(model, profiler)
+    replay(world, captured(model), 9)
+    profiler.finalize()
+    found = steps_in(memory)
+    assert len(found) == 8
+    for *_, inside in found:
+        assert len(inside["layer"]) == 8
+        assert len(inside["RmsNorm"]) == 2
+        assert len(inside["Bricks of another turn"]) == 6
+
+
+def test_a_replay_in_an_open_step_is_a_part_of_that_step(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+    for _ in range(4):
+        with profiler.step("mine", tokens=5):
+            with profiler.brick("host work"):
+                world.pass_time(10_000)
+            graph.replay()
+        assert not [name for name, *_ in steps_in(memory)[2:] if name == "decode"]
+        world.pass_time(1_000_000)
+    profiler.finalize()
+    found = steps_in(memory)
+    assert [(name, tokens) for name, tokens, *_ in found] == [("mine", 5)] * 2
+    for _, _, duration_ns, inside in found:
+        assert len(inside["RmsNorm"]) == 4
+        assert inside["host work"]
+        assert duration_ns > sum(inside["layer"])
+
+
+def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_what_is_left_out_is_counted(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+    for _ in range(20):
+        graph.replay()
+    assert world.replayed == 1 + 16
+    world.pass_time(10_000_000)
+    replay(world, graph, 2)
+    profiler.finalize()
+    lost = [record for record in memory.records if record[0] & 0xFFFFFF == NO_NODE]
+    assert len(steps_in(memory)) + len(lost) == 22
+
+
+def test_graphs_that_draw_random_numbers_are_left_alone_and_that_is_said_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    world.draws = 4
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        for graph in (captured(model), captured(model)):
+            replay(world, graph, 5)
+    profiler.finalize()
+    assert world.replayed == 10
+    assert not memory.records
+    assert [record.message for record in caplog.records] == [
+        "cbtop: a captured graph is not looked into: it draws random numbers"
+    ]
+
+
+def test_where_kernels_run_side_by_side_what_begins_or_ends_there_is_left_out_and_nothing_else(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attach(model, profiler)
+    world.forks = True
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        replay(world, captured(model), 3)
+    profiler.finalize()
+    assert "side by side" in caplog.text
+    *_, inside = steps_in(memory)[0]
+    assert inside["RmsNorm"] == pytest.approx([NORM_NS], abs=3)
+    assert inside["DownProjection"] == pytest.approx([PRODUCT_NS] * 4, abs=3)
+    assert "layer" not in inside
+
+
+def test_what_cannot_be_instantiated_is_said_and_the_hosts_replay_runs(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    world.most_nodes = 15
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        replay(world, graph, 6)
+    assert world.replayed == 6
+    assert len(caplog.records) == 1
+    assert "OUT_OF_MEMORY" in caplog.text
+    assert not memory.records
+
+
+def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attachment = attach(model, profiler)
+    kind = torch.cuda.CUDAGraph
+    assert kind.replay.__module__ == captured_graphs.__name__
+
+    def executables() -> int:
+        replay(world, kept, 2)
+        return len(world.executables)
+
+    kept = captured(model)
+    replay(world, kept, 6)
+    before = executables()
+    for _ in range(10):
+        graph = captured(model)
+        replay(world, graph, 6)
+        graph.reset()
+        graph.capture_begin()
+        model(torch.ones(2, 1, dtype=torch.long))
+        graph.capture_end()
+        replay(world, graph, 6)
+        world.destroy_executable(graph.executable)  # as torch does where it is dropped
+        del graph
+        gc.collect()
+    assert executables() == before
+    assert len(captured_graphs._devices[0].device._spare) < 10
+    attachment.detach()
+    assert kind.replay.__module__ == __name__
+    assert len(world.executables) == 1
+    assert not captured_graphs._devices
+    replayed = world.replayed
+    kept.replay()
+    assert world.replayed == replayed + 1
+
+
+def test_a_graph_that_its_host_asked_to_keep_is_instantiated_by_its_host(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    graph.capture_begin()
+    model(torch.ones(2, 1, dtype=torch.long))
+    graph.capture_end()
+    assert not graph.executable
+    graph.instantiate()
+    replay(world, graph, 5)
+    profiler.finalize()
+    assert len(steps_in(memory)) == 2
+
+
+def test_the_model_is_held_by_no_graph(world: World) -> None:
+    import weakref
+
+    profiler = profiler_of(world, Memory())
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 4)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    replay(world, graph, 2)
+
+
+def test_the_governor_decides_which_replays_are_recorded_and_learns_what_they_cost(world: World) -> None:
+    memory = Memory()
+    profiler = GovernedProfiler(1.0, recorder=memory)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 200)
+    profiler.finalize()
+    found = steps_in(memory)
+    assert 5 < len(found) < 150
+    assert world.replayed + len(found) == pytest.approx(200, abs=2)
+    assert profiler.governor._seen
+
+
+def test_what_is_done_while_the_device_works_is_no_cost_and_where_it_is_idle_it_is(world: World) -> None:
+    profiler = GovernedProfiler(1.0, recorder=Memory())
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+
+    def own_ns() -> int:
+        graph.replay()
+        turns = captured_graphs._devices[0]._turns
+        return next(iter(turns.values())).own_ns
+
+    device = captured_graphs._devices[0]
+    settle = device.settle
+
+    def slow(**how: bool) -> None:
+        settle(**how)
+        time.sleep(0.05)
+
+    device.settle = slow  # type: ignore[method-assign]
+    assert own_ns() < 50_000_000
+    world.is_done = lambda stream: True  # type: ignore[method-assign]
+    assert own_ns() >= 50_000_000
+
+
+def test_the_hosts_own_failure_at_a_replay_is_the_hosts_and_happens_once(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    graph.executable = 0  # as of a host that replays what it has reset
+    for _ in range(2):
+        with pytest.raises(AssertionError):
+            graph.replay()
+    assert world.replayed == 0
+
+
+def test_a_launch_that_the_driver_refuses_is_said_and_the_hosts_replay_runs(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = profiler_of(world, Memory(), every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 2)
+    launch, replayed = world.launch_graph, world.replayed
+
+    def refuse(executable: int, stream: int) -> None:
+        if executable != graph.executable:
+            raise DriverError("CUDA_ERROR_LAUNCH_FAILED")
+        launch(executable, stream)
+
+    world.launch_graph = refuse  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        replay(world, graph, 3)
+    assert world.replayed == replayed + 3
+    assert "LAUNCH_FAILED" in caplog.text
+
+
+def test_a_capture_that_fails_leaves_later_ones_as_they_are(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    with pytest.raises(TypeError):
+        model()
+    graph.capture_end()
+    replay(world, captured(model), 3)
+    profiler.finalize()
+    assert len(steps_in(memory)) == 2
+    assert not profiler._steps.path.position.step
+
+
+def test_a_forked_child_asks_nothing_of_the_device_and_ends(world: World) -> None:
+    profiler = profiler_of(world, Memory(), every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 3)
+    child = os.fork()
+    if child == 0:
+        before = (list(world.executables), world.launched)
+        profiler.finalize()
+        uninstall()
+        os._exit(0 if before == (list(world.executables), world.launched) else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        world.kernel(7_000)
+        return query
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    norm = type(model.layers[0].input_layernorm)
+    before = norm.forward
+
+    def forward(self: Any, rows: Any) -> Any:
+        shaped = rows.reshape(1, 1, 2, 1).float()
+        torch.nn.functional.scaled_dot_product_attention(shaped, shaped, shaped)
+        return before(self, rows)
+
+    norm.forward = forward
+    attach(model, profiler)
+    graph = captured(model)
+    assert not memory.records
+    replay(world, graph, 5)
+    profiler.finalize()
+    found = steps_in(memory)
+    assert len(found) == 2
+    for *_, inside in found:
+        assert inside["Attention (fused)"] == pytest.approx([7_000] * 4, abs=3)
+        assert inside["RmsNorm"] == pytest.approx([7_000 + NORM_NS] * 4, abs=3)
+    model(torch.ones(2, 1, dtype=torch.long))  # and calls outside of captures are steps again
+    assert [name for name, *_ in steps_in(memory)] == ["decode", "decode", "encode"]
+
+
+def test_another_thread_that_calls_the_model_during_a_capture_is_noted_nowhere(world: World) -> None:
+    import threading
+
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    kernel, inner = world.kernel, model.layers[2].down_proj.forward
+
+    def called_by_another(rows: Any) -> Any:
+        def run() -> None:
+            world.kernel = lambda duration_ns: None  # type: ignore[method-assign]
+            model.layers[0](rows)
+            world.kernel = kernel  # type: ignore[method-assign]
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return inner(rows)
+
+    model.layers[2].down_proj.forward = called_by_another
+    model(torch.ones(2, 1, dtype=torch.long))
+    graph.capture_end()
+    replay(world, graph, 9)
+    profiler.finalize()
+    for *_, inside in steps_in(memory)[-4:]:
+        assert len(inside["layer"]) == 4
