@@ -9,6 +9,10 @@ from typing import Protocol
 Mark = object  # what a clock gives for a point in time, and takes back to tell it
 
 
+class NoTimeError(Exception):
+    """A mark that the device was never to reach: its work was captured, not run, or is another process's."""
+
+
 class DeviceClock(Protocol):
     """A device that works behind the host: marks are enqueued like work, and known once the device reached them."""
 
@@ -19,7 +23,10 @@ class DeviceClock(Protocol):
         """Wait until every mark made before this call was reached."""
 
     def time_ns(self, mark: Mark, /) -> int:
-        """When `mark` was reached, on the host's monotonic clock. Only after a `synchronize`."""
+        """When `mark` was reached, on the host's monotonic clock. Only after a `synchronize`.
+
+        Raises NoTimeError of a mark that has none: what it would have timed is counted as lost.
+        """
 
 
 class HostClock:

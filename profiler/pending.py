@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from cbtop.profiler.clocks import DeviceClock, Mark
+from cbtop.profiler.clocks import DeviceClock, Mark, NoTimeError
 from cbtop.protocol.ring import NO_NODE, Record
 from cbtop.protocol.signals import let_through
 
@@ -25,7 +25,7 @@ class Pending:
     """Timings deferred until the device has reached their marks on `clock`; then they go to `record`.
 
     `defer(timing)` keeps one in `timings` until `finalize`. Where the clock fails, what waited for it is recorded
-    against no node: it is lost, and counted as that.
+    against no node: it is lost, and counted as that. So is a single timing of which a mark has no time.
     """
 
     defer: Callable[[Timing], None]
@@ -73,6 +73,9 @@ class Pending:
                     try:
                         start_ns = start if isinstance(start, HostTime) else int(time_ns(start))
                         end_ns = end if isinstance(end, HostTime) else int(time_ns(end))
+                    except NoTimeError:
+                        self._record(NO_NODE, 0, 0, 0)
+                        continue
                     except BaseException:
                         self._record(NO_NODE, 0, 0, 0)
                         raise

@@ -1,0 +1,83 @@
+"""One device, as one context sees it: the kernels in it, words for stamps, and its clock beside the host's."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from cbtop.profiler.device.device_time import DeviceTime
+from cbtop.profiler.device.driver import Driver, DriverError, Words
+from cbtop.profiler.device.kernels import NOTHING, PONG, PTX, STAMP
+from cbtop.profiler.device.ping_pong import PingPong
+
+PAIR_EVERY_NS = 1_000_000_000
+FIRST_TRIES = 3
+
+_devices: weakref.WeakSet[Device] = weakref.WeakSet()
+
+
+class Device:
+    """Of the context that is current as it is made. Raises DriverError where none is, and for what is refused."""
+
+    def __init__(self, driver: Driver, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.driver = driver
+        self.now_ns = now_ns
+        self.is_of_parent = False  # this process was forked: the device works for another
+        self.context = driver.context()
+        if not self.context:
+            raise DriverError("no CUDA context is current")
+        with driver.relaxed():
+            self._module, (self.stamp, self.nothing, pong) = driver.load(PTX, (STAMP, NOTHING, PONG))
+            self._ping_pong = PingPong(driver, pong, now_ns)
+        self.time = DeviceTime()
+        self._looking = threading.Lock()
+        for _ in range(FIRST_TRIES):
+            self._next_pair_ns = 0
+            if self.time.last is None:
+                self.look_at_clocks()
+        _devices.add(self)
+
+    def look_at_clocks(self) -> None:
+        """Read both clocks, if the last time is a while ago. Takes some 40 us then."""
+        now_ns = self.now_ns()
+        if now_ns < self._next_pair_ns or self.is_of_parent:
+            return
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            self._next_pair_ns = now_ns + PAIR_EVERY_NS
+            with self.driver.relaxed():
+                pair = self._ping_pong.pair()
+            if pair is not None:
+                self.time.add(pair)
+        finally:
+            self._looking.release()
+
+    def map_words(self, count: int) -> Words:
+        """Words for stamps."""
+        with self.driver.relaxed():
+            return self.driver.map_words(count)
+
+    def free_words(self, words: Words) -> None:
+        """Give back words that no stamp writes any more."""
+        if not self.is_of_parent:
+            with self.driver.relaxed():
+                self.driver.free_words(words)
+
+    def close(self) -> None:
+        """Leave nothing of ours on the device; nothing of it may run any more."""
+        if not self.is_of_parent and self._ping_pong.is_over:
+            with self.driver.relaxed():
+                self._ping_pong.close()
+                self.driver.unload(self._module)
+
+
+def _after_fork() -> None:
+    for device in list(_devices):
+        device.is_of_parent = True
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,102 @@
+"""A device's clock beside the host's: pairs of readings, and the line between them. Whole nanoseconds throughout.
+
+Rules
+- A pair says that the device showed `device_ns` when the host's monotonic clock showed `host_ns`, give or take
+  `error_ns`. No float holds either time: nanoseconds since the epoch take 61 bits.
+- Between pairs, and behind the last, both clocks differ along a line. Beside the errors of the pairs the line may be
+  wrong by how far the drift is from its mean between the pairs (WANDER_PPM), and by MAX_DRIFT_PPM where there is one.
+- A pair that cannot be by that drift (the host slept, a clock was set) begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+MAX_DRIFT_PPM = 100  # 6 to 24 measured
+WANDER_PPM = 1
+MAX_PAIRS = 64
+BASELINE = 8  # pairs: the slope behind the last is that since so many before it
+_MILLION = 1_000_000
+
+
+class Pair(NamedTuple):
+    """One reading of both clocks."""
+
+    device_ns: int
+    host_ns: int
+    error_ns: int
+
+    @property
+    def offset_ns(self) -> int:
+        return self.host_ns - self.device_ns
+
+
+class DeviceTime:
+    """The times of one device on the host's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._pairs: deque[Pair] = deque(maxlen=MAX_PAIRS)
+
+    @property
+    def last(self) -> Pair | None:
+        """The newest pair."""
+        return self._pairs[-1] if self._pairs else None
+
+    def add(self, pair: Pair) -> None:
+        """Both clocks have been read, later than ever before."""
+        last = self.last
+        if last is not None:
+            elapsed_ns = pair.device_ns - last.device_ns
+            strayed_ns = abs(pair.offset_ns - last.offset_ns)
+            allowed_ns = last.error_ns + pair.error_ns + _part(elapsed_ns, MAX_DRIFT_PPM)
+            if elapsed_ns <= 0 or strayed_ns > allowed_ns:
+                self._pairs.clear()
+        self._pairs.append(pair)
+
+    def host_ns(self, device_ns: int) -> int:
+        """When the device showed `device_ns`. Raises LookupError where no pair is known."""
+        first, second = self._line(device_ns)
+        elapsed_ns = second.device_ns - first.device_ns
+        if not elapsed_ns:
+            return device_ns + second.offset_ns
+        distance_ns = device_ns - second.device_ns
+        gained_ns = (second.offset_ns - first.offset_ns) * distance_ns // elapsed_ns
+        most_ns = _part(abs(distance_ns), MAX_DRIFT_PPM)
+        return device_ns + second.offset_ns + max(-most_ns, min(gained_ns, most_ns))
+
+    def error_ns(self, device_ns: int) -> int:
+        """How far `host_ns` of it may be wrong, either way."""
+        first, second = self._line(device_ns)
+        elapsed_ns = second.device_ns - first.device_ns
+        if not elapsed_ns:
+            return second.error_ns + _part(abs(device_ns - second.device_ns), MAX_DRIFT_PPM) + 1
+        wrong_ns = max(first.error_ns, second.error_ns)
+        beyond_ns = max(0, device_ns - second.device_ns, first.device_ns - device_ns)
+        if beyond_ns:
+            tilt_ns = (first.error_ns + second.error_ns) * beyond_ns // elapsed_ns
+            wandered_ns = _part(beyond_ns, WANDER_PPM)
+            return wrong_ns + min(tilt_ns + wandered_ns, _part(2 * beyond_ns, MAX_DRIFT_PPM)) + 2
+        nearer_ns = min(device_ns - first.device_ns, second.device_ns - device_ns)
+        return wrong_ns + _part(nearer_ns, WANDER_PPM) + 2
+
+    def _line(self, device_ns: int) -> tuple[Pair, Pair]:
+        """The pairs whose line tells of `device_ns`: those around it, or the first and last of the newest."""
+        pairs = self._pairs
+        if not pairs:
+            raise LookupError("no reading of both clocks")
+        later = None
+        for pair in reversed(pairs):
+            if pair.device_ns <= device_ns:
+                if later is not None:
+                    return pair, later
+                break
+            later = pair
+        else:
+            if len(pairs) > 1:  # before the first
+                return pairs[0], pairs[1]
+        return pairs[max(0, len(pairs) - BASELINE)], pairs[-1]
+
+
+def _part(duration_ns: int, ppm: int) -> int:
+    return duration_ns * ppm // _MILLION + 1

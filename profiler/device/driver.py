@@ -1,0 +1,396 @@
+"""The few calls of the CUDA driver that are needed, on `libcuda.so.1` by ctypes: no headers, no toolkit.
+
+Rules
+- The context that is current is the host's: none is made here, nor is any stream of the host's waited for.
+- What is called while the host may be capturing a graph is called `relaxed`: in another mode the driver would refuse
+  it and break the capture.
+- Only `Driver` is asked for by others, so that a test can play the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any, NamedTuple, Protocol
+
+SUCCESS, NOT_READY = 0, 600
+_PORTABLE, _DEVICE_MAP = 1, 2  # of cuMemHostAlloc
+_NON_BLOCKING = 1  # of cuStreamCreate: it waits for no legacy stream
+_RELAXED = 2  # of a stream's capture
+
+
+class DriverError(Exception):
+    """A call that the driver refused, or a device that does not answer."""
+
+
+class Words(Protocol):
+    """Words of 64 bits in the host's memory that a device sees, too."""
+
+    address: int  # as the device sees them
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
+Launch = Callable[[int], None]  # the address of the kernel's arguments, as `Arguments` lays them out
+
+
+class Driver(Protocol):
+    """What is asked of a driver; each raises DriverError where it is refused."""
+
+    def context(self) -> int:
+        """The context that is current; 0 where there is none."""
+
+    def load(self, ptx: bytes, kernels: Sequence[str]) -> tuple[int, list[int]]:
+        """The module that `ptx` is, in the current context, and its kernels."""
+
+    def unload(self, module: int) -> None:
+        """Undo `load`."""
+
+    def map_words(self, count: int) -> Words:
+        """So many words, all 0."""
+
+    def free_words(self, words: Words) -> None:
+        """Undo `map_words`. Nothing may write them any more."""
+
+    def launcher(self, kernel: int, stream: int) -> Launch:
+        """What launches `kernel` as a single thread on `stream`."""
+
+    def new_stream(self) -> int:
+        """A stream that waits for no other."""
+
+    def end_stream(self, stream: int) -> None:
+        """Undo `new_stream`."""
+
+    def is_done(self, stream: int) -> bool:
+        """Whether `stream` has done all that was enqueued."""
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what is enqueued on `stream` is captured, not run; also where it may not be asked."""
+
+    def relaxed(self) -> contextlib.AbstractContextManager[None]:
+        """`with driver.relaxed():` whatever is called does not end a capture of the host's."""
+
+    def captured_last(self, stream: int) -> list[int] | None:
+        """The nodes that what is captured next on `stream` will follow; None where nothing is captured there."""
+
+    def new_graph(self) -> int:
+        """An empty graph."""
+
+    def clone(self, graph: int) -> int:
+        """A copy of `graph`."""
+
+    def in_clone(self, node: int, clone: int) -> int:
+        """The node of `clone` that `node` of the graph it was made from has become."""
+
+    def destroy_graph(self, graph: int) -> None:
+        """Undo `new_graph` or `clone`."""
+
+    def nodes(self, graph: int) -> list[int]:
+        """The nodes of `graph`."""
+
+    def edges(self, graph: int) -> list[Edge]:
+        """The edges of `graph`."""
+
+    def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int) -> int:
+        """A new node of `graph` behind those of `after`: `kernel`, as a single thread."""
+
+    def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
+        """Let the second node of each pair wait for the first."""
+
+    def remove_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
+        """Undo `add_edges`; of plain edges only."""
+
+    def instantiate(self, graph: int) -> int:
+        """An executable of `graph`, which may change or go afterwards."""
+
+    def destroy_executable(self, executable: int) -> None:
+        """Undo `instantiate`. It must not be running."""
+
+    def upload(self, executable: int, stream: int) -> None:
+        """Do ahead, on `stream`, what its first launch would have to."""
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        """Enqueue it on `stream`."""
+
+
+class Edge(NamedTuple):
+    """The node `then` waits for `first`; a plain one waits until it has ended."""
+
+    first: int
+    then: int
+    is_plain: bool
+
+
+class Arguments:
+    """The arguments of launches: `launch(arguments.at(3))` passes the fourth row.
+
+    A kernel reads them as it is launched. Each row lies apart, so that threads may launch at the same time.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        width = len(rows[0])
+        self._values = (c_uint64 * (len(rows) * width))(*(value for row in rows for value in row))
+        first = ctypes.addressof(self._values)
+        self._pointers = (c_uint64 * len(self._values))(*range(first, first + 8 * len(self._values), 8))
+        self._first = ctypes.addressof(self._pointers)
+        self._step = 8 * width
+
+    def at(self, row: int) -> int:
+        """The address of a row's pointers."""
+        return self._first + self._step * row
+
+
+class _KernelNode(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
+    _fields_ = (
+        ("kernel", c_void_p),
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("arguments", c_void_p),
+        ("extra", c_void_p),
+        ("library_kernel", c_void_p),
+        ("context", c_void_p),
+    )
+
+
+class _LaunchConfig(ctypes.Structure):  # CUlaunchConfig
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("attributes_count", c_uint),
+    )
+
+
+class MappedWords:
+    """Pinned words of the host's, mapped into every context."""
+
+    def __init__(self, host: int, address: int, count: int) -> None:
+        self.host = host
+        self.address = address
+        self._count = count
+        self._words = (c_uint64 * count).from_address(host)
+        ctypes.memset(host, 0, 8 * count)
+
+    def __getitem__(self, index: int, /) -> int:
+        return self._words[index]
+
+    def __setitem__(self, index: int, value: int, /) -> None:
+        self._words[index] = value
+
+    def __len__(self) -> int:
+        return self._count
+
+
+_Handle, _Count = POINTER(c_void_p), POINTER(c_size_t)
+# Arguments by name; all give a CUresult. Drivers of CUDA 12.3 and later have these forms.
+_CALLS: dict[str, tuple[Any, ...]] = {
+    "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuGraphAddDependencies_v2": (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t),
+    "cuGraphAddKernelNode_v2": (_Handle, c_void_p, c_void_p, c_size_t, POINTER(_KernelNode)),
+    "cuGraphClone": (_Handle, c_void_p),
+    "cuGraphCreate": (_Handle, c_uint),
+    "cuGraphDestroy": (c_void_p,),
+    "cuGraphExecDestroy": (c_void_p,),
+    "cuGraphGetEdges_v2": (c_void_p, c_void_p, c_void_p, c_void_p, _Count),
+    "cuGraphGetNodes": (c_void_p, c_void_p, _Count),
+    "cuGraphInstantiateWithFlags": (_Handle, c_void_p, c_uint64),
+    "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuGraphNodeFindInClone": (_Handle, c_void_p, c_void_p),
+    "cuGraphRemoveDependencies_v2": (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t),
+    "cuGraphUpload": (c_void_p, c_void_p),
+    "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "cuMemFreeHost": (c_void_p,),
+    "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint),
+    "cuMemHostGetDevicePointer_v2": (POINTER(c_uint64), c_void_p, c_uint),
+    "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
+    "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
+    "cuModuleUnload": (c_void_p,),
+    "cuStreamCreate": (POINTER(c_void_p), c_uint),
+    "cuStreamDestroy_v2": (c_void_p,),
+    "cuStreamGetCaptureInfo_v3": (c_void_p, POINTER(c_int), c_void_p, c_void_p, _Handle, c_void_p, _Count),
+    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
+    "cuStreamQuery": (c_void_p,),
+    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
+}
+
+
+class CudaDriver:
+    """The driver of this machine. Raises DriverError where there is none, or one too old."""
+
+    def __init__(self) -> None:
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+            self._functions: dict[str, Any] = {name: getattr(library, name) for name in _CALLS}
+        except (OSError, AttributeError) as error:
+            raise DriverError(str(error)) from error
+        for name, arguments in _CALLS.items():
+            self._functions[name].argtypes, self._functions[name].restype = arguments, c_int
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        result = self._functions[name](*arguments)
+        if result != SUCCESS:
+            raise self._error(name, result)
+
+    def _error(self, name: str, result: int) -> DriverError:
+        text = c_char_p()
+        self._functions["cuGetErrorName"](result, byref(text))
+        return DriverError(f"{name}: {text.value.decode() if text.value else result}")
+
+    def context(self) -> int:
+        found = c_void_p()
+        self._call("cuCtxGetCurrent", byref(found))
+        return found.value or 0
+
+    def load(self, ptx: bytes, kernels: Sequence[str]) -> tuple[int, list[int]]:
+        module = c_void_p()
+        self._call("cuModuleLoadData", byref(module), ptx)
+        found = []
+        for name in kernels:
+            kernel = c_void_p()
+            self._call("cuModuleGetFunction", byref(kernel), module, name.encode())
+            found.append(kernel.value or 0)
+        return module.value or 0, found
+
+    def unload(self, module: int) -> None:
+        self._call("cuModuleUnload", module)
+
+    def map_words(self, count: int) -> Words:
+        host, address = c_void_p(), c_uint64()
+        self._call("cuMemHostAlloc", byref(host), 8 * count, _PORTABLE | _DEVICE_MAP)
+        self._call("cuMemHostGetDevicePointer_v2", byref(address), host, 0)
+        return MappedWords(host.value or 0, address.value, count)
+
+    def free_words(self, words: Words) -> None:
+        assert isinstance(words, MappedWords)
+        self._call("cuMemFreeHost", words.host)
+
+    def launcher(self, kernel: int, stream: int) -> Launch:
+        one = (c_uint * 3)(1, 1, 1)
+        config = _LaunchConfig(one, one, 0, stream, None, 0)
+        at, launch = ctypes.addressof(config), self._functions["cuLaunchKernelEx"]
+
+        def launch_it(arguments: int, config: _LaunchConfig = config) -> None:  # which lives as long as this does
+            result = launch(at, kernel, arguments, None)
+            if result:
+                raise self._error("cuLaunchKernelEx", result)
+
+        return launch_it
+
+    def new_stream(self) -> int:
+        stream = c_void_p()
+        self._call("cuStreamCreate", byref(stream), _NON_BLOCKING)
+        return stream.value or 0
+
+    def end_stream(self, stream: int) -> None:
+        self._call("cuStreamDestroy_v2", stream)
+
+    def is_done(self, stream: int) -> bool:
+        result = self._functions["cuStreamQuery"](stream)
+        if result not in (SUCCESS, NOT_READY):
+            raise self._error("cuStreamQuery", result)
+        return bool(result == SUCCESS)
+
+    def is_capturing(self, stream: int) -> bool:
+        status = c_int()
+        result = self._functions["cuStreamIsCapturing"](stream, byref(status))
+        return bool(result != SUCCESS or status.value)
+
+    @contextlib.contextmanager
+    def relaxed(self) -> Iterator[None]:
+        mode = c_int(_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        try:
+            yield
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+
+    def captured_last(self, stream: int) -> list[int] | None:
+        status, nodes, edges, count = c_int(), c_void_p(), c_void_p(), c_size_t()
+        self._call(
+            "cuStreamGetCaptureInfo_v3", stream, byref(status), None, None, byref(nodes), byref(edges), byref(count)
+        )
+        if not status.value:
+            return None
+        return list((c_uint64 * count.value).from_address(nodes.value)) if nodes.value else []
+
+    def new_graph(self) -> int:
+        graph = c_void_p()
+        self._call("cuGraphCreate", byref(graph), 0)
+        return graph.value or 0
+
+    def clone(self, graph: int) -> int:
+        clone = c_void_p()
+        self._call("cuGraphClone", byref(clone), graph)
+        return clone.value or 0
+
+    def in_clone(self, node: int, clone: int) -> int:
+        found = c_void_p()
+        self._call("cuGraphNodeFindInClone", byref(found), node, clone)
+        return found.value or 0
+
+    def destroy_graph(self, graph: int) -> None:
+        self._call("cuGraphDestroy", graph)
+
+    def nodes(self, graph: int) -> list[int]:
+        count = c_size_t()
+        self._call("cuGraphGetNodes", graph, None, byref(count))
+        found = (c_uint64 * count.value)()
+        if count.value:
+            self._call("cuGraphGetNodes", graph, found, byref(count))
+        return list(found)
+
+    def edges(self, graph: int) -> list[Edge]:
+        count = c_size_t()
+        self._call("cuGraphGetEdges_v2", graph, None, None, None, byref(count))
+        size = count.value
+        first, then, data = (c_uint64 * size)(), (c_uint64 * size)(), (c_uint64 * size)()
+        if size:
+            self._call("cuGraphGetEdges_v2", graph, first, then, data, byref(count))
+        return [Edge(*ends, not kind) for *ends, kind in zip(first, then, data, strict=True)]
+
+    def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int) -> int:
+        node, one = c_void_p(), (c_uint * 3)(1, 1, 1)
+        what = _KernelNode(kernel, one, one, 0, arguments or None)
+        self._call("cuGraphAddKernelNode_v2", byref(node), graph, _handles(after), len(after), byref(what))
+        return node.value or 0
+
+    def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
+        self._change_edges("cuGraphAddDependencies_v2", graph, edges)
+
+    def remove_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
+        self._change_edges("cuGraphRemoveDependencies_v2", graph, edges)
+
+    def _change_edges(self, name: str, graph: int, edges: Sequence[tuple[int, int]]) -> None:
+        if edges:
+            first, then = zip(*edges, strict=True)
+            self._call(name, graph, _handles(first), _handles(then), None, len(edges))
+
+    def instantiate(self, graph: int) -> int:
+        executable = c_void_p()
+        self._call("cuGraphInstantiateWithFlags", byref(executable), graph, 0)
+        return executable.value or 0
+
+    def destroy_executable(self, executable: int) -> None:
+        self._call("cuGraphExecDestroy", executable)
+
+    def upload(self, executable: int, stream: int) -> None:
+        self._call("cuGraphUpload", executable, stream)
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        result = self._functions["cuGraphLaunch"](executable, stream)
+        if result != SUCCESS:
+            raise self._error("cuGraphLaunch", result)
+
+
+def _handles(handles: Sequence[int]) -> Any:
+    return (c_uint64 * len(handles))(*handles) if handles else None

@@ -1,0 +1,77 @@
+"""Reads the device's clock and the host's at one moment: the host raises a word, the device answers with its time.
+
+Rules
+- The kernel that answers runs on a stream of its own, so it waits for none of the host's work; a device whose
+  multiprocessors are all taken does not begin it. So the host waits START_LIMIT_NS at most, and asks again later.
+- The answer lies between asking and hearing of it: the quickest of ROUNDS is the pair, half of its round trip the
+  error, with as much as the device's timer moves at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cbtop.profiler.device.device_time import Pair
+from cbtop.profiler.device.driver import Arguments, Driver
+from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING, RESOLUTION
+
+ROUNDS = 12
+START_LIMIT_NS = 300_000
+ROUND_LIMIT_NS = 100_000
+KERNEL_LIMIT_NS = 2_000_000  # then the kernel ends, whatever became of the host
+
+
+class PingPong:
+    """Of the device whose context is current."""
+
+    def __init__(self, driver: Driver, kernel: int, now_ns: Callable[[], int]) -> None:
+        self._driver = driver
+        self._now_ns = now_ns
+        self._words = driver.map_words(FIRST_PONG + ROUNDS)
+        self._arguments = Arguments([(self._words.address, ROUNDS, KERNEL_LIMIT_NS)])
+        self._stream = driver.new_stream()
+        self._launch = driver.launcher(kernel, self._stream)
+        self._words[ENDED] = 1
+
+    def pair(self) -> Pair | None:
+        """Both clocks now; None where the device did not answer in time."""
+        words, now_ns = self._words, self._now_ns
+        if not words[ENDED]:  # the last kernel was late, and is not through yet
+            return None
+        for index in range(len(words)):
+            words[index] = 0
+        self._launch(self._arguments.at(0))
+        try:
+            if self._heard(RESOLUTION, now_ns() + START_LIMIT_NS) is None:
+                return None
+            best: Pair | None = None
+            for at in range(ROUNDS):
+                asked_ns = now_ns()
+                words[PING] = at + 1
+                heard_ns = self._heard(FIRST_PONG + at, asked_ns + ROUND_LIMIT_NS)
+                if heard_ns is None:
+                    break
+                wrong_ns = (heard_ns - asked_ns + 1) // 2 + words[RESOLUTION]
+                if best is None or wrong_ns < best.error_ns:
+                    best = Pair(words[FIRST_PONG + at], (asked_ns + heard_ns) // 2, wrong_ns)
+            return best
+        finally:
+            words[PING] = ROUNDS  # it need not wait for us any more
+
+    def _heard(self, index: int, deadline_ns: int) -> int | None:
+        """When the word at `index` was seen to be written; None where it was not by then."""
+        words, now_ns = self._words, self._now_ns
+        while not words[index]:
+            if now_ns() > deadline_ns:
+                return None
+        return now_ns()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no kernel may write the words any more."""
+        return bool(self._words[ENDED])
+
+    def close(self) -> None:
+        """Give back what it took; only once `is_over`."""
+        self._driver.end_stream(self._stream)
+        self._driver.free_words(self._words)

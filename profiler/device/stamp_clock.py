@@ -1,0 +1,140 @@
+"""A device clock of stamps: each mark is a kernel of one thread that stores the device's time as it gets there.
+
+Rules
+- A mark does not wait: it takes the next of SLOTS words and enqueues a stamp behind the caller's work (3 to 5 us).
+- A word is used again for the mark SLOTS later; what it held by then is kept with the mark it was of.
+- A mark has no time where its work is captured instead of run, where a forked child makes it, and where the device
+  is SLOTS marks behind.
+- One clock tells the time of one device: of the context that is current as it is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+from cbtop.profiler.clocks import Mark, NoTimeError
+from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, DriverError, Launch
+
+SLOTS = 1 << 15  # a step of MAX_PENDING timings, twice
+MAX_STREAMS = 64
+SPIN_NS = 200_000  # a wait is short where the device keeps up
+NAP_S = 50e-6
+LOOK_NS = 100_000_000  # how often a wait asks whether the device lives
+
+
+class StampMark:
+    """A point in a device's work; `device_ns` is 0 until it is known."""
+
+    __slots__ = ("device_ns", "slot")
+
+    def __init__(self, slot: int | None) -> None:
+        self.slot = slot  # None: it has no word, or none any more
+        self.device_ns = 0
+
+
+class StampClock:
+    """`BrickProfiler(device_clock=StampClock(stream))`; `stream` gives the caller's stream, as the driver knows it.
+
+    Raises DriverError where there is no driver, or no context is current yet.
+    """
+
+    def __init__(
+        self,
+        stream: Callable[[], int],
+        driver: Driver | None = None,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._stream = stream
+        self._driver = CudaDriver() if driver is None else driver
+        self._now_ns = now_ns
+        self._device = Device(self._driver, now_ns)
+        self._words = self._device.map_words(SLOTS)
+        self._arguments = Arguments([(self._words.address + 8 * slot,) for slot in range(SLOTS)])
+        self._numbers = itertools.count()
+        self._marks: list[StampMark | None] = [None] * SLOTS
+        self._last: dict[int, StampMark] = {}  # of each stream, since the device was last waited for
+        self._launches: dict[int, Launch] = {}
+
+    def mark(self) -> Mark:
+        """A point behind all work enqueued so far on the caller's stream."""
+        stream = self._stream()
+        if self._device.is_of_parent or self._driver.is_capturing(stream):
+            return StampMark(None)
+        slot = next(self._numbers) % SLOTS
+        before = self._marks[slot]
+        if before is not None:
+            before.device_ns = self._words[slot]
+            before.slot = None
+            if not before.device_ns:
+                return StampMark(None)
+        mark = self._marks[slot] = StampMark(slot)
+        self._words[slot] = 0
+        launch = self._launches.get(stream) or self._launcher(stream)
+        try:
+            launch(self._arguments.at(slot))
+        except BaseException:
+            self._marks[slot] = None  # nothing will be written there
+            mark.slot = None
+            raise
+        self._last[stream] = mark
+        return mark
+
+    def synchronize(self) -> None:
+        """Wait until the last mark on each stream was reached. Raises DriverError where the device is lost."""
+        if self._device.is_of_parent:
+            return
+        while self._last:
+            try:
+                stream, mark = self._last.popitem()
+            except KeyError:  # another thread waits for it
+                break
+            try:
+                self._wait_for(stream, mark)
+            except BaseException as error:
+                if not isinstance(error, DriverError):  # of a signal handler: it is waited for the next time
+                    self._last.setdefault(stream, mark)
+                raise
+        self._device.look_at_clocks()
+
+    def time_ns(self, mark: Mark, /) -> int:
+        """When `mark` was reached, on the host's monotonic clock. Raises NoTimeError where it has none."""
+        assert isinstance(mark, StampMark)
+        device_ns, known = self._read(mark), self._device.time
+        if not device_ns or known.last is None:
+            raise NoTimeError("a mark that the device has not reached, or a clock that could not be read")
+        return known.host_ns(device_ns)
+
+    @property
+    def error_ns(self) -> int | None:
+        """How far `time_ns` of a mark made now may be off, either way; durations are not. None: not known."""
+        last = self._device.time.last
+        return None if last is None else self._device.time.error_ns(self._now_ns() - last.offset_ns)
+
+    def _launcher(self, stream: int) -> Launch:
+        if len(self._launches) >= MAX_STREAMS:  # streams come and go
+            self._launches.clear()
+        launch = self._launches[stream] = self._driver.launcher(self._device.stamp, stream)
+        return launch
+
+    def _read(self, mark: StampMark) -> int:
+        if self._device.is_of_parent:  # a child does not see such memory
+            return mark.device_ns
+        slot = mark.slot
+        found = 0 if slot is None else self._words[slot]
+        # Another thread may have given the word to a newer mark meanwhile: then what it held is kept here.
+        return found if mark.slot is not None else mark.device_ns
+
+    def _wait_for(self, stream: int, mark: StampMark) -> None:
+        begun_ns = self._now_ns()
+        look_ns = begun_ns + LOOK_NS
+        while not self._read(mark) and mark.slot is not None:
+            now_ns = self._now_ns()
+            if now_ns > look_ns:
+                look_ns = now_ns + LOOK_NS
+                if self._driver.is_done(stream) and not self._read(mark):
+                    raise DriverError("a stamp was lost: its stream has nothing left to do")
+            if now_ns - begun_ns > SPIN_NS:
+                time.sleep(NAP_S)

@@ -1,0 +1,200 @@
+"""A driver whose device is played: its time passes when the host reads its own clock."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cbtop.profiler.device.driver import DriverError, Launch
+from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, NOTHING, PING, PONG, RESOLUTION, STAMP
+
+READING_NS = 50  # what the host pays to read its clock
+KERNEL_NS = 1_000
+RESOLUTION_NS = 32
+EPOCH_NS = 1_763_800_000_000_000_001  # no float64 holds it
+_ARGUMENTS = {STAMP: 1, NOTHING: 0, PONG: 3}
+
+
+class FakeWords(list[int]):
+    """Words at an address that no process has."""
+
+    def __init__(self, address: int, count: int) -> None:
+        super().__init__([0] * count)
+        self.address = address
+
+
+@dataclass
+class Stream:
+    """Kernels that wait: name, arguments, when they were launched."""
+
+    waiting: deque[tuple[str, list[int], int]] = field(default_factory=deque)
+    free_ns: int = 0  # when the last one has ended
+
+
+class FakeDriver:
+    """Its device runs `drift_ppm` fast; each way between it and the host takes up to `way_ns`."""
+
+    def __init__(self, *, drift_ppm: float = -12, way_ns: int = 800, seed: int = 0) -> None:
+        self.host_ns = 1_000_000_000
+        self.current = 0xC0DE
+        self.capturing: set[int] = set()
+        self.stands_still = False  # nothing on the device goes on
+        self.launched = 0
+        self._drift_ppb = round(drift_ppm * 1000)
+        self._way_ns = way_ns
+        self._chance = random.Random(seed)
+        self._words: dict[int, FakeWords] = {}
+        self._streams: dict[int, Stream] = {}
+        self._kernels: dict[int, str] = {}
+        self._modules: set[int] = set()
+        self._handles = 0x1000
+        self._pongs: list[_Pongs] = []
+
+    # --- the world ------------------------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        """The host's clock; the device goes on meanwhile."""
+        self.pass_time(READING_NS)
+        return self.host_ns
+
+    def pass_time(self, duration_ns: int) -> None:
+        self.host_ns += duration_ns
+        if not self.stands_still:
+            self._run()
+
+    def device_ns(self, host_ns: int) -> int:
+        """What the device's timer shows then."""
+        return EPOCH_NS + host_ns + host_ns * self._drift_ppb // 1_000_000_000
+
+    @property
+    def left(self) -> list[object]:
+        """What was taken and not given back."""
+        return [*self._words, *self._modules, *(stream for stream in self._streams if stream >= 0x1000)]
+
+    def _run(self) -> None:
+        for stream in self._streams.values():
+            while stream.waiting:
+                name, arguments, launched_ns = stream.waiting[0]
+                at_ns = max(stream.free_ns, launched_ns + self._way_ns)
+                if at_ns > self.host_ns:
+                    break
+                stream.waiting.popleft()
+                stream.free_ns = at_ns + KERNEL_NS
+                self._ran(name, arguments, at_ns)
+        for pongs in list(self._pongs):
+            if pongs.play(self):
+                self._pongs.remove(pongs)
+
+    def _ran(self, name: str, arguments: list[int], at_ns: int) -> None:
+        if name == STAMP:
+            self.write(arguments[0], self.device_ns(at_ns))
+        elif name == PONG:
+            words = self._words[arguments[0]]
+            words[RESOLUTION] = RESOLUTION_NS
+            self._pongs.append(_Pongs(words, arguments[1], at_ns + arguments[2]))
+
+    def write(self, address: int, value: int) -> None:
+        """As a kernel does. Raises KeyError where such memory was given back."""
+        for words in self._words.values():
+            if words.address <= address < words.address + 8 * len(words):
+                words[(address - words.address) // 8] = value
+                return
+        raise KeyError(f"nothing is mapped at {address:#x}")
+
+    def way_ns(self) -> int:
+        return self._chance.randrange(self._way_ns + 1)
+
+    def handle(self) -> int:
+        self._handles += 0x1000
+        return self._handles
+
+    # --- Driver -----------------------------------------------------------------------------------------------
+
+    def context(self) -> int:
+        return self.current
+
+    def load(self, ptx: bytes, kernels: Sequence[str]) -> tuple[int, list[int]]:
+        found = [self.handle() for _ in kernels]
+        self._kernels.update(zip(found, kernels, strict=True))
+        module = self.handle()
+        self._modules.add(module)
+        return module, found
+
+    def unload(self, module: int) -> None:
+        self._modules.remove(module)
+
+    def map_words(self, count: int) -> FakeWords:
+        words = FakeWords(self.handle() << 24, count)
+        self._words[words.address] = words
+        return words
+
+    def free_words(self, words: object) -> None:
+        assert isinstance(words, FakeWords)
+        del self._words[words.address]
+
+    def launcher(self, kernel: int, stream: int) -> Launch:
+        name = self._kernels[kernel]
+
+        def launch(arguments: int) -> None:
+            self.launched += 1
+            values = _values(arguments, _ARGUMENTS[name])
+            self._streams.setdefault(stream, Stream()).waiting.append((name, values, self.host_ns))
+
+        return launch
+
+    def new_stream(self) -> int:
+        stream = self.handle()
+        self._streams[stream] = Stream()
+        return stream
+
+    def end_stream(self, stream: int) -> None:
+        del self._streams[stream]
+
+    def is_done(self, stream: int) -> bool:
+        if self.stands_still:
+            raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS")
+        return stream not in self._streams or not self._streams[stream].waiting
+
+    def is_capturing(self, stream: int) -> bool:
+        return stream in self.capturing
+
+    @contextlib.contextmanager
+    def relaxed(self) -> Iterator[None]:
+        yield
+
+
+class _Pongs:
+    """The kernel that answers."""
+
+    def __init__(self, words: FakeWords, rounds: int, deadline_ns: int) -> None:
+        self._words = words
+        self._rounds = rounds
+        self._deadline_ns = deadline_ns
+        self._round = 1
+        self._seen_ns: int | None = None  # when it sees what it was asked
+        self._heard_ns = 0
+
+    def play(self, driver: FakeDriver) -> bool:
+        """Go on; gives whether it is through."""
+        now_ns, words = driver.host_ns, self._words
+        if self._seen_ns is None and words[PING] >= self._round:
+            self._seen_ns = now_ns + driver.way_ns()
+            self._heard_ns = self._seen_ns + driver.way_ns()
+        if self._seen_ns is not None and now_ns >= self._heard_ns:
+            words[FIRST_PONG + self._round - 1] = driver.device_ns(self._seen_ns)
+            self._round += 1
+            self._seen_ns = None
+        if self._round <= self._rounds and now_ns < self._deadline_ns:
+            return False
+        words[ENDED] = 1
+        return True
+
+
+def _values(arguments: int, count: int) -> list[int]:
+    """What the pointers at an address point to, as a launch reads them."""
+    pointers = (ctypes.c_uint64 * count).from_address(arguments) if count else []
+    return [ctypes.c_uint64.from_address(pointer).value for pointer in pointers]

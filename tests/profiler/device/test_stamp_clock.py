@@ -1,0 +1,146 @@
+"""Marks that are stamps in a device's own work, over a device that is played."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cbtop.profiler.clocks import NoTimeError
+from cbtop.profiler.device import stamp_clock
+from cbtop.profiler.device.driver import DriverError
+from cbtop.profiler.device.stamp_clock import StampClock
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.ring import NO_NODE
+from cbtop.protocol.vocabulary import SyncMode
+from tests.profiler.device.fake_driver import FakeDriver
+from tests.profiler.memory import Memory
+
+STREAM = 7
+
+
+@pytest.fixture
+def driver() -> FakeDriver:
+    return FakeDriver()
+
+
+@pytest.fixture
+def clock(driver: FakeDriver) -> StampClock:
+    return StampClock(lambda: STREAM, driver, driver.now_ns)
+
+
+def test_a_mark_is_told_on_the_hosts_clock_within_the_error_said(driver: FakeDriver, clock: StampClock) -> None:
+    begun_ns = driver.host_ns
+    mark = clock.mark()
+    clock.synchronize()
+    error_ns = clock.error_ns
+    assert error_ns is not None
+    assert 0 < error_ns < 5_000
+    assert begun_ns - error_ns <= clock.time_ns(mark) <= driver.host_ns + error_ns
+
+
+def test_a_mark_does_not_wait(driver: FakeDriver, clock: StampClock) -> None:
+    driver.stands_still = True
+    before_ns = driver.host_ns
+    marks = [clock.mark() for _ in range(10)]
+    assert driver.host_ns == before_ns
+    with pytest.raises(NoTimeError):
+        clock.time_ns(marks[0])
+
+
+def test_what_a_slot_held_stays_with_its_mark(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stamp_clock, "SLOTS", 8)
+    clock = StampClock(lambda: STREAM, driver, driver.now_ns)
+    first = clock.mark()
+    clock.synchronize()
+    told_ns = clock.time_ns(first)
+    for _ in range(20):
+        clock.mark()
+        clock.synchronize()
+    assert abs(clock.time_ns(first) - told_ns) < 10
+
+
+def test_a_device_that_is_far_behind_makes_marks_without_a_time_and_writes_no_other_slot(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stamp_clock, "SLOTS", 8)
+    clock = StampClock(lambda: STREAM, driver, driver.now_ns)
+    before = driver.launched
+    marks = [clock.mark() for _ in range(12)]
+    assert driver.launched - before == 8
+    clock.synchronize()
+    times = [clock.time_ns(mark) for mark in (*marks[4:8],)]
+    assert times == sorted(times)
+    for lost in marks[8:]:
+        with pytest.raises(NoTimeError):
+            clock.time_ns(lost)
+
+
+def test_where_work_is_captured_no_stamp_is_left_in_it_and_its_bricks_are_counted_as_lost(driver: FakeDriver) -> None:
+    memory = Memory()
+    clock = StampClock(lambda: STREAM, driver, driver.now_ns)
+    profiler = BrickProfiler(recorder=memory, device_clock=clock)
+    with profiler.step("decode", tokens=1):
+        with profiler.brick("before"):
+            pass
+        driver.capturing.add(STREAM)
+        launched = driver.launched
+        with profiler.brick("captured"):
+            pass
+        assert driver.launched == launched
+        driver.capturing.clear()
+        with profiler.brick("after"):
+            pass
+    names = {node: name for node, _, _, name in memory.nodes}
+    recorded = [names.get(tag & 0xFFFFFF, NO_NODE) for tag, *_ in memory.records]
+    assert recorded.count(NO_NODE) == 1
+    assert {"before", "after", "decode"} <= set(recorded)
+
+
+@pytest.mark.parametrize("mode", [SyncMode.DEFERRED, SyncMode.PER_LAYER, SyncMode.IMMEDIATE])
+def test_bricks_of_a_step_lie_in_it_in_the_order_they_ran(driver: FakeDriver, mode: SyncMode) -> None:
+    memory = Memory()
+    clock = StampClock(lambda: STREAM, driver, driver.now_ns)
+    profiler = BrickProfiler(recorder=memory, device_clock=clock, sync_mode=mode)
+    with profiler.step("decode", tokens=1):
+        for layer in range(3):
+            with profiler.layer(layer), profiler.brick("a"), profiler.brick("b"):
+                pass
+    times = [(start, end) for _, start, end, _ in memory.records]
+    step = times[-1]
+    assert len(times) == 10
+    assert all(step[0] <= start < end <= step[1] for start, end in times[:-1])
+
+
+def test_a_lost_device_ends_the_wait_and_recording_not_the_host(driver: FakeDriver) -> None:
+    memory = Memory()
+    clock = StampClock(lambda: STREAM, driver, driver.now_ns)
+    profiler = BrickProfiler(recorder=memory, device_clock=clock)
+    driver.stands_still = True
+    with profiler.step("decode", tokens=1), profiler.brick("a"):
+        pass
+    assert not profiler.recording
+    clock.mark()
+    with pytest.raises(DriverError):
+        clock.synchronize()
+
+
+def test_without_a_context_there_is_no_clock(driver: FakeDriver) -> None:
+    driver.current = 0
+    with pytest.raises(DriverError, match="context"):
+        StampClock(lambda: STREAM, driver, driver.now_ns)
+
+
+def test_a_forked_child_asks_nothing_of_the_device(driver: FakeDriver, clock: StampClock) -> None:
+    mark = clock.mark()
+    child = os.fork()
+    if child == 0:
+        launched = driver.launched
+        clock.mark()
+        clock.synchronize()
+        try:
+            clock.time_ns(mark)
+        except NoTimeError:
+            os._exit(0 if driver.launched == launched else 3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
