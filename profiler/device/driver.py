@@ -70,9 +70,6 @@ class Driver(Protocol):
     def is_done(self, stream: int) -> bool:
         """Whether `stream` has done all that was enqueued."""
 
-    def is_capturing(self, stream: int) -> bool:
-        """Whether what is enqueued on `stream` is captured, not run; also where it may not be asked."""
-
     def relaxed(self) -> contextlib.AbstractContextManager[None]:
         """`with driver.relaxed():` whatever is called does not end a capture of the host's."""
 
@@ -218,7 +215,6 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuStreamCreate": (POINTER(c_void_p), c_uint),
     "cuStreamDestroy_v2": (c_void_p,),
     "cuStreamGetCaptureInfo_v3": (c_void_p, POINTER(c_int), c_void_p, c_void_p, _Handle, c_void_p, _Count),
-    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuStreamQuery": (c_void_p,),
     "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
 }
@@ -299,11 +295,6 @@ class CudaDriver:
         if result not in (SUCCESS, NOT_READY):
             raise self._error("cuStreamQuery", result)
         return bool(result == SUCCESS)
-
-    def is_capturing(self, stream: int) -> bool:
-        status = c_int()
-        result = self._functions["cuStreamIsCapturing"](stream, byref(status))
-        return bool(result != SUCCESS or status.value)
 
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:

@@ -36,14 +36,15 @@ class StampMark:
 
 
 class StampClock:
-    """`BrickProfiler(device_clock=StampClock(stream))`; `stream` gives the caller's stream, as the driver knows it.
+    """`BrickProfiler(device_clock=StampClock(stream))`.
 
+    `stream` gives the caller's stream, as the driver knows it; None while what is enqueued there is captured.
     Raises DriverError where there is no driver, or no context is current yet.
     """
 
     def __init__(
         self,
-        stream: Callable[[], int],
+        stream: Callable[[], int | None],
         driver: Driver | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -61,7 +62,7 @@ class StampClock:
     def mark(self) -> Mark:
         """A point behind all work enqueued so far on the caller's stream."""
         stream = self._stream()
-        if self._device.is_of_parent or self._driver.is_capturing(stream):
+        if stream is None or self._device.is_of_parent:
             return StampMark(None)
         slot = next(self._numbers) % SLOTS
         before = self._marks[slot]

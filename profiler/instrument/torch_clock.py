@@ -7,12 +7,13 @@ import torch
 from cbtop.profiler.device.stamp_clock import StampClock
 
 
-def current_stream() -> int:
-    """The stream that torch enqueues on now, as the driver knows it."""
-    return int(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
-
-
 def torch_clock() -> StampClock:
     """A clock of the current CUDA device. Raises DriverError, or what torch does, where there is none."""
     torch.cuda.synchronize()  # from here on there is a context
-    return StampClock(current_stream)
+    device = torch.cuda.current_device()
+    is_capturing, stream_of = torch._C._cuda_isCurrentStreamCapturing, torch._C._cuda_getCurrentRawStream
+
+    def stream() -> int | None:
+        return None if is_capturing() else stream_of(device)
+
+    return StampClock(stream)

@@ -41,7 +41,6 @@ class FakeDriver:
     def __init__(self, *, drift_ppm: float = -12, way_ns: int = 800, seed: int = 0) -> None:
         self.host_ns = 1_000_000_000
         self.current = 0xC0DE
-        self.capturing: set[int] = set()
         self.stands_still = False  # nothing on the device goes on
         self.launched = 0
         self._drift_ppb = round(drift_ppm * 1000)
@@ -158,9 +157,6 @@ class FakeDriver:
         if self.stands_still:
             raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS")
         return stream not in self._streams or not self._streams[stream].waiting
-
-    def is_capturing(self, stream: int) -> bool:
-        return stream in self.capturing
 
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:
