@@ -22,7 +22,7 @@ SLOTS = 1 << 15  # a step of MAX_PENDING timings, twice
 MAX_STREAMS = 64
 SPIN_NS = 200_000  # a wait is short where the device keeps up
 NAP_S = 50e-6
-LOOK_NS = 100_000_000  # how often a wait asks whether the device lives
+LOOK_NAPS = 200  # how often a wait asks whether the device lives
 
 
 class StampMark:
@@ -129,13 +129,11 @@ class StampClock:
         return found if mark.slot is not None else mark.device_ns
 
     def _wait_for(self, stream: int, mark: StampMark) -> None:
-        begun_ns = self._now_ns()
-        look_ns = begun_ns + LOOK_NS
+        spin_until_ns, naps = self._now_ns() + SPIN_NS, 0
         while not self._read(mark) and mark.slot is not None:
-            now_ns = self._now_ns()
-            if now_ns > look_ns:
-                look_ns = now_ns + LOOK_NS
-                if self._driver.is_done(stream) and not self._read(mark):
-                    raise DriverError("a stamp was lost: its stream has nothing left to do")
-            if now_ns - begun_ns > SPIN_NS:
-                time.sleep(NAP_S)
+            if self._now_ns() < spin_until_ns:
+                continue
+            time.sleep(NAP_S)
+            naps += 1
+            if naps % LOOK_NAPS == 0 and self._driver.is_done(stream) and not self._read(mark):
+                raise DriverError("a stamp was lost: its stream has nothing left to do")
