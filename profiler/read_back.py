@@ -34,6 +34,7 @@ class ReadBack:
         now_ns: Callable[[], int],
         sample_every: int,
         ended_why: Callable[[], str],
+        settle: Callable[[], None],
     ) -> None:
         self._recorder = recorder
         self._graph = graph
@@ -41,6 +42,7 @@ class ReadBack:
         self._now_ns = now_ns
         self._sample_every = sample_every
         self._ended_why = ended_why
+        self._settle = settle
         self._session: Session | None = None
 
     def report(self, window_s: float | None = None) -> Report:
@@ -99,4 +101,5 @@ class ReadBack:
             if not isinstance(self._recorder, RingRecorder):
                 raise TypeError(f"a {type(self._recorder).__name__} cannot be read back")
             self._session = Session(self._recorder, self._sample_every)
+        self._settle()
         return self._session

@@ -30,8 +30,8 @@ class Device:
         if not self.context:
             raise DriverError("no CUDA context is current")
         with driver.relaxed():
-            self._module, (self.stamp, self.nothing, pong) = driver.load(PTX, (STAMP, NOTHING, PONG))
-            self._ping_pong = PingPong(driver, pong, now_ns)
+            self._module, (self.stamp, self.nothing, self.pong) = driver.load(PTX, (STAMP, NOTHING, PONG))
+            self._ping_pong = PingPong(driver, self.pong, now_ns)
         self.time = DeviceTime()
         self._looking = threading.Lock()
         for _ in range(FIRST_TRIES):

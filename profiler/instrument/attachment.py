@@ -22,6 +22,7 @@ from torch.compiler import is_compiling
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.eager_stamps import Timing, leave, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
 from cbtop.profiler.instrument.roofs import roofs_over
@@ -81,6 +82,8 @@ class Attachment:
 
     def _follow(self, root: nn.Module, plan: Plan) -> None:
         self.stacks = plan.stacks
+        self.timing = timing_of(self.profiler, root) if plan.parts else Timing(self.profiler._host_path)
+        self.steps.time_on(self.timing)
         self._state = state_of(root)
         keys = [self._said.definitions.setdefault(_said_of(part), part.key) for part in plan.parts]
         self.steps.calls = [
@@ -94,7 +97,7 @@ class Attachment:
         if self.model:
             return
         over, said_of_roofs = roofs_over(root)
-        manifest = _manifest(root, plan, self._engine, said_of_roofs)
+        manifest = _manifest(root, plan, self._engine, said_of_roofs, self.timing)
         if manifest != self._said.manifest:
             self._said.manifest = manifest
             self.profiler.announce(manifest)
@@ -122,6 +125,9 @@ class Attachment:
             if not len(_attached):
                 _functions.unwrap()
             self.is_attached = False
+            self.timing = Timing(self.profiler._host_path)
+            self.steps.time_on(self.timing)
+            leave(self.profiler, [other.timing.path for other in _attached.values()])
 
     def _leave(self) -> None:
         for call in self._trunk:
@@ -138,10 +144,13 @@ class Attachment:
         """Plan anew where the host has put other modules in, or stores their weights in another way."""
         root = self.root()
         is_as_it_was = all([call.module() is not None for call in self.steps.calls])
-        if root is None or (is_as_it_was and state_of(root) == self._state):
+        if root is None:
+            return
+        timing = timing_of(self.profiler, root) if self.stacks and self.steps.calls else self.timing
+        if is_as_it_was and state_of(root) == self._state and timing == self.timing:
             return
         with _lock:
-            plan = plan_of(root)
+            plan = plan_of(root, is_timed_there=timing.is_there)
             if plan is None or not self.is_attached:  # too little is left of it to be planned: what is known stays
                 self._state = state_of(root)
                 return
@@ -179,11 +188,13 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
         why = _why_not(model)
         if why:
             raise ValueError(why)
-        plan = plan_of(model)
+        profiler = BrickProfiler() if profiler is None else profiler
+        is_there = holds_a_stack(model) and timing_of(profiler, model).is_there
+        plan = plan_of(model, is_timed_there=is_there)
         if plan is None:
             kind = type(model).__name__
             raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
-        return _begin(model, plan, BrickProfiler() if profiler is None else profiler, "torch")
+        return _begin(model, plan, profiler, "torch")
 
 
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
@@ -191,7 +202,7 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
     with _lock:
         attachment = _attached.get(model)
         if attachment is None or attachment.root() is not model:
-            plan = plan_of(model) or Plan()
+            plan = plan_of(model, is_timed_there=timing_of(profiler, model).is_there) or Plan()
             if not shows_bricks or _why_not(model):
                 plan = Plan(plan.stacks)
             attachment = _begin(model, plan, profiler, engine)
@@ -259,7 +270,7 @@ def _said_by(profiler: BrickProfiler, root: nn.Module) -> _Said:
     return models.said[root]
 
 
-def _manifest(model: nn.Module, plan: Plan, engine: str, said_of_roofs: str) -> Manifest:
+def _manifest(model: nn.Module, plan: Plan, engine: str, said_of_roofs: str, timing: Timing) -> Manifest:
     modules = (model, *plan.trunk)
     configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
     config = configs[0] if configs else None
@@ -269,7 +280,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, said_of_roofs: str) -> 
     return Manifest(
         model=str(getattr(config, "_name_or_path", "") or type(model).__name__),
         architecture=str(getattr(config, "model_type", type(model).__name__)),
-        backend=engine + backend_of(model).removeprefix("torch"),
+        backend=engine + backend_of(model, is_timed_there=timing.is_there).removeprefix("torch"),
         quantization=str(getattr(quantization, "value", quantization) or dtype),
         threads=torch.get_num_threads(),
         layers=sum(plan.stacks.values()),

@@ -4,8 +4,8 @@ Rules
 - The elements of a call are those of its first tensor (`rows x columns`): what is counted here is a line in them.
 - Bytes are those of the weights as stored (4-bit weights count their packed bytes and scales) and of the activations.
 - What is not known stays unknown: a class of its own, experts of which the router takes some, a mask's contents.
-- Of a module on another device than the CPU nothing is counted: the host sees when it was launched, and no rate is
-  made of that.
+- Of a module on another device than the CPU nothing is counted where the host alone times it: that sees when it was
+  launched, and no rate is made of that.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 
 
-def work_of(module: nn.Module, brick: BrickId | str) -> Work:
-    """What a call of `module` does, as far as it is known."""
-    if device_of(module) != "cpu":
+def work_of(module: nn.Module, brick: BrickId | str, *, is_timed_there: bool = False) -> Work:
+    """What a call of `module` does, as far as it is known; `is_timed_there`: on its device, whichever that is."""
+    if device_of(module) != "cpu" and not is_timed_there:
         return UNKNOWN_WORK
     weights = stored_bytes(module)
     itemsize = _itemsize(module)
@@ -59,10 +59,12 @@ def device_of(*modules: nn.Module) -> str:
     return str(held[0].device.type) if held else "cpu"
 
 
-def backend_of(*modules: nn.Module) -> str:
-    """What runs the first of `modules` that has weights, and what its times are where the CPU does not."""
+def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
+    """What runs the first of `modules` that has weights, and what its times are where the host times a device."""
     device = device_of(*modules)
-    return "torch" if device == "cpu" else f"torch on {device}: launches"
+    if device == "cpu":
+        return "torch"
+    return f"torch on {device}" if is_timed_there else f"torch on {device}: launches"
 
 
 def _may_add(norm: nn.Module) -> bool:

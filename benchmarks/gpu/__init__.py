@@ -1,0 +1,1 @@
+"""Benchmarks that need a CUDA device; each is run by itself: `python -m benchmarks.gpu.eager`."""
