@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Mark = object  # what a clock gives for a point in time, and takes back to tell it
 
@@ -27,6 +27,45 @@ class DeviceClock(Protocol):
 
         Raises NoTimeError of a mark that has none: what it would have timed is counted as lost.
         """
+
+
+class Stamp(NamedTuple):
+    """Of a mark: when it was enqueued, the device's time (0: not known), on which stream, and which of all it is."""
+
+    host_ns: int
+    device_ns: int
+    stream: int
+    number: int
+
+
+class StampingClock(DeviceClock, Protocol):
+    """A device clock that tells of a mark without waiting."""
+
+    @property
+    def stamp_cost_ns(self) -> int | None:
+        """What a mark costs the device; None where that is not known."""
+
+    @property
+    def idle_lag_ns(self) -> int | None:
+        """How long after it was enqueued an idle device reaches a mark; None where that is not known."""
+
+    def is_reached(self, mark: Mark, /) -> bool:
+        """Whether the device has reached `mark`, or never will."""
+
+    def wait(self, mark: Mark, limit_ns: int, /) -> None:
+        """Wait for the device to reach `mark`, so long at most."""
+
+    def stamp(self, mark: Mark, /) -> Stamp | None:
+        """What is known of `mark`; None of one that has no time."""
+
+    def host_ns(self, device_ns: int, /) -> tuple[int, int]:
+        """When the device showed `device_ns`, and how far that may be wrong."""
+
+    def look(self) -> None:
+        """Read both clocks, if the last time is a while ago."""
+
+    def close(self) -> None:
+        """Leave nothing on the device."""
 
 
 class HostClock:

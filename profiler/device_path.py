@@ -4,28 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cbtop.profiler.clocks import DeviceClock, Mark
 from cbtop.profiler.hot_path import MAX_HELD, Callbacks, Position, Scope
+from cbtop.profiler.path import HostPath
 from cbtop.profiler.pending import MAX_PENDING, Pending
-from cbtop.profiler.positions import finder
 from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE
 from cbtop.protocol.vocabulary import NodeKind, SyncMode
+
+if TYPE_CHECKING:
+    from cbtop.profiler.held_steps import HeldSteps
 
 DeviceTimer = tuple[Scope, Position, Mark]
 
 
 class DevicePath:
-    """As `HostPath`, with start and end of every brick, layer and step taken on `clock` and deferred in `pending`."""
+    """As `HostPath`, with start and end of every brick, layer and step taken on `clock` and deferred in `pending`.
+
+    Where the caller is in the graph, `host` knows for both. Steps are kept by `kept`, if that is given and nobody
+    wants to wait for the device: then nobody does.
+    """
 
     implementation = "python"
 
     def __init__(
-        self, clock: DeviceClock, host_clock_ns: Any, mode: SyncMode, callbacks: Callbacks, pending: Pending
+        self,
+        clock: DeviceClock,
+        host: HostPath,
+        mode: SyncMode,
+        callbacks: Callbacks,
+        pending: Pending,
+        kept: HeldSteps | None = None,
     ) -> None:
         self.mode = mode
-        self.now_ns = host_clock_ns
+        self.now_ns = host.now_ns
+        self.enter = host.enter
+        self.kept = kept
+        self.is_over = False
+        self.give_up = callbacks.give_up
+        self._host = host
         self._clock = clock
         self._mark = clock.mark
         self._callbacks = callbacks
@@ -33,36 +51,38 @@ class DevicePath:
         self._pending = pending
         self._waiting = pending.timings
         self._defer = pending.defer
-        root = Scope(None, NO_NODE, None)
-        self._position = finder(lambda: Position(root))
         self._recording = True
+
+    @property
+    def held_steps(self) -> HeldSteps | None:
+        """Who keeps a step that has ended until its stamps are there; None where it is waited for."""
+        return self.kept if self.mode is SyncMode.DEFERRED else None
 
     @property
     def position(self) -> Position:
         """Where in the graph the caller is."""
-        return self._position()
+        return self._host.position
 
     @property
     def recording(self) -> bool:
         """Whether what the caller starts now is timed."""
-        return self._recording and self._position().recording
+        return self._recording and self._host.position.recording
 
     def set_recording(self, on: bool, /) -> None:
         """Record from now on, or do not."""
         self._recording = on
 
-    def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
-        """Let `position` go to `scope`."""
-        position.scope = scope
-
     def after_fork(self) -> None:
-        """Nothing: what was deferred is the parent's, and no device works for two processes."""
+        """What was deferred is the parent's, and no device works for two processes."""
+        self.is_over = True
+        if self.kept is not None:
+            self.kept.after_fork()
 
     def start_brick(self, brick: Hashable, /) -> DeviceTimer | None:
         """Start timing `brick` where the caller is."""
         if not self._recording:
             return None
-        position = self._position()
+        position = self._host.position
         if not position.recording:
             return None
         scope = position.scope
@@ -74,7 +94,7 @@ class DevicePath:
         except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
             self._callbacks.give_up(error)
             return None
-        position.scope = inside
+        self.enter(position, inside, 0)
         return inside, position, start
 
     def stop_brick(self, timer: DeviceTimer | None, elements: int, failed: bool = False) -> None:
@@ -86,7 +106,7 @@ class DevicePath:
             end = self._mark()
             loose = 0
             if position.scope is scope:
-                position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
+                self.enter(position, scope.parent, 0)  # type: ignore[arg-type]  # only the root has none
             elif not position.leave(scope):
                 loose = FLAG_LOOSE
             if not self._recording:
@@ -119,6 +139,9 @@ class DevicePath:
         """Now on the device; in IMMEDIATE mode, once it has done what was enqueued before: that is another's work."""
         if self.mode is SyncMode.IMMEDIATE:
             self._clock.synchronize()
+        elif self.kept is not None:
+            self.kept.settle()
+            self.kept.look()
         return self._mark()
 
     def emit(
@@ -126,7 +149,11 @@ class DevicePath:
     ) -> None:
         """Defer the record of what ran in `scope`, or hold it for the step that `position` is in."""
         if scope.node >= 0 or position is None:
-            self._defer((max(scope.node, 0) | flags, start, end, elements))
+            if self.held_steps is not None:  # not in a step that is kept: what the host knows of it is recorded
+                tag = max(scope.node, 0) | flags
+                self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
+            else:
+                self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
             if len(self._waiting) >= MAX_PENDING:  # of plain steps: nobody waits for the device as one ends
@@ -138,7 +165,8 @@ class DevicePath:
 
     def step_ended(self) -> None:
         """Wait for the device, unless nobody wants that."""
-        self._pending.finalize()
+        if self.held_steps is None:
+            self._pending.finalize()
 
     def _end(self, key: object) -> None:
         """Wait for the device if it is time to, now that what `key` names has ended."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cbtop.profiler.hot_path import MAX_HELD, Callbacks, HotPath, Position, Scope, chosen
 from cbtop.protocol.ring import NO_NODE, Record, RingWriter
+
+if TYPE_CHECKING:
+    from cbtop.profiler.held_steps import HeldSteps
 
 
 class TimedBlock(Protocol):
@@ -26,6 +29,15 @@ class Path(Protocol):
     """All that a profiler asks of either."""
 
     implementation: str
+    give_up: Callable[[Exception], None]  # what times here has failed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it times no more."""
+
+    @property
+    def held_steps(self) -> HeldSteps | None:
+        """Who keeps a step that has ended until its times are known; None where they are."""
 
     @property
     def position(self) -> Position:
@@ -95,8 +107,12 @@ def emit_at_once(
 class HostPath:
     """Bricks on the host's clock: the hot path's own methods, and what else a Path does."""
 
+    is_over = False
+    held_steps = None
+
     def __init__(self, hot_path: HotPath, callbacks: Callbacks) -> None:
         self.implementation = hot_path.implementation
+        self.give_up = callbacks.give_up
         self.start_brick = hot_path.start_brick
         self.stop_brick = hot_path.stop_brick
         self.brick = hot_path.brick

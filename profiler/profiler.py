@@ -20,6 +20,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from cbtop.profiler.clocks import DeviceClock, HostClock
@@ -141,16 +142,16 @@ class BrickProfiler:
         )
         self._sync_mode = sync_mode
         self._clock: DeviceClock = HostClock(clock_ns) if device_clock is None else device_clock
+        self._callbacks = callbacks
         self._pending = Pending(self._clock, callbacks.record)
-        # Each records what a device has told meanwhile of work that others let it time; waits for it where it may.
+        # Each records what a device has told meanwhile of work that was left to it; waits for it where it may.
         self._settlers: list[Callable[[bool], None]] = []
+        self._model_paths: list[DevicePath] = []
         self._device_path: DevicePath | None = None
         self._host_path = host_path(callbacks, clock_ns)
         self._path: Path = self._host_path
         if device_clock is not None:
-            from cbtop.profiler.device_path import DevicePath
-
-            self._path = self._device_path = DevicePath(device_clock, clock_ns, sync_mode, callbacks, self._pending)
+            self._path = self._device_path = self._path_on(device_clock, callbacks)
         self.start_brick, self.stop_brick = self._path.start_brick, self._path.stop_brick
         self.brick, self.layer = self._path.brick, self._path.layer
         show = self._recorder.open if isinstance(self._recorder, RingRecorder) else lambda: None
@@ -223,6 +224,43 @@ class BrickProfiler:
         for settle in list(self._settlers):
             settle(may_wait)
 
+    def _path_on(self, clock: DeviceClock, callbacks: Callbacks) -> DevicePath:
+        """A path on a device's clock. Of one that tells of marks without waiting, steps are kept until it does."""
+        from cbtop.profiler.device_path import DevicePath
+        from cbtop.profiler.held_steps import HeldSteps
+
+        kept = None
+        if hasattr(clock, "is_reached"):
+            stamping: Any = clock
+            kept = HeldSteps(stamping, callbacks, self._scopes, self._recorder.flush)
+            self._settlers.append(kept.settle)
+        return DevicePath(clock, self._host_path, self._sync_mode, callbacks, self._pending, kept)
+
+    def _path_for_models(self, clock: DeviceClock, give_up: Callable[[Exception], None]) -> DevicePath:
+        """A path for models on the device of `clock`, until `_end_path`; `give_up` is told where that fails."""
+        path = self._path_on(clock, replace(self._callbacks, give_up=give_up))
+        path.mode = SyncMode.DEFERRED
+        self._model_paths.append(path)
+        self._set_recording()
+        return path
+
+    def _end_path(self, path: DevicePath) -> None:
+        """Nothing is timed on `path` any more."""
+        if path in self._model_paths:
+            self._model_paths.remove(path)
+        path.is_over = True
+        path.set_recording(False)
+        if path.kept is not None and path.kept.settle in self._settlers:
+            self._settlers.remove(path.kept.settle)
+
+    def _steps_on(self, path: Path) -> Steps:
+        """The steps of this profiler, timed on `path`."""
+        return self._steps.on(path)
+
+    def _step_of(self, steps: Steps, name: str | None, tokens: int, model: str) -> Step:
+        """A step on the path of `steps`."""
+        return Step(steps, checked(name, "step"), tokens, checked(model, "model"))
+
     def timed(
         self, brick: Brick, elements: int | Callable[Arguments, int] = 1
     ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
@@ -264,6 +302,9 @@ class BrickProfiler:
         Settings stay, and so does where each thread is. The daemon's totals stay too: they are those of the process.
         """
         self._pending.discard()
+        for path in self._device_paths:
+            if path.kept is not None:
+                path.kept.discard()
         self._epoch_ns = None
         self._turns = _thread._local()  # not threading.local, which gevent replaces
         self._scopes.dropped = 0
@@ -302,7 +343,7 @@ class BrickProfiler:
         one process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records
         what lies in its first step of a name and in every k-th after it; the others are timed as a whole.
         """
-        return Step(self._steps, checked(name, "step"), tokens, checked(model, "model"))
+        return self._step_of(self._steps, name, tokens, model)
 
     def place(self) -> Place:
         """Where the caller is in the graph, for `adopt` in another thread or task."""
@@ -465,8 +506,18 @@ class BrickProfiler:
     # ------------------------------------------------------------------------------------------------------------
 
     def _set_recording(self) -> None:
-        self._steps.is_on = self._enabled and not self._ended_why and self._sync_mode is not SyncMode.NONE
-        self._path.set_recording(self._steps.is_on)
+        on = self._enabled and not self._ended_why and self._sync_mode is not SyncMode.NONE
+        self._steps.turn(on)
+        for path in self._paths:
+            path.set_recording(on)
+
+    @property
+    def _paths(self) -> list[Path]:
+        return [self._host_path, *self._device_paths]
+
+    @property
+    def _device_paths(self) -> list[DevicePath]:
+        return [*self._model_paths, *([] if self._device_path is None else [self._device_path])]
 
     def _is_sampled(self, key: object) -> bool:
         """Whether the step `key` that this thread begins now is recorded: the first, and every k-th after it."""
@@ -551,7 +602,8 @@ class BrickProfiler:
         self._ended_why = ""
         try:
             self._steps.after_fork()
-            self._path.after_fork()
+            for path in self._paths:
+                path.after_fork()
         except Exception as error:  # noqa: BLE001 - the host's clock
             self._give_up(error)
         self._set_recording()

@@ -104,6 +104,27 @@ class Scopes:
         return nodes[0].id
 
 
+class Places:
+    """Where what ran in a step without a name stands once it has one: `key`. `label` gives the keys in it."""
+
+    def __init__(
+        self, scopes: Scopes, unnamed: Scope, key: object, label: Callable[[Scope], object] = lambda scope: scope.key
+    ) -> None:
+        self._scopes = scopes
+        self._label = label
+        outer: Any = unnamed.parent
+        self.named: Scope = outer.children.get(key) or scopes.define(outer, key)
+        self._places = {id(unnamed): self.named}
+
+    def of(self, scope: Any) -> Scope:
+        """The scope that `scope`, which lies in the step without a name, has become."""
+        found = self._places.get(id(scope))
+        if found is None:
+            outer, key = self.of(scope.parent), self._label(scope)
+            found = self._places[id(scope)] = outer.children.get(key) or self._scopes.define(outer, key)
+        return found
+
+
 def _work_of(key: object) -> object:
     """The FLOP and bytes of a call, where they are no straight line in its elements."""
     work = key.work if isinstance(key, BrickDefinition) else None

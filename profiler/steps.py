@@ -16,16 +16,18 @@ Rules
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from cbtop.profiler.graph_recorder import checked
+from cbtop.profiler.held_steps import HeldStep, Part
 from cbtop.profiler.pending import HostTime
-from cbtop.profiler.scopes import UNNAMED, Scopes
+from cbtop.profiler.scopes import UNNAMED, Places, Scopes
 from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
     FLAG_CANCELLED,
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
 
 NO_NAME = "step"  # of a step that ended without one
 STEP = NodeKind.STEP  # to look it up in its class takes as long as all else in a key
-# What ran in a step that was timed elsewhere: where, as keys from the step down; start and end in ns; elements.
-Part = tuple[tuple[Hashable, ...], int, int, int]
 UNKNOWN = HostTime(UNKNOWN_AMOUNT)
 SHARED_LANE = (LANES - 1) << LANE_SHIFT  # of all steps beyond the others: of these, which time is whose is not known
 
@@ -72,9 +72,22 @@ class Steps:
         self.show = show  # that this process runs
         self.forks = 0  # that led to this process
         self.is_on = True  # the profiler records
+        self._others: WeakSet[Steps] = WeakSet()  # on other paths
         # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
         self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
+
+    def on(self, path: Path) -> Steps:
+        """The same steps, timed on `path`: lanes are shared."""
+        steps = copy.copy(self)
+        steps.path, steps.give_up = path, path.give_up
+        self._others.add(steps)
+        return steps
+
+    def turn(self, on: bool) -> None:
+        """Record from now on, or do not."""
+        for steps in (self, *self._others):
+            steps.is_on = on
 
     @property
     def free_lanes(self) -> list[int]:
@@ -116,10 +129,10 @@ class Steps:
                 while root.parent is not None:
                     root = root.parent
                 for keys, began_ns, ended_ns, elements in parts:
-                    self._emit(root, (step._key, *keys), began_ns, ended_ns, elements, lane)
-                self._emit(root, (step._key,), start_ns, end_ns, tokens, lane)
+                    self.emit(root, (step._key, *keys), began_ns, ended_ns, elements, lane)
+                self.emit(root, (step._key,), start_ns, end_ns, tokens, lane)
                 if sequences is not None:
-                    self._emit(root, (step._key,), sequences, UNKNOWN_AMOUNT, 0, FLAG_AMOUNTS)
+                    self.emit(root, (step._key,), sequences, UNKNOWN_AMOUNT, 0, FLAG_AMOUNTS)
                 for _ in range(lost):
                     self.path.emit(root, None, HostTime(0), HostTime(0), 0, 0)
                 self.path.step_ended()
@@ -129,39 +142,21 @@ class Steps:
         finally:
             step._lane = None
 
-    def _emit(
+    def emit(
         self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
     ) -> None:
+        """Record what ran in `root` at `keys`, defined where it is new."""
         scope = root
         for key in keys:
             scope = scope.children.get(key) or self.scopes.define(scope, key)
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
-    def told(self, step: Step, parts: Iterable[Part] | None) -> None:
-        """Record what `step` waited for (`Step.wait`), once it has ended, and it behind that; None: it is lost."""
-        ended, step._waits = step._ended, step._waits - 1
-        if ended is None:  # it was not recorded, or runs still
-            return
-        try:
-            if parts is None:
-                self.path.emit(ended.outside, None, HostTime(0), HostTime(0), 0, 0)
-            for keys, began_ns, ended_ns, elements in parts or ():
-                self._emit(ended.scope, keys, began_ns, ended_ns, elements, step._lane or 0)
-                if isinstance(ended.end, int):
-                    ended.end = HostTime(max(ended.end, ended_ns))
-            if not step._waits:
-                step._emit(ended)
-                step._ended = step._lane = None
-                self.path.step_ended()
-                self.flush()
-        except Exception as error:  # noqa: BLE001 - as in Step
-            step._ended = step._lane = None
-            self.give_up(error)
-
     def after_fork(self) -> None:
         """In a child: the steps that run are its parent's, and nobody holds the lock."""
         self._taking = threading.RLock()
-        self.forks += 1
+        for steps in (self, *self._others):
+            steps._taking = self._taking
+            steps.forks += 1
         position = self.path.position
         running = [holder() for holder in self._holders.values() if holder is not None]
         for step in [*running, position.step]:  # the last: it may be in the shared lane
@@ -199,6 +194,11 @@ def _amount(value: object) -> HostTime:
 def _key(name: str | None, model: str) -> tuple[object, ...]:
     name = NO_NAME if name is None else name
     return (STEP, name, model) if model else (STEP, name)
+
+
+def _plain_mark(path: Path) -> Any:
+    """Now, on a clock that waits for no device; of steps that are stamped where they are recorded, on the host's."""
+    return path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
 
 
 def _is_free(lane: int, holder: ref[Step] | None) -> bool:
@@ -248,7 +248,7 @@ class Step:
         self._cancelled = False
         self._adopted: dict[Adopted, None] = {}  # what others do for it now
         self._waits = 0  # how often it was said to `wait`
-        self._ended: Ended | None = None  # once it has, and waits
+        self._ended: Ended | HeldStep | None = None  # once it has, and waits
         self._name = name
         self._model = model
         self._key = _key(name, model)
@@ -301,9 +301,42 @@ class Step:
         """Let this step, its tokens and the time in it not count; bricks that ran in it keep their own statistics."""
         self._cancelled = True
 
+    def take_lane(self) -> int:
+        """Have a lane, in which nobody else writes until `leave_lane`; the shared one where the others are taken."""
+        return self._steps.take_lane(self)
+
+    def leave_lane(self) -> None:
+        """Whoever takes it next writes behind what was written there."""
+        self._lane = None
+
     def wait(self) -> None:
-        """Let it, once it has ended, be recorded behind what a device is yet to tell of it: see `Steps.told`."""
+        """Let it, once it has ended, be recorded behind what a device is yet to tell of it (`told`)."""
         self._waits += 1
+
+    def told(self, parts: Iterable[Part] | None) -> None:
+        """Record `parts`, for which it waited, once it has ended, and it behind the last; None: they are lost."""
+        ended, self._waits = self._ended, self._waits - 1
+        if ended is None:  # it was not recorded, or runs still
+            return
+        if isinstance(ended, HeldStep):
+            ended.told(parts)
+            return
+        steps, path = self._steps, self._steps.path
+        try:
+            if parts is None:
+                path.emit(ended.outside, None, HostTime(0), HostTime(0), 0, 0)
+            for keys, began_ns, ended_ns, elements in parts or ():
+                steps.emit(ended.scope, keys, began_ns, ended_ns, elements, self._lane or 0)
+                if isinstance(ended.end, int):
+                    ended.end = HostTime(max(ended.end, ended_ns))
+            if not self._waits:
+                self._emit(ended)
+                self._ended = self._lane = None
+                path.step_ended()
+                steps.flush()
+        except Exception as error:  # noqa: BLE001 - as in __enter__
+            self._ended = self._lane = None
+            steps.give_up(error)
 
     @property
     def is_running(self) -> bool:
@@ -355,20 +388,20 @@ class Step:
         if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
             self._inside = root  # a signal cut a step's end short: nothing is inside of that one any more
         if self._is_outermost and not steps.is_sampled(None if self._name is None else self._key):
-            self._start = path.end_mark()  # which waits for no device
+            self._start = _plain_mark(path)
             self._is_plain = True
             self._position, position.step = position, self
             position.recording = False  # until it ends
             return
         if self._name is None:
             steps.show()  # for what runs in it has to wait for its name
-        key = UNNAMED if self._name is None else self._key
+        key = UNNAMED if self._name is None or path.held_steps is not None else self._key
         scope = root.children.get(key) or steps.scopes.define(root, key)
         start = self._start = path.start_mark()
         now_ns = start if isinstance(start, int) else path.now_ns()
         # Nothing from here on can fail.
         self._outer_held = position.held
-        position.held = [] if self._name is None else None
+        position.held = [] if key is UNNAMED else None
         position.lane = steps.take_lane(self)
         # A step that is there and has no position has ended: a signal handler that runs steps here must not see that.
         self._scope, self._position, position.step = scope, position, self
@@ -395,7 +428,27 @@ class Step:
             held, position.held = position.held, self._outer_held
             self._go_back(position, scope)
             position.lane = 0 if step is None else step._lane or 0
-        if path.recording:
+        if path.recording and path.held_steps is not None and held is not None:
+            flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
+            start = self._start if self._start_ns is None else HostTime(self._start_ns)
+            kept = HeldStep(
+                self,
+                self._key,
+                scope,
+                held,
+                self._start,
+                start,
+                end,
+                self.tokens,
+                flags,
+                amounts=(_amount(self.sequences), _amount(self.cached)),
+                waits=self._waits,
+            )
+            self._ended = kept if self._waits else None
+            path.held_steps.add(kept)
+            if position.scope is self._inside and self._inside.parent is not None:
+                path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
+        elif path.recording:
             if scope.key == UNNAMED:
                 scope = self._give_name(scope, held or [], lane)
             elif scope.key != self._key:  # it was renamed where a brick ran in it
@@ -407,8 +460,8 @@ class Step:
                 self._ended = ended
             else:
                 self._emit(ended)
-        if self._ended is None:
-            self._lane = None  # only now: whoever takes it next writes behind this step's end
+        if not isinstance(self._ended, Ended):
+            self.leave_lane()  # only now: whoever takes it next writes behind this step's end
         if self._is_outermost:
             path.step_ended()
             self._steps.flush()
@@ -419,7 +472,7 @@ class Step:
         steps, root = self._steps, self._inside
         if not steps.is_on or self._forks != steps.forks:
             return
-        end = steps.path.end_mark()
+        end = _plain_mark(steps.path)
         while root.parent is not None:
             root = root.parent
         # A cancelled one takes nothing along in the shared lane.
@@ -477,17 +530,8 @@ class Step:
 
     def _give_name(self, unnamed: Scope, held: list[HeldRecord], lane: int) -> Scope:
         """The scope of this step under its name, once what ran in it stands there too."""
-        path, scopes = self._steps.path, self._steps.scopes
-        places: dict[int, Scope] = {id(unnamed.parent): unnamed.parent}  # type: ignore[dict-item]
-
-        def place(scope: Scope, key: object) -> Scope:
-            found = places.get(id(scope))
-            if found is None:
-                outer = place(scope.parent, scope.parent.key)  # type: ignore[arg-type, union-attr]
-                found = places[id(scope)] = outer.children.get(key) or scopes.define(outer, key)
-            return found
-
-        named = place(unnamed, self._key)
+        path = self._steps.path
+        places = Places(self._steps.scopes, unnamed, self._key)
         for scope, start, end, elements, flags in held:
-            path.emit(place(scope, scope.key), None, start, end, elements, flags | lane)
-        return named
+            path.emit(places.of(scope), None, start, end, elements, flags | lane)
+        return places.named

@@ -126,10 +126,15 @@ class TransferDirection(StrEnum):
     D2D = "D2D"
 
 
+# Of bricks on a device that waited for the host: behind their name, and behind their backend what their times are.
+LAUNCH_BOUND, UNTIL_THERE = "launch-bound", "until the device got there"
+
+
 class SyncMode(IntEnum):
     """When a profiler waits for the device: around every brick, at the end of a layer, of a step, or not at all.
 
     NONE records nothing. On a clock of the host itself there is nothing to wait for, and the first three are one.
+    Where a clock tells of its marks without waiting, nobody waits at the end of a step either.
     """
 
     IMMEDIATE = 0

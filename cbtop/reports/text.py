@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
+from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.tables import Table, table
 from cbtop.statistics import (
@@ -105,6 +106,8 @@ def _head(view: SourceView) -> str:
             lines.append(f"{'' if len(view.phases) == 1 else '  '}{_held(steps)}")
     if len(view.phases) > 1:
         lines.append(f"* what follows is {view.phase}")
+    if any(row.backend.endswith(UNTIL_THERE) for row in view.bricks):
+        lines.append(f"{LAUNCH_BOUND}: the device waited for the host; times are {UNTIL_THERE}, and no rate is made")
     return "\n".join(lines)
 
 

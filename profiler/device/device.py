@@ -31,15 +31,16 @@ class Device:
         if not self.context:
             raise DriverError("no CUDA context is current")
         with driver.relaxed():
-            self._module, (self.stamp, self.nothing, pong) = driver.load(PTX, (STAMP, NOTHING, PONG))
-            self._ping_pong = PingPong(driver, pong, now_ns)
+            self._module, (self.stamp, self.nothing, self.pong) = driver.load(PTX, (STAMP, NOTHING, PONG))
+            self._ping_pong = PingPong(driver, self.pong, now_ns)
         self._spare: list[Words] = []
         self.time = DeviceTime()
         self._looking = threading.Lock()
         for _ in range(FIRST_TRIES):
             self._next_pair_ns = 0
-            if self.time.last is None:
-                self.look_at_clocks()
+            self.look_at_clocks()
+            if self.time.last is not None:  # a second pair right behind it would tell nothing of the clocks' drift
+                break
         _devices.add(self)
 
     def look_at_clocks(self) -> None:

@@ -14,9 +14,10 @@ import itertools
 import time
 from collections.abc import Callable
 
-from cbtop.profiler.clocks import Mark, NoTimeError
+from cbtop.profiler.clocks import Mark, NoTimeError, Stamp
 from cbtop.profiler.device.device import Device
 from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, DriverError, Launch
+from cbtop.profiler.device.in_line_cost import InLineCost
 
 SLOTS = 1 << 15  # a step of MAX_PENDING timings, twice
 MAX_STREAMS = 64
@@ -28,18 +29,22 @@ LOOK_NAPS = 200  # how often a wait asks whether the device lives
 class StampMark:
     """A point in a device's work; `device_ns` is 0 until it is known."""
 
-    __slots__ = ("device_ns", "slot")
+    __slots__ = ("device_ns", "host_ns", "number", "slot", "stream")
 
-    def __init__(self, slot: int | None) -> None:
+    def __init__(self, slot: int | None, number: int = 0, stream: int = 0, host_ns: int = 0) -> None:
         self.slot = slot  # None: it has no word, or none any more
         self.device_ns = 0
+        self.number = number
+        self.stream = stream
+        self.host_ns = host_ns  # when it was enqueued; 0: never
 
 
 class StampClock:
     """`BrickProfiler(device_clock=StampClock(stream))`.
 
     `stream` gives the caller's stream, as the driver knows it; None while what is enqueued there is captured.
-    Raises DriverError where there is no driver, or no context is current yet.
+    `index` is the device's, as the host counts them. Raises DriverError where there is no driver, or no context is
+    current yet.
     """
 
     def __init__(
@@ -47,7 +52,11 @@ class StampClock:
         stream: Callable[[], int | None],
         driver: Driver | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
+        *,
+        measures_cost: bool = False,
+        index: int | None = None,
     ) -> None:
+        self.index = index
         self._stream = stream
         self._driver = CudaDriver() if driver is None else driver
         self._now_ns = now_ns
@@ -58,27 +67,29 @@ class StampClock:
         self._marks: list[StampMark | None] = [None] * SLOTS
         self._last: dict[int, StampMark] = {}  # of each stream, since the device was last waited for
         self._launches: dict[int, Launch] = {}
+        self._cost = InLineCost(self._device) if measures_cost else None
 
     def mark(self) -> Mark:
         """A point behind all work enqueued so far on the caller's stream."""
         stream = self._stream()
         if stream is None or self._device.is_of_parent:
             return StampMark(None)
-        slot = next(self._numbers) % SLOTS
+        number = next(self._numbers)
+        slot = number % SLOTS
         before = self._marks[slot]
         if before is not None:
             before.device_ns = self._words[slot]
             before.slot = None
             if not before.device_ns:
-                return StampMark(None)
-        mark = self._marks[slot] = StampMark(slot)
-        self._words[slot] = 0
+                return StampMark(None, number, stream, self._now_ns())
         launch = self._launches.get(stream) or self._launcher(stream)
+        self._words[slot] = 0
+        mark = self._marks[slot] = StampMark(slot, number, stream, self._now_ns())
         try:
             launch(self._arguments.at(slot))
         except BaseException:
             self._marks[slot] = None  # nothing will be written there
-            mark.slot = None
+            mark.slot, mark.host_ns = None, 0
             raise
         self._last[stream] = mark
         return mark
@@ -114,6 +125,50 @@ class StampClock:
         last = self._device.time.last
         return None if last is None else self._device.time.error_ns(self._now_ns() - last.offset_ns)
 
+    @property
+    def stamp_cost_ns(self) -> int | None:
+        """What a mark costs the device's own work; None where that could not be measured."""
+        return None if self._cost is None else self._cost.stamp_ns
+
+    @property
+    def idle_lag_ns(self) -> int | None:
+        """How long after it was enqueued an idle device reaches a mark; None where that is not known."""
+        return None if self._cost is None else self._cost.idle_lag_ns
+
+    def is_reached(self, mark: Mark, /) -> bool:
+        """Whether the device has reached `mark`, or never will."""
+        assert isinstance(mark, StampMark)
+        return mark.slot is None or self._device.is_of_parent or bool(self._words[mark.slot])
+
+    def wait(self, mark: Mark, limit_ns: int, /) -> None:
+        """Wait for the device to reach `mark`, so long at most. Raises DriverError where the device is lost."""
+        assert isinstance(mark, StampMark)
+        if not self._device.is_of_parent:
+            self._wait_for(mark.stream, mark, limit_ns)
+
+    def stamp(self, mark: Mark, /) -> Stamp | None:
+        """What is known of `mark`; None where it was never enqueued."""
+        assert isinstance(mark, StampMark)
+        return Stamp(mark.host_ns, self._read(mark), mark.stream, mark.number) if mark.host_ns else None
+
+    def host_ns(self, device_ns: int, /) -> tuple[int, int]:
+        """When the device showed `device_ns`, and how far that may be wrong."""
+        known = self._device.time
+        return known.host_ns(device_ns), known.error_ns(device_ns)
+
+    def look(self) -> None:
+        """Read both clocks, if the last time is a while ago."""
+        self._device.look_at_clocks()
+
+    def close(self) -> None:
+        """Give back what it took. Where a stamp is still to be written, its words are left as they are."""
+        marks = [mark for mark in self._marks if mark is not None]
+        if self._device.is_of_parent or not all([self.is_reached(mark) for mark in marks]):
+            return
+        if self._cost is None or self._cost.close():
+            self._device.spare_words(self._words)
+            self._device.close()
+
     def _launcher(self, stream: int) -> Launch:
         if len(self._launches) >= MAX_STREAMS:  # streams come and go
             self._launches.clear()
@@ -128,11 +183,14 @@ class StampClock:
         # Another thread may have given the word to a newer mark meanwhile: then what it held is kept here.
         return found if mark.slot is not None else mark.device_ns
 
-    def _wait_for(self, stream: int, mark: StampMark) -> None:
-        spin_until_ns, naps = self._now_ns() + SPIN_NS, 0
+    def _wait_for(self, stream: int, mark: StampMark, limit_ns: int | None = None) -> None:
+        begun_ns, naps = self._now_ns(), 0
         while not self._read(mark) and mark.slot is not None:
-            if self._now_ns() < spin_until_ns:
+            waited_ns = self._now_ns() - begun_ns
+            if waited_ns < SPIN_NS:
                 continue
+            if limit_ns is not None and waited_ns > limit_ns:
+                return
             time.sleep(NAP_S)
             naps += 1
             if naps % LOOK_NAPS == 0 and self._driver.is_done(stream) and not self._read(mark):

@@ -22,6 +22,7 @@ from torch.compiler import is_compiling
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import captured_graphs, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.eager_stamps import Timing, leave, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
 from cbtop.profiler.instrument.roofs import roofs_over
@@ -80,11 +81,14 @@ class Attachment:
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self._look_again, self._give_up)
         self._engine = engine
+        self._how_measured = ""  # the times of captured graphs, once that is known
         self.is_attached = True
         self._follow(root, plan)
 
     def _follow(self, root: nn.Module, plan: Plan) -> None:
         self.stacks = plan.stacks
+        self.timing = timing_of(self.profiler, root) if plan.parts else Timing(self.profiler._host_path)
+        self.steps.time_on(self.timing)
         self._state = state_of(root)
         keys = [self._said.definitions.setdefault(_said_of(part), part.key) for part in plan.parts]
         self.steps.calls = [
@@ -97,7 +101,7 @@ class Attachment:
         """Say what model it is, and its roofs, as far as that is new: a process has those of its first model."""
         if self.model:
             return
-        self._say(root, _manifest(root, plan, self._engine))
+        self._say(root, _manifest(root, plan, self._engine, self.timing))
 
     def _say(self, root: nn.Module, manifest: Manifest) -> None:
         """Say `manifest` and the roofs with as many threads as torch uses now, as far as they are new."""
@@ -105,14 +109,22 @@ class Attachment:
         manifest = replace(manifest, threads=torch.get_num_threads(), roofs=said_of_roofs)
         if manifest != self._said.manifest:
             self._said.manifest = manifest
-            self.profiler.announce(manifest)
-        self.steps.measured = functools.partial(_say_measured, self.profiler, manifest)
+            self._announce(manifest)
+        self.steps.measured = self._say_measured
         ceilings = {name: replace(one, withdrawn=True) for name, one in self._said.ceilings.items()}
         ceilings |= {one.name: one for one in over}
         for name, ceiling in ceilings.items():
             if ceiling != self._said.ceilings.get(name):
                 self.profiler.announce(ceiling)
         self._said.ceilings = ceilings
+
+    def _say_measured(self, how: str) -> None:
+        self._how_measured = f"; {how}"
+        if self._said.manifest is not None:
+            self._announce(self._said.manifest)
+
+    def _announce(self, manifest: Manifest) -> None:
+        self.profiler.announce(replace(manifest, backend=manifest.backend + self._how_measured))
 
     def begin(self) -> None:
         for other in self._others:
@@ -135,6 +147,9 @@ class Attachment:
             if not len(_attached):
                 _functions.unwrap()
             self.is_attached = False
+            self.timing = Timing(self.profiler._host_path)
+            self.steps.time_on(self.timing)
+            leave(self.profiler, [other.timing.path for other in _attached.values()])
 
     def _leave(self) -> None:
         for call in self._trunk:
@@ -154,14 +169,17 @@ class Attachment:
         """
         root = self.root()
         is_as_it_was = all([call.module() is not None for call in self.steps.calls])
-        if root is None or (is_as_it_was and state_of(root) == self._state):
+        if root is None:
+            return
+        timing = timing_of(self.profiler, root) if self.stacks and self.steps.calls else self.timing
+        if is_as_it_was and state_of(root) == self._state and timing == self.timing:
             manifest = self._said.manifest
-            if root is not None and manifest is not None and torch.get_num_threads() != manifest.threads:
+            if manifest is not None and torch.get_num_threads() != manifest.threads:
                 with _lock:
                     self._say(root, manifest)
             return
         with _lock:
-            plan = plan_of(root)
+            plan = plan_of(root, is_timed_there=timing.is_there)
             if plan is None or not self.is_attached:  # too little is left of it to be planned: what is known stays
                 self._state = state_of(root)
                 return
@@ -183,10 +201,6 @@ class Attachment:
             leave_alone(root)
 
 
-def _say_measured(profiler: BrickProfiler, manifest: Manifest, how: str) -> None:
-    profiler.announce(replace(manifest, backend=f"{manifest.backend}; {how}"))
-
-
 def _said_of(part: Part) -> Hashable:
     key = part.key
     if isinstance(key, BrickDefinition):
@@ -203,11 +217,13 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
         why = _why_not(model)
         if why:
             raise ValueError(why)
-        plan = plan_of(model)
+        profiler = BrickProfiler() if profiler is None else profiler
+        is_there = holds_a_stack(model) and timing_of(profiler, model).is_there
+        plan = plan_of(model, is_timed_there=is_there)
         if plan is None:
             kind = type(model).__name__
             raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
-        return _begin(model, plan, BrickProfiler() if profiler is None else profiler, "torch")
+        return _begin(model, plan, profiler, "torch")
 
 
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
@@ -215,7 +231,7 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
     with _lock:
         attachment = _attached.get(model)
         if attachment is None or attachment.root() is not model:
-            plan = plan_of(model) or Plan()
+            plan = plan_of(model, is_timed_there=timing_of(profiler, model).is_there) or Plan()
             if not shows_bricks or _why_not(model):
                 plan = Plan(plan.stacks)
             attachment = _begin(model, plan, profiler, engine)
@@ -283,7 +299,7 @@ def _said_by(profiler: BrickProfiler, root: nn.Module) -> _Said:
     return models.said[root]
 
 
-def _manifest(model: nn.Module, plan: Plan, engine: str) -> Manifest:
+def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing) -> Manifest:
     """What is said of `model`, without its roofs."""
     modules = (model, *plan.trunk)
     configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
@@ -294,7 +310,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str) -> Manifest:
     return Manifest(
         model=str(getattr(config, "_name_or_path", "") or type(model).__name__),
         architecture=str(getattr(config, "model_type", type(model).__name__)),
-        backend=engine + backend_of(model).removeprefix("torch"),
+        backend=engine + backend_of(model, is_timed_there=timing.is_there).removeprefix("torch"),
         quantization=str(getattr(quantization, "value", quantization) or dtype),
         threads=torch.get_num_threads(),
         layers=sum(plan.stacks.values()),

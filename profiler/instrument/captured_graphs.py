@@ -37,12 +37,13 @@ from cbtop.profiler.device.device import Device
 from cbtop.profiler.device.driver import CudaDriver, Driver
 from cbtop.profiler.device.graph_surgery import START, Shape, StampedGraph
 from cbtop.profiler.device.stamp_cost import Measurement, StampCost
+from cbtop.profiler.held_steps import Part
 from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
 from cbtop.profiler.instrument.governor import GovernedProfiler, Governor, Mark
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import device_of, work_of
-from cbtop.profiler.steps import Part, Step
+from cbtop.profiler.steps import Step
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 STRIPES = 4  # where every step is recorded, the bricks of a layer are looked at in one of so many
@@ -324,12 +325,12 @@ class CapturedGraph:
         self.launches = waiting
 
     def _record(self, launch: Launch, times: list[int], cost: StampCost) -> None:
-        steps, step = self.profiler._steps, launch.step
+        step = launch.step
         known = self._on.device.time
         if known.last is None or any([after < before for before, after in pairwise(times)]):
             self._lost += 1
             if step is not None:
-                steps.told(step, None)
+                step.told(None)
             return
         begun_ns = known.host_ns(times[0])
         at = [begun_ns + offset for offset in times_without_stamps(times, cost.cost_ns)]
@@ -337,10 +338,10 @@ class CapturedGraph:
             (stretch.keys, at[stretch.begin], at[stretch.end], stretch.elements) for stretch in launch.plan.stretches
         ]
         if step is not None:
-            steps.told(step, parts)
+            step.told(parts)
             return
         lost, self._lost = self._lost, 0
-        steps.record(
+        self.profiler._steps.record(
             self.phase,
             self._tokens,
             begun_ns,
@@ -359,7 +360,7 @@ class CapturedGraph:
                 return False
             self.launches.pop()
             if launch.step is not None:
-                self.profiler._steps.told(launch.step, None)
+                launch.step.told(None)
         while self._variants:
             self._variants.pop()[0].close()
         return True
@@ -525,7 +526,7 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
     with _lock:
         _users.add(steps)
         if settle not in steps.profiler._settlers:
-            steps.profiler._settlers.append(settle)
+            steps.profiler._settlers.insert(0, settle)  # before steps that wait for it
         if _replaced:
             return
         if not is_possible():

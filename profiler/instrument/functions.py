@@ -167,7 +167,7 @@ class FunctionCall:
         self.brick, self.first, self.brick_of = brick, first, brick_of
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        path: Any = None
+        path: Any = None  # or a capture
         timer, elements = None, 0
         try:
             path = recorded_here()
@@ -296,8 +296,7 @@ def _attended(name: str, label: str, query: Any, key: Any, has_mask: bool, is_ca
     """The brick, and the pairs of a query and a key over all heads; what a mask hides only a device knows."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         return _attention_brick(name, label, 0, 0, 0), 0
-    is_known = query.is_cpu and not has_mask  # what the host sees of a device are launches
-    return _pairs(name, label, query.shape, key.shape, key.element_size(), is_known, is_causal and not has_mask)
+    return _pairs(name, label, query.shape, key.shape, key.element_size(), not has_mask, is_causal and not has_mask)
 
 
 @functools.lru_cache(maxsize=256)  # all layers of a step are alike

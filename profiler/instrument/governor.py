@@ -255,8 +255,8 @@ class GovernedProfiler(BrickProfiler):
         self.governor = Governor(allowed_percent, self.announce)
         super().__init__(sample_every=FIRST_EVERY, recorder=recorder)
 
-    def step(self, name: str | None = None, tokens: int = 0, model: str = "") -> Step:
-        return GovernedStep(self.governor, self._steps, name, tokens, model)
+    def _step_of(self, steps: Steps, name: str | None, tokens: int, model: str) -> Step:
+        return GovernedStep(self.governor, steps, name, tokens, model)
 
     def _is_sampled(self, key: object) -> bool:
         return self.governor.is_sampled(key)

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.held_steps import Part
 from cbtop.profiler.instrument.classification import (
     ATTENTION_FUSED,
     GATE_UP_PROJECTION,
@@ -42,7 +43,6 @@ from cbtop.profiler.instrument.classification import (
     Kind,
 )
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.steps import Part
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 
 Node = tuple[str, str, int, int, int]  # name, operation, elements, start ns, end ns

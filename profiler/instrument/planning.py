@@ -53,13 +53,13 @@ def holds_a_stack(root: nn.Module) -> bool:
     return bool(list(_stacks(root, "")))
 
 
-def plan_of(root: nn.Module) -> Plan | None:
-    """The plan of `root`; None where it holds no stack of layers."""
+def plan_of(root: nn.Module, *, is_timed_there: bool = False) -> Plan | None:
+    """The plan of `root`, timed by the host or on its device; None where it holds no stack of layers."""
     found = list(_stacks(root, ""))
     if not found:
         return None
     names = _names([path for path, _ in found])
-    planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root)
+    planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root, is_timed_there)
     planner.plan.stacks = {name: len(stack) for (_, stack), name in zip(found, names, strict=True)}
     paths = [path for path, _ in found]
     for path, module in root.named_modules():
@@ -123,8 +123,9 @@ def _vocabulary(root: nn.Module) -> int:
 
 
 class _Planner:
-    def __init__(self, stacks: dict[int, str], root: nn.Module) -> None:
+    def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
         self.plan = Plan()
+        self._is_timed_there = is_timed_there
         self._stacks = stacks
         self._root = root
         self._vocabulary = _vocabulary(root)
@@ -191,8 +192,8 @@ class _Planner:
             kind.name,
             kind.category,
             brick,
-            backend=backend_of(module, self._root),
-            work=work_of(module, kind.brick),
+            backend=backend_of(module, self._root, is_timed_there=self._is_timed_there),
+            work=work_of(module, kind.brick, is_timed_there=self._is_timed_there),
             label=label,
         )
         self._experts[path] = definition

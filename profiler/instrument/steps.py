@@ -29,6 +29,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import Capture, capture_here
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
+from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall, is_symbolic
@@ -86,10 +87,10 @@ unit: Callable[[], Unit] = finder(Unit)
 _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
 LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes as long as timing them does
 # The models whose calls are timed, and what times them; where there is none, nothing is recorded.
-swapped_in: dict[ref[ModelSteps], HotPath | Path | Capture] = {}
+swapped_in: dict[ref[ModelSteps], HotPath | Path | Timing | Capture] = {}
 
 
-def recorded_here() -> HotPath | Path | Capture | None:
+def recorded_here() -> HotPath | Path | Timing | Capture | None:
     """What times the recorded step that the caller is in, or notes what is captured; None outside of these."""
     paths = set(swapped_in.values())
     if len(paths) == 1:  # the compiled path knows its position for a tenth of what `unit` costs
@@ -98,7 +99,7 @@ def recorded_here() -> HotPath | Path | Capture | None:
         here = unit().open
         if not here or not here[-1].is_recorded:
             return None
-        path = here[-1].steps.path
+        path = here[-1].steps.times
     return None if path.position.step is None else path
 
 
@@ -141,7 +142,7 @@ class OpenStep:
         self._unit = unit
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
-        self._step: Step = steps.profiler.step(self.call.phase, self.call.tokens, steps.model)
+        self._step: Step = steps.profiler._step_of(steps._steps, self.call.phase, self.call.tokens, steps.model)
         self._step.sequences, self._step.cached = self.call.sequences or None, self.call.cached
 
     def begin(self) -> None:
@@ -173,13 +174,13 @@ class OpenStep:
         """The scores are looked at: from here on a token is chosen; the model may be called for that, too."""
         self.is_running = True
         if self._sampling is None and self.is_recorded:
-            self._sampling = self.profiler.start_brick(BrickId.SAMPLING)
+            self._sampling = self.steps.timing.start_brick(self.steps.labelled(BrickId.SAMPLING))
 
     @_unless_it_fails
     def end_sampling(self, length: int | None) -> None:
         """A token of each sequence, or several of one, has been chosen: the sequences are `length` long now."""
         if self._sampling is not None:
-            self.profiler.stop_brick(self._sampling, self.call.sequences)
+            self.steps.timing.stop_brick(self._sampling, self.call.sequences)
             self._sampling = None
         if self.generation is not None:
             before, self.generation.length = self.generation.length, length
@@ -242,7 +243,7 @@ class ModelSteps:
         give_up: Callable[[Exception], None],
     ) -> None:
         self.profiler = profiler
-        self.path: HotPath | Path = getattr(profiler._path, "_hot_path", profiler._path)  # the nearest to a position
+        self.time_on(Timing(profiler._host_path))
         self.model = model
         self.changed = changed  # plans anew where the model is no longer what it was
         self.give_up = give_up
@@ -254,6 +255,14 @@ class ModelSteps:
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be
         self._recorded: set[OpenStep] = set()  # that run
+
+    def time_on(self, timing: Timing) -> None:
+        """Time its steps and their bricks so from now on."""
+        self.timing, self.labelled = timing.path, timing.labelled
+        #: What times calls of modules, and of functions: the hot path itself where it can be, which is called in C.
+        self.path: HotPath | Path = getattr(timing.path, "_hot_path", timing.path)
+        self.times = timing if timing.backend else self.path
+        self._steps = self.profiler._steps_on(timing.path)
 
     def after_fork(self) -> None:
         """In a child nobody holds the lock, and of the steps that ran those of this thread are left."""
@@ -338,6 +347,8 @@ class ModelSteps:
             if not self.profiler.enabled:
                 self.follow(None)
                 return None
+            if self.timing.is_over:
+                self.changed()
             here = unit()
             mine = self.open_in(here)
             if mine is not None:
@@ -372,9 +383,11 @@ class ModelSteps:
                 return
             if self._are_in is (recorded is not None):
                 return
+            if recorded is None and self.timing.held_steps is not None:
+                self.timing.held_steps.settle()
             self._are_in = None
             if recorded is not None:
-                swapped_in[ref(self, swapped_in.pop)] = self.path
+                swapped_in[ref(self, swapped_in.pop)] = self.times
                 for call in self.calls:
                     call.swap_in()
             else:

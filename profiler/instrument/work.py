@@ -64,10 +64,12 @@ def device_of(*modules: nn.Module) -> str:
     return str(held[0].device.type) if held else "cpu"
 
 
-def backend_of(*modules: nn.Module) -> str:
-    """What runs the first of `modules` that has weights, and what its times are where the CPU does not."""
+def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
+    """What runs the first of `modules` that has weights, and what its times are where the host times a device."""
     device = device_of(*modules)
-    return "torch" if device == "cpu" else f"torch on {device}: launches"
+    if device == "cpu":
+        return "torch"
+    return f"torch on {device}" if is_timed_there else f"torch on {device}: launches"
 
 
 def _may_add(norm: nn.Module) -> bool:

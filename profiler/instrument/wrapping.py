@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cbtop.profiler.path import Path
-    from cbtop.profiler.profiler import BrickProfiler
 
 ATTRIBUTE = "_compiled_call_impl"
 
@@ -196,7 +195,6 @@ def _nothing() -> None:
 class Timed(Protocol):
     """The steps of one model."""
 
-    profiler: BrickProfiler
     path: HotPath | Path
     model: str
 
@@ -215,7 +213,7 @@ class BrickCall(Call):
         super().__init__(module)
         self._key = key
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
-        self._start, self._stop = steps.profiler.start_brick, steps.profiler.stop_brick
+        self._start, self._stop = steps.path.start_brick, steps.path.stop_brick
 
     @property
     def is_gone(self) -> bool:

@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Sampling
-from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.reports import DEVICES, REPORTS, SECTIONS, VIEWS
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.statistics import Of, statistics_of
@@ -247,6 +249,25 @@ def test_where_bricks_run_at_the_same_time_the_report_says_that_the_shares_do_no
     assert said["shares_close"] is False
     for section in ("bricks", "categories"):
         assert "the shares are no parts of one whole" in REPORTS["text"]([view], [section])
+
+
+def test_bricks_of_launch_bound_steps_are_rows_of_their_own_without_a_rate_and_a_line_says_what_they_are(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    known = BrickDefinition.of(BrickId.QKV_PROJECTION, backend="torch on cuda", work=Work(0, 2, 64, 0))
+    with profiler.step("decode", tokens=1):
+        for brick in (known, launch_bound(known)):
+            with profiler.brick(brick, 1000):  # type: ignore[arg-type]  # of a brick that is known it gives another
+                clock.sleep_us(10)
+    view = source_view(record_of(source_of(tmp_path)))
+    (said,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    found = {row["name"]: (row["backend"], row["gflops"]) for row in said["bricks"]}
+    assert found["QkvProjection"] == ("torch on cuda", pytest.approx(0.2))
+    assert found["QkvProjection, launch-bound"] == ("torch on cuda: until the device got there", None)
+    text = REPORTS["text"]([view], list(SECTIONS))
+    assert text.count("launch-bound: the device waited for the host; times are until the device got there") == 1
 
 
 def number(text: str) -> float:

@@ -16,6 +16,7 @@ READING_NS = 50  # what the host pays to read its clock
 KERNEL_NS = 1_000
 RESOLUTION_NS = 32
 EPOCH_NS = 1_763_800_000_000_000_001  # no float64 holds it
+WORK = "work"
 _ARGUMENTS = {STAMP: 1, NOTHING: 0, PONG: 3}
 
 
@@ -100,6 +101,10 @@ class FakeDriver:
         if not self.stands_still:
             self._run()
 
+    def work(self, stream: int, duration_ns: int) -> None:
+        """Enqueue a kernel of the host's."""
+        self._streams.setdefault(stream, Stream()).waiting.append((WORK, [duration_ns], self.host_ns))
+
     def device_ns(self, host_ns: int) -> int:
         """What the device's timer shows then."""
         return EPOCH_NS + host_ns + host_ns * self._drift_ppb // 1_000_000_000
@@ -125,7 +130,7 @@ class FakeDriver:
                             self._ran(*what, at_ns)
                     stream.free_ns = at_ns
                     continue
-                stream.free_ns = at_ns + KERNEL_NS
+                stream.free_ns = at_ns + (arguments[0] if name == WORK else KERNEL_NS)
                 self._ran(name, arguments, at_ns)
         for pongs in list(self._pongs):
             if pongs.play(self):

@@ -1,0 +1,96 @@
+"""What a stamp costs work that is launched kernel by kernel, and how soon an idle device reaches one.
+
+All on a stream of our own. First FIRST stamps, each of which finds it idle. Then a kernel holds it back until all are
+enqueued, so that they run one behind the other: in each round two sections of KERNELS empty kernels, between two
+stamps, and with a stamp behind each; the difference is that of the stamps.
+"""
+
+from __future__ import annotations
+
+import functools
+from statistics import median
+
+from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.driver import Arguments
+from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING
+
+FIRST = 4
+KERNELS = 16
+ROUNDS = 3
+HELD_BACK_NS = 5_000_000  # at most
+MOST_NS = 10_000  # what is dearer was disturbed
+_ROUND = 2 + 1 + KERNELS  # stamps
+
+
+class InLineCost:
+    """Launched as it is made; nobody waits for it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        driver = device.driver
+        count = FIRST + _ROUND * ROUNDS
+        first = FIRST_PONG + 1
+        self._words = device.map_words(first + count)
+        self._first = first
+        for at in range(first + count):
+            self._words[at] = 0
+        self._arguments = Arguments([(self._words.address + 8 * (first + at),) for at in range(count)])
+        self._holding = Arguments([(self._words.address, 1, HELD_BACK_NS)])
+        with driver.relaxed():
+            self._stream = driver.new_stream()
+            stamp, nothing = (
+                driver.launcher(device.stamp, self._stream),
+                driver.launcher(device.nothing, self._stream),
+            )
+            self._launched_ns: list[int] = []
+            for at in range(FIRST):
+                self._launched_ns.append(device.now_ns())
+                stamp(self._arguments.at(at))
+            driver.launcher(device.pong, self._stream)(self._holding.at(0))
+            stamps = iter(range(FIRST, count))
+            for _ in range(ROUNDS):
+                for is_stamped in (False, True):
+                    stamp(self._arguments.at(next(stamps)))
+                    for _ in range(KERNELS):
+                        nothing(0)
+                        if is_stamped:
+                            stamp(self._arguments.at(next(stamps)))
+                    if not is_stamped:
+                        stamp(self._arguments.at(next(stamps)))
+        self._words[PING] = 1
+        self._last = first + count - 1
+
+    @functools.cached_property
+    def _idle_lag_ns(self) -> int:
+        known = self._device.time
+        reached = [known.host_ns(self._words[self._first + at]) for at in range(FIRST)]
+        return min([at - launched for at, launched in zip(reached, self._launched_ns, strict=True)])
+
+    @property
+    def idle_lag_ns(self) -> int | None:
+        """How long after it was enqueued a stamp was reached at the earliest; None while that is not known."""
+        return self._idle_lag_ns if self._words[self._last] and self._device.time.last is not None else None
+
+    @property
+    def stamp_ns(self) -> int | None:
+        """What one stamp costs; None while that is not known."""
+        return self._stamp_ns if self._words[self._last] else None
+
+    @functools.cached_property
+    def _stamp_ns(self) -> int:
+        found = []
+        for at in range(self._first + FIRST, self._last, _ROUND):
+            plain_ns = self._words[at + 1] - self._words[at]
+            stamped_ns = self._words[at + _ROUND - 1] - self._words[at + 2]
+            found.append((stamped_ns - plain_ns) / (KERNELS - 1))
+        cost_ns = round(median(found))
+        return cost_ns if 0 < cost_ns < MOST_NS else 0
+
+    def close(self) -> bool:
+        """Give back what it took, if it is through; whether it is."""
+        if not (self._words[ENDED] and self._words[self._last]):
+            return False
+        with self._device.driver.relaxed():
+            self._device.driver.end_stream(self._stream)
+        self._device.spare_words(self._words)
+        return True

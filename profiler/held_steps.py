@@ -1,0 +1,290 @@
+"""Steps that were stamped: each is kept until the device has reached its stamps, judged as a whole, and recorded.
+
+What a time means
+- A brick's time is from when the device reached its begin until it reached its end. Where the device waited for the
+  host meanwhile, that is not the time of its kernels.
+- The host's time of each stamp is kept. A stamp that the device reached within GOT_THERE_NS of its being enqueued
+  found the device idle; the error with which both clocks are known is added, and where a stamp on an idle stream took
+  longer here, GOT_THERE_NS is that and IDLE_MARGIN_NS. (On an H100: 7 to 10 us where it is idle.)
+- A step in which more than LAUNCH_BOUND_SHARE of the stamps did is launch-bound: its bricks bear that name, their
+  times are "until the device got there", and no rate is made of them. (On an H100: 0.8 of them in a decode of one
+  sequence, 0.03 in a prefill of 16,384 tokens, whose first bricks find the device idle.) In any other, what a stamp
+  costs the device is taken off for each stamp before: bricks and gaps still add up to the step.
+
+Rules
+- Nobody waits: who comes by asks whether the stamps are there (`settle`). At the end, or where books are asked for,
+  it is waited WAIT_NS at most. Past MAX_STEPS the oldest is lost, and counted as that.
+- A step that began while its stream was captured did not run, and leaves nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cbtop.profiler.clocks import Mark, Stamp, StampingClock
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.scopes import Places, Scopes
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, NO_NODE, UNKNOWN_AMOUNT
+from cbtop.protocol.signals import let_through
+from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, BrickId
+
+if TYPE_CHECKING:
+    from cbtop.profiler.hot_path import Callbacks, HeldRecord, Scope
+
+GOT_THERE_NS = 12_000
+IDLE_MARGIN_NS = 5_000
+LAUNCH_BOUND_SHARE = 0.1
+MAX_STEPS = 16
+WAIT_NS = 1_000_000_000
+
+
+# What ran in a step that was timed elsewhere: where, as keys from the step down; start and end in ns; elements.
+Part = tuple[tuple[Hashable, ...], int, int, int]
+
+
+class _Step(Protocol):
+    """What its records are written as."""
+
+    def take_lane(self) -> int: ...
+
+    def leave_lane(self) -> None: ...
+
+
+@dataclass(slots=True)
+class HeldStep:
+    """A step that has ended, in the scope of those without a name; `begun` is the mark where it began.
+
+    Where it waits (`Step.wait`), `parts` are what it was told meanwhile, in the host's time.
+    """
+
+    step: _Step
+    key: object
+    unnamed: Scope
+    held: list[HeldRecord]
+    begun: Mark
+    start: Mark
+    end: Mark
+    tokens: int
+    flags: int
+    amounts: tuple[int, int]  # sequences, cached positions
+    waits: int
+    parts: list[Part] = field(default_factory=list)
+    lost: int = 0  # parts that nobody can tell
+
+    def told(self, parts: Iterable[Part] | None) -> None:
+        """What it waited for; None: it is lost."""
+        if parts is None:
+            self.lost += 1
+        else:
+            self.parts += parts
+        self.waits -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When each mark of a step was reached, on the host's clock, without what stamps cost; when all were, with it."""
+
+    times: dict[Mark, int]
+    is_launch_bound: bool
+    reached_ns: list[int]
+    cost_ns: int
+
+    def without_stamps(self, at_ns: int) -> int:
+        """When that would have been, without the stamps before it in this step."""
+        return at_ns - bisect_right(self.reached_ns, at_ns) * self.cost_ns
+
+
+class HeldSteps:
+    """Of one device path, the oldest first."""
+
+    def __init__(
+        self,
+        clock: StampingClock,
+        callbacks: Callbacks,
+        scopes: Scopes,
+        flush: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._callbacks = callbacks
+        self._scopes = scopes
+        self._flush = flush
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a child: what is kept is the parent's to record, and nobody holds the lock."""
+        self._steps: deque[HeldStep] = deque()
+        self._settling = threading.RLock()
+        self._is_settling = False
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def discard(self) -> None:
+        """Record none of what is kept."""
+        self._steps.clear()
+
+    def look(self) -> None:
+        """Read both clocks, if the last time is a while ago."""
+        self._clock.look()
+
+    def host_ns(self, mark: Mark) -> int:
+        """When the host enqueued `mark`; 0 where it was not."""
+        if isinstance(mark, int):
+            return mark
+        stamp = self._clock.stamp(mark)
+        return 0 if stamp is None else stamp.host_ns
+
+    def add(self, step: HeldStep) -> None:
+        """It has ended; the device may be far behind."""
+        self._steps.append(step)
+        if len(self._steps) > MAX_STEPS:
+            with self._settling:
+                if len(self._steps) > MAX_STEPS and not self._is_settling:
+                    self._lose(self._steps.popleft())
+
+    def settle(self, may_wait: bool = False) -> None:
+        """Record the steps whose stamps are there. Never raises: where that fails, it is said, and stamping ends."""
+        if not self._steps or not self._settling.acquire(blocking=may_wait):
+            return
+        try:
+            if not self._is_settling:  # else a signal handler came in between
+                self._is_settling = True
+                try:
+                    self._settle(may_wait)
+                finally:
+                    self._is_settling = False
+        except Exception as error:  # noqa: BLE001 - a device that is lost, or a recorder that fails
+            let_through(error)
+            self._steps.clear()
+            self._callbacks.give_up(error)
+        finally:
+            self._settling.release()
+
+    def _settle(self, may_wait: bool) -> None:
+        if may_wait:
+            for mark in self._lasts(self._steps[-1]):
+                self._clock.wait(mark, WAIT_NS)
+            self._clock.look()
+        recorded = False
+        while self._steps and self._is_there(self._steps[0]):
+            self._record(self._steps.popleft())
+            recorded = True
+        if recorded:
+            self._flush()
+
+    def _is_there(self, step: HeldStep) -> bool:
+        is_reached = self._clock.is_reached
+        return step.waits <= 0 and is_reached(step.end) and all([is_reached(mark) for mark in self._lasts(step)])
+
+    def _lasts(self, step: HeldStep) -> list[Mark]:
+        """The last mark on each stream."""
+        lasts: dict[int, Mark] = {}
+        for mark in (step.end, *(end for _, _, end, _, _ in reversed(step.held))):
+            stamp = None if isinstance(mark, int) else self._clock.stamp(mark)
+            if stamp is not None:
+                lasts.setdefault(stamp.stream, mark)
+        return list(lasts.values())
+
+    def _lose(self, step: HeldStep) -> None:
+        """What it would have recorded is counted."""
+        for _ in range(len(step.held) + len(step.parts) + 1):
+            self._callbacks.record(NO_NODE, 0, 0, 0)
+
+    def _record(self, step: HeldStep) -> None:
+        lane = step.step.take_lane()  # only now: another step may have been in the one that it ran in
+        try:
+            self._record_in(lane, step)
+        finally:
+            step.step.leave_lane()
+
+    def _record_in(self, lane: int, step: HeldStep) -> None:
+        found = self._times(step)
+        times, end_ns = found.times, found.times.get(step.end)
+        if self._clock.stamp(step.begun) is None:
+            return
+        if step.begun not in times or end_ns is None:
+            self._lose(step)
+            return
+        record, amounts = self._callbacks.record, self._callbacks.amounts
+        if found.is_launch_bound:
+            stamped = {id(scope) for scope, start, _, _, _ in step.held if not isinstance(start, int)}
+            places = Places(
+                self._scopes,
+                step.unnamed,
+                step.key,
+                lambda scope: launch_bound(scope.key) if id(scope) in stamped else scope.key,
+            )
+        else:
+            places = Places(self._scopes, step.unnamed, step.key)
+        for scope, start, end, elements, flags in step.held:
+            start_ns = start if isinstance(start, int) else times.get(start)
+            until_ns = end if isinstance(end, int) else times.get(end)
+            if start_ns is None or until_ns is None:
+                record(NO_NODE, 0, 0, 0)
+                continue
+            place = places.of(scope)
+            record(max(place.node, NO_NODE) | flags | lane, start_ns, max(start_ns, until_ns), elements)
+            if place.work is not None:
+                amounts(place, elements)
+        for keys, began_ns, ended_ns, elements in step.parts:
+            scope = places.named
+            for key in keys:
+                scope = scope.children.get(key) or self._scopes.define(scope, key)
+            until_ns = found.without_stamps(ended_ns)
+            record(max(scope.node, NO_NODE) | lane, found.without_stamps(began_ns), until_ns, elements)
+            if scope.work is not None:
+                amounts(scope, elements)
+            end_ns = max(end_ns, until_ns)
+        for _ in range(step.lost):
+            record(NO_NODE, 0, 0, 0)
+        node = max(places.named.node, NO_NODE)
+        start_ns = step.start if isinstance(step.start, int) else times[step.start]
+        record(node | step.flags | lane, start_ns, max(start_ns, end_ns), step.tokens)
+        if step.amounts != (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT) and not step.flags & FLAG_CANCELLED:
+            record(node | FLAG_AMOUNTS, *step.amounts, 0)
+
+    def _times(self, step: HeldStep) -> _Times:
+        clock = self._clock
+        marks = [step.begun, step.end]
+        for _, start, end, _, _ in step.held:
+            marks += [mark for mark in (start, end) if not isinstance(mark, int)]
+        found: list[tuple[Stamp, Mark]] = []
+        for mark in marks:
+            stamp = clock.stamp(mark)
+            if stamp is not None and stamp.device_ns:
+                found.append((stamp, mark))
+        found.sort(key=lambda one: one[0].number)
+        if not found:
+            return _Times({}, False, [], 0)
+        first_ns = found[0][0].device_ns
+        base_ns, error_ns = clock.host_ns(first_ns)
+        # Within one step both clocks run alike: MAX_DRIFT_PPM of 20 ms are 2 us, and some 20 ppm are measured.
+        reached = [base_ns + stamp.device_ns - first_ns for stamp, _ in found]
+        within_ns = max(GOT_THERE_NS, (clock.idle_lag_ns or 0) + IDLE_MARGIN_NS) + error_ns
+        idle = sum([at <= stamp.host_ns + within_ns for at, (stamp, _) in zip(reached, found, strict=True)])
+        is_launch_bound = idle > LAUNCH_BOUND_SHARE * len(found)
+        cost_ns = 0 if is_launch_bound else clock.stamp_cost_ns or 0
+        before: dict[int, int] = {}  # stamps on each stream
+        latest: dict[int, int] = {}
+        times: dict[Mark, int] = {}
+        for at, (stamp, mark) in zip(reached, found, strict=True):
+            count = before.get(stamp.stream, 0)
+            before[stamp.stream] = count + 1
+            times[mark] = latest[stamp.stream] = max(at - count * cost_ns, latest.get(stamp.stream, 0))
+        return _Times(times, is_launch_bound, sorted(reached), cost_ns)
+
+
+@functools.lru_cache(maxsize=4096)  # the same, also for a model that is attached again
+def launch_bound(key: object) -> object:
+    """What is timed as `key`, named for what its times are in a launch-bound step. Layers stay as they are."""
+    known: Any = BrickDefinition.of(key) if isinstance(key, BrickId) else key
+    if not isinstance(known, BrickDefinition):
+        return key
+    backend = f"{known.backend}: {UNTIL_THERE}" if known.backend else UNTIL_THERE
+    return replace(known, name=f"{known.name}, {LAUNCH_BOUND}", backend=backend, work=None)

@@ -1,0 +1,166 @@
+"""Which models are timed by stamps: those that lie on one CUDA device, and are called while it is the current one.
+
+Rules
+- A clock is made when the first model on its device is planned, never at import; a forked child makes none.
+- All models of a profiler on one device share a path. When the last of them is detached, nothing of it is left.
+- Models on several devices, on others than CUDA's, and those whose clock cannot be made or has failed are timed by
+  the host: their times are named launches.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.torch_clock import torch_clock
+from cbtop.profiler.instrument.trouble import in_words, say
+from cbtop.protocol.signals import let_through
+from cbtop.protocol.vocabulary import BrickId
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.clocks import StampingClock
+    from cbtop.profiler.device_path import DevicePath
+    from cbtop.profiler.hot_path import Position
+    from cbtop.profiler.path import Path
+    from cbtop.profiler.profiler import BrickProfiler
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How a model is timed, and what its times are."""
+
+    path: Path
+    backend: str = ""  # of what runs on a device
+    is_there: bool = False  # by stamps on its device
+
+    @property
+    def position(self) -> Position:
+        """Where in the graph the caller is."""
+        return self.path.position
+
+    def start_brick(self, brick: Any) -> Any:
+        """Start timing what is labelled so."""
+        return self.path.start_brick(self.labelled(brick))
+
+    def stop_brick(self, timer: Any, elements: int, failed: bool = False) -> None:
+        """Record it."""
+        self.path.stop_brick(timer, elements, failed)
+
+    def labelled(self, brick: Any) -> Any:
+        """What is timed as `brick`, named for what its times are."""
+        return _named(brick, self.backend, self.is_there) if self.backend else brick
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(brick: Any, backend: str, is_there: bool) -> Any:
+    definition = BrickDefinition.of(brick) if isinstance(brick, BrickId) else brick
+    return replace(definition, backend=backend, work=definition.work if is_there else None)
+
+
+@dataclass(slots=True)
+class _Stamped:
+    """What is on one device."""
+
+    path: DevicePath
+    clock: StampingClock
+    is_ours: bool
+
+
+_stamped: weakref.WeakKeyDictionary[BrickProfiler, dict[int, _Stamped | None]] = weakref.WeakKeyDictionary()
+_said: set[str] = set()
+
+
+def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
+    """How `profiler` times `model` as it lies now."""
+    kinds = _kinds_of_devices(model) - {"cpu"}
+    if not kinds:
+        return Timing(profiler._host_path)
+    device = _only_cuda_device(model)
+    stamped = None if device is None else _on(profiler, device)
+    if stamped is not None:
+        return Timing(stamped.path, "torch on cuda", is_there=True)
+    given = profiler._device_path  # on another kind of clock: the host's own choice
+    is_given = given is not None and given.kept is None
+    backend = f"torch on {min(kinds)}: launches"
+    return Timing(given if given is not None and is_given else profiler._host_path, backend)
+
+
+def leave(profiler: BrickProfiler, used: list[Path]) -> None:
+    """Of the paths of `profiler`, those of `used` go on; nothing is left of the others."""
+    known = _stamped.get(profiler, {})
+    for device, stamped in list(known.items()):
+        if stamped is not None and not any([path is stamped.path for path in used]):
+            del known[device]
+            _end(profiler, stamped)
+
+
+def _kinds_of_devices(model: nn.Module) -> set[str]:
+    return {str(tensor.device.type) for tensor in (*model.parameters(), *model.buffers())}
+
+
+def _only_cuda_device(model: nn.Module) -> int | None:
+    found = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    device = found.pop() if len(found) == 1 else None
+    return device.index if device is not None and device.type == "cuda" and torch.version.cuda else None
+
+
+def _on(profiler: BrickProfiler, device: int) -> _Stamped | None:
+    known = _stamped.setdefault(profiler, {})
+    if device not in known:
+        if torch.cuda._is_in_bad_fork() or torch.cuda.is_current_stream_capturing():
+            return None
+        if torch.cuda.current_device() != device:
+            _say_once(f"a model on cuda:{device} is timed by the host: the current device is another one")
+            return None
+        try:
+            known[device] = _made(profiler, device)
+        except Exception as error:  # noqa: BLE001 - no driver, no memory: the host goes on
+            let_through(error)
+            known[device] = None
+            _say_once(f"what runs on cuda:{device} is timed by the host, as launches: {in_words(error)}")
+    stamped = known[device]
+    return None if stamped is None or stamped.path.is_over else stamped
+
+
+def _made(profiler: BrickProfiler, device: int) -> _Stamped:
+    given: Any = profiler._clock
+    is_ours = getattr(given, "index", None) != device
+    clock = torch_clock() if is_ours else given
+
+    def failed(error: Exception) -> None:
+        let_through(error)
+        if isinstance(error, RecursionError):  # the host is at the end of its stack: this brick is left out
+            return
+        known = _stamped.get(profiler, {})
+        stamped = known.get(device)
+        if stamped is not None:
+            known[device] = None
+            profiler._end_path(stamped.path)
+            _say_once(f"what runs on cuda:{device} is timed by the host again, as launches: {in_words(error)}")
+
+    return _Stamped(profiler._path_for_models(clock, failed), clock, is_ours)
+
+
+def _end(profiler: BrickProfiler, stamped: _Stamped) -> None:
+    try:
+        if stamped.path.kept is not None:
+            stamped.path.kept.settle(True)
+        if stamped.is_ours:
+            stamped.clock.close()
+    except Exception as error:  # noqa: BLE001 - a device that is lost: nothing can be given back to it
+        let_through(error)
+    finally:
+        profiler._end_path(stamped.path)
+
+
+def _say_once(line: str) -> None:
+    if line not in _said:
+        _said.add(line)
+        say(line)
