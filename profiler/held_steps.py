@@ -95,9 +95,9 @@ class _Times:
     reached_ns: list[int]
     cost_ns: int
 
-    def without_stamps(self, at_ns: int) -> int:
-        """When that would have been, without the stamps before it in this step."""
-        return at_ns - bisect_right(self.reached_ns, at_ns) * self.cost_ns
+    def stamps_ns(self, at_ns: int) -> int:
+        """What the stamps of this step before `at_ns` cost."""
+        return bisect_right(self.reached_ns, at_ns) * self.cost_ns
 
 
 class HeldSteps:
@@ -236,8 +236,9 @@ class HeldSteps:
             scope = places.named
             for key in keys:
                 scope = scope.children.get(key) or self._scopes.define(scope, key)
-            until_ns = found.without_stamps(ended_ns)
-            record(max(scope.node, NO_NODE) | lane, found.without_stamps(began_ns), until_ns, elements)
+            stamps_ns = found.stamps_ns(began_ns)  # no stamp lies in what others time
+            until_ns = ended_ns - stamps_ns
+            record(max(scope.node, NO_NODE) | lane, began_ns - stamps_ns, until_ns, elements)
             if scope.work is not None:
                 amounts(scope, elements)
             end_ns = max(end_ns, until_ns)

@@ -53,7 +53,7 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     attach(model, governed)
     attach(another, every)
     default, striped = Engine(model, batch).capture(), Engine(another, batch).capture()
-    nodes = len(captured_graphs._devices[0].device.driver.nodes(int(default.graph.raw_cuda_graph())))
+    nodes = len(captured_graphs._devices[0].device.driver.nodes(captured_graphs._graphs[default.graph].clone))
     took = {"default": build_bytes(default), "every step": build_bytes(striped)}
     plain = torch._C._CUDAGraph.replay
     kinds: dict[str, tuple[Engine, Callable[[], None]]] = {

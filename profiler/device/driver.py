@@ -82,6 +82,9 @@ class Driver(Protocol):
     def captured_last(self, stream: int) -> list[int] | None:
         """The nodes that what is captured next on `stream` will follow; None where nothing is captured there."""
 
+    def captured_graph(self, stream: int) -> int | None:
+        """What is captured on `stream`, as far as it is; None where nothing is. It is the host's."""
+
     def new_graph(self) -> int:
         """An empty graph."""
 
@@ -316,6 +319,11 @@ class CudaDriver:
             yield
         finally:
             self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+
+    def captured_graph(self, stream: int) -> int | None:
+        status, graph = c_int(), c_void_p()
+        self._call("cuStreamGetCaptureInfo_v3", stream, byref(status), None, byref(graph), None, None, None)
+        return graph.value if status.value else None
 
     def captured_last(self, stream: int) -> list[int] | None:
         status, nodes, edges, count = c_int(), c_void_p(), c_void_p(), c_size_t()

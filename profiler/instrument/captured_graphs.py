@@ -1,8 +1,9 @@
 """Brick times inside captured CUDA graphs: of some replays, a clone of the graph with stamps runs in its place.
 
 Rules
-- `torch.cuda.CUDAGraph` keeps its graph, and its methods are ours as long as a model on CUDA is attached: they do
-  what they did, and note. At the last one's detachment the class has what it had.
+- The methods of `torch.cuda.CUDAGraph` are ours as long as a model on CUDA is attached: they do what they did, and
+  note. At the last one's detachment the class has what it had. What is stamped is a clone of the graph, made just
+  before its capture ends.
 - While a graph is captured, calls of a model and its parts note between which nodes they lie (capturing.py). The
   first call of the model says what a replay is: with one new token a sequence it is a decode.
 - A replay in an open step gives that step its layers and bricks; one outside of any is a step, from the first stamp
@@ -19,7 +20,6 @@ Rules
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 import time
@@ -57,16 +57,6 @@ OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on 
 ANOTHER_TURN = BrickDefinition(
     "Bricks of another turn", BrickCategory.OTHER, backend="torch on cuda", label="not looked into in this step"
 )
-
-
-def is_possible() -> bool:
-    """Whether this torch keeps a captured graph where it is asked to."""
-    kind = getattr(torch.cuda, "CUDAGraph", None)
-    return (
-        kind is not None
-        and "keep_graph" in inspect.signature(kind.__new__).parameters
-        and all([hasattr(kind, name) for name in ("raw_cuda_graph", "instantiate")])
-    )
 
 
 # --- what a capture has told ------------------------------------------------------------------------------------
@@ -178,8 +168,9 @@ class Turn:
 class CapturedGraph:
     """What is known of one graph of the host's."""
 
-    def __init__(self, graph: Any, capture: Capture, device: OneDevice, steps: ModelSteps) -> None:
+    def __init__(self, graph: Any, clone: int, capture: Capture, device: OneDevice, steps: ModelSteps) -> None:
         self._graph = weakref.ref(graph)
+        self.clone = clone
         self._spans = capture.spans
         self._on = device
         self.steps = steps
@@ -223,7 +214,7 @@ class CapturedGraph:
         try:
             step = self.steps.path.position.step
             if self._is_recorded(step):
-                ready = self._ready(graph, step)
+                ready = self._ready(step)
                 if ready is not None and not ready.stamped.launch(ready.stream):  # the host is ahead of its device
                     ready = None
                     self._lost += step is None
@@ -268,22 +259,22 @@ class CapturedGraph:
             ours(error, "a captured graph is not looked into")
             return None
 
-    def _ready(self, graph: Any, step: Step | None) -> Launch | None:
+    def _ready(self, step: Step | None) -> Launch | None:
         """What to launch in place of the host's own replay; None where that runs."""
         stream = self._on.stream()
-        if stream is None or (not self._variants and not self._build(graph, stream)):
+        if stream is None or (not self._variants and not self._build(stream)):
             return None
         stamped, plan = self._variants[self._turn % len(self._variants)]
         if stamped.is_running:
             self._on.settle()
         return Launch(stamped, plan, step, stream)
 
-    def _build(self, graph: Any, stream: int) -> bool:
-        on, raw = self._on, int(graph.raw_cuda_graph())
+    def _build(self, stream: int) -> bool:
+        on = self._on
         if on.stamped_graphs >= MAX_STAMPED:
             self.leave_alone(f"{MAX_STAMPED} others are")
             return False
-        shape = Shape.of(on.device.driver, raw)
+        shape = Shape.of(on.device.driver, self.clone)
         every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         stripes: list[int | None] = [*range(STRIPES)] if every else [None]
         for stripe in stripes:
@@ -293,7 +284,7 @@ class CapturedGraph:
                 return False
             if plan.left_out:
                 say(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
-            self._variants.append((StampedGraph(on.device, raw, plan.places, stream), plan))
+            self._variants.append((StampedGraph(on.device, self.clone, plan.places, stream), plan))
         self._spans = []
         on.measure(stream)
         return True
@@ -363,6 +354,9 @@ class CapturedGraph:
                 launch.step.told(None)
         while self._variants:
             self._variants.pop()[0].close()
+        clone, self.clone = self.clone, 0
+        if clone and not self._on.device.is_of_parent:
+            self._on.device.driver.destroy_graph(clone)
         return True
 
     @property
@@ -401,6 +395,24 @@ class OneDevice:
     def captured_last(self) -> Last:
         """The nodes of the caller's capture that the next one would follow."""
         return self.device.driver.captured_last(torch._C._cuda_getCurrentRawStream(self.index))
+
+    def cloned(self, capture: Capture) -> int:
+        """A copy of what the caller has captured, whose nodes stand in `capture` from now on; 0 where there is none.
+
+        Raises DriverError for what cannot be copied.
+        """
+        driver = self.device.driver
+        graph = driver.captured_graph(torch._C._cuda_getCurrentRawStream(self.index))
+        if graph is None:
+            return 0
+        with driver.relaxed():
+            clone = driver.clone(graph)
+            try:
+                capture.now_in(lambda node: driver.in_clone(node, clone))
+            except BaseException:
+                driver.destroy_graph(clone)
+                raise
+        return clone
 
     @property
     def stamped_graphs(self) -> int:
@@ -513,7 +525,6 @@ class OneDevice:
 _lock = threading.RLock()
 _devices: dict[int, OneDevice] = {}
 _graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
-_kept: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs that the host did not ask torch to keep
 _random: weakref.WeakSet[Any] = weakref.WeakSet()  # that have generators of the host's
 _replaced: dict[str, Any] = {}  # methods of the class, as they were; None: it inherits them
 _users: weakref.WeakSet[ModelSteps] = weakref.WeakSet()
@@ -529,8 +540,7 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
             steps.profiler._settlers.insert(0, settle)  # before steps that wait for it
         if _replaced:
             return
-        if not is_possible():
-            say(f"torch {torch.__version__} keeps no captured graph: these are not looked into")
+        if not hasattr(torch.cuda, "CUDAGraph"):
             return
         kind = torch.cuda.CUDAGraph
         for name, ours_ in _METHODS.items():
@@ -593,15 +603,6 @@ def _device_here() -> OneDevice:
         return found
 
 
-def _init(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, keep_graph: bool = False) -> None:  # noqa: N807
-        original(self, True)
-        if not keep_graph:
-            _kept.add(self)
-
-    return __init__
-
-
 def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         _forget(self)
@@ -620,18 +621,27 @@ def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
 def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
     def capture_end(self: Any) -> None:
         capture = captures.pop(get_ident(), None)
-        original(self)
-        if self in _kept:
-            self.instantiate()  # as torch does at the end of a capture
+        device, clone = None, 0
         try:
             if capture is not None and capture.steps is None:
                 say("a captured graph in which no module was called, as when it is compiled, is not looked into")
             elif capture is not None and capture.steps in _users:
-                assert capture.steps is not None
+                device = _device_here()
+                clone = device.cloned(capture)
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            ours(error, "a captured graph is not looked into")
+        try:
+            original(self)
+        except BaseException:
+            if device is not None and clone:
+                device.device.driver.destroy_graph(clone)
+            raise
+        try:
+            if capture is not None and device is not None and clone:
                 if self in _random:
                     capture.why_not = "it has generators of random numbers of its own"
-                captured = CapturedGraph(self, capture, _device_here(), capture.steps)
-                captured._on.add(captured)
+                captured = CapturedGraph(self, clone, capture, device, capture.steps)
+                device.add(captured)
                 _graphs[self] = captured
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "a captured graph is not looked into")
@@ -684,7 +694,6 @@ def _forget(graph: Any) -> None:
 
 
 _METHODS: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
-    "__init__": _init,
     "capture_begin": _capture_begin,
     "capture_end": _capture_end,
     "instantiate": _instantiate,

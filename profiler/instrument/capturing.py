@@ -75,6 +75,24 @@ class Capture:
             if span in self._open:
                 del self._open[self._open.index(span) :]
 
+    def now_in(self, node_of: Callable[[int], int]) -> None:
+        """The graph was copied: let what was noted speak of the copy's nodes."""
+        found: dict[int, int] = {}
+
+        def moved(last: Last) -> Last:
+            if last is None or len(last) > 1:
+                return last  # no place for a stamp
+            for node in last:
+                if node not in found:
+                    found[node] = node_of(node)
+            return [found[node] for node in last]
+
+        waiting = list(self.spans)
+        while waiting:
+            span = waiting.pop()
+            span.begin, span.end = moved(span.begin), moved(span.end)
+            waiting += span.inside
+
     def failed(self, error: Exception) -> None:
         """Something of ours has: of this graph nothing is shown."""
         ours(error, "a captured graph is not shown")

@@ -216,6 +216,41 @@ def test_a_forked_child_records_nothing_of_its_parents_steps_and_asks_nothing_of
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_what_a_step_waits_for_is_recorded_in_it_without_the_stamps_before(played: Played) -> None:
+    told = BrickDefinition.of(BrickId.LM_HEAD, backend="torch on cuda")
+    with played.profiler.step("decode", tokens=1) as step:
+        step.wait()
+        for _ in range(30):
+            with played.profiler.brick(QKV, 10):
+                played.driver.work(STREAM, 100_000)
+        played.driver.work(STREAM, 400_000)  # a graph, whose times somebody else tells
+        graph_ended_ns = played.driver.host_ns + 30 * 100_000 + 60 * 1_000 + 400_000
+    played.finish()
+    assert not played.times(NodeKind.STEP)
+    step.told([((told,), graph_ended_ns - 400_000, graph_ended_ns, 1)])
+    played.profiler.finalize()
+    (_, _, ended), bricks = played.times(NodeKind.STEP)[0], played.times(NodeKind.BRICK)
+    assert [name for name, *_ in bricks] == ["QkvProjection"] * 30 + ["LmHead"]
+    assert bricks[-1][2] - bricks[-1][1] == 400_000
+    assert bricks[-2][2] - 2_000 <= bricks[-1][1] <= bricks[-2][2] + 10_000  # 60 stamps take 60 us
+    assert ended - 10_000 <= bricks[-1][2] <= ended
+
+
+def test_what_a_device_never_tells_of_a_step_is_counted_as_lost_and_the_step_recorded(
+    played: Played,
+) -> None:
+    with played.profiler.step("decode", tokens=1) as step:
+        step.wait()
+        step.wait()
+    step.told(None)
+    played.finish()
+    assert not played.times(NodeKind.STEP)
+    step.told([])
+    played.finish()
+    assert len(played.times(NodeKind.STEP)) == 1
+    assert played.lost() == 1
+
+
 def test_reset_forgets_what_is_kept(played: Played) -> None:
     played.step(host_ns=1_000, device_ns=100_000)
     played.profiler.reset()

@@ -215,6 +215,9 @@ class FakeDriver:
     def captured_last(self, stream: int) -> list[int] | None:
         return None
 
+    def captured_graph(self, stream: int) -> int | None:
+        return None
+
     def new_graph(self) -> int:
         graph = self.handle()
         self.graphs[graph] = FakeGraph()

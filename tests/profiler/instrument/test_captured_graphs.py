@@ -49,6 +49,9 @@ class World(FakeDriver):
     def captured_last(self, stream: int) -> list[int] | None:
         return None if self.captured is None else list(self.last)
 
+    def captured_graph(self, stream: int) -> int | None:
+        return self.captured
+
     def get_offset(self) -> int:
         return self.drawn
 
@@ -71,6 +74,8 @@ def graph_class(world: World) -> Any:
             world.captured = None
             if not self.keeps:
                 self.instantiate()
+                world.destroy_graph(self.graph)
+                self.graph = 0
 
         def instantiate(self) -> None:
             self.executable = world.instantiate(self.graph)
@@ -84,12 +89,9 @@ def graph_class(world: World) -> Any:
         def reset(self) -> None:
             if self.executable:
                 world.destroy_executable(self.executable)
+            if self.graph:
                 world.destroy_graph(self.graph)
             self.executable = self.graph = 0
-
-        def raw_cuda_graph(self) -> int:
-            assert self.keeps
-            return self.graph
 
         def register_generator_state(self) -> None:
             pass
@@ -585,3 +587,34 @@ def test_another_thread_that_calls_the_model_during_a_capture_is_noted_nowhere(w
     profiler.finalize()
     for *_, inside in steps_in(memory)[-4:]:
         assert len(inside["layer"]) == 4
+
+
+def test_a_graph_that_was_made_before_its_model_was_attached_and_captured_after_is_looked_into(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model, graph = model_of(world), torch.cuda.CUDAGraph()
+    attach(model, profiler)
+    graph.capture_begin()
+    model(torch.ones(2, 1, dtype=torch.long))
+    graph.capture_end()
+    replay(world, graph, 5)
+    profiler.finalize()
+    assert len(steps_in(memory)) == 2
+    assert len(world.graphs) == 1  # our copy
+    uninstall()
+    assert not world.graphs
+
+
+def test_where_a_capture_fails_no_copy_of_its_graph_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any) -> None:
+        raise RuntimeError("unjoined work")
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", fails)
+    model, graph = model_of(world), torch.cuda.CUDAGraph()
+    attach(model, profiler_of(world, Memory()))
+    graph.capture_begin()
+    model(torch.ones(2, 1, dtype=torch.long))
+    with pytest.raises(RuntimeError, match="unjoined work"):
+        graph.capture_end()
+    world.captured = None
+    assert list(world.graphs) == [graph.graph]

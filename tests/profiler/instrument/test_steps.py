@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import warnings
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -296,7 +297,9 @@ def test_positions_on_a_device_are_not_waited_for(
     lengths = (6, 1, 1)
     given = [torch.arange(length, device=device) for length in lengths]
     if device == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():  # torch warns that it is a prototype
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
     try:
         for length, positions in zip(lengths, given, strict=True):
             model(None, words(1, length), positions)
