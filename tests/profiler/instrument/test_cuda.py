@@ -66,6 +66,7 @@ def test_a_captured_graph_replays_the_same_whether_captured_before_or_after(prof
         assert torch.allclose(logits, expected, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own
 def test_compiled_with_cudagraphs_it_computes_and_breaks_as_the_bare_model(profiler: BrickProfiler) -> None:
     def outcome(attached: bool) -> tuple[Any, int]:
         torch._dynamo.reset()
@@ -143,7 +144,8 @@ def test_bricks_of_a_prefill_take_as_long_as_events_around_the_same_modules_say(
         layer = next(node.id for node, *_ in _times(memory) if node.kind is NodeKind.LAYER and node.name == "3")
         for node, start, end in _times(memory):
             for name in names:
-                if (node.id == layer and not name) or (node.parent == layer and node.label == name.split(".")[-1]):
+                is_it = node.id == layer if not name else node.parent == layer and node.label == name.split(".")[-1]
+                if is_it:
                     ours[name].append(end - start)
                     assert name == "" or node.backend == "torch on cuda"
     found = {name: (statistics.median(ours[name]), statistics.median(theirs[name])) for name in names}
