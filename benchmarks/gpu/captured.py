@@ -1,8 +1,11 @@
 """What brick times inside a captured graph cost: `python -m benchmarks.gpu.captured [transformers] [batch ...]`.
 
 A decode step of a 7B-shaped model in bf16 as one captured graph, replayed and waited for, as an engine does that
-reads its tokens. Rounds of four kinds interleaved: the replay as torch does it without us (twice: their ratio is the
-noise), under `--overhead 1%`, and with every step recorded. Ratios are medians over the rounds.
+reads its tokens. Rounds of five kinds interleaved: the replay as torch does it without us (twice: their ratio is the
+noise), under `--overhead 1%`, with every step recorded, and with a CUDA event recorded before and behind every leaf
+module inside the graph. Behind these, because CUPTI goes on to cost once it was loaded: torch.profiler, of the device
+alone (Kineto) and of both, against the rounds without us before. Ratios are medians over the rounds; of the second
+kind the mean over all of them too, for its cost comes in single steps.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
 ROUNDS, STEPS, WARM_UP = 20, 30, 20  # rounds, steps of each, rounds to warm up in
+PEER_ROUNDS = 5
 PERCENT = 1.0
 
 
@@ -45,9 +49,29 @@ def build_bytes(engine: Engine) -> tuple[int, float]:
     return free - torch.cuda.mem_get_info()[0], slowest
 
 
+def with_events(model: Any, batch: int) -> Engine:
+    """An engine whose graph records an event before and behind every leaf module."""
+    events: list[Any] = []
+
+    def record(*_: Any) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            events.append(torch.cuda.Event(enable_timing=True, external=True))
+            events[-1].record()
+
+    leaves = [module for module in model.modules() if not list(module.children())]
+    hooks = [
+        hook for one in leaves for hook in (one.register_forward_pre_hook(record), one.register_forward_hook(record))
+    ]
+    engine = Engine(model, batch).capture()
+    for hook in hooks:
+        hook.remove()
+    engine.events = events
+    return engine
+
+
 def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     model, another = make(batch), make(batch)
-    bare = Engine(model, batch).capture()
+    bare, eventful = Engine(model, batch).capture(), with_events(model, batch)
     governed = GovernedProfiler(PERCENT, recorder=RingRecorder())
     every = BrickProfiler()
     attach(model, governed)
@@ -61,6 +85,7 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
         "bare again": (bare, lambda: plain(bare.graph)),
         "default": (default, default.step),
         "every step": (striped, striped.step),
+        "event nodes": (eventful, lambda: plain(eventful.graph)),
     }
     for name, (engine, step) in kinds.items():
         for _ in range(WARM_UP if name == "default" else 2):
@@ -75,7 +100,10 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     for name in list(kinds)[1:]:
         ratios = sorted(mine / other for mine, other in zip(found[name], found["bare"], strict=True))
         middle, low, high = statistics.median(ratios), ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
-        print(f"  {name:12} {middle:.4f} x (half of the rounds between {low:.4f} and {high:.4f})")
+        mean = sum(found[name]) / sum(found["bare"])
+        print(
+            f"  {name:14} {middle:.4f} x (half of the rounds between {low:.4f} and {high:.4f}; of means {mean:.4f})"
+        )
     for name, (size, seconds) in took.items():
         print(f"  {name:12} {size / (1 << 20):.0f} MiB on the device, longest of 8 steps {1000 * seconds:.0f} ms")
     on = captured_graphs._devices[0]
@@ -85,10 +113,24 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
         print(f"  {name}: {kind.seen} steps, paid in ns: {costs}")
     own = sorted(governed.governor._own)
     print(f"  a plain step pays {own[len(own) // 2] / 1000:.1f} us (median of the last {len(own)})")
+    peers(bare, lambda: plain(bare.graph), statistics.median(found["bare"]))
     governed.finalize()
     every.finalize()
     for profiler in (governed, every):
         print(profiler.report())
+
+
+def peers(engine: Engine, step: Callable[[], None], bare_ns: float) -> None:
+    """torch.profiler on the same replays."""
+    both = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    for name, activities in (("Kineto", both[1:]), ("torch.profiler", both)):
+        times = []
+        for _ in range(PEER_ROUNDS):
+            with torch.profiler.profile(activities=activities):
+                times.append(timed_ns(engine, step, STEPS))
+        print(f"  {name:14} {statistics.median(times) / bare_ns:.4f} x")
+    after = [timed_ns(engine, step, STEPS) for _ in range(PEER_ROUNDS)]
+    print(f"  {'bare, then':14} {statistics.median(after) / bare_ns:.4f} x")
 
 
 def main() -> None:

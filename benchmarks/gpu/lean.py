@@ -98,6 +98,7 @@ class Engine:
         self.words = torch.ones((batch, 1), dtype=torch.long, device=device)
         self.at = torch.zeros(1, dtype=torch.long, device=device)
         self.graph = torch.cuda.CUDAGraph()
+        self.events: list[torch.cuda.Event] = []  # that the graph records
 
     @torch.no_grad()
     def capture(self) -> Engine:

@@ -60,7 +60,8 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
     if new is not None and new.dim() == 1 and len(starts) > 1:
         sequences = 0  # they lie behind one another: nobody says where each ends
     # Where only a device knows where several new tokens stand, they are taken for a prompt.
-    if starts == {0} or (not starts and not held and length > 1):
+    is_known = bool(starts) or (bool(held) and not _counts_on_a_device(held[0]))
+    if starts == {0} or (not is_known and length > 1):
         phase = PREFILL
     elif 0 in starts:
         phase = MIXED
@@ -156,6 +157,13 @@ def cached_positions(cache: Any) -> int | None:
         keys = first[0] if isinstance(first, (tuple, list)) and first else None
         return int(keys.shape[-2]) if isinstance(keys, Tensor) and keys.dim() > 1 else None
     return None
+
+
+def _counts_on_a_device(cache: Any) -> bool:
+    """Whether a device alone knows how much a cache holds: as a static one's, which may have been emptied since."""
+    length = getattr(cache, "get_seq_length", None)
+    found = length() if length is not None and _counts_positions(_layers_of(cache)) else None
+    return isinstance(found, Tensor) and not found.is_cpu
 
 
 def _on_the_host(found: Any) -> int | None:

@@ -43,3 +43,21 @@ def test_of_sequences_that_begin_at_different_positions_none_is_told_for_all(
     assert describe((), {"tokens": tokens, "input_pos": stand}, has_cache=True) == wanted
     if stand.dim() == 1:
         assert describe((), {"tokens": tokens, "input_pos": given}, has_cache=True) == wanted
+
+
+def test_several_tokens_for_a_cache_whose_length_a_device_knows_are_taken_for_a_prompt() -> None:
+    class Layer:
+        is_initialized = True  # as of a static cache that was used and emptied
+
+        def get_seq_length(self) -> Any:
+            return torch.zeros((), dtype=torch.long, device="meta")
+
+    class Cache(Layer):
+        def __init__(self) -> None:
+            self.layers = [Layer()]
+
+    for length, wanted in ((6, "prefill"), (1, "decode")):
+        tokens = torch.ones((2, length), dtype=torch.long)
+        assert describe((), {"input_ids": tokens, "past_key_values": Cache()}, has_cache=True) == (
+            wanted, 2 * length, 2, None,
+        )  # fmt: skip
