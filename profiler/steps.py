@@ -111,24 +111,24 @@ class Steps:
         tokens: int,
         start_ns: int,
         end_ns: int,
-        parts: Iterable[Part],
+        parts: Iterable[Part] | None,
         *,
         lost: int = 0,
         model: str = "",
         sequences: int | None = None,
     ) -> None:
-        """Record a step that was timed elsewhere, with what ran in it, on the host's clock.
+        """Record a step that was timed elsewhere, with what ran in it, on the host's clock; None: as a whole.
 
         `lost` is how many were not kept since the last one: each is recorded against no node, and so counted.
         """
         step = Step(self, name, tokens, model)
         try:
             if self.path.recording:
-                lane = self.take_lane(step)
+                lane = FLAG_PLAIN if parts is None else self.take_lane(step)
                 root = self.path.position.scope
                 while root.parent is not None:
                     root = root.parent
-                for keys, began_ns, ended_ns, elements in parts:
+                for keys, began_ns, ended_ns, elements in parts or ():
                     self.emit(root, (step._key, *keys), began_ns, ended_ns, elements, lane)
                 self.emit(root, (step._key,), start_ns, end_ns, tokens, lane)
                 if sequences is not None:

@@ -100,6 +100,8 @@ class StampedGraph:
         self._device = device
         self._count = len(places)
         self._words = device.map_words(self._count)
+        self._words.clear(self._count)
+        self._times: list[int] | None = None  # of the last launch, once read
         self._running = threading.Lock()  # held from its launch until that was read
         arguments = Arguments([(self._words.address + 8 * at,) for at in range(self._count)])
         driver = device.driver
@@ -126,7 +128,7 @@ class StampedGraph:
         if not self._running.acquire(blocking=False):
             return False
         try:
-            self._words.clear(self._count)
+            self._times = None
             self._device.driver.launch_graph(self._executable, stream)
         except BaseException:
             self._running.release()
@@ -135,14 +137,17 @@ class StampedGraph:
 
     def read(self) -> list[int] | None:
         """The device's time at each place in the last launch; None while it has not got through."""
-        if not self._words[self._count - 1]:
-            return None
-        times = self._words.first(self._count)
-        if not all(times):
-            return None
-        if self._running.locked():  # else a signal cut short what it was read for
+        if self._times is None:  # else a signal cut short what it was read for
+            if not self._words[self._count - 1]:
+                return None
+            times = self._words.first(self._count)
+            if not all(times):
+                return None
+            self._times = times
+        self._words.clear(self._count)  # here, where the device works: not before the next launch
+        if self._running.locked():
             self._running.release()
-        return times
+        return self._times
 
     def close(self) -> None:
         """Give back what it took; only if it is not running."""

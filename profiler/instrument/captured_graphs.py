@@ -8,9 +8,12 @@ Rules
   first call of the model says what a replay is: with one new token a sequence it is a decode.
 - A replay in an open step gives that step its layers and bricks; one outside of any is a step, from the first stamp
   to the last. Which are recorded, the profiler decides as for any step.
+- Each replay has a stamp before it and one behind it. One outside of steps that is not recorded is a plain step: it
+  took what lies between these, less what recorded ones show to lie around the graph.
 - Nobody waits for the device: stamps are read at the next replay, or when the books are asked for. The step is
   recorded then, in the host's time.
-- What the stamps cost is measured on the device and taken off, stretch by stretch.
+- What the stamps inside cost is how much longer such replays take than the others (stamp_cost.py), and is taken off,
+  stretch by stretch. Until that is known nothing is recorded.
 - What lies between bricks is named "Other kernels": the books close. Where every step is recorded, the bricks of
   each layer are looked at in one step of STRIPES, and are "Bricks of another turn" in the others.
 - Where kernels run side by side no stamp may stand: what begins or ends there is left out. A graph that draws random
@@ -25,6 +28,7 @@ import threading
 import time
 import weakref
 from _thread import get_ident
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from itertools import pairwise
@@ -36,10 +40,12 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.device.device import Device
 from cbtop.profiler.device.driver import CudaDriver, Driver
 from cbtop.profiler.device.graph_surgery import START, Shape, StampedGraph
-from cbtop.profiler.device.stamp_cost import Measurement, StampCost
+from cbtop.profiler.device.in_line_cost import InLineCost
+from cbtop.profiler.device.pairs import Pairs
+from cbtop.profiler.device.stamp_cost import StampCost, StampCosts
 from cbtop.profiler.held_steps import Part
 from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
-from cbtop.profiler.instrument.governor import GovernedProfiler, Governor, Mark
+from cbtop.profiler.instrument.governor import GovernedProfiler, Governor, Mark, Sort
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import device_of, work_of
@@ -47,6 +53,9 @@ from cbtop.profiler.steps import Step
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 STRIPES = 4  # where every step is recorded, the bricks of a layer are looked at in one of so many
+PLAIN_EVERY = 64  # where every step is recorded, one in so many is not: beside it, what stamps cost is seen
+MOST_HELD = 256  # replays, until what stamps cost is known
+ENOUGH_PLAIN = 128  # replays, to know whether timing them is too dear
 MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
 WAIT_S = 1.0  # for the device, where the books are closed
 NAP_S = 1e-3
@@ -131,12 +140,12 @@ class Plan:
         return self._stripe is None or layer[1] % STRIPES == self._stripe
 
 
-def times_without_stamps(times: list[int], cost_ns: int) -> list[int]:
+def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
     """When each place would have been reached, after the first, without the stamps between: in ns."""
-    at, found = 0, [0]
+    at, found = 0.0, [0]
     for before, after in pairwise(times):
-        at += max(0, after - before - cost_ns)
-        found.append(at)
+        at += max(0.0, after - before - cost_ns)
+        found.append(round(at))
     return found
 
 
@@ -144,22 +153,24 @@ def times_without_stamps(times: list[int], cost_ns: int) -> list[int]:
 
 
 class Launch:
-    """A stamped replay whose times are not read yet."""
+    """A replay that was not recorded yet; `stamped`: with stamps inside, where `plan` has them."""
 
-    __slots__ = ("plan", "stamped", "step", "stream")
+    __slots__ = ("around", "pair", "plan", "stamped", "step", "times")
 
-    def __init__(self, stamped: StampedGraph, plan: Plan, step: Step | None, stream: int) -> None:
+    def __init__(self, pair: int, step: Step | None, stamped: StampedGraph | None, plan: Plan | None) -> None:
+        self.pair = pair
+        self.step = step  # that it lies in; None where it is one
         self.stamped = stamped
         self.plan = plan
-        self.step = step  # that it lies in; None where it is one
-        self.stream = stream
+        self.around: tuple[int, int] | None = None  # once the device got through
+        self.times: list[int] | None = None  # inside
 
 
 class Turn:
     """From one replay outside of steps to the next: a step, for whoever governs them."""
 
-    def __init__(self, name: str, begun_ns: int) -> None:
-        self.name = name
+    def __init__(self, graph: CapturedGraph, begun_ns: int) -> None:
+        self.graph = graph
         self.begun_ns = begun_ns
         self.own_ns = 0
         self.mark: Mark | None = None
@@ -184,8 +195,13 @@ class CapturedGraph:
         self._is_checked = False  # for random numbers
         self._variants: list[tuple[StampedGraph, Plan]] = []
         self._turn = 0
-        self._lost = 0  # steps that should have been recorded since the last one that was
-        self.launches: list[Launch] = []
+        self._lost = 0  # steps since the last one that was recorded: too many waited, or the device told nonsense
+        self._is_due = False  # the next is to be recorded: the one that was to be found its stamps in use
+        self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
+        self._is_behind_stamps = False  # the last replay had stamps inside
+        self._plain = self._plain_ns = self._own_ns = 0  # since it was last asked whether that is too dear
+        self.launches: deque[Launch] = deque()
+        self.costs = StampCosts()
         self.is_left_alone = bool(capture.why_not)
         if capture.why_not:
             self.leave_alone(capture.why_not)
@@ -209,47 +225,80 @@ class CapturedGraph:
                 self.leave_alone("it draws random numbers")
             return
         begun_ns = time.perf_counter_ns()
+        launch: Launch | None = None
         step: Any = None
-        ready = None
         try:
             step = self.steps.path.position.step
-            if self._is_recorded(step):
-                ready = self._ready(step)
-                if ready is not None and not ready.stamped.launch(ready.stream):  # the host is ahead of its device
-                    ready = None
-                    self._lost += step is None
+            stream = self._on.stream() if self.profiler.enabled else None
+            launch = None if stream is None else self._begun(step, stream)
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
-            ready = None
         launched_ns = time.perf_counter_ns()
-        if ready is None:
+        if launch is None or launch.stamped is None:
             original(graph)
-        else:
-            self._turn += 1
-            if step is not None:
-                step.wait()
-            self.launches.append(ready)
-            self._on.launched(self)
         try:  # now that the device is busy
             after_ns = time.perf_counter_ns()
+            if launch is not None and stream is not None:
+                self._on.pairs.end(launch.pair, stream)
+                if step is not None and launch.stamped is not None:
+                    step.wait()
+                self.launches.append(launch)
+                self._on.launched(self)
             self._on.settle()
             if step is None and isinstance(self.profiler, GovernedProfiler):
-                turn = self._on.turn(self, self.profiler.governor, begun_ns, is_recorded=ready is not None)
-                turn.own_ns = launched_ns - begun_ns
+                is_recorded = launch is not None and launch.stamped is not None
+                turn = self._on.turn(self, self.profiler.governor, begun_ns, is_recorded=is_recorded)
+                turn.own_ns = launched_ns - begun_ns + self._on.stamp_ns
                 if self._on.is_idle():  # else nobody has waited for what came after
                     turn.own_ns += time.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "some steps of captured graphs are not recorded")
 
+    def watched(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
+        """A plain replay, with what came behind it, took so long, and of that we so much."""
+        self._plain += 1
+        self._plain_ns += duration_ns
+        self._own_ns += own_ns
+        if self._plain < ENOUGH_PLAIN:
+            return
+        if self._own_ns > allowed_share * self._plain_ns:
+            each_us = self._plain_ns / self._plain / 1000
+            self.leave_alone(f"a replay takes {each_us:.0f} us, of which timing it would take more than is allowed")
+        self._plain = self._plain_ns = self._own_ns = 0
+
+    def _begun(self, step: Step | None, stream: int) -> Launch | None:
+        """What was launched in place of the host's own replay, or is stamped before that; None: that is all."""
+        is_recorded = self._is_recorded(step)
+        if not is_recorded and not self._is_looked_at(step):
+            return None
+        ready = self._ready(stream) if is_recorded else None
+        pair = self._on.pairs.begin(stream)
+        if pair is None:  # the device is far behind
+            self._lost += step is None
+            return None
+        stamped, plan = ready or (None, None)
+        if stamped is not None and not stamped.launch(stream):
+            stamped = plan = None  # another thread was faster
+        self._turn += stamped is not None
+        self._is_behind_stamps = stamped is not None
+        return Launch(pair, step, stamped, plan)
+
+    def _is_looked_at(self, step: Step | None) -> bool:
+        """Whether a replay that is not recorded is timed as a whole: as a step, or to know what stamps cost."""
+        return self.profiler.recording if step is None else self._is_behind_stamps
+
     def _is_recorded(self, step: Any) -> bool:
         """Whether this replay is; it lies in `step`, or is one."""
         profiler = self.profiler
-        if not profiler.enabled:
-            return False
         if step is None:
-            return profiler._is_sampled(self._key) and profiler.recording
-        return profiler.recording and bool(step.model == self.steps.model)  # else it is another model's
+            is_sampled = profiler._is_sampled(self._key) or self._is_due
+            self._is_due = False
+        else:
+            is_sampled = bool(step.model == self.steps.model)  # else it is another model's
+        if self._is_every and self._is_behind_stamps and (self.costs.known is None or self._turn % PLAIN_EVERY == 0):
+            return False  # beside those with stamps: what these cost
+        return is_sampled and profiler.recording
 
     def _drawn(self) -> int | None:
         """How many random numbers the device's generator has given."""
@@ -259,15 +308,17 @@ class CapturedGraph:
             ours(error, "a captured graph is not looked into")
             return None
 
-    def _ready(self, step: Step | None) -> Launch | None:
+    def _ready(self, stream: int) -> tuple[StampedGraph, Plan] | None:
         """What to launch in place of the host's own replay; None where that runs."""
-        stream = self._on.stream()
-        if stream is None or (not self._variants and not self._build(stream)):
+        if not self._variants and not self._build(stream):
             return None
         stamped, plan = self._variants[self._turn % len(self._variants)]
         if stamped.is_running:
             self._on.settle()
-        return Launch(stamped, plan, step, stream)
+        if stamped.is_running:  # the host is ahead of its device
+            self._is_due = True
+            return None
+        return stamped, plan
 
     def _build(self, stream: int) -> bool:
         on = self._on
@@ -275,8 +326,7 @@ class CapturedGraph:
             self.leave_alone(f"{MAX_STAMPED} others are")
             return False
         shape = Shape.of(on.device.driver, self.clone)
-        every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
-        stripes: list[int | None] = [*range(STRIPES)] if every else [None]
+        stripes: list[int | None] = [*range(STRIPES)] if self._is_every else [None]
         for stripe in stripes:
             plan = Plan(shape, self._spans, stripe)
             if not any([isinstance(stretch.keys[-1], BrickDefinition) for stretch in plan.stretches]):
@@ -286,7 +336,6 @@ class CapturedGraph:
                 say(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
             self._variants.append((StampedGraph(on.device, self.clone, plan.places, stream), plan))
         self._spans = []
-        on.measure(stream)
         return True
 
     def _put_on_device(self, span: Span) -> None:
@@ -304,39 +353,71 @@ class CapturedGraph:
         for inner in span.inside:
             self._put_on_device(inner)
 
-    def settle(self, cost: StampCost) -> None:
-        """Record what the device has told meanwhile."""
-        waiting = []
-        for launch in self.launches:
-            told = None if launch.step is not None and launch.step.is_running else launch.stamped.read()
-            if told is None:
-                waiting.append(launch)
-            else:
-                self._record(launch, told, cost)
-        self.launches = waiting
+    def settle(self, *, is_last: bool = False) -> None:
+        """Record what the device has told meanwhile, in order; `is_last`: also where what stamps cost is a guess."""
+        before = self.costs.known
+        for launch in list(self.launches):
+            if launch.around is None and not self._is_told(launch):
+                break
+        known = self.costs.known
+        if known is not None and (before is None or self.costs.seen.bit_count() == 1):  # 4, 8, 16 …
+            self._on.say_how_measured(self, known)
+        while self.launches and self._may_record(self.launches[0], is_last=is_last):
+            self._record(self.launches.popleft())
 
-    def _record(self, launch: Launch, times: list[int], cost: StampCost) -> None:
-        step = launch.step
-        known = self._on.device.time
+    def _is_told(self, launch: Launch) -> bool:
+        """Whether the device has got through, which is read once."""
+        stamped = launch.stamped
+        if stamped is not None and launch.times is None:
+            launch.times = stamped.read()
+            if launch.times is None:
+                return False
+        launch.around = self._on.pairs.read(launch.pair)
+        if launch.around is None:
+            return False
+        around_ns = launch.around[1] - launch.around[0]
+        if launch.times is None:
+            self.costs.plain(around_ns)
+        else:
+            self.costs.stamped(around_ns, launch.times[-1] - launch.times[0], len(launch.times))
+        return True
+
+    def _may_record(self, launch: Launch, *, is_last: bool) -> bool:
+        if launch.around is None or (launch.step is not None and launch.step.is_running):
+            return False
+        return self.costs.known is not None or is_last or len(self.launches) > MOST_HELD
+
+    def _record(self, launch: Launch) -> None:
+        times, step, known = launch.times, launch.step, self._on.device.time
+        assert launch.around is not None
+        if times is None or launch.plan is None:
+            if step is None and known.last is not None:
+                end_ns = known.host_ns(launch.around[1])
+                inside_ns = self.costs.inside_ns(launch.around[1] - launch.around[0])
+                self._record_step(end_ns - inside_ns, end_ns, None)
+            return
         if known.last is None or any([after < before for before, after in pairwise(times)]):
             self._lost += 1
             if step is not None:
                 step.told(None)
             return
-        begun_ns = known.host_ns(times[0])
-        at = [begun_ns + offset for offset in times_without_stamps(times, cost.cost_ns)]
+        begun_ns, cost = known.host_ns(times[0]), self.costs.guess()
+        at = [begun_ns + offset for offset in times_without_stamps(times, 0 if cost is None else cost.cost_ns)]
         parts: list[Part] = [
             (stretch.keys, at[stretch.begin], at[stretch.end], stretch.elements) for stretch in launch.plan.stretches
         ]
         if step is not None:
             step.told(parts)
-            return
+        else:
+            self._record_step(begun_ns, at[-1], parts)
+
+    def _record_step(self, begun_ns: int, ended_ns: int, parts: list[Part] | None) -> None:
         lost, self._lost = self._lost, 0
         self.profiler._steps.record(
             self.phase,
             self._tokens,
             begun_ns,
-            at[-1],
+            ended_ns,
             parts,
             lost=lost,
             model=self.steps.model,
@@ -345,13 +426,9 @@ class CapturedGraph:
 
     def close(self) -> bool:
         """Give back what it took on the device; gives whether it could: what runs is left until it has."""
-        while self.launches:
-            launch = self.launches[-1]
-            if launch.stamped.read() is None:
-                return False
-            self.launches.pop()
-            if launch.step is not None:
-                launch.step.told(None)
+        self.settle(is_last=True)
+        if self.launches:
+            return False
         while self._variants:
             self._variants.pop()[0].close()
         clone, self.clone = self.clone, 0
@@ -380,8 +457,8 @@ class OneDevice:
         self._waiting: dict[CapturedGraph, None] = {}  # that have launches to be read
         self._dropped: dict[CapturedGraph, None] = {}  # that are to be closed
         self._live: dict[CapturedGraph, None] = {}
-        self._measurement: Measurement | None = None
-        self._measured: StampCost | None = None
+        self.pairs = Pairs(self.device)
+        self._in_line = InLineCost(self.device)
         self._turns: dict[tuple[int, str], Turn] = {}
         self._usual_ns = 0  # from replay to replay
         self._settling = threading.Lock()
@@ -431,10 +508,10 @@ class OneDevice:
         """Nobody replays it any more: it is closed as soon as it does not run."""
         self._dropped[graph] = None
 
-    def measure(self, stream: int) -> None:
-        """Measure what a stamp costs, if that is not known."""
-        if self._measured is None and self._measurement is None:
-            self._measurement = Measurement(self.device, stream)
+    @property
+    def stamp_ns(self) -> int:
+        """What the stamps around a replay cost the device, as far as that is known."""
+        return 2 * (self._in_line.stamp_ns or 0)
 
     def is_idle(self) -> bool:
         """Whether the caller's stream has done all that was enqueued."""
@@ -449,10 +526,12 @@ class OneDevice:
             governor.left(before, model)
             duration_ns = begun_ns - before.begun_ns
             if before.mark is not None and not self._was_idle(duration_ns):
-                governor.ended(before.name, model, duration_ns, before.mark, before.own_ns)
+                governor.ended(before.graph.phase, model, duration_ns, before.mark, before.own_ns)
+                if before.mark.sort is Sort.PLAIN:
+                    before.graph.watched(duration_ns, before.own_ns, governor.allowed_share)
         if len(self._turns) > MAX_THREADS:
             self._turns.clear()
-        turn = self._turns[thread, model] = Turn(graph.phase, begun_ns)
+        turn = self._turns[thread, model] = Turn(graph, begun_ns)
         turn.mark = governor.began(turn, model, recorded=is_recorded)
         return turn
 
@@ -467,35 +546,27 @@ class OneDevice:
 
     def settle(self, *, may_wait: bool = False) -> None:
         """Record what the device has told meanwhile, and close what nobody wants any more."""
-        if self.device.is_of_parent or not (self._waiting or self._dropped or self._measurement):
+        if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
         if not self._settling.acquire(blocking=False):  # another thread does, or a signal came in between
             return
         try:
             deadline = time.monotonic() + WAIT_S
             while True:
-                self._settle()
+                self._settle(is_last=may_wait)
                 if not may_wait or not (self._waiting or self._dropped) or time.monotonic() > deadline:
                     return
                 time.sleep(NAP_S)
         finally:
             self._settling.release()
 
-    def _settle(self) -> None:
+    def _settle(self, *, is_last: bool) -> None:
         self.device.look_at_clocks()
-        if self._measurement is not None:
-            self._measured = self._measurement.read()
-            if self._measured is not None:
-                self._measurement.close()
-                self._measurement = None
-                self._say_how_measured(self._measured)
-        cost = self._measured
-        if cost is not None:
-            for graph in list(self._waiting):
-                if graph.profiler.recording:  # else the caller is in a step that is not recorded
-                    graph.settle(cost)
-                if not graph.launches:
-                    self._waiting.pop(graph, None)
+        for graph in list(self._waiting):
+            if graph.profiler.recording:  # else the caller is in a step that is not recorded
+                graph.settle(is_last=is_last)
+            if not graph.launches:
+                self._waiting.pop(graph, None)
         for graph in list(self._live):
             if graph.is_gone:
                 self.drop(graph)
@@ -504,19 +575,20 @@ class OneDevice:
                 for kept in (self._dropped, self._waiting, self._live):
                     kept.pop(graph, None)
 
-    def _say_how_measured(self, cost: StampCost) -> None:
+    def say_how_measured(self, graph: CapturedGraph, cost: StampCost) -> None:
+        """What a stamp costs is known better now."""
         last = self.device.time.last
         clock = "" if last is None else f", its clock to {self.device.time.error_ns(last.device_ns) / 1000:.1f} us"
         stamps = f"less {cost.cost_ns / 1000:.2f} +- {cost.error_ns / 1000:.2f} us a stamp"
-        for steps in {graph.steps for graph in self._live}:
-            steps.measured(f"captured graphs on the device, {stamps}{clock}")
+        graph.steps.measured(f"captured graphs on the device, {stamps}{clock}")
 
     def close(self) -> None:
         """Leave nothing behind, once nothing runs any more."""
         for graph in list(self._live):
             self.drop(graph)
         self.settle(may_wait=True)
-        if not (self._waiting or self._dropped or self._measurement):
+        if not (self._waiting or self._dropped or self.pairs.waiting) and self._in_line.close():
+            self.pairs.close()
             self.device.close()
 
 

@@ -125,7 +125,7 @@ class Governor:
 
     def __init__(self, allowed_percent: float, announce: Callable[[Sampling], None]) -> None:
         self._allowed_percent = allowed_percent
-        self._allowed_share = allowed_percent / (100 + allowed_percent)  # of the time, recording included
+        self.allowed_share = allowed_percent / (100 + allowed_percent)  # of the time, recording included
         self._announce = announce
         self.forget()
 
@@ -210,9 +210,9 @@ class Governor:
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
             return
         own = _median(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
-        allowed_ns = self._allowed_share * step_ns - own.high  # a step, for recording
+        allowed_ns = self.allowed_share * step_ns - own.high  # a step, for recording
         every = math.ceil(cost.high / allowed_ns) if allowed_ns > 0 else MOST_EVERY
-        if self._recorded * cost.middle + self._seen * own.middle > self._allowed_share * self._lived_ns:
+        if self._recorded * cost.middle + self._seen * own.middle > self.allowed_share * self._lived_ns:
             every *= 2
         self.every = every = min(MOST_EVERY, max(FIRST_EVERY, every))
         low, middle, high = cost.times(1 / every).plus(own).times(100 / step_ns)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from cbtop.profiler.device.device import Device
 from cbtop.profiler.device.driver import DriverError
 from cbtop.profiler.device.graph_surgery import END, START, Shape, StampedGraph
-from cbtop.profiler.device.stamp_cost import Measurement
 from tests.profiler.device.fake_driver import KERNEL_NS, FakeDriver
 
 STREAM = 7
@@ -154,19 +153,6 @@ def test_every_other_node_comes_before_a_place_or_behind_it(count: int, edges: i
     times = run(driver, StampedGraph(device, graph, all_places, STREAM))
     assert times == sorted(times)
     assert len(times) == len(all_places)
-
-
-def test_what_a_stamp_costs_is_found_beside_kernels(driver: FakeDriver, device: Device) -> None:
-    measurement = Measurement(device, STREAM)
-    assert measurement.read() is None
-    driver.pass_time(10_000_000)
-    found = measurement.read()
-    assert found is not None
-    assert found.cost_ns == pytest.approx(KERNEL_NS, abs=2)
-    assert found.error_ns <= 2
-    measurement.close()
-    device.close()
-    assert driver.left == []
 
 
 def test_what_runs_is_not_launched_again_until_it_was_read(driver: FakeDriver, device: Device) -> None:

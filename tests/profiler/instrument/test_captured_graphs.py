@@ -14,13 +14,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
+from cbtop.profiler.device import pairs  # noqa: E402
 from cbtop.profiler.device.device import Device  # noqa: E402
 from cbtop.profiler.device.driver import DriverError  # noqa: E402
 from cbtop.profiler.instrument import attach, captured_graphs, trouble, uninstall  # noqa: E402
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node  # noqa: E402
-from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT, NO_NODE  # noqa: E402
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT, NO_NODE  # noqa: E402
 from cbtop.protocol.vocabulary import NodeKind  # noqa: E402
 from tests.profiler.device.fake_driver import FakeDriver  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
@@ -175,6 +176,11 @@ def profiler_of(world: World, memory: Memory, every: int = 2) -> BrickProfiler:
     return BrickProfiler(recorder=memory, sample_every=every, clock_ns=world.now_ns)
 
 
+def plain_steps_in(memory: Memory) -> list[tuple[int, int]]:
+    """Duration and tokens of each step that was timed as a whole."""
+    return [(end - start, tokens) for tag, start, end, tokens in memory.records if tag & ~0xFFFFFF == FLAG_PLAIN]
+
+
 def steps_in(memory: Memory) -> list[Any]:
     """Name, tokens, duration of each step, and the durations of what lies in it by name."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
@@ -247,10 +253,11 @@ def test_where_every_step_is_recorded_the_bricks_take_turns_by_layer(world: Worl
     profiler = profiler_of(world, memory, every=1)
     model = model_of(world, layers=8)
     attach(model, profiler)
-    replay(world, captured(model), 9)
+    replay(world, captured(model), 12)  # of the first six, three show what stamps cost
     profiler.finalize()
     found = steps_in(memory)
     assert len(found) == 8
+    assert len(plain_steps_in(memory)) == 3
     for *_, inside in found:
         assert len(inside["layer"]) == 8
         assert len(inside["RmsNorm"]) == 2
@@ -280,7 +287,21 @@ def test_a_replay_in_an_open_step_is_a_part_of_that_step(world: World) -> None:
         assert duration_ns > sum(inside["layer"])
 
 
-def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_what_is_left_out_is_counted(world: World) -> None:
+def test_every_replay_is_a_step_and_those_that_are_not_recorded_are_timed_as_a_whole(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attach(model, profiler)
+    replay(world, captured(model), 21)
+    profiler.finalize()
+    plain = plain_steps_in(memory)
+    assert len(steps_in(memory)) == len(plain) == 10
+    assert {tokens for _, tokens in plain} == {2}
+    for (_, _, duration_ns, _), (plain_ns, _) in zip(steps_in(memory), plain, strict=True):
+        assert plain_ns == pytest.approx(duration_ns, abs=2_100)  # a stamp on either side
+
+
+def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_all_are_counted(world: World) -> None:
     memory = Memory()
     profiler = profiler_of(world, memory, every=1)
     model = model_of(world)
@@ -293,8 +314,31 @@ def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_what_is_left_out_is
     world.pass_time(10_000_000)
     replay(world, graph, 2)
     profiler.finalize()
+    assert len(steps_in(memory)) >= 2
+    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 22
+    assert not [record for record in memory.records if record[0] & 0xFFFFFF == NO_NODE]
+
+
+def test_beyond_what_is_kept_of_a_device_that_is_behind_the_host_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "PAIRS", 8)
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+    for _ in range(50):
+        graph.replay()
+    world.pass_time(50_000_000)
+    replay(world, graph, 2)
+    profiler.finalize()
     lost = [record for record in memory.records if record[0] & 0xFFFFFF == NO_NODE]
-    assert len(steps_in(memory)) + len(lost) == 22
+    assert len(lost) > 40
+    assert len(steps_in(memory)) + len(plain_steps_in(memory)) + len(lost) == 52
+    uninstall()
+    assert not world.graphs
 
 
 def test_graphs_that_draw_random_numbers_are_left_alone_and_that_is_said_once(
@@ -419,7 +463,10 @@ def test_the_model_is_held_by_no_graph(world: World) -> None:
     replay(world, graph, 2)
 
 
-def test_the_governor_decides_which_replays_are_recorded_and_learns_what_they_cost(world: World) -> None:
+def test_the_governor_decides_which_replays_are_recorded_and_learns_what_they_cost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
     model = model_of(world)
@@ -505,7 +552,7 @@ def test_a_capture_that_fails_leaves_later_ones_as_they_are(world: World) -> Non
     graph.capture_end()
     replay(world, captured(model), 3)
     profiler.finalize()
-    assert len(steps_in(memory)) == 2
+    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 2
     assert not profiler._steps.path.position.step
 
 
@@ -618,3 +665,29 @@ def test_where_a_capture_fails_no_copy_of_its_graph_is_left(world: World, monkey
         graph.capture_end()
     world.captured = None
     assert list(world.graphs) == [graph.graph]
+
+
+def test_a_graph_so_short_that_timing_it_costs_more_than_is_allowed_is_left_alone_and_that_is_said(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graphs, "ENOUGH_PLAIN", 8)
+    profiler = GovernedProfiler(1.0, recorder=Memory())
+    models = model_of(world), model_of(world)
+    for model in models:
+        attach(model, profiler)
+    short, long = (captured(model) for model in models)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        for _ in range(40):
+            short.replay()
+            world.pass_time(2_000)
+        world.pass_time(1_000_000_000)
+        for _ in range(40):
+            replay(world, long, 1)
+    lines = [record.message for record in caplog.records]
+    assert len([line for line in lines if "timing it would take more than is allowed" in line]) == 1
+    replayed = world.replayed
+    replay(world, short, 5)
+    assert world.replayed == replayed + 5
+    assert captured_graphs._graphs[short].is_left_alone
+    assert not captured_graphs._graphs[long].is_left_alone
