@@ -106,10 +106,8 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
         )
     for name, (size, seconds) in took.items():
         print(f"  {name:12} {size / (1 << 20):.0f} MiB on the device, longest of 8 steps {1000 * seconds:.0f} ms")
-    on = captured_graphs._devices[0]
-    print(
-        f"  one step in {governed.governor.every}; a stamp costs {captured_graphs._graphs[default.graph].costs.known}; {on.device.time.last}"
-    )
+    cost, last = captured_graphs._graphs[default.graph].costs.known, captured_graphs._devices[0].device.time.last
+    print(f"  one step in {governed.governor.every}; a stamp costs {cost}; {last}")
     for (name, _), kind in governed.governor._kinds.items():
         costs = {sort.value: kind.estimate(sort) for sort, count in kind.counts.items() if count}
         print(f"  {name}: {kind.seen} steps, paid in ns: {costs}")

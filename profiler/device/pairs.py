@@ -28,17 +28,12 @@ class Pairs:
             pair = self._free.popleft()
         except IndexError:
             return None
-        launch = self._launches.get(stream)
-        if launch is None:
-            if len(self._launches) >= MAX_STREAMS:  # streams come and go
-                self._launches.clear()
-            launch = self._launches[stream] = self._device.driver.launcher(self._device.stamp, stream)
-        launch(self._arguments.at(pair))
+        self._launcher(stream)(self._arguments.at(pair))
         return pair
 
     def end(self, pair: int, stream: int) -> None:
         """Stamp `stream`, where `pair` began, again."""
-        self._launches[stream](self._arguments.at(pair + 1))
+        self._launcher(stream)(self._arguments.at(pair + 1))
 
     def read(self, pair: int) -> tuple[int, int] | None:
         """The device's time at both, once, which frees the pair; None while the device has not got there."""
@@ -48,6 +43,14 @@ class Pairs:
         self._words[pair] = self._words[pair + 1] = 0
         self._free.append(pair)
         return begun_ns, ended_ns
+
+    def _launcher(self, stream: int) -> Launch:
+        found = self._launches.get(stream)
+        if found is None:
+            if len(self._launches) >= MAX_STREAMS:  # streams come and go
+                self._launches.clear()
+            found = self._launches[stream] = self._device.driver.launcher(self._device.stamp, stream)
+        return found
 
     @property
     def waiting(self) -> int:

@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -155,10 +156,13 @@ def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
 class Launch:
     """A replay that was not recorded yet; `stamped`: with stamps inside, where `plan` has them."""
 
-    __slots__ = ("around", "pair", "plan", "stamped", "step", "times")
+    __slots__ = ("around", "pair", "plan", "stamped", "step", "stream", "times")
 
-    def __init__(self, pair: int, step: Step | None, stamped: StampedGraph | None, plan: Plan | None) -> None:
+    def __init__(
+        self, pair: int, stream: int, step: Step | None, stamped: StampedGraph | None, plan: Plan | None
+    ) -> None:
         self.pair = pair
+        self.stream = stream
         self.step = step  # that it lies in; None where it is one
         self.stamped = stamped
         self.plan = plan
@@ -199,7 +203,9 @@ class CapturedGraph:
         self._is_due = False  # the next is to be recorded: the one that was to be found its stamps in use
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         self._is_behind_stamps = False  # the last replay had stamps inside
-        self._plain = self._plain_ns = self._own_ns = 0  # since it was last asked whether that is too dear
+        self._is_plain_timed = True
+        self._plain_ns: list[int] = []  # since it was last asked whether to time them is too dear
+        self._own_ns: list[int] = []
         self.launches: deque[Launch] = deque()
         self.costs = StampCosts()
         self.is_left_alone = bool(capture.why_not)
@@ -229,8 +235,7 @@ class CapturedGraph:
         step: Any = None
         try:
             step = self.steps.path.position.step
-            stream = self._on.stream() if self.profiler.enabled else None
-            launch = None if stream is None else self._begun(step, stream)
+            launch = self._begun(step) if self.profiler.enabled else None
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
@@ -239,8 +244,8 @@ class CapturedGraph:
             original(graph)
         try:  # now that the device is busy
             after_ns = time.perf_counter_ns()
-            if launch is not None and stream is not None:
-                self._on.pairs.end(launch.pair, stream)
+            if launch is not None:
+                self._on.pairs.end(launch.pair, launch.stream)
                 if step is not None and launch.stamped is not None:
                     step.wait()
                 self.launches.append(launch)
@@ -257,20 +262,28 @@ class CapturedGraph:
 
     def watched(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
         """A plain replay, with what came behind it, took so long, and of that we so much."""
-        self._plain += 1
-        self._plain_ns += duration_ns
-        self._own_ns += own_ns
-        if self._plain < ENOUGH_PLAIN:
+        self._plain_ns.append(duration_ns)
+        self._own_ns.append(own_ns)
+        if len(self._own_ns) < ENOUGH_PLAIN:
             return
-        if self._own_ns > allowed_share * self._plain_ns:
-            each_us = self._plain_ns / self._plain / 1000
-            self.leave_alone(f"a replay takes {each_us:.0f} us, of which timing it would take more than is allowed")
-        self._plain = self._plain_ns = self._own_ns = 0
+        each_ns, own_each_ns = median(self._plain_ns), median(self._own_ns)
+        self._plain_ns.clear()
+        self._own_ns.clear()
+        if own_each_ns <= allowed_share * each_ns:
+            return
+        how = f"a replay takes {each_ns / 1000:.0f} us, of which timing it would take more than is allowed"
+        if not self._is_plain_timed:
+            self.leave_alone(how)
+        self._is_plain_timed = False
+        say(f"of a captured graph no replays are counted but those that are recorded: {how}")
 
-    def _begun(self, step: Step | None, stream: int) -> Launch | None:
+    def _begun(self, step: Step | None) -> Launch | None:
         """What was launched in place of the host's own replay, or is stamped before that; None: that is all."""
         is_recorded = self._is_recorded(step)
         if not is_recorded and not self._is_looked_at(step):
+            return None
+        stream = self._on.stream()
+        if stream is None:
             return None
         ready = self._ready(stream) if is_recorded else None
         pair = self._on.pairs.begin(stream)
@@ -282,11 +295,13 @@ class CapturedGraph:
             stamped = plan = None  # another thread was faster
         self._turn += stamped is not None
         self._is_behind_stamps = stamped is not None
-        return Launch(pair, step, stamped, plan)
+        return Launch(pair, stream, step, stamped, plan)
 
     def _is_looked_at(self, step: Step | None) -> bool:
         """Whether a replay that is not recorded is timed as a whole: as a step, or to know what stamps cost."""
-        return self.profiler.recording if step is None else self._is_behind_stamps
+        if step is None and self._is_plain_timed:
+            return self.profiler.recording
+        return self._is_behind_stamps
 
     def _is_recorded(self, step: Any) -> bool:
         """Whether this replay is; it lies in `step`, or is one."""

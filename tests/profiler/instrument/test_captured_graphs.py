@@ -667,27 +667,33 @@ def test_where_a_capture_fails_no_copy_of_its_graph_is_left(world: World, monkey
     assert list(world.graphs) == [graph.graph]
 
 
-def test_a_graph_so_short_that_timing_it_costs_more_than_is_allowed_is_left_alone_and_that_is_said(
+def test_of_a_graph_so_short_that_timing_it_costs_too_much_less_is_done_and_then_nothing_which_is_said(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
     monkeypatch.setattr(captured_graphs, "ENOUGH_PLAIN", 8)
-    profiler = GovernedProfiler(1.0, recorder=Memory())
+    memory = Memory()
+    profiler = GovernedProfiler(1.0, recorder=memory)
     models = model_of(world), model_of(world)
     for model in models:
         attach(model, profiler)
     short, long = (captured(model) for model in models)
+    counts = []
     with caplog.at_level(logging.WARNING, "cbtop"):
-        for _ in range(40):
-            short.replay()
-            world.pass_time(2_000)
-        world.pass_time(1_000_000_000)
-        for _ in range(40):
-            replay(world, long, 1)
-    lines = [record.message for record in caplog.records]
-    assert len([line for line in lines if "timing it would take more than is allowed" in line]) == 1
-    replayed = world.replayed
-    replay(world, short, 5)
-    assert world.replayed == replayed + 5
-    assert captured_graphs._graphs[short].is_left_alone
-    assert not captured_graphs._graphs[long].is_left_alone
+        for _ in range(2):
+            for _ in range(40):
+                short.replay()
+                world.pass_time(2_000)
+            world.pass_time(1_000_000_000)
+            profiler.finalize()
+            counts.append(len(plain_steps_in(memory)))
+            replay(world, long, 40)
+    lines = [record.message.removeprefix("cbtop: ").split(":")[0] for record in caplog.records]
+    assert lines == [
+        "of a captured graph no replays are counted but those that are recorded",
+        "a captured graph is not looked into",
+    ]
+    assert "us, of which timing it would take more than is allowed" in caplog.text
+    graphs = [captured_graphs._graphs[graph] for graph in (short, long)]
+    assert [graph.is_left_alone for graph in graphs] == [True, False]
+    assert [graph._is_plain_timed for graph in graphs] == [False, True]
