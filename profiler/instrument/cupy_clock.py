@@ -1,0 +1,23 @@
+"""CuPy's CUDA streams as a device clock: `BrickProfiler(device_clock=cupy_clock())` times what runs on them."""
+
+from __future__ import annotations
+
+import cupy
+
+from cbtop.profiler.device.driver import CudaDriver, DriverError
+from cbtop.profiler.device.stamp_clock import StampClock
+
+
+def cupy_clock() -> StampClock:
+    """A clock of the current CUDA device. Raises DriverError, or what CuPy does, where there is none."""
+    runtime, current_stream = cupy.cuda.runtime, cupy.cuda.get_current_stream
+    runtime.deviceSynchronize()  # from here on there is a context
+    device = runtime.getDevice()
+
+    def stream() -> int | None:
+        if runtime.getDevice() != device:
+            raise DriverError(f"a clock of device {device} was asked while {runtime.getDevice()} was the current one")
+        here = current_stream()
+        return None if here.ptr and here.is_capturing() else int(here.ptr)
+
+    return StampClock(stream, CudaDriver(), measures_cost=True, index=device)
