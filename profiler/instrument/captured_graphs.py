@@ -46,7 +46,7 @@ from cbtop.profiler.device.pairs import Pairs
 from cbtop.profiler.device.stamp_cost import StampCost, StampCosts
 from cbtop.profiler.held_steps import Part
 from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
-from cbtop.profiler.instrument.governor import GovernedProfiler, Governor, Mark, Sort
+from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import device_of, work_of
@@ -60,8 +60,6 @@ ENOUGH_PLAIN = 128  # replays, to know whether timing them is too dear
 MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
 WAIT_S = 1.0  # for the device, where the books are closed
 NAP_S = 1e-3
-IDLE_TURN = 4  # times as long from replay to replay as usual: the host was idle
-MAX_THREADS = 64
 
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 ANOTHER_TURN = BrickDefinition(
@@ -156,28 +154,27 @@ def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
 class Launch:
     """A replay that was not recorded yet; `stamped`: with stamps inside, where `plan` has them."""
 
-    __slots__ = ("around", "pair", "plan", "stamped", "step", "stream", "times")
+    __slots__ = ("around", "own_ns", "pair", "plan", "stamped", "step", "stream", "times", "was_idle")
 
     def __init__(
-        self, pair: int, stream: int, step: Step | None, stamped: StampedGraph | None, plan: Plan | None
+        self,
+        pair: int,
+        stream: int,
+        step: Step | None,
+        stamped: StampedGraph | None,
+        plan: Plan | None,
+        *,
+        was_idle: bool,
     ) -> None:
         self.pair = pair
         self.stream = stream
+        self.was_idle = was_idle  # the device, when it was enqueued: it waited for what the host did before
+        self.own_ns = 0  # what it paid for us, beside stamps inside
         self.step = step  # that it lies in; None where it is one
         self.stamped = stamped
         self.plan = plan
         self.around: tuple[int, int] | None = None  # once the device got through
         self.times: list[int] | None = None  # inside
-
-
-class Turn:
-    """From one replay outside of steps to the next: a step, for whoever governs them."""
-
-    def __init__(self, graph: CapturedGraph, begun_ns: int) -> None:
-        self.graph = graph
-        self.begun_ns = begun_ns
-        self.own_ns = 0
-        self.mark: Mark | None = None
 
 
 class CapturedGraph:
@@ -242,26 +239,24 @@ class CapturedGraph:
         launched_ns = time.perf_counter_ns()
         if launch is None or launch.stamped is None:
             original(graph)
+        if launch is None:
+            return
         try:  # now that the device is busy
             after_ns = time.perf_counter_ns()
-            if launch is not None:
-                self._on.pairs.end(launch.pair, launch.stream)
-                if step is not None and launch.stamped is not None:
-                    step.wait()
-                self.launches.append(launch)
-                self._on.launched(self)
+            self._on.pairs.end(launch.pair, launch.stream)
+            if step is not None and launch.stamped is not None:
+                step.wait()
+            launch.own_ns = self._on.stamp_ns + (launched_ns - begun_ns if launch.was_idle else 0)
+            self.launches.append(launch)
+            self._on.launched(self)
             self._on.settle()
-            if step is None and isinstance(self.profiler, GovernedProfiler):
-                is_recorded = launch is not None and launch.stamped is not None
-                turn = self._on.turn(self, self.profiler.governor, begun_ns, is_recorded=is_recorded)
-                turn.own_ns = launched_ns - begun_ns + self._on.stamp_ns
-                if self._on.is_idle():  # else nobody has waited for what came after
-                    turn.own_ns += time.perf_counter_ns() - after_ns
+            if self._on.is_idle():  # else nobody has waited for what came after
+                launch.own_ns += time.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "some steps of captured graphs are not recorded")
 
-    def watched(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
-        """A plain replay, with what came behind it, took so long, and of that we so much."""
+    def _watch(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
+        """A plain replay took the device so long, and paid us so much: where that is too dear, less is done."""
         self._plain_ns.append(duration_ns)
         self._own_ns.append(own_ns)
         if len(self._own_ns) < ENOUGH_PLAIN:
@@ -286,6 +281,7 @@ class CapturedGraph:
         if stream is None:
             return None
         ready = self._ready(stream) if is_recorded else None
+        was_idle = self._on.device.driver.is_done(stream)
         pair = self._on.pairs.begin(stream)
         if pair is None:  # the device is far behind
             self._lost += step is None
@@ -295,7 +291,7 @@ class CapturedGraph:
             stamped = plan = None  # another thread was faster
         self._turn += stamped is not None
         self._is_behind_stamps = stamped is not None
-        return Launch(pair, stream, step, stamped, plan)
+        return Launch(pair, stream, step, stamped, plan, was_idle=was_idle)
 
     def _is_looked_at(self, step: Step | None) -> bool:
         """Whether a replay that is not recorded is timed as a whole: as a step, or to know what stamps cost."""
@@ -395,6 +391,11 @@ class CapturedGraph:
             self.costs.plain(around_ns)
         else:
             self.costs.stamped(around_ns, launch.times[-1] - launch.times[0], len(launch.times))
+        if launch.step is None and isinstance(self.profiler, GovernedProfiler):
+            governor, is_recorded = self.profiler.governor, launch.times is not None
+            governor.replayed(self.phase, self.steps.model, around_ns, launch.own_ns, is_recorded=is_recorded)
+            if not is_recorded:
+                self._watch(around_ns, launch.own_ns, governor.allowed_share)
         return True
 
     def _may_record(self, launch: Launch, *, is_last: bool) -> bool:
@@ -464,7 +465,7 @@ class CapturedGraph:
 
 
 class OneDevice:
-    """The graphs of one device, and what they share: its clock, the cost of a stamp, turns."""
+    """The graphs of one device, and what they share: its clock, and stamps around replays."""
 
     def __init__(self, driver: Driver, index: int) -> None:
         self.device = Device(driver)
@@ -474,13 +475,11 @@ class OneDevice:
         self._live: dict[CapturedGraph, None] = {}
         self.pairs = Pairs(self.device)
         self._in_line = InLineCost(self.device)
-        self._turns: dict[tuple[int, str], Turn] = {}
-        self._usual_ns = 0  # from replay to replay
         self._settling = threading.Lock()
 
     def stream(self) -> int | None:
         """The caller's stream; None where it is another device's, or captured."""
-        if torch.cuda.current_device() != self.index or torch._C._cuda_isCurrentStreamCapturing():
+        if torch._C._cuda_getDevice() != self.index or torch._C._cuda_isCurrentStreamCapturing():
             return None
         return int(torch._C._cuda_getCurrentRawStream(self.index))
 
@@ -532,32 +531,6 @@ class OneDevice:
         """Whether the caller's stream has done all that was enqueued."""
         stream = self.stream()
         return stream is None or self.device.driver.is_done(stream)
-
-    def turn(self, graph: CapturedGraph, governor: Governor, begun_ns: int, *, is_recorded: bool) -> Turn:
-        """A replay is a step, which began then: it ends the one before."""
-        model, thread = graph.steps.model, get_ident()
-        before = self._turns.get((thread, model))
-        if before is not None:
-            governor.left(before, model)
-            duration_ns = begun_ns - before.begun_ns
-            if before.mark is not None and not self._was_idle(duration_ns):
-                governor.ended(before.graph.phase, model, duration_ns, before.mark, before.own_ns)
-                if before.mark.sort is Sort.PLAIN:
-                    before.graph.watched(duration_ns, before.own_ns, governor.allowed_share)
-        if len(self._turns) > MAX_THREADS:
-            self._turns.clear()
-        turn = self._turns[thread, model] = Turn(graph, begun_ns)
-        turn.mark = governor.began(turn, model, recorded=is_recorded)
-        return turn
-
-    def _was_idle(self, duration_ns: int) -> bool:
-        """Whether the host did something else, too: it took much longer than usual."""
-        usual_ns = self._usual_ns or duration_ns
-        if duration_ns > IDLE_TURN * usual_ns:
-            self._usual_ns = usual_ns + usual_ns // 8
-            return True
-        self._usual_ns = usual_ns + (duration_ns - usual_ns) // 8
-        return False
 
     def settle(self, *, may_wait: bool = False) -> None:
         """Record what the device has told meanwhile, and close what nobody wants any more."""

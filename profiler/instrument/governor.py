@@ -189,6 +189,11 @@ class Governor:
         if self._seen >= self._look_at_step and self._lived_ns >= self._look_at_ns:
             self._look()
 
+    def replayed(self, name: str, model: str, duration_ns: int, own_ns: int, *, is_recorded: bool) -> None:
+        """A step that a device timed has ended, in the order of its work: none runs beside it."""
+        sort = Sort.RECORDED if is_recorded else Sort.PLAIN
+        self.ended(name, model, duration_ns, Mark(sort, self._model(model).recorded), own_ns)
+
     def _model(self, model: str) -> _Model:
         found = self._models.get(model)
         if found is None:

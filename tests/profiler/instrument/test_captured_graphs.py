@@ -18,7 +18,7 @@ from cbtop.profiler.device import pairs  # noqa: E402
 from cbtop.profiler.device.device import Device  # noqa: E402
 from cbtop.profiler.device.driver import DriverError  # noqa: E402
 from cbtop.profiler.instrument import attach, captured_graphs, trouble, uninstall  # noqa: E402
-from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
+from cbtop.profiler.instrument.governor import GovernedProfiler, Sort  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT, NO_NODE  # noqa: E402
@@ -106,6 +106,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph_class(world))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", [world])
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: world.captured is not None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
     monkeypatch.setattr(captured_graphs, "CudaDriver", lambda: world)
@@ -489,8 +490,7 @@ def test_what_is_done_while_the_device_works_is_no_cost_and_where_it_is_idle_it_
 
     def own_ns() -> int:
         graph.replay()
-        turns = captured_graphs._devices[0]._turns
-        return next(iter(turns.values())).own_ns
+        return captured_graphs._graphs[graph].launches[-1].own_ns
 
     device = captured_graphs._devices[0]
     settle = device.settle
@@ -674,7 +674,7 @@ def test_of_a_graph_so_short_that_timing_it_costs_too_much_less_is_done_and_then
     monkeypatch.setattr(captured_graphs, "ENOUGH_PLAIN", 8)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
-    models = model_of(world), model_of(world)
+    models = model_of(world), model_of(world, layers=64)
     for model in models:
         attach(model, profiler)
     short, long = (captured(model) for model in models)
@@ -697,3 +697,28 @@ def test_of_a_graph_so_short_that_timing_it_costs_too_much_less_is_done_and_then
     graphs = [captured_graphs._graphs[graph] for graph in (short, long)]
     assert [graph.is_left_alone for graph in graphs] == [True, False]
     assert [graph._is_plain_timed for graph in graphs] == [False, True]
+
+
+def test_what_a_host_that_is_ahead_of_its_device_does_meanwhile_is_no_cost_and_recording_is_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
+    profiler = GovernedProfiler(1.0, recorder=Memory())
+    model = model_of(world, layers=64)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+    for _ in range(40):
+        for _ in range(10):  # enqueued in some microseconds, run in milliseconds
+            graph.replay()
+            world.pass_time(30_000)
+        world.pass_time(30_000_000)
+    profiler.finalize()
+    governor = profiler.governor
+    (kind,) = governor._kinds.values()
+    recorded = kind.estimate(Sort.RECORDED)
+    assert recorded is not None
+    stamps = len(captured_graphs._graphs[graph]._variants[0][1].places)
+    assert recorded.middle == pytest.approx(stamps * 1_000, rel=0.05)
+    assert sorted(governor._own)[len(governor._own) // 2] == 2_000  # the stamps around it
+    assert governor.every >= 100 * recorded.middle / 1_700_000
