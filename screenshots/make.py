@@ -1,6 +1,7 @@
 """Draws screenshots/*.svg from real runs, each in a process of its own, which the dashboard watches.
 
-The views are those of the demo; run.svg is `cbtop run` on a Hugging Face model, where transformers is installed.
+The views are those of the demo; run.svg is `cbtop run` on a Hugging Face model, where transformers is installed;
+gpu.svg and gpu_graph.svg are of what was recorded on an H100 (tests/cbtop/h100.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cbtop.client.feed import Feed
+from cbtop.client.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
 
@@ -27,13 +29,14 @@ TEXT = re.compile(
     r'x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)" textLength="(?P<length>[\d.]+)"(?P<rest>[^>]*)>(?P<blanks>(?:&#160;)+)'
 )
 HERE = Path(__file__).parent
-
+RECORDED, RECORDED_AT_S = HERE.parent / "tests" / "cbtop" / "h100.cbtop", 20.0
 
 CBTOP = [sys.executable, "-m", "cbtop"]
 UNEDITED = [*CBTOP, "run", "--", sys.executable, str(HERE / "generate.py")]
 
 
 def main() -> int:
+    asyncio.run(draw_recorded({"3": "gpu", "4": "gpu_graph"}))
     draw([*CBTOP, "demo", "--serve-only"], [view.title.lower() for view in VIEWS])
     if find_spec("transformers") is None:
         print("run.svg stays as it is: transformers is not installed (make torch)")
@@ -68,6 +71,19 @@ def wait_for_steps(feed: Feed, workload: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"no decode step within {FIRST_STEP_TIMEOUT_S:.0f} s")
 
 
+async def draw_recorded(names: dict[str, str]) -> None:
+    """The recording of an H100: one picture for each key that opens a view."""
+    with ReplayFeed(RECORDED) as feed:
+        feed.is_playing = False
+        feed.seek(RECORDED_AT_S)
+        app = CbtopApp(feed)
+        async with app.run_test(size=SIZE) as pilot:
+            for key, name in names.items():
+                await pilot.press(key)
+                await pilot.pause(2 * app.interval_s)
+                save(app, name)
+
+
 async def take_pictures(feed: Feed, names: list[str]) -> None:
     """Watch for a while, then one picture of each view."""
     app = CbtopApp(feed)
@@ -76,9 +92,13 @@ async def take_pictures(feed: Feed, names: list[str]) -> None:
         for number, name in enumerate(names, 1):
             await pilot.press(str(number))
             await pilot.pause(2 * app.interval_s)
-            path = HERE / f"{name}.svg"
-            path.write_text(without_leading_blanks(app.export_screenshot(title="cbtop")), encoding="utf-8")
-            print(path.name)
+            save(app, name)
+
+
+def save(app: CbtopApp, name: str) -> None:
+    path = HERE / f"{name}.svg"
+    path.write_text(without_leading_blanks(app.export_screenshot(title="cbtop")), encoding="utf-8")
+    print(path.name)
 
 
 def without_leading_blanks(svg: str) -> str:
