@@ -22,6 +22,7 @@ from torch.compiler import is_compiling
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import captured_graphs, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.collectives import wrap_collectives
 from cbtop.profiler.instrument.eager_stamps import Timing, leave, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
@@ -269,6 +270,7 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
                 _functions.wrap(model.modules())
+                wrap_collectives(_functions)
         keep_jit_out()
         attachment.announce(model, plan)
         attachment.begin()
