@@ -45,10 +45,7 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-# Bus bytes for each byte of the whole among n ranks; 1 of what is not named here.
-_BUS_FACTORS: dict[str, Callable[[int], float]] = {ALL_REDUCE: lambda n: 2 * (n - 1) / n} | dict.fromkeys(
-    (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER), lambda n: (n - 1) / n
-)
+_IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})  # each rank has its own already
 # The functions of torch.distributed, each with its brick, the argument that holds what it is about, and whether that
 # is one rank's part of it. Where torch deprecates one for another, that one is called and timed.
 _FUNCTIONS = {
@@ -185,7 +182,7 @@ def ranks_of(group: Any) -> int:
     if isinstance(group, list):
         return len(group[0]) if group and isinstance(group[0], list) else len(group)
     if group is None:
-        return max(0, c10d.get_world_size())
+        return max(0, int(c10d.get_world_size()))
     return int(group.size()) if hasattr(group, "size") else 0
 
 
@@ -196,18 +193,24 @@ def _about(
     tensors = [one for one in (held if isinstance(held, Sequence) else (held,)) if isinstance(one, Tensor)]
     if not tensors:
         return _brick(name, "", ranks, 0, False), 0
-    counts = [elements_of((one,), {}) for one in tensors]
+    counts = [count for one in tensors if isinstance(count := elements_of((one,), {}), int)]
     kind, itemsize = tensors[0].device.type, tensors[0].element_size()
-    if not all([type(count) is int for count in counts]) or (is_part and not ranks):
+    if len(counts) < len(tensors) or (is_part and not ranks):
         return _brick(name, kind, ranks, 0, False), None
     return _brick(name, kind, ranks, itemsize, is_even), sum(counts) * (ranks if is_part else 1)
+
+
+def _bus_factor(name: str, ranks: int) -> float:
+    """Bus bytes for each byte of the whole."""
+    others = (ranks - 1) / ranks
+    return 2 * others if name == ALL_REDUCE else others if name in _IN_PARTS else 1.0
 
 
 @functools.lru_cache(maxsize=256)  # all layers of a step are alike
 def _brick(name: str, device: str, ranks: int, itemsize: int, has_bus: bool) -> BrickDefinition:
     """`itemsize` is 0 where it is not known. Of what is only launched no rate is made, so no bus bytes are given."""
     is_timed = device in ("", "cpu") and not name.endswith("(launch)")
-    bus = _BUS_FACTORS.get(name, lambda _: 1.0)(ranks) * itemsize if ranks and has_bus and is_timed else None
+    bus = _bus_factor(name, ranks) * itemsize if ranks and has_bus and is_timed else None
     return BrickDefinition(
         name,
         BrickCategory.COMMUNICATION,

@@ -108,7 +108,9 @@ def _tensors_of(state: Any) -> list[Tensor]:
 
 
 def _tensor_bytes(tensor: Tensor) -> int:
-    flatten = getattr(tensor, "__tensor_flatten__", None)  # a quantised weight of torchao's, a DTensor: it holds others
+    flatten = getattr(
+        tensor, "__tensor_flatten__", None
+    )  # a DTensor, a quantised weight of torchao's: it holds others
     if flatten is None:
         return int(tensor.nbytes)
     names, _ = flatten()
