@@ -82,7 +82,7 @@ _METHODS = {"send": SEND, "recv": RECV, "recv_anysource": RECV, "_end_coalescing
 _OPERATIONS = {
     0: BROADCAST, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: REDUCE, 4: ALL_GATHER, 5: ALL_GATHER, 6: ALL_GATHER, 7: GATHER,
     8: SCATTER, 9: REDUCE_SCATTER, 10: ALL_TO_ALL, 11: ALL_TO_ALL, 12: SEND, 13: RECV, 14: RECV, 15: BARRIER,
-    16: REDUCE_SCATTER, 17: COALESCED,
+    16: REDUCE_SCATTER, 17: COALESCED, 18: ALL_REDUCE, 19: REDUCE_SCATTER,
 }  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def _waits(original: Function) -> Function:
         waited: Any = args[0] if args else kwargs.get("tensor")
         if isinstance(waited, Tensor):
             return _brick(WAIT, waited.device.type, 0, 0, False), 0
-        operation = _OPERATIONS.get(getattr(waited, "_get_op_type", int)(), "")
+        operation = _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
         return _brick(f"{WAIT} ({operation})" if operation else WAIT, "", 0, 0, False), 0
 
     return timed(original, WAIT, brick_of=brick_of)
