@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from cbtop.profiler.definitions import BrickDefinition
@@ -94,8 +95,8 @@ def wrap_collectives(functions: Functions) -> None:
     for name, (brick, held, is_part) in _FUNCTIONS.items():
         functions.replace(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
     for name, brick in _METHODS.items():
-        functions.replace(c10d.ProcessGroup, name, functools.partial(_launched, brick=brick))
-    functions.replace(c10d.Work, "wait", _waits)
+        functions.replace(c10d.ProcessGroup, name, functools.partial(_launched, name=name, brick=brick))
+    functions.replace(c10d.Work, "wait", lambda original: _waits(_method(original, "wait")))
     functional = sys.modules.get("torch.distributed._functional_collectives")
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
@@ -113,6 +114,20 @@ def _closed_over(function: Any) -> Any:
     if not closure or hasattr(function, "__deprecated__"):
         return None
     return dict(zip(function.__code__.co_freevars, closure, strict=True)).get("func")
+
+
+def _method(original: Function, name: str) -> Function:
+    """`original` as a method of Python's.
+
+    In a class of Python's that inherits it, C++ asks whether that has a method of this name instead, and finds ours,
+    which calls C++ again. It asks no more where the frame that called it is one of that name, with the same `self`.
+    """
+
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=name)
+    return functools.wraps(original)(call)
 
 
 def _collective(brick: str, held: str, is_part: bool, is_launch: bool = False) -> Callable[[Function], Function]:
@@ -136,11 +151,11 @@ def _collective(brick: str, held: str, is_part: bool, is_launch: bool = False) -
     return wrapper
 
 
-def _launched(original: Function, brick: str) -> Function:
+def _launched(original: Function, name: str, brick: str) -> Function:
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         return None if _around() is not None else _about(f"{brick} (launch)", args[1] if len(args) > 1 else None, 0)
 
-    return timed(original, brick, brick_of=brick_of)
+    return timed(_method(original, name), brick, brick_of=brick_of)
 
 
 def _waits(original: Function) -> Function:
@@ -154,7 +169,8 @@ def _waits(original: Function) -> Function:
         if isinstance(waited, Tensor):
             return _brick(WAIT, waited.device.type, 0, 0, False), 0
         operation = _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
-        return _brick(f"{WAIT} ({operation})" if operation else WAIT, "", 0, 0, False), 0
+        device = "cuda" if torch.cuda.is_initialized() else ""  # a work does not say on which
+        return _brick(f"{WAIT} ({operation})" if operation else WAIT, device, 0, 0, False), 0
 
     return timed(original, WAIT, brick_of=brick_of)
 

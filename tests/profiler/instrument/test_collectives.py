@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import FunctionType
 from typing import Any
 
@@ -228,6 +229,37 @@ def test_outside_of_a_step_and_after_detaching_nothing_is_recorded_and_torch_is_
     after = state()
     assert len(after) == len(before)
     assert all(one is other for one, other in zip(before, after, strict=True))
+
+
+class Inherits(dist.ProcessGroup):
+    """A group of Python's, as programs write them, that leaves sending to torch."""
+
+
+class InheritsWait(TorchWork):
+    pass
+
+
+def test_classes_of_pythons_that_inherit_what_is_timed_do_as_without_us(profiler: BrickProfiler) -> None:
+    def said() -> list[str]:
+        calls: list[Callable[[], object]] = [
+            lambda: Inherits(0, 1).send([torch.ones(1)], 0, 0),
+            lambda: Inherits(0, 1).recv([torch.ones(1)], 0, 0),
+            lambda: InheritsWait().wait(timedelta(milliseconds=1)),
+        ]
+        found = []
+        for call in calls:
+            with pytest.raises(RuntimeError) as raised:
+                call()
+            found.append(f"{raised.type} {raised.value}".splitlines()[0])
+        return found
+
+    bare, in_steps = said(), []
+    attach(Model(lambda _: None), profiler)
+    model = Model(lambda _: in_steps.append(said()))
+    attach(model, profiler)
+    assert said() == bare
+    _run(model)
+    assert in_steps == [bare, bare]
 
 
 def test_where_something_of_ours_fails_the_collective_is_called_all_the_same(
