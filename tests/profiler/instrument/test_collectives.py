@@ -280,16 +280,21 @@ def test_where_something_of_ours_fails_the_collective_is_called_all_the_same(
     assert trouble.first_said() == "some calls of AllReduce are not timed: LookupError: no such group"
 
 
-def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(profiler: BrickProfiler) -> None:
+@pytest.mark.parametrize("name", ["all_reduce", "functional", pytest.param("broadcast", marks=pytest.mark.slow)])
+def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str, profiler: BrickProfiler) -> None:
+    does, _ = CALLS[name]
+
     def counted(is_attached: bool) -> tuple[int, int]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        model = Model(lambda x: dist.all_reduce(x))
+        model = Model(does)
         if is_attached:
-            attach(Model(lambda x: dist.all_reduce(x)), profiler)
+            attach(Model(does), profiler)  # beside which functions are wrapped
             attach(model, profiler)
         compiled = torch.compile(model, backend="eager")
-        compiled(torch.ones(SHAPE))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Dynamo's, of what it does not go into
+            compiled(torch.ones(SHAPE))
         counters = torch._dynamo.utils.counters
         return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
