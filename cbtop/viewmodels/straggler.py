@@ -139,4 +139,4 @@ def _is_communication(brick: Brick) -> bool:
 
 def _only_launches(record: SourceRecord) -> bool:
     """Whether the host sees of its bricks when they were launched: its model lies on a device."""
-    return record.manifest is not None and record.manifest.backend.endswith(LAUNCHES)
+    return record.manifest is not None and LAUNCHES in record.manifest.backend

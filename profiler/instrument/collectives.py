@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from cbtop.profiler.definitions import BrickDefinition
@@ -27,7 +26,7 @@ from cbtop.profiler.instrument.functions import Function, named, timed
 from cbtop.profiler.instrument.steps import recorded_here
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import UNKNOWN_WORK, Work
-from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
+from cbtop.protocol.vocabulary import BrickCategory
 
 if TYPE_CHECKING:
     from cbtop.profiler.instrument.functions import Functions
@@ -166,11 +165,8 @@ def _waits(original: Function) -> Function:
         if around is not None and not around.name.endswith("(launch)"):
             return None
         waited: Any = args[0] if args else kwargs.get("tensor")
-        if isinstance(waited, Tensor):
-            return _brick(WAIT, waited.device.type, 0, 0, False), 0
         operation = _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
-        device = "cuda" if torch.cuda.is_initialized() else ""  # a work does not say on which
-        return _brick(f"{WAIT} ({operation})" if operation else WAIT, device, 0, 0, False), 0
+        return _brick(f"{WAIT} ({operation})" if operation else WAIT), 0
 
     return timed(original, WAIT, brick_of=brick_of)
 
@@ -208,12 +204,11 @@ def _about(
     """The brick of that name, and the elements of what is `held`: a tensor or several, one rank's part or all."""
     tensors = [one for one in (held if isinstance(held, Sequence) else (held,)) if isinstance(one, Tensor)]
     if not tensors:
-        return _brick(name, "", ranks, 0, False), 0
+        return _brick(name, ranks), 0
     counts = [count for one in tensors if isinstance(count := elements_of((one,), {}), int)]
-    kind, itemsize = tensors[0].device.type, tensors[0].element_size()
     if len(counts) < len(tensors) or (is_part and not ranks):
-        return _brick(name, kind, ranks, 0, False), None
-    return _brick(name, kind, ranks, itemsize, is_even), sum(counts) * (ranks if is_part else 1)
+        return _brick(name, ranks), None
+    return _brick(name, ranks, tensors[0].element_size(), is_even), sum(counts) * (ranks if is_part else 1)
 
 
 def _bus_factor(name: str, ranks: int) -> float:
@@ -223,14 +218,13 @@ def _bus_factor(name: str, ranks: int) -> float:
 
 
 @functools.lru_cache(maxsize=256)  # all layers of a step are alike
-def _brick(name: str, device: str, ranks: int, itemsize: int, has_bus: bool) -> BrickDefinition:
-    """`itemsize` is 0 where it is not known. Of what is only launched no rate is made, so no bus bytes are given."""
-    is_timed = device in ("", "cpu") and not name.endswith("(launch)")
-    bus = _bus_factor(name, ranks) * itemsize if ranks and has_bus and is_timed else None
+def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
+    """0 of what is not known. Of what is only launched no rate is made, so no bus bytes are given."""
+    bus = _bus_factor(name, ranks) * itemsize if ranks and has_bus and not name.endswith("(launch)") else None
     return BrickDefinition(
         name,
         BrickCategory.COMMUNICATION,
-        backend="torch" if device in ("", "cpu") else f"torch on {device}{LAUNCHES}",
+        backend="torch",
         work=Work(bytes_per_element=bus, size_bytes_per_element=itemsize) if itemsize else UNKNOWN_WORK,
         label=f"{ranks} ranks" if ranks else "",
     )

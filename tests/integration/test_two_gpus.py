@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, daemon, eventually  # noqa: E402
+from tests.integration.hosts import CBTOP, cbtop, daemon, eventually  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +25,8 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-SLOW_RANK = 1
+SLOW_RANK, LAYERS = 1, 2
+MOST_S = 120  # what hangs on a device hangs for ever
 MOST_OF_NVLINK = 2e12  # bytes a second: more than all links of any GPU carry
 
 # What each rank computes without cbtop, attached and detached again, eagerly and as a graph.
@@ -34,7 +35,9 @@ import json, sys, torch
 import torch.distributed as dist
 import cbtop
 from benchmarks.gpu.tensor_parallel import TOY, Rank
+from cbtop.profiler.instrument import trouble
 from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import MAX_NODE
 from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.memory import Memory
 dist.init_process_group("nccl")
@@ -47,15 +50,26 @@ with torch.no_grad():
         graph.replay()
         torch.cuda.synchronize()
         return logits.clone()
+    def is_reduce(said):
+        return isinstance(said, Node) and said.kind is NodeKind.BRICK and said.name.startswith("AllReduce")
+    def reduced():
+        nodes = {said.id for said in memory.said if is_reduce(said)}
+        return sum(tag & MAX_NODE in nodes for tag, *_ in memory.records)
     bare, bare_graph = rank.step().clone(), rank.captured()
     expected = replayed(bare_graph)
-    attachment = cbtop.attach(rank.model, cbtop.BrickProfiler(recorder=memory))
+    profiler = cbtop.BrickProfiler(recorder=memory)
+    attachment = cbtop.attach(rank.model, profiler)
     ours = rank.step().clone()
     attached_graph = rank.captured()
+    profiler.finalize()
+    before = reduced()
+    replays = [torch.equal(expected, replayed(attached_graph)) for _ in range(20)]  # some of them stamped
+    profiler.finalize()
     found = {
         "eager": torch.equal(bare, ours),
         "differs from nothing": bool(bare.abs().sum() > 0),
-        "graph, attached": torch.equal(expected, replayed(attached_graph)),
+        "graph, attached": all(replays),
+        "graph looked into, or said why not": reduced() > before or trouble.first_said(),
         "bare graph, while attached": torch.equal(expected, replayed(bare_graph)),
     }
     attachment.detach()
@@ -65,11 +79,12 @@ with torch.no_grad():
         "bricks": [
             [said.name, said.label, said.backend, said.work.size_bytes(1, TOY.hidden)]
             for said in memory.said
-            if isinstance(said, Node) and said.kind is NodeKind.BRICK and said.name == "AllReduce"
+            if is_reduce(said)
         ],
-        "layers": sum(isinstance(said, Node) and said.kind is NodeKind.LAYER for said in memory.said),
     }
+    print(rank.rank, "reduces in replays:", reduced() - before, "said:", trouble.first_said(), file=sys.stderr)
     with open(f"{sys.argv[1]}-{rank.rank}", "w") as file: json.dump(found, file)
+del bare_graph, attached_graph  # NCCL waits for graphs that hold its kernels
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -104,11 +119,14 @@ def _running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[s
             yield process
         finally:
             if process.poll() is None:
+                process.terminate()  # torchrun ends its workers, which are in sessions of their own
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ends_well(process: subprocess.Popen[str]) -> None:
-    _, said = process.communicate(timeout=DEADLINE_S)
+    _, said = process.communicate(timeout=MOST_S)
     assert process.returncode == 0, said
 
 
@@ -118,11 +136,12 @@ def test_two_ranks_compute_the_same_to_the_bit_and_their_collectives_are_bricks(
         _ends_well(process)
     for rank in (0, 1):
         found: dict[str, Any] = json.loads((tmp_path / f"found-{rank}").read_text())
-        bricks, layers = found.pop("bricks"), found.pop("layers")
+        bricks = found.pop("bricks")
         assert all(found.values()), found
-        assert len(bricks) == 2 * layers > 0  # behind attention, and behind the feed-forward network
-        assert {(name, label) for name, label, *_ in bricks} == {("AllReduce", "2 ranks")}
-        assert {size_bytes for *_, size_bytes in bricks} == {2 * 256}
+        assert bricks
+        assert len(bricks) % (2 * LAYERS) == 0  # behind attention, and behind the feed-forward network
+        assert {label for _, label, *_ in bricks} == {"2 ranks"}
+        assert {size_bytes for *_, size_bytes in bricks} <= {2 * 256, None}  # unknown where it waited for the host
         assert all(backend.startswith("torch on cuda") for *_, backend, _ in bricks)
 
 
@@ -143,8 +162,9 @@ def test_the_rank_that_multiplies_more_is_named_and_nvlink_is_told_or_said_to_be
         stop.touch()
         _ends_well(process)
     for source in found["sources"]:
-        assert (source["straggler"]["rank"], source["straggler"]["brick"]) == (SLOW_RANK, "DownProjection")
-        assert "AllReduce" in {brick["name"] for brick in source["bricks"]}
+        assert source["straggler"]["rank"] == SLOW_RANK
+        assert source["straggler"]["brick"].startswith("DownProjection")
+        assert any(brick["name"].startswith("AllReduce") for brick in source["bricks"])
     (machine,) = found["machines"]
     gpus = [device for device in machine["devices"] if device["kind"] == "gpu"]
     assert len(gpus) >= 2

@@ -292,13 +292,13 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
             attach(Model(does), profiler)  # beside which functions are wrapped
             attach(model, profiler)
         compiled = torch.compile(model, backend="eager")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Dynamo's, of what it does not go into
-            compiled(torch.ones(SHAPE))
+        compiled(torch.ones(SHAPE))
         counters = torch._dynamo.utils.counters
         return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
-    assert counted(False) == counted(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo's, of what it does not go into, and torch's of itself
+        assert counted(False) == counted(True)
 
 
 def test_of_a_model_whose_weights_are_spread_over_ranks_this_ranks_part_is_shown(
@@ -331,9 +331,6 @@ def _carried_by_a_link(kind: str, ranks: int, size: int) -> float:
     st.sampled_from([1, 2, 4, 8, 16]),
 )
 def test_bus_bytes_are_what_a_link_carries_in_a_ring(kind: str, ranks: int, elements: int, itemsize: int) -> None:
-    work: Any = collectives._brick(kind, "cpu", ranks, itemsize, True).work
+    work: Any = collectives._brick(kind, ranks, itemsize, has_bus=True).work
     assert work.size_bytes(1, elements) == elements * itemsize
     assert work.bytes(1, elements) == pytest.approx(_carried_by_a_link(kind, ranks, elements * itemsize))
-    launched: Any = collectives._brick(kind, "cuda", ranks, itemsize, True)
-    assert launched.backend == "torch on cuda: launches"
-    assert (launched.work.bytes(1, elements), launched.work.size_bytes(1, elements)) == (None, elements * itemsize)
