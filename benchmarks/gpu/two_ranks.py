@@ -4,8 +4,8 @@
 
 A decode step of a 7B-shaped model in bf16, waited for as an engine does that reads its tokens: eager, and as a
 captured graph. Rounds interleaved, the ranks in step: without cbtop (twice: their ratio is the noise), under
-`--overhead 1%`, and with every step recorded. Ratios are medians over the rounds, of rank 0. Without cbtop nothing of
-it is in torch: it is detached for these rounds. A graph is captured while its way is attached.
+`--overhead 1%`, and with every step recorded. Ratios are medians over the rounds, of rank 0. Eagerly, nothing of cbtop is
+in torch without it: it is detached for these rounds. Graphs are captured attached, but the bare one, which torch replays.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,53 +43,60 @@ def timed_us(step: Callable[[], object], steps: int) -> float:
     return (time.perf_counter_ns() - begun_ns) / steps / 1e3
 
 
-def measure(
-    what: str, rank: Rank, profilers: dict[str, BrickProfiler], steps: dict[str, Callable[[], object]]
-) -> None:
-    """Print a line for each way; `steps` are what one step of it is."""
-
-    def run(way: str, count: int) -> float:
-        attachment = attach(rank.model, profilers[way]) if way in profilers else None
-        timed_us(steps[way], 3)
-        took_us = timed_us(steps[way], count)
-        if attachment is not None:
-            attachment.detach()
-        return took_us
-
-    for way in steps:
-        run(way, WARM_UP)
-    found: dict[str, list[float]] = {way: [] for way in steps}
-    ways = list(steps)
+def measure(what: str, rank: int, ways: dict[str, Callable[[int], float]]) -> None:
+    """Print a line for each way; each gives the µs a step takes in as many as it is asked for."""
+    for run in ways.values():
+        run(WARM_UP)
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    names = list(ways)
     for at in range(ROUNDS):
-        for way in ways[at % len(ways) :] + ways[: at % len(ways)]:
-            found[way].append(run(way, STEPS))
-    if rank.rank == 0:
-        print(f"{what}: {statistics.median(found[BARE]):.0f} µs a step without cbtop", flush=True)
-        for way in ways[1:]:
+        for way in names[at % len(names) :] + names[: at % len(names)]:
+            found[way].append(ways[way](STEPS))
+    if rank == 0:
+        print(f"{what}: {statistics.median(found[BARE]):.0f} µs a step without cbtop")
+        for way in names[1:]:
             ratios = sorted(one / other for one, other in zip(found[way], found[BARE], strict=True))
             low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
             print(f"  {way:12}{statistics.median(ratios):8.4f} ×   half of the rounds {low:.4f} to {high:.4f}")
         sys.stdout.flush()
 
 
-def compare(sizes: Sizes) -> None:
+def eager(sizes: Sizes) -> None:
     rank = Rank(sizes)
-    profilers = {
-        DEFAULT: GovernedProfiler(PERCENT, recorder=RingRecorder()),
-        EVERY: BrickProfiler(),
-    }
-    measure(f"eager, batch {sizes.batch}", rank, profilers, dict.fromkeys((BARE, AGAIN, DEFAULT, EVERY), rank.step))
-    replay: Any = torch._C._CUDAGraph.replay
+
+    def attached(profiler: BrickProfiler) -> Callable[[int], float]:
+        def run(steps: int) -> float:
+            attachment = attach(rank.model, profiler)
+            timed_us(rank.step, 3)
+            took_us = timed_us(rank.step, steps)
+            attachment.detach()
+            return took_us
+
+        return run
+
+    governed = GovernedProfiler(PERCENT, recorder=RingRecorder())
+    bare = partial(timed_us, rank.step)
+    ways = {BARE: bare, AGAIN: bare, DEFAULT: attached(governed), EVERY: attached(BrickProfiler())}
+    measure(f"eager, batch {sizes.batch}", rank.rank, ways)
+
+
+def captured(sizes: Sizes) -> None:
+    plain: Any = torch._C._CUDAGraph.replay
+    rank, another = Rank(sizes), Rank(sizes)
     bare, _ = rank.captured()
-    graphs: dict[str, Callable[[], object]] = {BARE: lambda: replay(bare), AGAIN: lambda: replay(bare)}
-    for way, profiler in profilers.items():
-        attachment = attach(rank.model, profiler)
-        graph, _ = rank.captured()
+    attachments = [
+        attach(rank.model, GovernedProfiler(PERCENT, recorder=RingRecorder())),
+        attach(another.model, BrickProfiler()),
+    ]
+    (default, _), (every, _) = rank.captured(), another.captured()
+    ways = {BARE: lambda: plain(bare), AGAIN: lambda: plain(bare), DEFAULT: default.replay, EVERY: every.replay}
+    measure(
+        f"captured graph, batch {sizes.batch}",
+        rank.rank,
+        {way: partial(timed_us, step) for way, step in ways.items()},
+    )
+    for attachment in attachments:
         attachment.detach()
-        graphs[way] = graph.replay
-    measure(f"captured graph, batch {sizes.batch}", rank, profilers, graphs)
-    if rank.rank == 0:
-        print(f"  default records one step in {profilers[DEFAULT].sample_every}", flush=True)
 
 
 def main() -> None:
@@ -98,7 +106,9 @@ def main() -> None:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {nccl}", flush=True)
     with torch.no_grad():
         for batch in map(int, sys.argv[1:] or ["1"]):
-            compare(replace(LIKE_7B, batch=batch))
+            sizes = replace(LIKE_7B, batch=batch)
+            eager(sizes)
+            captured(sizes)
     dist.destroy_process_group()
 
 
