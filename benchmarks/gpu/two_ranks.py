@@ -4,8 +4,8 @@
 
 A decode step of a 7B-shaped model in bf16, waited for as an engine does that reads its tokens: eager, and as a
 captured graph. Rounds interleaved, the ranks in step: without cbtop (twice: their ratio is the noise), under
-`--overhead 1%`, and with every step recorded. Ratios are medians over the rounds, of rank 0. Eagerly, nothing of cbtop is
-in torch without it: it is detached for these rounds. Graphs are captured attached, but the bare one, which torch replays.
+`--overhead 1%`, and with every step recorded. Ratios are medians over the rounds, of rank 0. Eager rounds without
+cbtop have nothing of it in torch: it is detached for them. Graphs are captured attached, but the bare one.
 """
 
 from __future__ import annotations
