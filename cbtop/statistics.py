@@ -194,6 +194,9 @@ STATISTICS = (
     Statistic("uncounted", "uncounted", "count", Origin.MEASURED, "calls that gave no count of elements"),
     Statistic("flops", "flops", "FLOP", Origin.SHAPES, "the work of all calls, of their shapes"),
     Statistic("bytes", "bytes", "B", Origin.SHAPES, "bytes that all calls moved, of their shapes"),
+    Statistic("size_bytes", "size", "B", Origin.SHAPES,
+              "of collectives: bytes of what is reduced, gathered or sent, all ranks' parts together; their `bytes` "
+              "are bus bytes, what each link must carry"),
     Statistic("gb_per_sec", "GB/s", "GB/s", Origin.MEASUREMENTS, "bytes of its shapes over measured time"),
     Statistic("gflops", "GFLOP/s", "GFLOP/s", Origin.MEASUREMENTS, "flops of its shapes over measured time"),
     Statistic("intensity", "FLOP/B", "FLOP/B", Origin.SHAPES, "arithmetic intensity: flops for each byte moved",

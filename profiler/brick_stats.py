@@ -47,6 +47,7 @@ class BrickStats:
     bytes: float | None
     budget_us_per_token: float | None  # of all the places it runs in together
     budget_gb_per_sec: float | None  # the rate that this follows from, where each of them has the same
+    size_bytes: float | None = None  # of collectives: what they are about; their bytes are what the links carry
     uncounted: int = 0  # calls that gave no count of elements
     adopted_ns: int = 0  # exclusive time in ended steps that was spent elsewhere, beside their wall time
 
@@ -128,7 +129,7 @@ def _alike(nodes: Column, first_of: Column) -> list[Column]:
 
 
 def _work_of(nodes: Column, totals: PhaseTotals, unit: str) -> float | None:
-    """The `flops` or `bytes` of all calls of `nodes` together; None when one of them did not declare them."""
+    """The `flops`, `bytes` or `size_bytes` of all calls of `nodes` together; None when one did not declare them."""
     odd = np.isin(nodes, list(totals.stats.nodes_with("amounts") | totals.stats.nodes_with("uncounted")))
     found = [_work(totals.table[node], totals, unit) for node in nodes[odd].tolist()]
     for alike in _alike(nodes[~odd], totals.table.column("like_of")):
@@ -138,8 +139,8 @@ def _work_of(nodes: Column, totals: PhaseTotals, unit: str) -> float | None:
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
-    """The `flops` or `bytes` of all calls of `node`: as each call gave them, or a straight line in their elements."""
-    if totals.stats.rare("amounts", (node.id,)):
+    """That of all calls of `node`: as each call gave them, or a straight line in their elements."""
+    if unit != "size_bytes" and totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
     if getattr(node.work, f"{unit}_per_element") and totals.stats.rare("uncounted", (node.id,)):
@@ -198,6 +199,7 @@ def _stats(nodes: Column, is_outermost: NDArray[np.bool_], calls: Calls, totals:
         ),
         flops=_work_of(nodes, totals, "flops"),
         bytes=_work_of(nodes, totals, "bytes"),
+        size_bytes=_work_of(nodes, totals, "size_bytes"),
         budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
         budget_us_per_token=_budget_of(outermost, totals),
         uncounted=totals.stats.rare("uncounted", nodes.tolist()),

@@ -27,12 +27,15 @@ class Work:
     a matrix product's weights cost bytes per call, attention grows with its elements (heads x positions).
     Bytes count once a call, however often the call touches them: what must come from memory at least.
     Where neither of the two numbers of FLOP is given they are unknown, which 0 is not; the same holds for bytes.
+    A collective's elements are those of all it is about, `size_bytes_per_element` the bytes of one of them; its bytes
+    are bus bytes: what each link must carry at least.
     """
 
     flops_per_call: float | None = None
     flops_per_element: float | None = None
     bytes_per_call: float | None = None
     bytes_per_element: float | None = None
+    size_bytes_per_element: float | None = None
 
     def __post_init__(self) -> None:
         for per_call, per_element in (FLOPS, BYTES):
@@ -40,6 +43,9 @@ class Work:
             if any([value is not None for value in given.values()]):
                 for name, value in given.items():
                     object.__setattr__(self, name, quantity(name, 0.0 if value is None else value))
+        if self.size_bytes_per_element is not None:
+            size_bytes = quantity("size_bytes_per_element", self.size_bytes_per_element)
+            object.__setattr__(self, "size_bytes_per_element", size_bytes)
 
     def flops(self, calls: float, elements: float) -> float | None:
         """The FLOP of `calls` calls with `elements` elements together; None where they are unknown."""
@@ -48,6 +54,10 @@ class Work:
     def bytes(self, calls: float, elements: float) -> float | None:
         """The bytes of `calls` calls with `elements` elements together; None where they are unknown."""
         return _line(self.bytes_per_call, self.bytes_per_element, calls, elements)
+
+    def size_bytes(self, calls: float, elements: float) -> float | None:
+        """The bytes that `calls` collectives with `elements` elements together are about; None of anything else."""
+        return _line(0.0, self.size_bytes_per_element, calls, elements)
 
 
 FLOPS = ("flops_per_call", "flops_per_element")

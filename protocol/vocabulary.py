@@ -6,12 +6,13 @@ from enum import IntEnum, StrEnum
 
 
 class BrickCategory(IntEnum):
-    """The four groups that a report rolls bricks up into."""
+    """The groups that a report rolls bricks up into."""
 
     NORM = 0
     ATTENTION = 1
     FFN = 2
     OTHER = 3
+    COMMUNICATION = 4  # between processes: what it takes is mostly waiting for the slowest of them
 
     @property
     def display_name(self) -> str:
@@ -23,6 +24,7 @@ _CATEGORY_NAMES = {
     BrickCategory.ATTENTION: "Attention",
     BrickCategory.FFN: "FFN",
     BrickCategory.OTHER: "Other",
+    BrickCategory.COMMUNICATION: "Communication",
 }
 
 
@@ -103,6 +105,9 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
     "Head": BrickId.LM_HEAD,
     "Sample": BrickId.SAMPLING,
 }
+
+
+LAUNCHES = ": launches"  # ends the backend of what runs on a device and is timed by the host
 
 
 class NodeKind(IntEnum):

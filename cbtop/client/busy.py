@@ -8,30 +8,34 @@ from itertools import pairwise
 
 import numpy as np
 
+from cbtop.profiler.brick_stats import name_and_category
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import Column
 from cbtop.profiler.stats import NodeStats
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 SLICE_S = 0.1  # an update
 SLICES = 20
 MAX_SILENT_SLICES = 20  # without a step for so many slices: it is not running steps now
 
+Brick = tuple[str, BrickCategory]
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The recorded steps of one phase that ended within a slice, and what each brick had for itself in them."""
+    """The recorded steps of one phase that ended within a slice, their time, and what each brick had for itself."""
 
     steps: int
-    exclusive_ns: dict[str, int]
+    wall_ns: int
+    exclusive_ns: dict[Brick, int]
 
 
 class BusySlices:
     """The totals of one source at a few moments at which a step had ended."""
 
     def __init__(self) -> None:
-        self._taken: deque[tuple[int, Column, Column]] = deque(maxlen=SLICES + 1)
+        self._taken: deque[_Taken] = deque(maxlen=SLICES + 1)
         self._now_ns = 0
 
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
@@ -40,11 +44,12 @@ class BusySlices:
         count = stats.of_recorded("count")  # of plain steps nobody knows what was busy in them
         steps = [n.id for n in nodes.children[None] if n.kind is NodeKind.STEP and n.id < len(count)]
         if self._taken:
-            before_ns, count_before, _ = self._taken[-1]
-            same = all(count[step] == (count_before[step] if step < len(count_before) else 0) for step in steps)
-            if same or monotonic_ns - before_ns < SLICE_S * 1e9:
+            before = self._taken[-1]
+            same = all(count[step] == _at(before.count, step) for step in steps)
+            if same or monotonic_ns - before.monotonic_ns < SLICE_S * 1e9:
                 return
-        self._taken.append((monotonic_ns, count, stats.column("closed_ns").copy()))
+        closed = stats.column("closed_ns").copy()
+        self._taken.append(_Taken(monotonic_ns, count, stats.of_recorded("total_ns"), closed))
 
     @property
     def count(self) -> int:
@@ -56,8 +61,8 @@ class BusySlices:
         """Whether no step has ended for long, measured by how long they took before."""
         if not self._taken:
             return True
-        longest_ns = max((after[0] - before[0] for before, after in self._pairs()), default=0)
-        return self._now_ns - self._taken[-1][0] > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9)
+        longest_ns = max((b.monotonic_ns - a.monotonic_ns for a, b in pairwise(self._taken)), default=0)
+        return self._now_ns - self._taken[-1].monotonic_ns > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9)
 
     def slices(self, nodes: NodeTable, phase: str) -> list[Slice]:
         """Of the last SLICES those in which steps of `phase` ended, the oldest first."""
@@ -66,18 +71,30 @@ class BusySlices:
             return []
         owner = _owners(nodes, step.id)
         found = []
-        for (_, count_before, closed_before), (_, count, closed) in self._pairs():
-            size = len(closed)
-            earlier = np.zeros(size, np.int64)
-            earlier[: len(closed_before)] = closed_before[:size]
-            steps = int(count[step.id]) - (int(count_before[step.id]) if step.id < len(count_before) else 0)
+        for before, after in pairwise(self._taken):
+            size = len(after.closed_ns)
+            earlier_ns = np.zeros(size, np.int64)
+            earlier_ns[: len(before.closed_ns)] = before.closed_ns[:size]
+            steps = int(after.count[step.id]) - _at(before.count, step.id)
             if steps > 0:
-                took = (closed - earlier).tolist()
-                found.append(Slice(steps, {name: _own(took, *ids) for name, ids in owner.items()}))
+                wall_ns = int(after.total_ns[step.id]) - _at(before.total_ns, step.id)
+                took_ns = (after.closed_ns - earlier_ns).tolist()
+                found.append(Slice(steps, wall_ns, {brick: _own(took_ns, *ids) for brick, ids in owner.items()}))
         return found
 
-    def _pairs(self) -> list[tuple[tuple[int, Column, Column], tuple[int, Column, Column]]]:
-        return list(pairwise(self._taken))
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """The totals at a moment, by node: recorded steps and their time, and what has ended in these."""
+
+    monotonic_ns: int
+    count: Column
+    total_ns: Column
+    closed_ns: Column
+
+
+def _at(column: Column, node: int) -> int:
+    return int(column[node]) if node < len(column) else 0
 
 
 def _own(took_ns: list[int], plus: list[int], minus: list[int]) -> int:
@@ -85,10 +102,10 @@ def _own(took_ns: list[int], plus: list[int], minus: list[int]) -> int:
     return sum(took_ns[node] for node in plus if node < size) - sum(took_ns[node] for node in minus if node < size)
 
 
-def _owners(nodes: NodeTable, step: int) -> dict[str, tuple[list[int], list[int]]]:
-    """By name the nodes whose time is that brick's, and those inside them whose time is another's."""
-    found: dict[str, tuple[list[int], list[int]]] = {}
-    holder: dict[int, str | None] = {step: None}  # the brick each node lies in
+def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[int]]]:
+    """By name and category the nodes whose time is that brick's, and those inside them whose time is another's."""
+    found: dict[Brick, tuple[list[int], list[int]]] = {}
+    holder: dict[int, Brick | None] = {step: None}  # the brick each node lies in
     for node in nodes.descendants(step):
         if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):
             continue  # done elsewhere, beside the step
@@ -97,8 +114,9 @@ def _owners(nodes: NodeTable, step: int) -> dict[str, tuple[list[int], list[int]
         if node.kind is NodeKind.STEP and inside is not None:
             found[inside][1].append(node.id)
         if node.kind is NodeKind.BRICK:
-            found.setdefault(node.name, ([], []))[0].append(node.id)
+            brick = name_and_category(node)
+            found.setdefault(brick, ([], []))[0].append(node.id)
             if inside is not None:
                 found[inside][1].append(node.id)
-            holder[node.id] = node.name
+            holder[node.id] = brick
     return found

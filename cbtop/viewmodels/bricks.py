@@ -47,6 +47,7 @@ class BrickRow:
     rank: str | None = None  # in a merge by maximum: whose figures these are
     budget_gb_per_sec: float | None = None  # the rate that the budget a token was derived from; None: it is static
     uncounted: int = 0  # calls that gave no count of elements
+    size_bytes: float | None = None  # of collectives, derived from shapes
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
@@ -130,6 +131,7 @@ def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> Bric
         checks_failed=len(checks) - sum(checks),
         backend=stats.backend,
         uncounted=stats.uncounted,
+        size_bytes=stats.size_bytes,
         budget_gb_per_sec=stats.budget_gb_per_sec,
     )
 

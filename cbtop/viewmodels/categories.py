@@ -1,4 +1,4 @@
-"""Categories: Norm, Attention, FFN and Other, each the sum of its bricks."""
+"""Categories: Norm, Attention, FFN, Other and Communication, each the sum of its bricks."""
 
 from __future__ import annotations
 

@@ -238,10 +238,10 @@ class StragglerView:
     ranks: int  # compared, itself among them
     phase: str
     steps: int  # its own that were looked at
-    busy_us: float  # a step, median of slices: the exclusive time of its bricks, collectives left out
+    busy_us: float  # a step, median of slices: its time outside of communication
     others_us: float  # the median of the others' medians
     percent: float  # slower than that
-    brick: str  # contributes most
+    brick: str  # contributes most; or its gaps
     brick_excess_us: float  # a step, over the median of the others
 
 

@@ -9,14 +9,17 @@ from functools import cache
 from math import comb
 from statistics import median
 
-from cbtop.client.busy import Slice
+from cbtop.client.busy import Brick, Slice
 from cbtop.client.store import SourceRecord
+from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 from cbtop.viewmodels.model import StragglerView
 
 THRESHOLD = 0.10  # slower than each of the others by this part
 ALPHA = 0.1  # how likely a bound of a median may be on its wrong side; a verdict takes two of them
 MIN_SLICES = 4  # fewer have no such bounds
-# Time in a collective is mostly waiting for the slowest: counted, it would make all ranks equally busy.
+BETWEEN_BRICKS: Brick = ("gaps between its bricks", BrickCategory.OTHER)
+# Time in communication is mostly waiting for the slowest: counted, it would make all ranks equally busy. Who names
+# bricks of his own gives them no category, so names count as well.
 _COLLECTIVE = re.compile(
     r"all_?-?reduce|all_?-?gather|reduce_?-?scatter|all_?-?to_?-?all|broadcast|barrier|nccl|(^|_)(send|recv|wait)",
     re.IGNORECASE,
@@ -33,12 +36,12 @@ def job_of(record: SourceRecord) -> tuple[str, str, int | None] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A rank by its slices; times are exclusive, of one step, without collectives."""
+    """A rank by its slices; times are exclusive, of one step, without communication."""
 
     record: SourceRecord
     steps: int
     busy_ns: list[float]  # slice by slice, ascending
-    brick_ns: dict[str, float]  # median
+    brick_ns: dict[Brick, float]  # median
 
     @property
     def median_ns(self) -> float:
@@ -72,8 +75,10 @@ def bound_of_median(count: int) -> int:
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
     """The rank among `records`, those of one job, that is clearly slower than every other; None where none is.
 
-    A rank's busy time is what its bricks took for themselves, less what they spent in collectives. While a rank that
-    runs has not been seen for long enough to be compared, there is no verdict: it may be as slow.
+    A rank's busy time is that of its steps outside of communication, in which it waits for the others. Where none is
+    seen, or all that the host sees of it are launches, a rank waits where nobody knows: then its bricks' own time
+    counts, without the gaps between them. While a rank that runs has not been seen for long enough to be compared,
+    there is no verdict: it may be as slow.
     """
     ranks: list[_Rank] = []
     for record in records:
@@ -93,10 +98,10 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
     if usual_ns <= 0 or hello is None or hello.rank is None or not all(map(slowest.is_slower_than, others)):
         return None
     excess_ns = {
-        name: brick_ns - median(rank.brick_ns.get(name, 0.0) for rank in others)
-        for name, brick_ns in slowest.brick_ns.items()
+        brick: brick_ns - median(rank.brick_ns.get(brick, 0.0) for rank in others)
+        for brick, brick_ns in slowest.brick_ns.items()
     }
-    brick = max(excess_ns, key=lambda name: excess_ns[name])
+    brick = max(excess_ns, key=lambda brick: excess_ns[brick])
     return StragglerView(
         key=slowest.record.key,
         rank=hello.rank,
@@ -108,17 +113,30 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
         busy_us=slowest.median_ns / 1e3,
         others_us=usual_ns / 1e3,
         percent=100 * (slowest.median_ns / usual_ns - 1),
-        brick=brick,
+        brick=brick[0],
         brick_excess_us=excess_ns[brick] / 1e3,
     )
 
 
 def _rank(record: SourceRecord, slices: Sequence[Slice]) -> _Rank:
-    names = {name for s in slices for name in s.exclusive_ns if not _COLLECTIVE.search(name)}
-    took_ns = {name: [s.exclusive_ns.get(name, 0) / s.steps for s in slices] for name in names}
+    bricks = {brick for s in slices for brick in s.exclusive_ns}
+    own = {brick for brick in bricks if not _is_communication(brick)}
+    took_ns = {brick: [s.exclusive_ns.get(brick, 0) / s.steps for s in slices] for brick in own}
+    if own != bricks and not _only_launches(record):
+        took_ns[BETWEEN_BRICKS] = [max(0, s.wall_ns - sum(s.exclusive_ns.values())) / s.steps for s in slices]
     return _Rank(
         record,
         steps=sum(s.steps for s in slices),
-        busy_ns=sorted(map(sum, zip(*took_ns.values(), strict=True))) if names else [0.0] * len(slices),
-        brick_ns={name: median(of_slices) for name, of_slices in took_ns.items()},
+        busy_ns=sorted(map(sum, zip(*took_ns.values(), strict=True))) if took_ns else [0.0] * len(slices),
+        brick_ns={brick: median(of_slices) for brick, of_slices in took_ns.items()},
     )
+
+
+def _is_communication(brick: Brick) -> bool:
+    name, category = brick
+    return category is BrickCategory.COMMUNICATION or _COLLECTIVE.search(name) is not None
+
+
+def _only_launches(record: SourceRecord) -> bool:
+    """Whether the host sees of its bricks when they were launched: its model lies on a device."""
+    return record.manifest is not None and LAUNCHES in record.manifest.backend

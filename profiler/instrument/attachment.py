@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable
@@ -22,6 +23,7 @@ from torch.compiler import is_compiling
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import captured_graphs, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.collectives import wrap_collectives
 from cbtop.profiler.instrument.eager_stamps import Timing, leave, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
@@ -265,10 +267,13 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
             keep_dynamo_out()
             _functions.replace(nn.Module, "compile", _in_place)
             _functions.replace(nn.Module, "_replicate_for_data_parallel", _replicated)
+            for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
+                _functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)
             if any([is_compiled(module) for module in model.modules()]):
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
                 _functions.wrap(model.modules())
+                wrap_collectives(_functions)
         keep_jit_out()
         attachment.announce(model, plan)
         attachment.begin()
@@ -411,6 +416,17 @@ def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         return replica
 
     return replicate
+
+
+def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
+    """NCCL ends only when no graph holds its kernels: what is ours of graphs that are no more goes first."""
+
+    @functools.wraps(original)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        captured_graphs.settle(may_wait=True)
+        original(*args, **kwargs)
+
+    return destroy_process_group
 
 
 def _look_at(module: nn.Module) -> None:

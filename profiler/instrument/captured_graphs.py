@@ -24,6 +24,7 @@ Rules
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -181,7 +182,7 @@ class CapturedGraph:
     """What is known of one graph of the host's."""
 
     def __init__(self, graph: Any, clone: int, capture: Capture, device: OneDevice, steps: ModelSteps) -> None:
-        self._graph = weakref.ref(graph)
+        self._graph = weakref.ref(graph, self._is_dropped_with)
         self.clone = clone
         self._spans = capture.spans
         self._on = device
@@ -208,6 +209,12 @@ class CapturedGraph:
         self.is_left_alone = bool(capture.why_not)
         if capture.why_not:
             self.leave_alone(capture.why_not)
+
+    def _is_dropped_with(self, _: object) -> None:
+        """The host's graph is no more, nor is the clone: NCCL ends only when no graph holds its kernels."""
+        self._on.drop(self)
+        if not captures and not sys.is_finalizing():
+            settle(False)
 
     def leave_alone(self, why: str) -> None:
         """Let the host's own replay run from now on."""

@@ -20,7 +20,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.torch_clock import torch_clock
 from cbtop.profiler.instrument.trouble import in_words, say
 from cbtop.protocol.signals import let_through
-from cbtop.protocol.vocabulary import BrickId
+from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,7 +88,7 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
         return Timing(stamped.path, "torch on cuda", is_there=True)
     given = profiler._device_path  # on another kind of clock: the host's own choice
     is_given = given is not None and given.kept is None
-    backend = f"torch on {min(kinds)}: launches"
+    backend = f"torch on {min(kinds)}{LAUNCHES}"
     return Timing(given if given is not None and is_given else profiler._host_path, backend)
 
 

@@ -16,6 +16,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
 from time import perf_counter_ns
+from types import CellType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -140,7 +141,9 @@ class Functions:
 
 
 def _get(owner: Any, name: str) -> Any:
-    """What `owner` itself has of that name: a class not what it inherits."""
+    """What `owner` itself has of that name: a class not what it inherits. A cell has its contents."""
+    if isinstance(owner, CellType):
+        return owner.cell_contents
     return owner.get(name) if isinstance(owner, MutableMapping) else vars(owner).get(name)
 
 
@@ -263,8 +266,8 @@ def _attention(original: Function, label: str, queries: int) -> Function:
         if len(args) > queries + 3:
             query, key, _, mask = args[queries : queries + 4]
         else:
-            query, key = _named(args, kwargs, queries, "query"), _named(args, kwargs, queries + 1, "key")
-            mask = _named(args, kwargs, queries + 3, "attention_mask" if queries else "attn_mask")
+            query, key = named(args, kwargs, queries, "query"), named(args, kwargs, queries + 1, "key")
+            mask = named(args, kwargs, queries + 3, "attention_mask" if queries else "attn_mask")
         is_causal = kwargs.get("is_causal")
         if is_causal is None:
             is_causal = getattr(args[0], "is_causal", False) if queries else len(args) > 5 and args[5]
@@ -281,14 +284,13 @@ def _eager(original: Function) -> Function:
     name = classification.ATTENTION_EAGER
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
-        return _attended(
-            name, "eager", _named(args, kwargs, 1, "query"), _named(args, kwargs, 2, "key"), False, False
-        )
+        return _attended(name, "eager", named(args, kwargs, 1, "query"), named(args, kwargs, 2, "key"), False, False)
 
     return timed(original, name, brick_of=brick_of)
 
 
-def _named(args: Any, kwargs: Any, at: int, name: str) -> Any:
+def named(args: Any, kwargs: Any, at: int, name: str) -> Any:
+    """The argument that stands at position `at`, or is given by name; None where it is not given."""
     return args[at] if len(args) > at else kwargs.get(name)
 
 

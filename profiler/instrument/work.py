@@ -14,7 +14,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from cbtop.protocol.attributes import UNKNOWN_WORK, Work
-from cbtop.protocol.vocabulary import BrickId
+from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,7 +48,8 @@ def work_of(module: nn.Module, brick: BrickId | str, *, is_timed_there: bool = F
     if sizes is None:
         return UNKNOWN_WORK
     columns, rows = sizes
-    shape = tuple(getattr(getattr(module, "weight", None), "shape", ()))
+    weight = getattr(module, "weight", None)
+    shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # of a DTensor this rank's part
     if type(module).__module__ == _TORCHS and len(shape) == 2 and all(shape):
         rows, columns = shape  # what it computes with, whatever its attributes say
     return Work(
@@ -69,7 +70,7 @@ def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
     device = device_of(*modules)
     if device == "cpu":
         return "torch"
-    return f"torch on {device}" if is_timed_there else f"torch on {device}: launches"
+    return f"torch on {device}" if is_timed_there else f"torch on {device}{LAUNCHES}"
 
 
 def _may_add(norm: nn.Module) -> bool:
@@ -107,11 +108,14 @@ def _tensors_of(state: Any) -> list[Tensor]:
 
 
 def _tensor_bytes(tensor: Tensor) -> int:
-    flatten = getattr(tensor, "__tensor_flatten__", None)  # a quantised weight of torchao's holds tensors
+    flatten = getattr(
+        tensor, "__tensor_flatten__", None
+    )  # a DTensor, a quantised weight of torchao's: it holds others
     if flatten is None:
         return int(tensor.nbytes)
     names, _ = flatten()
-    return sum(_tensor_bytes(getattr(tensor, name)) for name in names)
+    held = [getattr(tensor, name) for name in names]
+    return sum(_tensor_bytes(one) for one in held if hasattr(one, "nbytes"))
 
 
 def _itemsize(module: nn.Module) -> int:

@@ -28,7 +28,8 @@ EXPECTED = [
 def test_the_bricks_stand_in_index_order_with_their_categories() -> None:
     assert [(brick.display_name, brick.category.display_name) for brick in BrickId] == EXPECTED
     assert [int(brick) for brick in BrickId] == list(range(15))
-    assert [category.display_name for category in BrickCategory] == ["Norm", "Attention", "FFN", "Other"]
+    names = [category.display_name for category in BrickCategory]
+    assert names == ["Norm", "Attention", "FFN", "Other", "Communication"]
 
 
 @pytest.mark.parametrize("brick", BrickId)

@@ -1,6 +1,8 @@
-"""The four categories, what is in each, and the steps of every phase."""
+"""The categories, what is in each, and the steps of every phase."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from textual.app import ComposeResult
 
@@ -63,11 +65,11 @@ STEP_COLUMNS: tuple[Column[StepsView], ...] = (
 
 
 class Categories(View, can_focus=True):
-    """A step in four parts."""
+    """A step by its categories."""
 
     title = "Categories"
     doc = (
-        "The bricks rolled up into Norm, Attention, FFN and Other, then the whole step as one bar: "
+        "The bricks rolled up into Norm, Attention, FFN, Other and Communication, then the whole step as one bar: "
         "categories, named gaps (▒), and what is unattributed (░). Below, the steps of every phase."
     )
     columns_doc = tuple((column.title, column.doc) for column in CATEGORY_COLUMNS)
@@ -115,7 +117,9 @@ def _bare(source: SourceView, width: int) -> list[Line]:
 
 
 def _category_lines(source: SourceView, width: int, *, details: bool, air: bool) -> list[Line]:
-    placed = place(CATEGORY_COLUMNS, width - 2)
+    name, *figures = CATEGORY_COLUMNS
+    longest = max((len(row.name) for row in source.categories), default=0)
+    placed = place((replace(name, width=max(name.width, 2 + longest)), *figures), width - 2)
     lines: list[Line] = [((" ", ""), *head_line(placed, "", descending=True))]
     if not source.categories:
         return [*lines, (("  no brick of this phase has been recorded yet", "dim"),)]

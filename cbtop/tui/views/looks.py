@@ -22,6 +22,7 @@ CATEGORY_LOOKS = {
     BrickCategory.ATTENTION: CategoryLook("attention", "fill-attention", "●"),
     BrickCategory.FFN: CategoryLook("ffn", "fill-ffn", "■"),
     BrickCategory.OTHER: CategoryLook("other", "fill-other", "▲"),
+    BrickCategory.COMMUNICATION: CategoryLook("communication", "fill-communication", "⇄"),
 }
 
 _BADGES = {

@@ -16,9 +16,10 @@ from cbtop.client.busy import MAX_SILENT_SLICES, SLICE_S, SLICES, BusySlices
 from cbtop.client.store import SourceRecord, Store
 from cbtop.client.window import Window
 from cbtop.daemon.source import Source
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.stats import COLUMNS
-from cbtop.protocol.messages import HostHello, Node
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.messages import HostHello, Manifest, Node
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.straggler import MIN_SLICES, bound_of_median, straggler
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
@@ -112,6 +113,48 @@ def test_who_waits_for_the_slow_one_is_not_taken_for_it(three: list[RankRun], na
     assert found(three) == 1
 
 
+def _layered(run: RankRun, work_us: float, gap_us: float, wait_us: float) -> None:
+    """A step whose layer does something that is no brick, and one inside which it waits for the others."""
+    with run.profiler.step("decode", 1), run.profiler.layer(0):
+        run.clock.sleep_us(gap_us)
+        with run.profiler.brick("DownProjection", 1):
+            run.clock.sleep_us(work_us)
+            with run.profiler.brick(REDUCE, 1):
+                run.clock.sleep_us(wait_us)
+
+
+REDUCE = BrickDefinition("Reduce", BrickCategory.COMMUNICATION)
+
+
+def test_who_is_slow_between_its_bricks_is_named_by_its_time_outside_of_communication(three: list[RankRun]) -> None:
+    for _ in range(SLICES + 1):
+        for run in three:
+            _layered(run, 400, *((700, 0) if run.rank == 1 else (200, 500)))  # all steps take as long
+            run.slice()
+    verdict = straggler([rank.record for rank in three], "decode")
+    assert verdict is not None
+    assert (verdict.rank, verdict.brick, verdict.brick_excess_us) == (1, "gaps between its bricks", 500)
+    assert (verdict.busy_us, verdict.others_us) == (1100, 600)
+
+
+@pytest.mark.parametrize("backend", ["", "torch on cuda: launches"])
+def test_where_nobody_sees_who_waits_gaps_are_no_reason_to_name_one(three: list[RankRun], backend: str) -> None:
+    """No collective is seen, or all that is seen of it is when the host launched it: the wait may be in a gap."""
+    for _ in range(SLICES + 1):
+        for run in three:
+            with run.profiler.step("decode", 1):
+                run.clock.sleep_us(900 if run.rank == 1 else 300)
+                with run.profiler.brick("Ffn", 1):
+                    run.clock.sleep_us(300)
+                if backend:
+                    with run.profiler.brick(REDUCE, 1):
+                        run.clock.sleep_us(1)
+            run.slice()
+    for run in three:
+        run.record.manifest = Manifest("m", "llama", backend or "torch", "", 1, 1, 1, 1, 1, 1)
+    assert found(three) is None
+
+
 def test_a_brick_inside_another_is_counted_once(three: list[RankRun]) -> None:
     for _ in range(SLICES + 1):
         for rank in three:
@@ -150,7 +193,7 @@ def test_a_rank_that_has_stopped_and_one_alone_are_not_compared(three: list[Rank
 
 
 class MadeRank:
-    """A rank of which each slice says only how long its one brick took, a step."""
+    """A rank of which each slice says how long a step took, and in it its one brick and a collective."""
 
     STEPS = 100  # a slice
 
@@ -160,18 +203,22 @@ class MadeRank:
         self.record.nodes.add(Node(1, None, NodeKind.STEP, "decode"))
         self.record.nodes.add(Node(2, 1, NodeKind.BRICK, "Ffn"))
         self.now_ns = 0
-        self.took_us = 0.0
+        self.took_us = np.zeros(3)
         self.steps = 0
 
-    def slice(self, step_us: float) -> None:
+    def slice(self, step_us: float, brick_us: float | None = None, wait_us: float | None = None) -> None:
+        """Its brick takes the whole step, unless said otherwise; without `wait_us` there is no collective."""
         assert self.record.busy is not None
+        if wait_us is not None and len(self.record.nodes) == 2:
+            self.record.nodes.add(Node(3, 1, NodeKind.BRICK, "Reduce", category=BrickCategory.COMMUNICATION))
+        nodes = 2 if wait_us is None else 3
         self.steps += self.STEPS
-        self.took_us += self.STEPS * step_us
+        self.took_us += self.STEPS * np.array([step_us, step_us if brick_us is None else brick_us, wait_us or 0])
         self.now_ns += SLICE_NS
-        columns = {name: np.zeros(2, np.int64) for name in COLUMNS}
+        columns = {name: np.zeros(nodes, np.int64) for name in COLUMNS}
         columns["count"][:] = self.steps
-        columns["closed_ns"][:] = columns["total_ns"][:] = round(self.took_us * 1e3)
-        self.record.stats.set(np.array([1, 2]), columns)
+        columns["closed_ns"][:] = columns["total_ns"][:] = np.rint(self.took_us * 1e3)[:nodes]
+        self.record.stats.set(np.arange(1, nodes + 1), columns)
         self.record.busy.tick(self.now_ns, self.record.nodes, self.record.stats)
 
 
@@ -205,6 +252,26 @@ def test_a_true_straggler_is_named_whatever_pauses_there_are(
 ) -> None:
     slow = data.draw(st.integers(0, len(ranks) - 1))
     assert verdict_on([[us * factor for us in h] if at == slow else h for at, h in enumerate(ranks)]) == slow
+
+
+shares = st.lists(st.floats(0, 1), min_size=8, max_size=8)
+
+
+@given(many_histories, shares, st.floats(1.15, 10), st.data())
+def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
+    ranks: list[list[float]], of_gaps: list[float], factor: float, data: st.DataObject
+) -> None:
+    """Steps of all take what the slowest takes, for collectives end together; its work lies in bricks or in gaps."""
+    slow = data.draw(st.integers(0, len(ranks) - 1))
+    works = [[us * factor for us in history] if at == slow else history for at, history in enumerate(ranks)]
+    made = [MadeRank(number) for number in range(len(ranks))]
+    for at in range(-1, SLICES):
+        busy_us = [work[max(at, 0)] for work in works]
+        for rank, us, share in zip(made, busy_us, of_gaps, strict=False):
+            rank.slice(max(busy_us), brick_us=us * (1 - share), wait_us=max(busy_us) - us)
+    verdict = straggler([rank.record for rank in made], "decode")
+    assert verdict is not None
+    assert verdict.rank == slow
 
 
 @given(st.lists(histories, min_size=3, max_size=8), st.floats(1.15, 10), st.data())

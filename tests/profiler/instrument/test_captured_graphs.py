@@ -433,6 +433,42 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
     assert world.replayed == replayed + 1
 
 
+def test_a_graph_that_is_dropped_takes_its_copies_along_at_once(world: World) -> None:
+    """NCCL's communicators end only when no graph holds their kernels: the host would wait for ours for ever."""
+    model = model_of(world)
+    attach(model, profiler_of(world, Memory(), every=1))
+    graph = captured(model)
+    replay(world, graph, 6)
+    assert len(world.executables) > 1
+    assert world.graphs
+    world.destroy_executable(graph.executable)  # as torch does where it is dropped
+    del graph
+    gc.collect()
+    assert not world.executables
+    assert not world.graphs
+
+
+def test_before_a_process_group_ends_nothing_is_left_of_graphs_that_were_dropped_while_they_ran(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = []
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: left.append(len(world.graphs)))
+    model = model_of(world)
+    attachment = attach(model, profiler_of(world, Memory(), every=1))
+    graph = captured(model)
+    replay(world, graph, 6)
+    graph.replay()
+    world.destroy_executable(graph.executable)
+    del graph
+    gc.collect()
+    assert world.graphs
+    monkeypatch.setattr(captured_graphs.time, "sleep", lambda _: world.pass_time(1_000_000))
+    torch.distributed.destroy_process_group()
+    assert left == [0]
+    attachment.detach()
+    assert torch.distributed.destroy_process_group.__name__ == "<lambda>"
+
+
 def test_a_graph_that_its_host_asked_to_keep_is_instantiated_by_its_host(world: World) -> None:
     memory = Memory()
     profiler = profiler_of(world, memory)

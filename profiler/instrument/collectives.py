@@ -1,0 +1,230 @@
+"""Bricks that are collectives: what a model's step sends to other processes, and waits for, by torch.distributed.
+
+Rules
+- torch tells its functions apart by identity (`P2POp`, what it coalesces, what Dynamo rewrites), and programs import
+  them by name before anything is attached. So none is replaced: torch wraps each in a function that closes over it,
+  and what is closed over is timed. Sends and receives that are not waited for have no such function: of these the
+  methods of the process group are timed, as is a work's `wait`.
+- A call that returns before it is over (`async_op=True`, a functional collective) is called a launch, and no rate is
+  made of it; waiting for it is a brick of its own. What a collective calls itself is a part of it.
+- Elements and `size_bytes` are those of the whole: what all ranks gather or scatter together. Bytes are bus bytes by
+  the factors of nccl-tests (doc/PERFORMANCE.md, "Bus bandwidth"), with all parts equally large.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.functions import Function, named, timed
+from cbtop.profiler.instrument.steps import recorded_here
+from cbtop.profiler.instrument.wrapping import elements_of
+from cbtop.protocol.attributes import UNKNOWN_WORK, Work
+from cbtop.protocol.vocabulary import BrickCategory
+
+if TYPE_CHECKING:
+    from cbtop.profiler.instrument.functions import Functions
+
+ALL_GATHER = "AllGather"
+ALL_REDUCE = "AllReduce"
+ALL_TO_ALL = "AllToAll"
+BARRIER = "Barrier"
+BROADCAST = "Broadcast"
+COALESCED = "Coalesced"
+GATHER = "Gather"
+RECV = "Recv"
+REDUCE = "Reduce"
+REDUCE_SCATTER = "ReduceScatter"
+SCATTER = "Scatter"
+SEND = "Send"
+WAIT = "Wait"
+
+_IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})  # each rank has its own already
+# The functions of torch.distributed, each with its brick, the argument that holds what it is about, and whether that
+# is one rank's part of it. Where torch deprecates one for another, that one is called and timed.
+_FUNCTIONS = {
+    "all_gather": (ALL_GATHER, "tensor", True),
+    "all_gather_into_tensor": (ALL_GATHER, "output_tensor", False),
+    "all_gather_single": (ALL_GATHER, "output_tensor", False),
+    "all_reduce": (ALL_REDUCE, "tensor", False),
+    "all_to_all": (ALL_TO_ALL, "input_tensor_list", False),
+    "all_to_all_single": (ALL_TO_ALL, "input", False),
+    "barrier": (BARRIER, "", False),
+    "broadcast": (BROADCAST, "tensor", False),
+    "gather": (GATHER, "tensor", True),
+    "recv": (RECV, "tensor", False),
+    "reduce": (REDUCE, "tensor", False),
+    "reduce_scatter": (REDUCE_SCATTER, "output", True),
+    "reduce_scatter_single": (REDUCE_SCATTER, "input", False),
+    "reduce_scatter_tensor": (REDUCE_SCATTER, "input", False),
+    "scatter": (SCATTER, "tensor", True),
+    "send": (SEND, "tensor", False),
+}
+# The same of torch.distributed._functional_collectives, which DTensor calls: they return at once.
+_FUNCTIONAL = {
+    "all_gather_single": (ALL_GATHER, "self", True),
+    "all_gather_tensor": (ALL_GATHER, "self", True),
+    "all_reduce": (ALL_REDUCE, "self", False),
+    "all_to_all_single": (ALL_TO_ALL, "self", False),
+    "broadcast": (BROADCAST, "self", False),
+    "reduce_scatter_single": (REDUCE_SCATTER, "self", False),
+    "reduce_scatter_tensor": (REDUCE_SCATTER, "self", False),
+}
+# Methods of a process group, by the brick of what they launch; their second argument is what they send or fill.
+_METHODS = {"send": SEND, "recv": RECV, "recv_anysource": RECV, "_end_coalescing": COALESCED}
+# What a work is of, by torch's number for it (torch/csrc/distributed/c10d/Work.hpp, OpType).
+_OPERATIONS = {
+    0: BROADCAST, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: REDUCE, 4: ALL_GATHER, 5: ALL_GATHER, 6: ALL_GATHER, 7: GATHER,
+    8: SCATTER, 9: REDUCE_SCATTER, 10: ALL_TO_ALL, 11: ALL_TO_ALL, 12: SEND, 13: RECV, 14: RECV, 15: BARRIER,
+    16: REDUCE_SCATTER, 17: COALESCED, 18: ALL_REDUCE, 19: REDUCE_SCATTER,
+}  # fmt: skip
+
+
+def wrap_collectives(functions: Functions) -> None:
+    """Wrap those that this process has imported, as far as they are not yet."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if not hasattr(c10d, "ProcessGroup"):  # a torch without them
+        return
+    for name, (brick, held, is_part) in _FUNCTIONS.items():
+        functions.replace(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
+    for name, brick in _METHODS.items():
+        functions.replace(c10d.ProcessGroup, name, functools.partial(_launched, name=name, brick=brick))
+    functions.replace(c10d.Work, "wait", lambda original: _waits(_method(original, "wait")))
+    functional = sys.modules.get("torch.distributed._functional_collectives")
+    for name, (brick, held, is_part) in _FUNCTIONAL.items():
+        if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
+            continue  # deprecated for that one, which it calls
+        functions.replace(functional, name, _collective(brick, held, is_part, is_launch=True))
+    functions.replace(functional, "wait_tensor", _waits)
+
+
+CONTENTS = "cell_contents"
+
+
+def _closed_over(function: Any) -> Any:
+    """The cell in which what torch wraps as `function` holds that one; None where it does not, or only passes on."""
+    closure = getattr(function, "__closure__", None)
+    if not closure or hasattr(function, "__deprecated__"):
+        return None
+    return dict(zip(function.__code__.co_freevars, closure, strict=True)).get("func")
+
+
+def _method(original: Function, name: str) -> Function:
+    """`original` as a method of Python's.
+
+    In a class of Python's that inherits it, C++ asks whether that has a method of this name instead, and finds ours,
+    which calls C++ again. It asks no more where the frame that called it is one of that name, with the same `self`.
+    """
+
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=name)
+    return functools.wraps(original)(call)
+
+
+def _collective(brick: str, held: str, is_part: bool, is_launch: bool = False) -> Callable[[Function], Function]:
+    def wrapper(original: Function) -> Function:
+        at = {name: number for number, name in enumerate(inspect.signature(original).parameters)}
+
+        def argument(name: str, args: Any, kwargs: Any) -> Any:
+            return named(args, kwargs, at[name], name) if name in at else None
+
+        def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+            if _around() is not None:
+                return None
+            returns_at_once = is_launch or argument("async_op", args, kwargs) or _is_coalesced()
+            name = f"{brick} (launch)" if returns_at_once else brick
+            ranks = ranks_of(argument("group", args, kwargs))
+            is_even = not argument("input_split_sizes", args, kwargs)
+            return _about(name, argument(held, args, kwargs), ranks, is_part, is_even=is_even)
+
+        return timed(original, brick, brick_of=brick_of)
+
+    return wrapper
+
+
+def _launched(original: Function, name: str, brick: str) -> Function:
+    def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        return None if _around() is not None else _about(f"{brick} (launch)", args[1] if len(args) > 1 else None, 0)
+
+    return timed(_method(original, name), brick, brick_of=brick_of)
+
+
+def _waits(original: Function) -> Function:
+    """Waiting for a work or a tensor: it says of which kind, where it knows."""
+
+    def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        around = _around()
+        if around is not None and not around.name.endswith("(launch)"):
+            return None
+        waited: Any = args[0] if args else kwargs.get("tensor")
+        operation = _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
+        return _brick(f"{WAIT} ({operation})" if operation else WAIT), 0
+
+    return timed(original, WAIT, brick_of=brick_of)
+
+
+def _around() -> BrickDefinition | None:
+    """The collective that the caller is in."""
+    path = recorded_here()
+    key = None if path is None else path.position.scope.key
+    return key if isinstance(key, BrickDefinition) and key.category is BrickCategory.COMMUNICATION else None
+
+
+def _is_coalesced() -> bool:
+    """Whether collectives are gathered now, to be launched together."""
+    return bool(sys.modules["torch.distributed.distributed_c10d"]._world.pg_coalesce_state)
+
+
+def ranks_of(group: Any) -> int:
+    """How many ranks a group has: a process group, its name, a device mesh or a dimension of one; 0: not known."""
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    if isinstance(group, str):
+        group = c10d._resolve_process_group(group)
+    if isinstance(group, tuple):
+        mesh, dimension = group
+        return int(mesh.size(dimension))
+    if isinstance(group, list):
+        return len(group[0]) if group and isinstance(group[0], list) else len(group)
+    if group is None:
+        return max(0, int(c10d.get_world_size()))
+    return int(group.size()) if hasattr(group, "size") else 0
+
+
+def _about(
+    name: str, held: Any, ranks: int, is_part: bool = False, *, is_even: bool = True
+) -> tuple[BrickDefinition, int | None]:
+    """The brick of that name, and the elements of what is `held`: a tensor or several, one rank's part or all."""
+    tensors = [one for one in (held if isinstance(held, Sequence) else (held,)) if isinstance(one, Tensor)]
+    if not tensors:
+        return _brick(name, ranks), 0
+    counts = [count for one in tensors if isinstance(count := elements_of((one,), {}), int)]
+    if len(counts) < len(tensors) or (is_part and not ranks):
+        return _brick(name, ranks), None
+    return _brick(name, ranks, tensors[0].element_size(), is_even), sum(counts) * (ranks if is_part else 1)
+
+
+def _bus_factor(name: str, ranks: int) -> float:
+    """Bus bytes for each byte of the whole."""
+    others = (ranks - 1) / ranks
+    return 2 * others if name == ALL_REDUCE else others if name in _IN_PARTS else 1.0
+
+
+@functools.lru_cache(maxsize=256)  # all layers of a step are alike
+def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
+    """0 of what is not known. Of what is only launched no rate is made, so no bus bytes are given."""
+    bus = _bus_factor(name, ranks) * itemsize if ranks and has_bus and not name.endswith("(launch)") else None
+    return BrickDefinition(
+        name,
+        BrickCategory.COMMUNICATION,
+        backend="torch",
+        work=Work(bytes_per_element=bus, size_bytes_per_element=itemsize) if itemsize else UNKNOWN_WORK,
+        label=f"{ranks} ranks" if ranks else "",
+    )

@@ -1,0 +1,179 @@
+"""Two tensor-parallel ranks on two GPUs by NCCL: the same numbers, collectives as bricks, the slow rank, NVLink."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from tests.integration.hosts import CBTOP, cbtop, daemon, eventually  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices"),
+]
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SLOW_RANK, LAYERS = 1, 2
+MOST_S = 120  # what hangs on a device hangs for ever
+MOST_OF_NVLINK = 2e12  # bytes a second: more than all links of any GPU carry
+
+# What each rank computes without cbtop, attached and detached again, eagerly and as a graph.
+COMPARED = """
+import json, sys, torch
+import torch.distributed as dist
+import cbtop
+from benchmarks.gpu.tensor_parallel import TOY, Rank
+from cbtop.profiler.instrument import trouble
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import MAX_NODE
+from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.memory import Memory
+dist.init_process_group("nccl")
+with torch.no_grad():
+    rank = Rank(TOY)
+    memory = Memory()
+    def replayed(captured):
+        graph, logits = captured
+        logits.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        return logits.clone()
+    def is_reduce(said):
+        return isinstance(said, Node) and said.kind is NodeKind.BRICK and said.name.startswith("AllReduce")
+    def reduced():
+        nodes = {said.id for said in memory.said if is_reduce(said)}
+        return sum(tag & MAX_NODE in nodes for tag, *_ in memory.records)
+    bare, bare_graph = rank.step().clone(), rank.captured()
+    expected = replayed(bare_graph)
+    profiler = cbtop.BrickProfiler(recorder=memory)
+    attachment = cbtop.attach(rank.model, profiler)
+    ours = rank.step().clone()
+    attached_graph = rank.captured()
+    profiler.finalize()
+    before = reduced()
+    replays = [torch.equal(expected, replayed(attached_graph)) for _ in range(20)]  # some of them stamped
+    profiler.finalize()
+    found = {
+        "eager": torch.equal(bare, ours),
+        "differs from nothing": bool(bare.abs().sum() > 0),
+        "graph, attached": all(replays),
+        "graph looked into, or said why not": reduced() > before or trouble.first_said(),
+        "bare graph, while attached": torch.equal(expected, replayed(bare_graph)),
+    }
+    attachment.detach()
+    found |= {
+        "eager, detached": torch.equal(bare, rank.step()),
+        "graph, detached": torch.equal(expected, replayed(attached_graph)),
+        "bricks": [
+            [said.name, said.label, said.backend, said.work.size_bytes(1, TOY.hidden)]
+            for said in memory.said
+            if is_reduce(said)
+        ],
+    }
+    print(rank.rank, "reduces in replays:", reduced() - before, "said:", trouble.first_said(), file=sys.stderr)
+    with open(f"{sys.argv[1]}-{rank.rank}", "w") as file: json.dump(found, file)
+del bare_graph, attached_graph  # NCCL waits for graphs that hold its kernels
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+# Decodes until there is a file of that name; the slow rank multiplies more often.
+DECODES = """
+import sys, torch
+import torch.distributed as dist
+from pathlib import Path
+from benchmarks.gpu.tensor_parallel import TOY, Rank
+dist.init_process_group("nccl")
+with torch.no_grad():
+    rank, ends = Rank(TOY), torch.zeros(1, device="cuda")
+    if rank.rank == int(sys.argv[1]): rank.slow_down(100)
+    while not ends:
+        rank.step()
+        if rank.rank == 0: ends.fill_(Path(sys.argv[2]).exists())
+        dist.broadcast(ends, 0)
+dist.destroy_process_group()
+"""
+
+
+@contextmanager
+def _running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command in a session of its own, of which nothing is left."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    with subprocess.Popen(
+        command, cwd=directory, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": path},
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()  # torchrun ends its workers, which are in sessions of their own
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ends_well(process: subprocess.Popen[str]) -> None:
+    _, said = process.communicate(timeout=MOST_S)
+    assert process.returncode == 0, said
+
+
+def test_two_ranks_compute_the_same_to_the_bit_and_their_collectives_are_bricks(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(COMPARED)
+    with _running([*TORCHRUN, "main.py", "found"], tmp_path) as process:
+        _ends_well(process)
+    for rank in (0, 1):
+        found: dict[str, Any] = json.loads((tmp_path / f"found-{rank}").read_text())
+        bricks = found.pop("bricks")
+        assert all(found.values()), found
+        assert bricks
+        assert len(bricks) % (2 * LAYERS) == 0  # behind attention, and behind the feed-forward network
+        assert {label for _, label, *_ in bricks} == {"2 ranks"}
+        assert {size_bytes for *_, size_bytes in bricks} <= {2 * 256, None}  # unknown where it waited for the host
+        assert all(backend.startswith("torch on cuda") for *_, backend, _ in bricks)
+
+
+def test_the_rank_that_multiplies_more_is_named_and_nvlink_is_told_or_said_to_be_unknown(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(DECODES)
+    stop = tmp_path / "stop"
+    command = [*CBTOP, "run", "--overhead", "100%", "--", *TORCHRUN, "main.py", str(SLOW_RANK), str(stop)]
+
+    def look() -> dict[str, Any] | None:
+        assert process.poll() is None, process.communicate()[1]
+        done = cbtop("--headless", "--duration", "3", "--view", "devices", "--format", "json")
+        found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"sources": []}
+        named = [source for source in found["sources"] if source["straggler"]]
+        return found if len(named) == 2 else None
+
+    with daemon(), _running(command, tmp_path) as process:
+        found = eventually(look)
+        stop.touch()
+        _ends_well(process)
+    for source in found["sources"]:
+        assert source["straggler"]["rank"] == SLOW_RANK
+        assert source["straggler"]["brick"].startswith("DownProjection")
+        assert any(brick["name"].startswith("AllReduce") for brick in source["bricks"])
+    (machine,) = found["machines"]
+    gpus = [device for device in machine["devices"] if device["kind"] == "gpu"]
+    assert len(gpus) >= 2
+    told = [gpu for gpu in gpus if gpu["nvlink_sent_bytes_per_sec"] is not None]
+    for gpu in gpus:
+        for figure in ("nvlink_sent_bytes_per_sec", "nvlink_received_bytes_per_sec"):
+            if gpu[figure] is None:
+                assert gpu["unknown"][figure]
+            else:
+                assert 0 <= gpu[figure] < MOST_OF_NVLINK
+    # The ranks send on and on, so of those that tell, two do.
+    assert not told or sum(gpu["nvlink_sent_bytes_per_sec"] > 0 for gpu in told) >= 2
