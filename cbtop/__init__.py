@@ -5,11 +5,9 @@ Nothing heavy loads here: the public names arrive when they are first used (PEP 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
 from cbtop.version import __version__
 
+TYPE_CHECKING = False  # typing's own takes longer to load than Python to start
 if TYPE_CHECKING:
     from cbtop.compute.ceilings import measure_ceilings
     from cbtop.profiler.budget import ByteBudget, TokenBudget
@@ -87,6 +85,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'cbtop' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOMES[name]), name)
 
 

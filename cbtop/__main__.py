@@ -1,22 +1,25 @@
 """`python -m cbtop` is `cbtop`."""
 
-from __future__ import annotations
-
-import signal
+import _signal  # all of signal that Python has loaded by now: what is imported here is what `cbtop run` waits for
 import sys
 
 # Until there is somebody to catch it, Ctrl-C ends us at once: who pressed it wants no traceback of an import.
-_catches = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+_catches = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _catches:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-from cbtop import cli  # noqa: E402
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 
 def main() -> int:
     """Run the command line of this process and give its exit code."""
+    if sys.argv[1:2] == ["run"] and sys.stdout is not None:
+        from cbtop.commands import run
+
+        if launch := run.plain(sys.argv[2:]):
+            return run.become(*launch)
+    from cbtop import cli
+
     if _catches:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     return cli.main()
 
 

@@ -14,16 +14,29 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
-from cbtop.commands import COMMANDS, DEFAULT_COMMAND, Command, load
+from cbtop.commands import COMMANDS, DEFAULT_COMMAND
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.version import __version__
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
+
+
+class Command(Protocol):
+    """A module of `cbtop.commands`."""
+
+    DESCRIPTION: str
+    EPILOG: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, options: argparse.Namespace) -> int: ...
+
 
 DESCRIPTION = "Watch the bricks of running LLM inference processes: every number measured, or labelled."
 
@@ -84,13 +97,17 @@ class _Parser(argparse.ArgumentParser):
 
 def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    command = load(name or DEFAULT_COMMAND)
+    command = _load(name or DEFAULT_COMMAND)
     parser = _parser(command, name)
     options, unknown = parser.parse_known_args(arguments[1:] if name else arguments)
     if unknown:
         hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return command, options
+
+
+def _load(name: str) -> Command:
+    return cast(Command, import_module(f"cbtop.commands.{name.replace('-', '_')}"))
 
 
 def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:

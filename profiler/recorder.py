@@ -43,7 +43,8 @@ from cbtop.protocol.messages import (
     HostHello,
     Node,
 )
-from cbtop.protocol.process import boot_id, pid_namespace, process_start, ranks_of
+from cbtop.protocol.process import boot_id, pid_namespace, process_start
+from cbtop.protocol.ranks import ranks_of
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
 from cbtop.protocol.signals import let_through, suppressed
 

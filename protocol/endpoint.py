@@ -5,83 +5,20 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import stat
-import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cbtop.protocol.errors import EndpointError
-from cbtop.protocol.filesystem import copies_on_write, in_words
+from cbtop.protocol.runtime_directory import runtime_directory
 
 WANTED_DESCRIPTORS = 24  # by one end of a link: libzmq's threads and sockets, and ours
-SHARED_MEMORY = Path("/dev/shm")  # a tmpfs on Linux
 MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un(7), less the closing zero
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
 
 
 def runtime_dir() -> Path:
-    """The directory of this user's rings, catalogs and socket; made with mode 0700 when it is not there.
-
-    $CBTOP_RUNTIME_DIR, else $XDG_RUNTIME_DIR/cbtop, else cbtop-$UID in the system's temporary directory. Where that
-    copies on write, so that no ring can be made there, or where there is no temporary directory, cbtop-$UID in
-    SHARED_MEMORY. Raises EndpointError when it belongs to somebody else or others may write into it.
-    """
-    if named := os.environ.get("CBTOP_RUNTIME_DIR"):
-        return _runtime_directory(Path(named))
-    name = f"cbtop-{os.getuid()}"
-    try:
-        xdg = os.environ.get("XDG_RUNTIME_DIR")
-        path = _runtime_directory(Path(xdg) / "cbtop" if xdg else Path(tempfile.gettempdir()) / name)
-    except FileNotFoundError as error:
-        if SHARED_MEMORY.is_dir():
-            return _runtime_directory(SHARED_MEMORY / name)
-        raise EndpointError("no temporary directory can be written; set CBTOP_RUNTIME_DIR") from error
-    if SHARED_MEMORY.is_dir() and is_copied_on_write(path):
-        return _runtime_directory(SHARED_MEMORY / name)
-    return path
-
-
-def _runtime_directory(path: Path) -> Path:
-    return private_directory(path, "runtime directory", "CBTOP_RUNTIME_DIR")
-
-
-def is_copied_on_write(path: Path) -> bool:
-    """Whether no ring can be made in this directory of ours, see `cbtop.protocol.ring`. Raises EndpointError."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise EndpointError(f"runtime directory {path}: {in_words(error)}") from error
-    try:
-        return copies_on_write(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def private_directory(path: Path, what: str, variable: str) -> Path:
-    """`path`, a directory of this user alone; made with mode 0700 when it is not there.
-
-    Raises EndpointError, calling it `what`, when it belongs to somebody else or others may enter; `variable` is the
-    environment's way to another place.
-    """
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.lstat()
-    except FileExistsError as error:
-        raise EndpointError(f"{what} {path} is not a directory; set {variable} to one of yours") from error
-    except OSError as error:
-        raise EndpointError(
-            f"{what} {path} cannot be made: {error.strerror}; set {variable} to a directory of yours"
-        ) from error
-    if not stat.S_ISDIR(status.st_mode):
-        raise EndpointError(f"{what} {path} is not a directory; set {variable}")
-    if status.st_uid != os.getuid():
-        raise EndpointError(f"{what} {path} belongs to uid {status.st_uid}; set {variable}")
-    if status.st_mode & 0o077:
-        raise EndpointError(
-            f"{what} {path} has mode {stat.S_IMODE(status.st_mode):04o}, 0700 is wanted: "
-            f"chmod 700 {path}, or set {variable}"
-        )
-    return path
+    """The directory of this user's rings, catalogs and socket, see `cbtop.protocol.runtime_directory`."""
+    return Path(runtime_directory())
 
 
 def check_descriptors() -> None:

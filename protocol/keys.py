@@ -22,8 +22,9 @@ import zmq
 from zmq.auth import load_certificate
 from zmq.utils import z85
 
-from cbtop.protocol.endpoint import is_loopback, private_directory
+from cbtop.protocol.endpoint import is_loopback
 from cbtop.protocol.errors import KeysError
+from cbtop.protocol.runtime_directory import make_private_directory
 
 DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the names of the pairs that are used when none is named
 MAX_CERTIFICATE_BYTES = 4096
@@ -70,7 +71,7 @@ def keys_dir() -> Path:
 
     Made with mode 0700 when it is not there. Raises EndpointError when others may enter it.
     """
-    return private_directory(_keys_path(), "keys directory", "CBTOP_KEYS_DIR")
+    return _private_directory(_keys_path(), "keys directory")
 
 
 def _keys_path() -> Path:
@@ -238,7 +239,12 @@ def _secret_path(directory: Path, name: str) -> Path:
 
 
 def _allowed_dir(directory: Path) -> Path:
-    return private_directory(directory / "allowed", "allow-list", "CBTOP_KEYS_DIR")
+    return _private_directory(directory / "allowed", "allow-list")
+
+
+def _private_directory(path: Path, what: str) -> Path:
+    make_private_directory(str(path), what, "CBTOP_KEYS_DIR")
+    return path
 
 
 def _check_name(name: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import signal
-from types import CodeType, FrameType, TracebackType
+TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
+if TYPE_CHECKING:
+    from types import CodeType, FrameType, TracebackType
 
 _OURS = ("cbtop.profiler.", "cbtop.protocol.")
 _CO_VARARGS = 4  # inspect's
@@ -39,6 +39,10 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
 
 def _handlers() -> set[CodeType]:
     """The code of the signal handlers that are set."""
+    import functools
+    import signal
+    from types import CodeType
+
     found = set()
     for number in range(1, signal.NSIG):
         handler = signal.getsignal(number)

@@ -3,24 +3,6 @@
 Only the one that runs is imported: `cbtop keys` need not wait for all that the others need.
 """
 
-from __future__ import annotations
-
-import argparse
-from importlib import import_module
-from typing import Protocol, cast
-
-
-class Command(Protocol):
-    """What `cbtop.cli` needs of a command module."""
-
-    DESCRIPTION: str
-    EPILOG: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, options: argparse.Namespace) -> int: ...
-
-
 # The line of each in the help; its module is called as it is, with _ for -.
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
@@ -37,8 +19,3 @@ COMMANDS = {
     "doctor": "say what profiling finds on this machine, and what is missing",
 }
 DEFAULT_COMMAND = "top"
-
-
-def load(name: str) -> Command:
-    """The module of the command called `name`."""
-    return cast(Command, import_module(f"cbtop.commands.{name.replace('-', '_')}"))

@@ -28,11 +28,12 @@ from cbtop.commands.shared.compiled import why_in_python
 from cbtop.daemon.devices.nvml import Nvml
 from cbtop.profiler.hot_path import chosen
 from cbtop.protocol.ended import rings_of, runs
-from cbtop.protocol.endpoint import default_endpoint, is_copied_on_write, runtime_dir
+from cbtop.protocol.endpoint import default_endpoint, runtime_dir
 from cbtop.protocol.errors import EndpointError, RoofsError
 from cbtop.protocol.messages import DeviceSample
 from cbtop.protocol.ring import DEFAULT_RING_BYTES
 from cbtop.protocol.roofs import cpu_name, driver_version, known_roofs
+from cbtop.protocol.runtime_directory import is_copied_on_write
 from cbtop.protocol.vocabulary import DeviceKind
 
 DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
@@ -121,7 +122,7 @@ def _runtime_directory() -> Iterator[Fact]:
         way_out = "nothing is recorded; set CBTOP_RUNTIME_DIR to a directory of yours that can be written"
         yield Fact("runtime directory", f"{path} cannot be written", "failed", way_out)
         return
-    if is_copied_on_write(path):
+    if is_copied_on_write(str(path)):
         way_out = "no ring can be made there; set CBTOP_RUNTIME_DIR to a directory of a tmpfs, such as /dev/shm"
         yield Fact("runtime directory", f"{path} is on btrfs, which copies on write", "failed", way_out)
         return

@@ -1,22 +1,26 @@
-"""`cbtop run`: start a program whose torch models are shown, without a change to it."""
+"""`cbtop run`: start a program whose torch models are shown, without a change to it.
+
+Whoever waits for the program pays for each import before it begins: in the plain form of the command line that is os
+and what Python has loaded by then; argparse and all else are loaded for what is not plain.
+"""
 
 from __future__ import annotations
 
-import argparse
+import _signal  # signal's own loads enum, which takes a third of the time in which Python starts
 import os
-import re
-import shutil
-import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import cbtop.profiler
 from cbtop.errors import UsageError
-from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.process import pid_namespace, process_start
+from cbtop.protocol.runtime_directory import runtime_directory
+from cbtop.protocol.signals import suppressed
+
+TYPE_CHECKING = False  # typing's own takes longer to load than Python to start
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
 
 DESCRIPTION = (
     "Run COMMAND, and let every torch model that it or its children call be shown by `cbtop`: layers, bricks, steps, "
@@ -36,10 +40,17 @@ One step in four is recorded until the process knows what recording costs it, th
 --overhead; every view says which share that is. Where nothing could be shown, a line on stderr says why at the end.
 Not reached: Python under -I, -E or -S, and children whose environment is their own (without PYTHONPATH, CBTOP_RUN).
 """
-HOOK = Path(cbtop.profiler.__file__).parent / "instrument" / "import_hook"
+# The options with a value: what it is called, the one that is taken where none is given, and the help.
+OPTIONS = {
+    "--overhead": (
+        "PERCENT", "1%",
+        "how much slower its models' steps may become, at most (default: 1%%; 100%%: record every step)",
+    ),
+    "--record": ("FILE", None, "record it and its children into FILE, such as run.cbtop"),
+}  # fmt: skip
+HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
-_PYTHON = re.compile(r"python[0-9.]*")
-_MARK = re.compile(r"run-([0-9]{1,20})-([0-9]{1,20})-([0-9]{1,20})")
+MAX_MARK_CHARS = 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,20 +60,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="open the screen beside it, in this terminal: what it writes is one of the views, it reads nothing, and "
         "Ctrl-C goes to it; `q` leaves the screen, and it goes on",
     )  # fmt: skip
-    parser.add_argument(
-        "--overhead", type=_percent, default=1.0, metavar="PERCENT",
-        help="how much slower its models' steps may become, at most (default: 1%%; 100%%: record every step)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="record it and its children into FILE, such as run.cbtop"
-    )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the program")
+    for name, (value, default, says) in OPTIONS.items():
+        parser.add_argument(name, default=default, metavar=value, help=says)
+    parser.add_argument("command", nargs="...", metavar="-- COMMAND …", help="the program")
+
+
+def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None] | None:
+    """What `become` is given for options with a value, `--` and COMMAND; None of all else, which argparse is for."""
+    given = {name: default for name, (_, default, _) in OPTIONS.items()}
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            break
+        name, has_value, value = word.partition("=")
+        value = value if has_value else next(words, "-")
+        if name not in OPTIONS or value.startswith("-"):
+            return None
+        given[name] = value
+    command = list(words)
+    try:
+        return (command, _percent(given["--overhead"] or ""), given["--record"]) if command else None
+    except UsageError:
+        return None
 
 
 def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise UsageError("run what? cbtop run -- python serve.py")
+    overhead_percent = _percent(options.overhead)
     if options.watch:
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
@@ -73,34 +99,43 @@ def run(options: argparse.Namespace) -> int:
             from cbtop.commands.shared.watch import watch
 
             return watch(program, command[0])
+    for number, found in options.signals.items():
+        _signal.signal(number, found)
+    return become(command, overhead_percent, options.record)
+
+
+def become(command: list[str], overhead_percent: float, record: str | None) -> int:
+    """Become `command`, which is recorded into the file `record`, if any; the exit code where that cannot be."""
     if isolating := isolating_option(command):
         _say(f"Python's {isolating} keeps it from what lies on PYTHONPATH: this runs uninstrumented")
     try:
-        environment = os.environ | _additions(options.overhead)
+        environment = os.environ | _additions(overhead_percent)
     except (OSError, ProtocolError) as error:
         _say(f"this runs uninstrumented: {error}")
         environment = os.environ.copy()
-    if options.record and not _record_beside(options.record):
-        return 2  # the recorder has said why
-    for number, found in options.signals.items():
-        signal.signal(number, found)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would what it becomes
-        signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(command[0], command, environment)
+        if record is not None and not _record_beside(record):
+            return 2  # the recorder has said why
+    except OSError as error:
+        _say(f"no recorder could be started: {error.strerror}")
+        return 1
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and so would what it becomes
+        _signal.signal(number, _signal.SIG_DFL)
+    try:
+        os.execvpe(_found(command[0]) or command[0], command, environment)
     except OSError as error:
         is_there = not isinstance(error, FileNotFoundError)
         _say(f"{command[0]}: {error.strerror}" if is_there else f"there is no command {command[0]!r}")
         return NOT_ALLOWED if is_there else NOT_FOUND
 
 
-def _record_beside(path: Path) -> bool:
+def _record_beside(path: str) -> bool:
     """Start a recorder that ends when this process does, and wait until it has begun; False where it cannot.
 
     It is nobody's child, and in a session of its own: the command finds no process that it did not start, and what is
     typed does not reach the recorder.
     """
-    command = [sys.executable, "-m", "cbtop", "record", "-o", str(path), "--beside", str(os.getpid())]
+    command = [sys.executable, "-m", "cbtop", "record", "-o", path, "--beside", str(os.getpid())]
     begun, says = os.pipe()
     between = os.fork()
     if not between:
@@ -126,7 +161,7 @@ def isolating_option(command: Sequence[str]) -> str:
     """
     words = list(command)
     if not any(map(_is_python, words)):
-        with suppress(OSError), open(shutil.which(command[0]) or command[0], "rb") as script:
+        with suppressed(OSError), open(_found(command[0]) or command[0], "rb") as script:
             first_line = script.readline(1024).decode(errors="replace")
             words = first_line.removeprefix("#!").split() if first_line.startswith("#!") else []
     options = iter(words)
@@ -147,28 +182,51 @@ def isolating_option(command: Sequence[str]) -> str:
 
 
 def _is_python(word: str) -> bool:
-    return _PYTHON.fullmatch(Path(word).name) is not None
+    name = os.path.basename(word)
+    return name.startswith("python") and not name.removeprefix("python").strip("0123456789.")
+
+
+def _found(name: str) -> str:
+    """The file that the command `name` is, as a shell finds it; "" for none."""
+    if os.path.dirname(name):
+        return name
+    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(directory, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""
 
 
 def _additions(overhead_percent: float) -> dict[str, str]:
     """What the command and its children find beside our environment: how much we may cost, and the import hook."""
-    directory = runtime_dir()
+    directory = os.path.realpath(runtime_directory())
     namespace = pid_namespace() or 0
-    for mark in directory.glob(f"run-{namespace}-*"):  # of runs that were killed
-        if (ended := _MARK.fullmatch(mark.name)) and process_start(int(ended[2])) != int(ended[3]):
-            mark.unlink(missing_ok=True)
-    nothing_yet = directory.absolute() / f"run-{namespace}-{os.getpid()}-{process_start(os.getpid()) or 0}"
-    nothing_yet.touch(mode=0o600)
+    for name in os.listdir(directory):
+        if _is_of_a_killed_run(name, namespace):
+            with suppressed(FileNotFoundError):  # another run was first
+                os.unlink(os.path.join(directory, name))
+    nothing_yet = os.path.join(directory, f"run-{namespace}-{os.getpid()}-{process_start(os.getpid()) or 0}")
+    os.close(os.open(nothing_yet, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     return {
         "CBTOP_RUN": f"{overhead_percent:g}",
         "CBTOP_RUN_ID": f"{os.getpid()}:{nothing_yet}",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [HOOK, os.environ.get("PYTHONPATH")])),
     }
 
 
+def _is_of_a_killed_run(name: str, namespace: int) -> bool:
+    """Whether a file of the runtime directory says of a run that it has recorded nothing, and that run has ended."""
+    kind, *numbers = name.split("-") if len(name) <= MAX_MARK_CHARS else [""]
+    if kind != "run" or len(numbers) != 3 or not all([each.isascii() and each.isdecimal() for each in numbers]):
+        return False
+    in_namespace, pid, start = map(int, numbers)
+    return in_namespace == namespace and process_start(pid) != start
+
+
 def _say(line: str) -> None:
-    sys.stderr.write(f"cbtop: {line}\n")
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        sys.stderr.write(f"cbtop: {line}\n")
+        sys.stderr.flush()
 
 
 def _percent(text: str) -> float:
@@ -177,5 +235,5 @@ def _percent(text: str) -> float:
     except ValueError:
         percent = 0
     if not 0 < percent <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share above 0% and up to 100%")
+        raise UsageError(f"--overhead: {text!r} is no share above 0% and up to 100%")
     return percent

@@ -23,6 +23,7 @@ from torch.compiler import is_compiling
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import captured_graphs, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, is_supported, keep_dynamo_out, keep_jit_out
 from cbtop.profiler.instrument.collectives import wrap_collectives
 from cbtop.profiler.instrument.eager_stamps import Timing, leave, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
@@ -31,18 +32,7 @@ from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import backend_of, stored_bytes
-from cbtop.profiler.instrument.wrapping import (
-    ATTRIBUTE,
-    BrickCall,
-    Call,
-    as_without_us,
-    forget,
-    is_compiled,
-    is_supported,
-    is_symbolic,
-    keep_dynamo_out,
-    keep_jit_out,
-)
+from cbtop.profiler.instrument.wrapping import BrickCall, Call, as_without_us, forget, is_compiled, is_symbolic
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cbtop.profiler.instrument.awaited import once_imported
-from cbtop.profiler.instrument.wrapping import ATTRIBUTE, is_supported, keep_dynamo_out
+from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, is_supported, keep_dynamo_out
 
 EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 

@@ -4,7 +4,7 @@
 while steps are recorded, and what stood there before while they are not.
 
 Rules
-- The attribute is torch's, and private: `is_supported` looks whether this torch honours it.
+- The attribute is torch's, and private, see `call_attribute`.
 - `Module.__getstate__` leaves it out. Where a class has one of its own, a copy or a pickle of a `Call` is None:
   a copy of a module that called the original's weights would be wrong without a word. What nn.DataParallel makes of
   a module's `__dict__` is made to call its own (`as_without_us`).
@@ -15,12 +15,9 @@ Rules
 
 from __future__ import annotations
 
-import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Hashable
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -28,6 +25,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.hot_path import HotPath, chosen
+from cbtop.profiler.instrument.call_attribute import ATTRIBUTE
 from cbtop.profiler.instrument.capturing import Capture, capture_here
 from cbtop.protocol.signals import let_through
 
@@ -35,53 +33,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cbtop.profiler.path import Path
-
-ATTRIBUTE = "_compiled_call_impl"
-
-
-@functools.cache
-def is_supported() -> bool:
-    """Whether this torch calls what the attribute is, keeps it out of pickles and copies, and Dynamo can be told."""
-    called: list[None] = []
-    probe: Any = torch.nn.Identity()
-    probe.__dict__[ATTRIBUTE] = lambda: called.append(None)
-    probe()
-    is_left_out = ATTRIBUTE not in probe.__getstate__()
-    dynamo = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    can_be_told = all([hasattr(dynamo, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
-    return getattr(torch.nn.Module, ATTRIBUTE, True) is None and bool(called) and is_left_out and can_be_told
-
-
-def keep_dynamo_out() -> None:
-    """Let Dynamo compile no frame of ours: it looks on at what they call, as it does with those of torch.nn.
-
-    Where it comes to a function of ours while it compiles one of the host's, it goes into it all the same.
-    """
-    frames = torch._C._dynamo.eval_frame
-    actions = frames._FrameAction
-    as_it_is = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of what it calls
-    codes = [
-        member.__code__
-        for name, module in list(sys.modules.items())
-        if name.startswith(("cbtop.profiler", "cbtop.protocol"))
-        for holder in (module, *(one for one in vars(module).values() if isinstance(one, type)))
-        for member in vars(holder).values()
-        if isinstance(member, FunctionType)
-    ]
-    while codes:
-        code = codes.pop()
-        frames.set_code_exec_strategy(code, as_it_is)
-        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-
-
-def keep_jit_out() -> None:
-    """Let torch.jit script a module as if it had no attribute of ours, whose annotation it cannot read.
-
-    It stays so: a module that was called keeps an attribute that is None, whatever is attached.
-    """
-    ignored: list[str] = getattr(sys.modules.get("torch.jit._recursive"), "ignored_attributes", [])
-    if ATTRIBUTE not in ignored:
-        ignored.append(ATTRIBUTE)
 
 
 def is_symbolic() -> bool:

@@ -14,9 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import cbtop as package
+from cbtop import cli
 from cbtop.client.replay import ReplayFeed
-from cbtop.commands.run import isolating_option
+from cbtop.commands import run as run_command
+from cbtop.commands.run import isolating_option, plain
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop
 from tests.integration.test_terminal import Terminal
 from tests.profiler.instrument.under_run import fake_torch
@@ -140,6 +145,68 @@ raise SystemExit(6)
     again = subprocess.run(recorded, env=with_torch, capture_output=True, timeout=DEADLINE_S, check=False)
     assert (again.returncode, again.stdout) == (2, b"")
     assert b"run.cbtop" in again.stderr
+
+
+LOADED = """
+import os, sys
+sys.path.insert(0, sys.argv.pop(1))
+before = set(sys.modules)
+def begins(*_):
+    print(*sorted(sys.modules.keys() - before))
+    raise SystemExit
+os.execvpe = begins
+from cbtop.__main__ import main
+main()
+"""
+
+
+def test_before_the_command_begins_little_is_loaded(runtime: Path) -> None:
+    """Python alone takes 12 ms to start; argparse takes another 10, re 8, typing 11, enum, and so signal, 4."""
+    variables = {name: value for name, value in os.environ.items() if name != "CBTOP_RUNTIME_DIR"}
+    root = str(Path(package.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", LOADED, root, "run", "--overhead", "2%", "--", "python"],
+        env=variables | {"XDG_RUNTIME_DIR": str(runtime)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    loaded = set(done.stdout.split())
+    assert {name for name in loaded if name.startswith("cbtop")} == {
+        "cbtop", "cbtop.__main__", "cbtop.version", "cbtop.errors", "cbtop.commands", "cbtop.commands.run",
+        "cbtop.profiler", "cbtop.protocol", "cbtop.protocol.errors", "cbtop.protocol.filesystem",
+        "cbtop.protocol.process", "cbtop.protocol.runtime_directory", "cbtop.protocol.signals",
+    }  # fmt: skip
+    assert {name for name in loaded if not name.startswith(("cbtop", "_"))} <= {"errno", "fcntl", "struct"}
+
+
+OPTIONS = st.sampled_from(["--overhead 2%", "--overhead=0.5", "--record r.cbtop", "--record=", "--record a.b"])
+WORDS = st.sampled_from(
+    ["--", "--overhead", "--overhead=", "--over", "--record", "--record=r", "--watch", "-V", "--debug", "0", "1%",
+     "-1", "", "python", "-c", "a b"]
+)  # fmt: skip
+
+
+def understood_by_argparse(arguments: list[str]) -> object:
+    """What `become` is given where argparse understands the arguments."""
+    options, unknown = cli._parser(run_command, "run").parse_known_args(arguments)
+    assert not unknown
+    options.signals = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_command, "become", lambda *given: given)
+        return run_command.run(options)
+
+
+@given(st.lists(OPTIONS, max_size=4), st.lists(WORDS, max_size=4))
+def test_the_plain_form_is_understood_without_argparse_as_with_it(options: list[str], more: list[str]) -> None:
+    arguments = [word for option in options for word in option.split()] + ["--", "python", *more]
+    understood = plain(arguments)
+    assert understood is not None
+    assert understood[0] == ["python", *more]
+    assert understood == understood_by_argparse(arguments)
+
+
+@given(st.lists(WORDS, max_size=8))
+def test_what_is_not_plain_is_left_to_argparse(arguments: list[str]) -> None:
+    if understood := plain(arguments):
+        assert understood == understood_by_argparse(arguments)
 
 
 AT_THE_TERMINAL = r"""

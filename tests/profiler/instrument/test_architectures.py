@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import attach
-from cbtop.profiler.instrument.wrapping import ATTRIBUTE
+from cbtop.profiler.instrument.call_attribute import ATTRIBUTE
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS

@@ -52,7 +52,12 @@ assert not [name for name in sys.modules if name.startswith("cbtop")]
 found = importlib.util.find_spec("torch")   # as transformers and accelerate look for it
 assert found.origin.endswith("__init__.py") and found.loader.get_source("torch")
 import torch
-assert not {"numpy", "msgpack", "cbtop.profiler.profiler"} & sys.modules.keys()  # until a module is called
+loaded = {name.removeprefix("cbtop.") for name in sys.modules if name.startswith("cbtop.")}
+assert loaded == {  # until a module is called
+    "version", "profiler", "protocol", "protocol.signals", "profiler.instrument", "profiler.instrument.awaited",
+    "profiler.instrument.call_attribute", "profiler.instrument.first_call", "profiler.instrument.trouble",
+}, loaded
+assert "numpy" not in sys.modules
 assert vars(torch.__spec__.loader).keys() == {"name", "path"} and not [f for f in sys.meta_path if "cust" in repr(f)]
 torch.forward()
 from pathlib import Path; import os

@@ -24,11 +24,12 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, install, trouble, uninstall, wrapping
+from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, is_supported, keep_dynamo_out
 from cbtop.profiler.instrument.functions import Functions
 from cbtop.profiler.instrument.functions import timed as timed_function
 from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
 from cbtop.profiler.instrument.work import stored_bytes
-from cbtop.profiler.instrument.wrapping import ATTRIBUTE, BrickCall, elements_of, is_supported, keep_dynamo_out
+from cbtop.profiler.instrument.wrapping import BrickCall, elements_of
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED

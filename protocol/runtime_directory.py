@@ -1,0 +1,90 @@
+"""The directory where processes, daemons and viewers of one user find each other.
+
+`cbtop run` asks for it before its command begins, and whoever waits for that pays for each import: there are few
+here, and in what is imported here. typing would take as long to load as Python to start.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from cbtop.protocol.errors import EndpointError
+from cbtop.protocol.filesystem import copies_on_write, in_words
+
+SHARED_MEMORY = "/dev/shm"  # a tmpfs on Linux
+TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
+
+
+def runtime_directory() -> str:
+    """The directory of this user's rings, catalogs and socket; made with mode 0700 when it is not there.
+
+    $CBTOP_RUNTIME_DIR, else $XDG_RUNTIME_DIR/cbtop, else cbtop-$UID in the system's temporary directory. Where that
+    copies on write, so that no ring can be made there, or where there is no temporary directory, cbtop-$UID in
+    SHARED_MEMORY. Raises EndpointError when it belongs to somebody else or others may write into it.
+    """
+    if named := os.environ.get("CBTOP_RUNTIME_DIR"):
+        return _private(named)
+    name = f"cbtop-{os.getuid()}"
+    in_memory = os.path.join(SHARED_MEMORY, name) if os.path.isdir(SHARED_MEMORY) else ""
+    if xdg := os.environ.get("XDG_RUNTIME_DIR"):
+        path = _private(os.path.join(xdg, "cbtop"))
+    elif temporary := _temporary_directory():
+        path = _private(os.path.join(temporary, name))
+    elif in_memory:
+        return _private(in_memory)
+    else:
+        raise EndpointError("no temporary directory can be written; set CBTOP_RUNTIME_DIR")
+    return _private(in_memory) if in_memory and is_copied_on_write(path) else path
+
+
+def _temporary_directory() -> str:
+    """The first that can be written of those that Python's tempfile tries; not where we happen to be. "" for none."""
+    named = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
+    for path in (*named, *TEMPORARY):
+        if path and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK):
+            return os.path.abspath(path)
+    return ""
+
+
+def _private(path: str) -> str:
+    make_private_directory(path, "runtime directory", "CBTOP_RUNTIME_DIR")
+    return path
+
+
+def is_copied_on_write(path: str) -> bool:
+    """Whether no ring can be made in this directory of ours, see `cbtop.protocol.ring`. Raises EndpointError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise EndpointError(f"runtime directory {path}: {in_words(error)}") from error
+    try:
+        return copies_on_write(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_private_directory(path: str, what: str, variable: str) -> None:
+    """Make `path` a directory of this user alone, with mode 0700, when it is not there.
+
+    Raises EndpointError, calling it `what`, when it belongs to somebody else or others may enter; `variable` is the
+    environment's way to another place.
+    """
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+        status = os.lstat(path)
+    except FileExistsError as error:
+        raise EndpointError(f"{what} {path} is not a directory; set {variable} to one of yours") from error
+    except OSError as error:
+        raise EndpointError(
+            f"{what} {path} cannot be made: {error.strerror}; set {variable} to a directory of yours"
+        ) from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise EndpointError(f"{what} {path} is not a directory; set {variable}")
+    if status.st_uid != os.getuid():
+        raise EndpointError(f"{what} {path} belongs to uid {status.st_uid}; set {variable}")
+    if status.st_mode & 0o077:
+        raise EndpointError(
+            f"{what} {path} has mode {stat.S_IMODE(status.st_mode):04o}, 0700 is wanted: "
+            f"chmod 700 {path}, or set {variable}"
+        )
