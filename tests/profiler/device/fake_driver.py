@@ -87,6 +87,7 @@ class FakeDriver:
         self._pongs: list[_Pongs] = []
         self.graphs: dict[int, FakeGraph] = {}
         self.executables: dict[int, list[tuple[str, list[int]] | int]] = {}
+        self._launched: dict[int, list[tuple[str, list[int]] | int]] = {}
         self.most_nodes: int | None = None  # that can be instantiated
 
     # --- the world ------------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class FakeDriver:
                     break
                 stream.waiting.popleft()
                 if name == "graph":
-                    for what in self.executables[arguments[0]]:
+                    for what in self._launched.pop(arguments[0]):
                         at_ns += what if isinstance(what, int) else KERNEL_NS
                         if not isinstance(what, int):
                             self._ran(*what, at_ns)
@@ -280,7 +281,10 @@ class FakeDriver:
         pass
 
     def launch_graph(self, executable: int, stream: int) -> None:
-        self._streams.setdefault(stream, Stream()).waiting.append(("graph", [executable], self.host_ns))
+        # Its nodes as they are now: it may be destroyed before they have run.
+        run = self.handle()
+        self._launched[run] = self.executables[executable]
+        self._streams.setdefault(stream, Stream()).waiting.append(("graph", [run], self.host_ns))
 
 
 class _Pongs:
