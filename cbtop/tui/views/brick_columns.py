@@ -74,7 +74,7 @@ def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple
 
 
 def brick_columns(
-    largest_percent: float, *, budgets: bool, checks: bool, of_ranks: bool = False
+    largest_percent: float, *, budgets: bool, checks: bool, of_ranks: bool = False, longest_name: int = 0
 ) -> tuple[Column[BrickRow], ...]:
     """The columns worth showing: those for budgets, checks and ranks only where a brick has one."""
 
@@ -90,8 +90,8 @@ def brick_columns(
             _name,
             "name, in front the glyph of its category",
             align="left",
-            stretch=1,
-            max_width=30,
+            stretch=1 if longest_name <= 20 else 6,  # before the bar of its share
+            max_width=max(30, min(36, longest_name + 2)),
             sort_key=lambda row: row.name,
         )
     ]

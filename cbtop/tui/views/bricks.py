@@ -67,6 +67,7 @@ class Bricks(View):
             budgets=any(row.budget_us_per_token is not None for row in source.bricks),
             checks=bool(source.checks) or any(row.checks_passed or row.checks_failed for row in source.bricks),
             of_ranks=any(row.rank is not None for row in source.bricks),
+            longest_name=max((len(row.name) for row in source.bricks), default=0),
         )
         self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
         self._table.show_rows(source.bricks)
