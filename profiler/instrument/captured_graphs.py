@@ -685,6 +685,17 @@ def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
     return capture_begin
 
 
+def is_one_of_several() -> bool:
+    """Whether this process is one of several ranks of torch.distributed."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return bool(
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
 def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
     def capture_end(self: Any) -> None:
         capture = captures.pop(get_ident(), None)
@@ -692,6 +703,10 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
         try:
             if capture is not None and capture.steps is None:
                 say("a captured graph in which no module was called, as when it is compiled, is not looked into")
+            elif capture is not None and is_one_of_several():
+                say(
+                    "a captured graph is not looked into: other ranks may wait for what runs in it, which was not tried"
+                )
             elif capture is not None and capture.steps in _users:
                 device = _device_here()
                 clone = device.cloned(capture)
