@@ -875,9 +875,10 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
    calling one does is their `__call__`, in Python; Dynamo looks into that. Here is the same in C, for steps that the
    compiled hot path records; whatever is other than that is left to Python. */
 
-enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD, MODULE_SLOTS };
-enum { FUNCTION_ORIGINAL, FUNCTION_NAME, FUNCTION_BRICK, FUNCTION_FIRST, FUNCTION_BRICK_OF, FUNCTION_SLOTS };
-enum { MOST_SLOTS = 5 };
+enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD };
+enum { FUNCTION_ORIGINAL, FUNCTION_NAME, FUNCTION_BRICK, FUNCTION_FIRST, FUNCTION_BRICK_OF };
+enum { FUNCTION_QUERIES = FUNCTION_BRICK_OF + 1, FUNCTION_LAST };
+enum { MOST_SLOTS = 7 };
 
 /* A class whose calls are made here. */
 typedef struct {
@@ -891,8 +892,14 @@ typedef struct {
 static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs);
 static PyObject *function_call(PyObject *self, PyObject *args, PyObject *kwargs);
 static Calls module_calls = {{"_path", "_key", "_model", "module", "instead"}, module_call};
-static Calls function_calls = {{"original", "name", "brick", "first", "brick_of"}, function_call};
+static Calls function_calls = {{"original", "name", "brick", "first", "brick_of", "queries", "last"}, function_call};
 static PyObject *count_elements, *tensor_type, *is_overridden, *definition_type, *swapped_in; /* see `functions` */
+static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor;
+/* What is asked at every call, called at once where it is C: to look it up, and to call it as one of Python's, costs as
+   much again. NULL where it is not. */
+static PyCFunction c_is_overridden, c_numel;
+static PyTypeObject *step_type;  /* of the last step */
+static Py_ssize_t model_of_type; /* where its objects have their model; 0 where that is no slot */
 
 /* A new reference to what a slot holds; NULL where it is empty. */
 static inline PyObject *
@@ -948,6 +955,14 @@ elements_in_python(PyObject *args, PyObject *kwargs, Py_ssize_t first, PyObject 
     return elements;
 }
 
+static inline PyObject *
+ask_whether_overridden(PyObject *tensor)
+{
+    if (LIKELY(c_is_overridden != NULL))
+        return c_is_overridden(PyCFunction_GET_SELF(is_overridden), tensor);
+    return PyObject_CallOneArg(is_overridden, tensor);
+}
+
 /* The elements of a call: of a first argument that is a plain tensor, what that says itself, where nobody is told. */
 static inline PyObject *
 elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
@@ -955,9 +970,9 @@ elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
     PyObject *tensor = PyTuple_GET_SIZE(args) <= first ? NULL : PyTuple_GET_ITEM(args, first);
     if (tensor == NULL || (PyObject *)Py_TYPE(tensor) != tensor_type)
         return elements_in_python(args, kwargs, first, NULL);
-    PyObject *elements = PyObject_CallOneArg(is_overridden, tensor);
+    PyObject *elements = ask_whether_overridden(tensor);
     if (LIKELY(elements == Py_False))
-        Py_SETREF(elements, PyObject_CallMethodNoArgs(tensor, numel));
+        Py_SETREF(elements, c_numel == NULL ? PyObject_CallMethodNoArgs(tensor, numel) : c_numel(tensor, NULL));
     if (LIKELY(elements != NULL && PyLong_CheckExact(elements)))
         return elements;
     if (elements != NULL) {
@@ -1008,6 +1023,23 @@ call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *args, PyO
     return result;
 }
 
+/* The model of a step, a new reference. */
+static inline PyObject *
+model_of(PyObject *step)
+{
+    if (UNLIKELY(Py_TYPE(step) != step_type)) {
+        PyObject *slot = PyObject_GetAttr((PyObject *)Py_TYPE(step), model_of_step);
+        int is_slot = slot != NULL && Py_IS_TYPE(slot, &PyMemberDescr_Type) &&
+                      ((PyMemberDescrObject *)slot)->d_member->type == T_OBJECT_EX;
+        model_of_type = is_slot ? ((PyMemberDescrObject *)slot)->d_member->offset : 0;
+        Py_XDECREF(slot);
+        PyErr_Clear();
+        Py_XSETREF(step_type, (PyTypeObject *)Py_NewRef(Py_TYPE(step)));
+    }
+    PyObject *model = model_of_type == 0 ? NULL : *(PyObject **)((char *)step + model_of_type);
+    return model != NULL ? Py_NewRef(model) : PyObject_GetAttr(step, model_of_step);
+}
+
 /* Whether a step of `model` (NULL: of any) is recorded where the caller is; -1 with an exception set. */
 static inline int
 is_in_step(HotPath *path, PyObject *model, Position **found)
@@ -1020,7 +1052,7 @@ is_in_step(HotPath *path, PyObject *model, Position **found)
     if (model == NULL)
         return 1;
     PyObject *step = Py_NewRef(position->step);
-    PyObject *of_step = PyObject_GetAttr(step, model_of_step);
+    PyObject *of_step = model_of(step);
     Py_DECREF(step);
     if (of_step == NULL)
         return -1;
@@ -1097,6 +1129,83 @@ is_inside(Position *position, PyObject *name)
     return is_same;
 }
 
+enum { QUERY_SHAPE, KEY_SHAPE, KEY_TYPE, IS_CPU, FOUND, LAST_PARTS };
+
+/* What decides what `brick_of` makes of the arguments, where that is shapes: of attention that hides no key, of one query
+   in each sequence. A tuple; NULL where they are others, with an exception set where asking raised one. */
+static PyObject *
+shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
+{
+    if (queries < 0 || PyTuple_GET_SIZE(args) <= queries + 3 || PyTuple_GET_ITEM(args, queries + 3) != Py_None)
+        return NULL;
+    PyObject *query = PyTuple_GET_ITEM(args, queries), *key = PyTuple_GET_ITEM(args, queries + 1), *name, *value;
+    if ((PyObject *)Py_TYPE(query) != tensor_type || (PyObject *)Py_TYPE(key) != tensor_type)
+        return NULL;
+    for (Py_ssize_t at = 0; kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
+        if (value != Py_None && PySet_Contains(hiding, name) != 0)
+            return NULL;
+    PyObject *asked = ask_whether_overridden(query);
+    Py_XDECREF(asked);
+    if (asked != Py_False)
+        return NULL;
+    PyObject *const whose[] = {query, key, key, query};
+    PyObject *const names[] = {shape_of_tensor, shape_of_tensor, dtype_of_tensor, is_cpu_of_tensor};
+    PyObject *found = PyTuple_New(LAST_PARTS);
+    for (int i = 0; found != NULL && i < FOUND; i++) {
+        PyObject *part = PyObject_GetAttr(whose[i], names[i]);
+        if (part == NULL)
+            Py_CLEAR(found);
+        else
+            PyTuple_SET_ITEM(found, i, part);
+    }
+    if (found != NULL) {
+        PyObject *shape = PyTuple_GET_ITEM(found, QUERY_SHAPE);
+        if (!PyTuple_Check(shape) || PyTuple_GET_SIZE(shape) != 4 || PyTuple_GET_ITEM(shape, 2) != one)
+            Py_CLEAR(found);
+    }
+    return found;
+}
+
+/* What `brick_of` makes of the arguments: of a step that decodes it is asked once, for its layers are alike. */
+static PyObject *
+found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
+{
+    PyObject *queries = slot_of(&function_calls, self, FUNCTION_QUERIES);
+    PyObject *shapes = queries == NULL || !PyLong_Check(queries)
+                           ? NULL
+                           : shapes_of(args, kwargs, (Py_ssize_t)PyLong_AsLong(queries));
+    Py_XDECREF(queries);
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return NULL;
+        PyErr_Clear(); /* Python says so */
+    }
+    if (shapes != NULL) {
+        PyObject *last = slot_of(&function_calls, self, FUNCTION_LAST), *found = NULL;
+        int is_alike = last != NULL && PyTuple_GET_ITEM(last, KEY_TYPE) == PyTuple_GET_ITEM(shapes, KEY_TYPE) &&
+                       PyTuple_GET_ITEM(last, IS_CPU) == PyTuple_GET_ITEM(shapes, IS_CPU);
+        for (int i = QUERY_SHAPE; is_alike == 1 && i <= KEY_SHAPE; i++)
+            is_alike = PyObject_RichCompareBool(PyTuple_GET_ITEM(last, i), PyTuple_GET_ITEM(shapes, i), Py_EQ);
+        if (is_alike == 1)
+            found = Py_NewRef(PyTuple_GET_ITEM(last, FOUND));
+        Py_XDECREF(last);
+        if (is_alike != 0) {
+            Py_DECREF(shapes);
+            return found;
+        }
+    }
+    PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+    PyObject *found = named == NULL ? NULL : PyObject_CallFunctionObjArgs(brick_of, args, named, NULL);
+    Py_XDECREF(named);
+    if (shapes != NULL && found != NULL && PyTuple_Check(found)) {
+        PyTuple_SET_ITEM(shapes, FOUND, Py_NewRef(found));
+        PyObject **last = (PyObject **)((char *)self + function_calls.offsets[FUNCTION_LAST]);
+        Py_XSETREF(*last, Py_NewRef(shapes));
+    }
+    Py_XDECREF(shapes);
+    return found;
+}
+
 /* As FunctionCall.__call__. */
 static PyObject *
 function_call(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -1122,11 +1231,7 @@ function_call(PyObject *self, PyObject *args, PyObject *kwargs)
         goto done;
     if (is_timed && !is_a_part && (brick == NULL || brick == Py_None)) {
         PyObject *brick_of = slot_of(&function_calls, self, FUNCTION_BRICK_OF);
-        PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
-        PyObject *found = NULL;
-        if (brick_of != NULL && named != NULL)
-            found = PyObject_CallFunctionObjArgs(brick_of, args, named, NULL);
-        Py_XDECREF(named);
+        PyObject *found = brick_of == NULL ? NULL : found_by(self, brick_of, args, kwargs);
         Py_XDECREF(brick_of);
         if (found == NULL || (found != Py_None && !(PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 2))) {
             if (!PyErr_Occurred())
@@ -1163,7 +1268,7 @@ done:
 static int
 compile_type(PyTypeObject *type, Calls *calls)
 {
-    for (int i = 0; i < MOST_SLOTS; i++) {
+    for (int i = 0; i < MOST_SLOTS && calls->names[i] != NULL; i++) {
         PyObject *slot = PyObject_GetAttrString((PyObject *)type, calls->names[i]);
         if (slot == NULL)
             return -1;
@@ -1258,6 +1363,15 @@ compile_module_calls(PyObject *Py_UNUSED(module), PyObject *args)
     Py_XSETREF(count_elements, Py_NewRef(elements_of));
     Py_XSETREF(tensor_type, Py_NewRef(kind));
     Py_XSETREF(is_overridden, Py_NewRef(asked));
+    c_is_overridden = PyCFunction_CheckExact(asked) && PyCFunction_GET_FLAGS(asked) == METH_O
+                          ? PyCFunction_GET_FUNCTION(asked)
+                          : NULL;
+    PyObject *method = PyObject_GetAttr((PyObject *)kind, numel);
+    int is_c = method != NULL && Py_IS_TYPE(method, &PyMethodDescr_Type) &&
+               ((PyMethodDescrObject *)method)->d_method->ml_flags == METH_NOARGS;
+    c_numel = is_c ? ((PyMethodDescrObject *)method)->d_method->ml_meth : NULL;
+    Py_XDECREF(method);
+    PyErr_Clear();
     if (compile_type(type, &module_calls) < 0)
         return NULL;
     Py_RETURN_NONE;
@@ -1267,9 +1381,11 @@ static PyObject *
 compile_function_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *type;
-    PyObject *definition, *models;
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &type, &PyType_Type, &definition, &PyDict_Type, &models))
+    PyObject *definition, *models, *words;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyType_Type, &type, &PyType_Type, &definition, &PyDict_Type, &models,
+                          &PyFrozenSet_Type, &words))
         return NULL;
+    Py_XSETREF(hiding, Py_NewRef(words));
     Py_XSETREF(definition_type, Py_NewRef(definition));
     Py_XSETREF(swapped_in, Py_NewRef(models));
     if (compile_type(type, &function_calls) < 0)
@@ -1761,9 +1877,9 @@ static PyMethodDef functions[] = {
      "Let calling an instance of `type` time its module in C. Its elements are the `numel()` of a first argument whose\n"
      "type is `kind` and that is not overridden, and what `elements_of(args, kwargs)` gives of others."},
     {"compile_function_calls", compile_function_calls, METH_VARARGS,
-     "compile_function_calls(type, definition, swapped_in, /)\n--\n\n"
+     "compile_function_calls(type, definition, swapped_in, hiding, /)\n--\n\n"
      "Let calling an instance of `type` time its function in C, but in a `definition` of the same name. The values of\n"
-     "`swapped_in` are the paths that record."},
+     "`swapped_in` are the paths that record, `hiding` are the arguments by which attention leaves out keys."},
     {"compile_wrapper", compile_wrapper, METH_O,
      "compile_wrapper(function, /)\n--\n\n"
      "Let calling `function`, which closes over such an instance, be calling that; gives it back."},
@@ -1793,6 +1909,9 @@ PyInit__hot_path(void)
         (call_impl = PyUnicode_InternFromString("_call_impl")) == NULL ||
         (model_of_step = PyUnicode_InternFromString("_model")) == NULL ||
         (name_of_key = PyUnicode_InternFromString("name")) == NULL ||
+        (shape_of_tensor = PyUnicode_InternFromString("shape")) == NULL ||
+        (dtype_of_tensor = PyUnicode_InternFromString("dtype")) == NULL ||
+        (is_cpu_of_tensor = PyUnicode_InternFromString("is_cpu")) == NULL ||
         (ScopeType = add_type(module, &scope_spec)) == NULL ||
         (PositionType = add_type(module, &position_spec)) == NULL ||
         (TimerType = add_type(module, &timer_spec)) == NULL ||

@@ -158,16 +158,23 @@ class FunctionCall:
     """Calls a function as a brick where a step is recorded.
 
     The brick is `brick`, with the elements of the first tensor from the argument numbered `first` on; or what
-    `brick_of` makes of the arguments. On a compiled hot path calls are made in C, which does the same.
+    `brick_of` makes of the arguments. On a compiled hot path calls are made in C, which does the same; `last` is
+    there what `brick_of` made of the last call of attention whose query is the argument numbered `queries`.
     """
 
-    __slots__ = ("brick", "brick_of", "first", "name", "original")
+    __slots__ = ("brick", "brick_of", "first", "last", "name", "original", "queries")
 
     def __init__(
-        self, original: Function, name: str, brick: BrickDefinition | None, first: int, brick_of: BrickOf | None
+        self,
+        original: Function,
+        name: str,
+        brick: BrickDefinition | None,
+        first: int,
+        brick_of: BrickOf | None,
+        queries: int | None,
     ) -> None:
         self.original, self.name = original, name
-        self.brick, self.first, self.brick_of = brick, first, brick_of
+        self.brick, self.first, self.brick_of, self.queries = brick, first, brick_of, queries
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         path: Any = None  # or a capture
@@ -200,7 +207,7 @@ _compiled: Callable[[Function], Function] | None = None
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
 
-    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in)
+    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in, _HIDE)
     _compiled = _hot_path.compile_wrapper
 
 
@@ -223,10 +230,11 @@ def timed(
     *,
     first: int = 0,
     brick_of: BrickOf | None = None,
+    queries: int | None = None,
 ) -> Function:
     """`original`, timed in recorded steps; see `FunctionCall`."""
 
-    run = FunctionCall(original, name, brick, first, brick_of and _unless_it_is_odd(brick_of, name))
+    run = FunctionCall(original, name, brick, first, brick_of and _unless_it_is_odd(brick_of, name), queries)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -276,7 +284,7 @@ def _attention(original: Function, label: str, queries: int) -> Function:
         )
         return _attended(name, label, query, key, hides, bool(is_causal))
 
-    return timed(original, name, brick_of=brick_of)
+    return timed(original, name, brick_of=brick_of, queries=queries)
 
 
 def _eager(original: Function) -> Function:

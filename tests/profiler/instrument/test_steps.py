@@ -502,6 +502,35 @@ def test_attention_counts_the_pairs_it_attends(profiler: BrickProfiler, memory: 
     assert found == {("prefill", 2 * 4 * 6 * 7 // 2, 4 * 8), ("decode", 2 * 4 * 7, 4 * 8)}
 
 
+def test_attention_of_other_shapes_types_and_masks_is_looked_at_anew(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+
+    def decoded(batch: int, held: int, **mask: Any) -> set[tuple[int, float | None]]:
+        """Elements, and bytes of each, of attention in all layers of one decoding step."""
+        cache = transformers.DynamicCache(config=model.config)
+        model(words(batch, held), past_key_values=cache)
+        before = len(memory.records)
+        model(words(batch, 1), past_key_values=cache, **mask)
+        nodes = _nodes(memory)
+        found = [(nodes[tag & NODE], elements) for tag, _, _, elements in memory.records[before:]]
+        return {
+            (elements, None if node.work is None else node.work.bytes_per_element)
+            for node, elements in found
+            if node.name == "Attention (fused)"
+        }
+
+    ((_, in_floats),) = decoded(1, 6)
+    assert in_floats
+    assert decoded(1, 6) == {(4 * 7, in_floats)}
+    assert decoded(1, 8) == {(4 * 9, in_floats)}
+    assert decoded(1, 6, attention_mask=torch.tensor([[0, *[1] * 6]])) == {(4 * 7, None)}
+    assert decoded(2, 6) == {(2 * 4 * 7, in_floats)}
+    model.bfloat16()
+    assert decoded(2, 6) == {(2 * 4 * 7, in_floats / 2)}
+    assert decoded(1, 6) == {(4 * 7, in_floats / 2)}
+
+
 def test_each_step_keeps_its_sequences_and_what_their_caches_held(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     attach(model, profiler)
