@@ -163,8 +163,12 @@ class Attachment:
         is_as_it_was = all([call.module() is not None for call in self.steps.calls])
         if root is None:
             return
-        timing = timing_of(self.profiler, root) if self.stacks and self.steps.calls else self.timing
-        if is_as_it_was and state_of(root) == self._state and timing == self.timing:
+        is_as_it_was = is_as_it_was and state_of(root) == self._state
+        timing = self.timing
+        # Where the host times what lies on the CPU, that lies elsewhere only in another state.
+        if self.stacks and self.steps.calls and not (is_as_it_was and not timing.backend):
+            timing = timing_of(self.profiler, root)
+        if is_as_it_was and timing == self.timing:
             manifest = self._said.manifest
             if manifest is not None and torch.get_num_threads() != manifest.threads:
                 with _lock:

@@ -704,9 +704,7 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
             if capture is not None and capture.steps is None:
                 say("a captured graph in which no module was called, as when it is compiled, is not looked into")
             elif capture is not None and is_one_of_several():
-                say(
-                    "a captured graph is not looked into: other ranks may wait for what runs in it, which was not tried"
-                )
+                say("a captured graph is not looked into: ranks may wait for each other in it, which was not tried")
             elif capture is not None and capture.steps in _users:
                 device = _device_here()
                 clone = device.cloned(capture)

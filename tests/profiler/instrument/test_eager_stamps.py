@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 from cbtop.profiler.device.driver import DriverError
 from cbtop.profiler.device.stamp_clock import StampClock
 from cbtop.profiler.instrument import attach, eager_stamps, uninstall, work
+from cbtop.profiler.instrument import attachment as attachment_module
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest, Node
@@ -56,6 +57,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(work, "device_of", machine.device_of)
     monkeypatch.setattr(eager_stamps, "_kinds_of_devices", lambda model: {machine.device_of(model)})
     monkeypatch.setattr(eager_stamps, "_only_cuda_device", lambda model: 0)
+    state_of = attachment_module.state_of
+    monkeypatch.setattr(attachment_module, "state_of", lambda root: [machine.device_of(root), *state_of(root)])
     monkeypatch.setattr(eager_stamps, "torch_clock", machine.clock)
     monkeypatch.setattr(eager_stamps, "_said", set())
     for name, value in (("current_device", 0), ("is_current_stream_capturing", False), ("_is_in_bad_fork", False)):
