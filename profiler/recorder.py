@@ -192,6 +192,18 @@ class RingRecorder:
                 with self._kept_from_the_host("close its ring"):
                     ring.close()
 
+    @property
+    def asked(self) -> int:
+        """What a command asks of this process, see `cbtop.protocol.requests`; 0: nothing, or there is no ring."""
+        ring = self._ring
+        return 0 if ring is None else ring.asked
+
+    def answer(self, word: int) -> None:
+        """Say what became of that."""
+        ring = self._ring
+        if ring is not None:
+            ring.answer(word)
+
     def nodes(self) -> list[Node]:
         """Every node announced so far, in order."""
         return list(self._nodes)
