@@ -225,14 +225,17 @@ class TorchsCupti:
     def begin(self, kinds: Sequence[int]) -> None:
         self._call("cuptiSubscribe", byref(self._subscriber), self._callbacks[2], None)
         self._is_begun = True
+        self.dropped = 0
         try:
             self._call("cuptiActivityRegisterCallbacks", self._callbacks[0], self._callbacks[1])
             for kind in kinds:
                 self._call("cuptiActivityEnable", kind)
                 self._kinds.append(kind)
         except BaseException:
-            self.end()
-            self.finalize()
+            try:
+                self.end()
+            finally:
+                self.finalize()
             raise
 
     def end(self) -> None:

@@ -110,9 +110,11 @@ class Window:
         self.is_left_on = False  # CUPTI is let go, and stays in the process
 
     def begin(self) -> None:
-        """Record from here on. Raises CuptiError."""
+        """Record from here on, also again where it was ended meanwhile. Raises CuptiError."""
         self._cupti.begin(self._kinds)
         self.is_on = True
+        for number in self._open:
+            self._cupti.push(number)
 
     def enter(self, keys: Keys) -> None:
         """What is launched from now on is launched there."""
@@ -160,6 +162,7 @@ class Window:
             self.is_left_on = not is_through
             raise
         finally:
+            self._of_node.clear()
             self._close(is_through=is_through)
         if not is_through:
             raise CuptiError(f"a step did not end within {WAIT_S:g} s")
