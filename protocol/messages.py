@@ -226,7 +226,11 @@ class KernelTimes:
 
     def __post_init__(self) -> None:
         times = (0, self.min_ns, self.mean_ns, self.max_ns, MAX_QUANTITY)
-        if min(self.steps, self.launches) < 1 or not 0 <= self.deviation_ns < MAX_QUANTITY or list(times) != sorted(times):
+        if (
+            min(self.steps, self.launches) < 1
+            or not 0 <= self.deviation_ns < MAX_QUANTITY
+            or list(times) != sorted(times)
+        ):
             raise ValueError(f"kernel {self.node}: {self.launches} launches in {self.steps} steps of {times} ns")
 
 

@@ -6,8 +6,8 @@ Rules
 - One owner holds CUPTI in a process: where there is another, `begin` raises CuptiError with TAKEN, and nothing of the
   other's is touched. A tool that was injected (Nsight) is looked for before.
 - Records are read as bytes at known places. The beginning of a kernel's record has stood since CUPTI of CUDA 12.0
-  (version 18; looked up in the headers of 12.1, 12.8 and 13.0, where later records are only longer); a version that is
-  neither of 12 nor of 13 is refused.
+  (version 18; looked up in the headers of 12.1, 12.8 and 13.0, where later records are only longer). A version that
+  is neither of 12 nor of 13 is refused.
 - Buffers are bounded: beyond MAX_BUFFERS CUPTI drops records, and says how many.
 - Only `Cupti` is asked for by others, so that a test can play it.
 """
@@ -38,7 +38,12 @@ _CUSTOM = 3  # of external ids
 _KERNEL_BYTES = 160  # what is read of the longer record
 _EXTERNAL_RECORD = struct.Struct("<IIQI")  # kind, whose, external id, correlation id
 _TIMES, _SIZES, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I")
-_REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = struct.Struct("<H"), struct.Struct("<Q"), struct.Struct("<Q"), struct.Struct("<I")
+_REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (
+    struct.Struct("<H"),
+    struct.Struct("<Q"),
+    struct.Struct("<Q"),
+    struct.Struct("<I"),
+)
 _REGISTERS_AT, _TIMES_AT, _SIZES_AT, _CALL_AT, _NAME_AT, _GRAPH_NODE_AT, _GRAPH_AT = 6, 16, 52, 92, 104, 144, 156
 
 _SUCCESS, _MANY_SUBSCRIBERS = 0, 39

@@ -1,4 +1,4 @@
-"""Kernels in a few steps that CUPTI records on demand: which kernel ran for which brick, how it was launched, how long.
+"""Kernels in a few steps that CUPTI records on demand: which ran for which brick, how it was launched, how long.
 
 Rules
 - A window is one step: CUPTI is opened for it, and finalized at its end. Between two steps nothing of it is there.
@@ -281,4 +281,3 @@ def _cut(name: str, depth: int) -> str:
         if character == ">" and level:
             level -= 1
     return "".join(found)
-

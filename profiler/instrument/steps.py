@@ -235,7 +235,6 @@ class OpenStep:
                     if self in opened:
                         del opened[opened.index(self) :]
 
-
     def _begin_in_burst(self) -> bool:
         """Let its kernels be recorded instead of its times; gives whether they are."""
         self.steps.follow(None)

@@ -82,7 +82,8 @@ def test_asking_changes_one_word_of_the_ring_and_closing_takes_it_back(ring: Rin
     asker.ask(3)
     after = ring.path.read_bytes()
     at = 8 * ASKED_WORD
-    assert before[:at] + before[at + 8 :] == after[:at] + after[at + 8 :] and before != after
+    assert before[:at] + before[at + 8 :] == after[:at] + after[at + 8 :]
+    assert before != after
     asker.close()
     assert ring.path.read_bytes() == before
     reader = RingReader(ring.path)

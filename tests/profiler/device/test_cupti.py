@@ -120,7 +120,9 @@ def test_an_injected_tool_is_left_its_cupti(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_names_of_kernels_are_written_as_in_their_source() -> None:
-    name = b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_21CUDAFunctorOnSelf_addIfEESt5arrayIPcLm2EEEEviT0_T1_"
+    name = (
+        b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_21CUDAFunctorOnSelf_addIfEESt5arrayIPcLm2EEEEviT0_T1_"
+    )
     assert demangled(name).startswith("void at::native::vectorized_elementwise_kernel<4, ")
     assert demangled(b"nvjet_sm90_tst_64x8") == "nvjet_sm90_tst_64x8"
     assert demangled(b"_Zwhatever") == "_Zwhatever"

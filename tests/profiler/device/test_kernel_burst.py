@@ -59,7 +59,8 @@ def test_nothing_is_left_of_a_window(world: CuptiWorld) -> None:
     assert world.executables
     ended(world, window)
     assert not world.executables
-    assert world.owner is None and world.finalized == 1
+    assert world.owner is None
+    assert world.finalized == 1
 
 
 def test_kernels_that_are_launched_by_themselves_are_put_where_they_are_called(world: CuptiWorld) -> None:
@@ -112,7 +113,8 @@ def test_a_step_that_does_not_end_is_waited_for_no_longer(world: CuptiWorld, mon
     window.launch(graph, lambda node: ("a",), STREAM)  # and no time passes
     with pytest.raises(CuptiError, match="did not end"):
         window.end(STREAM, KernelBurst())
-    assert world.let_go == 1 and world.executables  # it runs still
+    assert world.let_go == 1
+    assert world.executables
 
 
 @pytest.mark.parametrize("what", ["end", "finalize"])
@@ -123,7 +125,8 @@ def test_whatever_fails_leaves_nothing(world: CuptiWorld, what: str) -> None:
     world.fails_at = what
     with pytest.raises(CuptiError, match=what):
         ended(world, window)
-    assert world.owner is None and not world.executables
+    assert world.owner is None
+    assert not world.executables
 
 
 @pytest.mark.parametrize("hostile", [b"", b"\x0a\0\0\0", kernel_record(grid=(-1, 1, 1))[:160]])
@@ -134,7 +137,8 @@ def test_a_record_that_cannot_be_read_is_counted(world: CuptiWorld, hostile: byt
     world.eager(5000)
     window.leave()
     burst = ended(world, window)
-    assert burst.lost == 1 and len(burst.kernels) == 1
+    assert burst.lost == 1
+    assert len(burst.kernels) == 1
 
 
 def test_what_a_burst_keeps_is_bounded(world: CuptiWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,9 @@ def test_a_burst_finds_the_kernels_that_torch_profiler_finds(mode: str, tmp_path
     found = case(mode, tmp_path)
     burst = found["burst"]
     assert (burst["state"], burst["lost"], burst["left_out"]) == ("DONE", 0, 0)
-    assert found["same"] and found["same_after"] and found["same_kernels"]
+    assert found["same"]
+    assert found["same_after"]
+    assert found["same_kernels"]
     ours, theirs = burst["kernels"], found["profiled"]
     assert {name: count for name, (count, _) in ours.items()} == {name: count for name, (count, _) in theirs.items()}
     for name, (_, us) in ours.items():
