@@ -31,8 +31,8 @@ from cbtop.viewmodels.kernels import BrickKernels, KernelRow, PhaseKernels, kern
 DESCRIPTION = (
     "Ask a process of yours that runs on an NVIDIA GPU for its kernels: for a few steps CUPTI records them, and each "
     "is shown under its brick, with how it was launched and how long it took. The process runs under `cbtop run`, or "
-    "with cbtop.attach; each of these steps takes some 20 ms more; they are in no statistics, and it is as it was "
-    "when they are over."
+    "with cbtop.attach. Each of these steps takes some 20 ms more, and they are in no statistics; afterwards it is "
+    "as it was before."
 )
 EPILOG = """\
 examples:
