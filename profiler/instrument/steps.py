@@ -146,7 +146,8 @@ class OpenStep:
         self.call = called.describe(args, kwargs, generation)
         self._step: Step = steps.profiler._step_of(steps._steps, self.call.phase, self.call.tokens, steps.model)
         self._step.sequences, self._step.cached = self.call.sequences or None, self.call.cached
-        self._in_burst: tuple[Recording, Noting] | None = None
+        self._in_burst: Recording | None = None
+        self._noting: Noting | None = None
 
     def begin(self) -> None:
         self._unit.open.append(self)
@@ -238,22 +239,21 @@ class OpenStep:
     def _begin_in_burst(self) -> bool:
         """Let its kernels be recorded instead of its times; gives whether they are."""
         self.steps.follow(None)
-        recording = self.steps.bursts.begin(self._step._key, self.steps, has_calls=True)
+        recording = self._in_burst = self.steps.bursts.begin(self._step._key, self.steps, has_calls=True)
         if recording is None:
             return False
-        noting = Noting(self.steps, PlacedCalls(recording, self.steps.labelled))
-        self._in_burst = recording, noting
+        noting = self._noting = Noting(self.steps, PlacedCalls(recording, self.steps.labelled))
         captures[get_ident()] = noting.capture
         noting.begin(self.call)
         return True
 
     def _end_in_burst(self) -> None:
-        found, self._in_burst = self._in_burst, None
-        if found is not None:
-            recording, noting = found
+        recording, self._in_burst = self._in_burst, None
+        if recording is not None:
             try:
-                noting.end()
                 captures.pop(get_ident(), None)
+                if self._noting is not None:
+                    self._noting.end()
             finally:
                 recording.end()
 

@@ -215,6 +215,10 @@ def test_a_replay_in_a_call_runs_as_an_executable_of_ours(world: World, host: Ho
     assert graph.executable not in world.launched_while_recorded
 
 
+def test_who_is_attached_says_that_it_looks_at_requests(host: Host) -> None:
+    assert host.asker.listens
+
+
 def test_who_does_not_ask_costs_a_look_at_one_word(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_bursts.Bursts, "_look", lambda self, word: pytest.fail("nobody asked"))
     host.call()
