@@ -55,10 +55,11 @@ _is_left_on = False
 class Recording:
     """One step of a burst, in the thread that runs it."""
 
-    def __init__(self, bursts: Bursts, window: Window, step: Hashable) -> None:
+    def __init__(self, bursts: Bursts, window: Window, step: Hashable, stream: int) -> None:
         self.bursts = bursts
         self.window = window
         self.step = step  # its key
+        self.stream = stream  # that it runs on
 
     def launch(self, graph: int, places: Places, stream: int) -> None:
         """Launch a captured graph as an executable of ours."""
@@ -69,7 +70,7 @@ class Recording:
         global _is_left_on
         error: Exception | None = None
         try:
-            self.window.end(_stream(), self.bursts.burst)
+            self.window.end(self.stream, self.bursts.burst)
         except Exception as trouble:  # noqa: BLE001 - trouble of ours is not the host's
             error = trouble
         finally:
@@ -85,7 +86,7 @@ class Recording:
     def paused(self) -> Iterator[None]:
         """`with recording.paused():` nothing of CUPTI is there."""
         try:
-            self.window.end(_stream(), self.bursts.burst)
+            self.window.end(self.stream, self.bursts.burst)
         except Exception as error:  # noqa: BLE001 - as above
             self.bursts.refuse(error)
         try:
@@ -151,8 +152,9 @@ class Bursts:
             return None
         try:
             window = Window(new_cupti(), new_driver(), has_calls=has_calls)
+            recording = Recording(self, window, step, _stream())
             window.begin()
-            recording = _here[get_ident()] = Recording(self, window, step)
+            _here[get_ident()] = recording
             around: Any = steps.path.position.step
             if around is not None:  # it would be longer than others
                 around.cancel()
