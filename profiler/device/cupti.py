@@ -261,6 +261,7 @@ class TorchsCupti:
     def let_go(self) -> None:
         if self._is_begun:
             self._is_begun = False
+            _left_on.append(self)  # it may yet be called back
             self._call("cuptiUnsubscribe", self._subscriber)
 
     def push(self, external: int) -> None:
@@ -313,6 +314,9 @@ class TorchsCupti:
             self._functions["cuptiGetResultString"](result, byref(text))
             why = text.value.decode(errors="replace") if text.value else str(result)
             raise CuptiError(f"{name}: {why}", _STATES.get(result, State.FAILED))
+
+
+_left_on: list[TorchsCupti] = []
 
 
 def _pass_over(_data: Any, _domain: int, _which: int, _called: Any) -> None:

@@ -35,6 +35,7 @@ MAX_KERNELS = 5_000  # of a burst, told apart by where and how they ran
 MAX_RECORDS = 200_000  # of a window, of any kind
 WAIT_S = 10.0  # for a step to end on the device
 NAP_S = 200e-6
+OURS = "cbtop_"  # how the names of our own kernels begin
 MAX_NAME_CHARS = 160
 
 Keys = tuple[Hashable, ...]  # where something runs: from the step down
@@ -158,7 +159,8 @@ class Window:
             kernels = self._read(burst)
             ours = {number for number, _ in self._of_node}
             self.is_left_on = not is_through or any([one.graph and one.graph not in ours for one in kernels])
-        except BaseException:
+        except BaseException:  # also of a signal handler of the host's, while it is waited
+            is_through = is_through or self._wait()
             self.is_left_on = not is_through
             raise
         finally:
@@ -200,12 +202,14 @@ class Window:
             number = external.get(one.call, 0)
             if keys is None and not one.graph and 0 < number <= len(self._places):
                 keys = self._places[number - 1]
-            if keys is None:
-                burst.unplaced += 1
-                continue
             name = names.get(one.name_at)
             if name is None:
                 name = names[one.name_at] = short(demangled(self._cupti.text(one.name_at)))
+            if name.startswith(OURS):
+                continue
+            if keys is None:
+                burst.unplaced += 1
+                continue
             kernel = Kernel(name, one.grid, one.block, one.registers, one.static_bytes, one.dynamic_bytes)
             burst.add(keys, kernel, one.end_ns - one.start_ns)
         return kernels

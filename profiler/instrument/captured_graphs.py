@@ -235,7 +235,7 @@ class CapturedGraph:
             if before is None or self._drawn() != before:  # torch counts what a replay draws
                 self.leave_alone("it draws random numbers")
             return
-        if self.steps.bursts.is_asked and self._replay_in_burst(original, graph):
+        if self.profiler.enabled and self.steps.bursts.is_asked and self._replay_in_burst(original, graph):
             return
         begun_ns = time.perf_counter_ns()
         launch: Launch | None = None

@@ -117,6 +117,38 @@ def test_a_step_that_does_not_end_is_waited_for_no_longer(world: CuptiWorld, mon
     assert world.executables
 
 
+def test_where_the_hosts_signal_handler_raises_while_a_step_is_waited_for_nothing_is_left(
+    world: CuptiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, _ = chain(world, 1000)
+    window = window_of(world)
+    window.launch(graph, lambda node: ("a",), STREAM)
+
+    def interrupted(nap_s: float) -> None:
+        world.pass_time(10_000_000)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernel_burst.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        window.end(STREAM, KernelBurst())
+    assert not world.executables
+    assert (world.finalized, world.let_go) == (1, 0)
+
+
+def test_our_own_kernels_are_none_of_the_hosts(world: CuptiWorld) -> None:
+    world.names = ("cbtop_pong", "norm_kernel")
+    window = window_of(world, has_calls=True)
+    window.enter(("a",))
+    world.eager(20_000)
+    world.eager(5_000)
+    window.leave()
+    world.eager(20_000)
+    burst = ended(world, window)
+    assert [kernel.name for _, kernel in burst.kernels] == ["norm_kernel"]
+    assert burst.unplaced == 0
+
+
 @pytest.mark.parametrize("what", ["end", "finalize"])
 def test_whatever_fails_leaves_nothing(world: CuptiWorld, what: str) -> None:
     graph, _ = chain(world, 1000)

@@ -11,7 +11,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import attach, captured_graphs, kernel_bursts, trouble, uninstall  # noqa: E402
+from cbtop.profiler.instrument import (  # noqa: E402
+    attach,
+    captured_graphs,
+    capturing,
+    kernel_bursts,
+    steps,
+    trouble,
+    uninstall,
+    wrapping,
+)
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.profiler.recorder import RingRecorder  # noqa: E402
@@ -42,14 +51,19 @@ class World(CuptiWorld, played.World):
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World()
+    play(world, monkeypatch)
+    yield world
+    world.pass_time(10_000_000)
+    uninstall()
+
+
+def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch's CUDA, and its CUPTI, be `world`."""
     played.play(world, monkeypatch)
     monkeypatch.setattr(kernel_bursts, "new_cupti", lambda: FakeCupti(world))
     monkeypatch.setattr(kernel_bursts, "new_driver", lambda: world)
     monkeypatch.setattr(kernel_bursts, "is_on_cuda", lambda: True)
     monkeypatch.setattr(kernel_bursts, "_is_left_on", False)
-    yield world
-    world.pass_time(10_000_000)
-    uninstall()
 
 
 class Host:
@@ -213,6 +227,51 @@ def test_a_replay_in_a_call_runs_as_an_executable_of_ours(world: World, host: Ho
     launches = sum(one.launches for one in host.bursts[-1].kernels) if host.found() else 0
     assert launches == 2 * (4 * 3 + 1)
     assert graph.executable not in world.launched_while_recorded
+
+
+def test_modules_and_what_times_them_are_afterwards_as_they_were(world: World, host: Host) -> None:
+    def there() -> list[object]:
+        return [module.__dict__.get(wrapping.ATTRIBUTE) for module in host.model.modules()]
+
+    host.call()
+    host.call()
+    before = there()
+    host.asker.ask(1)
+    host.call()
+    assert host.state() is State.DONE
+    assert there() == before
+    assert not capturing.captures
+    assert not steps.swapped_in
+    assert not kernel_bursts._here
+    assert not kernel_bursts._one_at_a_time.locked()
+
+
+def test_a_call_that_fails_ends_its_step_of_the_burst(world: World, host: Host) -> None:
+    class Fails(type(host.model)):  # type: ignore[misc]
+        def forward(self, words: Any) -> Any:
+            super().forward(words)
+            raise ValueError("mine")
+
+    host.call()
+    was, host.model.__class__ = type(host.model), Fails
+    host.asker.ask(1)
+    with pytest.raises(ValueError, match="mine"):
+        host.call()
+    assert host.state() is State.DONE
+    assert world.owner is None
+    assert not kernel_bursts._one_at_a_time.locked()
+    host.model.__class__ = was
+    host.call()
+
+
+def test_a_profiler_that_is_disabled_begins_no_burst(world: World, host: Host) -> None:
+    graph = played.captured(host.model)
+    played.replay(world, graph, 2)
+    host.profiler.disable()
+    host.asker.ask(1)
+    played.replay(world, graph, 1)
+    host.call()
+    assert (host.state(), world.finalized) == (None, 0)
 
 
 def test_who_is_attached_says_that_it_looks_at_requests(host: Host) -> None:

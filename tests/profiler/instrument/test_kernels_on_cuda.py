@@ -91,7 +91,7 @@ def test_a_process_under_cbtop_run_is_asked_by_the_command_and_runs_on(host: str
     root = Path(__file__).parents[3]
     environment = os.environ | {"PYTHONPATH": str(root), "XDG_RUNTIME_DIR": str(tmp_path)}
     running = subprocess.Popen(
-        [*CBTOP, "run", "--headless", "--", sys.executable, "host.py"],
+        [*CBTOP, "run", "--", sys.executable, "host.py"],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
