@@ -32,7 +32,7 @@ ROWS = {
     Of.PROCESS: H100.processes[0],
 }
 WHO_IT_IS = {"name", "category", "backend", "rank", "roof", "id", "parent", "depth", "kind", "label", "node_label",
-             "kernel", "uuid", "index", "part_of", "trouble", "processes", "unknown", "pid", "source", "device",
+             "kernel", "burst", "uuid", "index", "part_of", "trouble", "processes", "unknown", "pid", "source", "device",
              "device_uuid"}  # fmt: skip
 
 
