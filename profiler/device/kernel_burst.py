@@ -160,6 +160,7 @@ class Window:
             ours = {number for number, _ in self._of_node}
             self.is_left_on = not is_through or any([one.graph and one.graph not in ours for one in kernels])
         except BaseException:  # also of a signal handler of the host's, while it is waited
+            self.is_left_on = True
             is_through = is_through or self._wait()
             self.is_left_on = not is_through
             raise
@@ -172,11 +173,12 @@ class Window:
     def _wait(self) -> bool:
         """Until all that was launched has ended; whether it has."""
         deadline_s = time.monotonic() + WAIT_S
-        for stream in self._streams:
-            while not self._driver.is_done(stream):
-                if time.monotonic() > deadline_s:
-                    return False
-                time.sleep(NAP_S)
+        with self._driver.relaxed():  # another thread may capture
+            for stream in self._streams:
+                while not self._driver.is_done(stream):
+                    if time.monotonic() > deadline_s:
+                        return False
+                    time.sleep(NAP_S)
         return True
 
     def _read(self, burst: KernelBurst) -> list[KernelRecord]:
