@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-from cbtop.protocol.messages import Sampling
+from cbtop.protocol.messages import KernelTimes, Sampling
 from cbtop.viewmodels.model import BesideView, BooksView, CriticalPathView, MergedView, MergeMode, StragglerView
 
 NOT_MEASURED = "n/a"
@@ -192,6 +192,13 @@ def critical_path(found: CriticalPathView) -> str:
         return f"critical path {NOT_MEASURED}: {found.unknown}"
     nodes = f"{count(found.nodes)} of {count(found.timed_nodes)} timed nodes"
     return f"critical path {duration(found.total_us)}, {nodes} (derived, of the mean run)"
+
+
+def in_burst(times: KernelTimes) -> str:
+    """What a burst measured of a kernel: `2.10 µs ± 0.05, 1 a step, in a burst of 3 steps`."""
+    deviation, launches = number(times.deviation_ns / 1e3), number(times.launches / times.steps).removesuffix(".00")
+    burst = f"in a burst of {counted(times.steps, 'step')}"
+    return f"{number(times.mean_ns / 1e3)} µs ± {deviation}, {launches} a step, {burst}"
 
 
 def books_trouble(books: BooksView | None) -> str:

@@ -128,6 +128,7 @@ class RingRecorder:
         self._path: Path | None = None  # of the ring: it stays readable after `close`
         self._reader: RingReader | None = None
         self._listeners: list[RingListener] = []
+        self._answer = 0
         self.record = self._first_record
         _recorders.add(self)
 
@@ -191,6 +192,19 @@ class RingRecorder:
             if ring:
                 with self._kept_from_the_host("close its ring"):
                     ring.close()
+
+    @property
+    def asked(self) -> int:
+        """What a command asks of this process, see `cbtop.protocol.requests`; 0: nothing, or there is no ring."""
+        ring = self._ring
+        return 0 if ring is None else ring.asked
+
+    def answer(self, word: int) -> None:
+        """Say what became of that, or that this process looks at what it is asked; also in files that open later."""
+        self._answer = word
+        ring = self._ring
+        if ring is not None:
+            ring.answer(word)
 
     def nodes(self) -> list[Node]:
         """Every node announced so far, in order."""
@@ -384,6 +398,7 @@ class RingRecorder:
                 self._write(catalog, payload)
             self._updates.clear()
             ring.set_left_out(self.left_out)
+            ring.answer(self._answer)
             _say_goodbye_from_multiprocessing()
             self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)  # of a profiler that nobody holds
             setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not know it

@@ -15,6 +15,7 @@ from cbtop.protocol.messages import (
     Dependency,
     Goodbye,
     HostHello,
+    KernelBurst,
     Manifest,
     Node,
     Sampling,
@@ -26,7 +27,7 @@ MAX_ANNOUNCED_BYTES = 16 << 20  # of all kinds together, as they are encoded
 MAX_KEPT = 1_000_000  # of all sources of a viewer or a recording together: each takes some 700 bytes there
 
 # What a host may say.
-Announcement = Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Sampling
+Announcement = Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Sampling | KernelBurst
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
 
@@ -44,7 +45,7 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.brick, message.assertion
         case TraceSummary():
             about = message.trace
-        case Activity() | Sampling() | Manifest() | HostHello() | Goodbye():
+        case Activity() | Sampling() | KernelBurst() | Manifest() | HostHello() | Goodbye():
             about = None
         case _:
             assert_never(message)

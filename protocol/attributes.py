@@ -66,12 +66,17 @@ BYTES = ("bytes_per_call", "bytes_per_element")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelAttributes:
-    """How a kernel is launched: a GPU's own; a CPU's kernel has none of them. Each is None where it is not known."""
+    """How a kernel is launched: a GPU's own; a CPU's kernel has none of them. Each is None where it is not known.
+
+    `shared_memory_bytes` are those that the launch asks for (dynamic), the static ones are in the kernel itself.
+    """
 
     grid: Grid | None = None
     block: Grid | None = None
     shared_memory_bytes: int | None = None
     ptx_hash: int | None = None
+    static_shared_memory_bytes: int | None = None
+    registers: int | None = None  # of a thread
 
     def __post_init__(self) -> None:
         for field in fields(KernelAttributes):

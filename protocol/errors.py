@@ -35,3 +35,7 @@ class RecordingError(ProtocolError):
 
 class RoofsError(ProtocolError):
     """Measured roofs that cannot be read or kept."""
+
+
+class RequestError(ProtocolError):
+    """A process that cannot be asked, or whose answer makes no sense."""

@@ -22,7 +22,7 @@ from cbtop.protocol.attributes import (
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, DeviceKind, NodeKind, Provenance, SourceStatus
 
 PROTOCOL_MAJOR = 2  # 2: histograms travel as cells
-PROTOCOL_MINOR = 1  # 1: devices
+PROTOCOL_MINOR = 2  # 1: devices; 2: kernels in a burst
 
 Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.columns`
 
@@ -210,6 +210,47 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """What a burst measured of the kernel that is `node`: its launches in the `steps` steps of its phase, in ns.
+
+    `deviation_ns` is the standard deviation of their durations.
+    """
+
+    node: int
+    steps: int
+    launches: int
+    mean_ns: float
+    deviation_ns: float
+    min_ns: int
+    max_ns: int
+
+    def __post_init__(self) -> None:
+        times = (0, self.min_ns, self.mean_ns, self.max_ns, MAX_QUANTITY)
+        if (
+            min(self.steps, self.launches) < 1
+            or not 0 <= self.deviation_ns < MAX_QUANTITY
+            or list(times) != sorted(times)
+        ):
+            raise ValueError(f"kernel {self.node}: {self.launches} launches in {self.steps} steps of {times} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBurst:
+    """The kernels that ran in the `steps` steps in which CUPTI recorded them last; it replaces what was before.
+
+    `number` is that of the request. Those steps are in no statistics. Of their kernels, `unplaced` launches ran in no
+    call of a module that is known, `lost` were recorded and not read, `left_out` had no place in the graph.
+    """
+
+    number: int
+    steps: int
+    kernels: tuple[KernelTimes, ...]
+    unplaced: int = 0
+    lost: int = 0
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The last message of a process that ended by itself."""
 
@@ -291,9 +332,19 @@ def _check_figures(told: Device | DeviceProcess) -> None:
 
 
 CatalogMessage = (
-    HostHello | Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Sampling | Goodbye
+    HostHello
+    | Node
+    | Dependency
+    | Manifest
+    | Ceiling
+    | CheckResult
+    | TraceSummary
+    | Activity
+    | Sampling
+    | KernelBurst
+    | Goodbye
 )
-Part = TraceNumber | TraceAnomaly | Device | DeviceProcess | Unknown  # only ever inside another message
+Part = TraceNumber | TraceAnomaly | KernelTimes | Device | DeviceProcess | Unknown  # only ever inside another message
 
 # --- said by the daemon, to every viewer --------------------------------------------------------------------
 

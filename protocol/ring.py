@@ -8,6 +8,7 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 8, 9  boot id, 16 raw bytes
     word 10    how many announcements the process has left out, see `cbtop.profiler.recorder`
     word 11    1 once the writer has closed it, while its process may run on; else 0
+    word 12    what a command asks of the process; word 13: its answer, see `cbtop.protocol.requests`
     word 16    cursor: at least so many records were begun (a cache line of its own)
     word 24    61 slots of 8 words, one a thread, task or greenlet: native thread id (0: free), the node it is in (0:
                none), since when in ns (0: not known, because a brick inside that node has ended since)
@@ -28,6 +29,7 @@ Rules
 - The writer allocates the whole file first: a full disk is an error at the start, not a SIGBUS later. When it closes
   the ring it gives back what it never wrote: a hole, which reads as zeros.
 - The reader never writes, and never maps the file: what is cut short while it reads is an error, not a SIGBUS.
+  Who asks something of the process writes one word, and nothing else.
 
 Where a ring may lie
 - tmpfs, ext4 and XFS keep the room that was allocated for a file: its mapping can be written when the disk is full.
@@ -90,6 +92,8 @@ DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
 LEFT_OUT_WORD = 10
 CLOSED_WORD = 11
+ASKED_WORD = 12
+ANSWER_WORD = 13
 CURSOR_WORD = 16
 FIRST_RECORD = HEADER_BYTES
 FIRST_SLOT_WORD = 24  # next to the cursor: processors fetch such a pair of cache lines together
@@ -260,6 +264,15 @@ class RingWriter:
     def set_left_out(self, count: int) -> None:
         """Say that `count` announcements were left out so far."""
         self._words[LEFT_OUT_WORD] = count
+
+    @property
+    def asked(self) -> int:
+        """What a command asks of this process, as `cbtop.protocol.requests` reads it; 0: nothing."""
+        return self._words[ASKED_WORD]
+
+    def answer(self, word: int) -> None:
+        """Say what became of that."""
+        self._words[ANSWER_WORD] = word
 
     def close(self) -> None:
         """Say that nothing more is written, and give back the room of what never was.

@@ -38,6 +38,8 @@ from cbtop.protocol.messages import (
     Heartbeat,
     HistoryPiece,
     HostHello,
+    KernelBurst,
+    KernelTimes,
     Manifest,
     Message,
     Node,
@@ -96,6 +98,7 @@ class SourceRecord:
     traces: dict[str, TraceSummary] = field(default_factory=dict)  # by their id, MLT-01 …
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
     sampling: Sampling | None = None  # None: as the hello says, and what it costs is not known
+    burst: KernelBurst | None = None  # the last one
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -115,6 +118,7 @@ class SourceRecord:
         """How many places there are in its tables, and announcements beside them."""
         places = max(len(self.nodes), len(self.stats))
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
+        traced += len(self.burst.kernels) if self.burst else 0
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
     @property
@@ -122,6 +126,7 @@ class SourceRecord:
         """About what it takes."""
         said = len(self.ceilings) + len(self.checks)
         said += sum(1 + len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
+        said += len(self.burst.kernels) if self.burst else 0
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
@@ -133,6 +138,7 @@ class SourceRecord:
         self.ceilings.clear()
         self.checks.clear()
         self.traces.clear()
+        self.burst = None
 
 
 @dataclass(slots=True)
@@ -308,6 +314,8 @@ class Store:
                 | TraceAnomaly()
                 | Activity()
                 | Sampling()
+                | KernelBurst()
+                | KernelTimes()
                 | Goodbye()
                 | Device()
                 | DeviceProcess()
@@ -380,6 +388,10 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             record.activity = message
         case Sampling():
             record.sampling = message
+        case KernelBurst():
+            if len(message.kernels) > MAX_ANNOUNCED:
+                raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} kernels in a burst")
+            record.burst = message
         case Goodbye():
             record.goodbye = message
         case _:

@@ -11,6 +11,7 @@ COMMANDS = {
     "record": "record what runs into a file",
     "replay": "show a recording",
     "export": "write what was recorded for other tools",
+    "kernels": "which kernels run for each brick on a GPU, recorded for a few steps",
     "post-mortem": "what a process was doing when it ended",
     "daemon": "serve what runs to many viewers",
     "keys": "who may listen from another machine",

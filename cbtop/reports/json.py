@@ -9,6 +9,7 @@ from typing import Any
 
 from cbtop.formatting import NOT_MEASURED
 from cbtop.protocol.attributes import KernelAttributes
+from cbtop.protocol.messages import KernelTimes
 from cbtop.reports.machines import machine_json, machines_of
 from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.viewmodels.bricks import BrickRow
@@ -245,6 +246,18 @@ def _node(row: GraphRow) -> dict[str, Any]:
         "backend": row.backend or None,
         **_statistics(row, Of.NODE),
         **asdict(row.kernel),
+        "burst": None if row.burst is None else _burst(row.burst),
+    }
+
+
+def _burst(times: KernelTimes) -> dict[str, Any]:
+    return {
+        "steps": times.steps,
+        "launches": times.launches,
+        "mean_us": times.mean_ns / 1e3,
+        "deviation_us": times.deviation_ns / 1e3,
+        "min_us": times.min_ns / 1e3,
+        "max_us": times.max_ns / 1e3,
     }
 
 

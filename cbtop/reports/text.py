@@ -268,10 +268,14 @@ def _tree(view: SourceView) -> str:
         return "tree: n/a (what is taken from several ranks is no graph)"
     path = view.critical_path
     if path is None:
-        return tree_text(view.graph)
+        return tree_text(view.graph, _burst_note)
     is_beside = path.nodes < path.timed_nodes  # else every node would carry the same note
-    tree = tree_text(view.graph, _path_note) if is_beside else tree_text(view.graph)
+    tree = tree_text(view.graph, lambda row: _burst_note(row) + _path_note(row) * is_beside)
     return f"{tree}\n{fmt.critical_path(path)}"
+
+
+def _burst_note(row: GraphRow) -> str:
+    return "" if row.burst is None else f"  [{fmt.in_burst(row.burst)}]"
 
 
 def _path_note(row: GraphRow) -> str:

@@ -14,7 +14,7 @@ from cbtop.profiler.graph.from_nodes import graph_of_nodes, mean_call, runs_of
 from cbtop.profiler.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls
-from cbtop.protocol.messages import Dependency, Node
+from cbtop.protocol.messages import Dependency, KernelTimes, Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import CriticalPathView, GraphRow
 
@@ -32,12 +32,17 @@ class GraphRows(Sequence[GraphRow]):
     """
 
     def __init__(
-        self, totals: PhaseTotals, on_path: Set[int] = frozenset(), slack_ns: Mapping[int, float] | None = None
+        self,
+        totals: PhaseTotals,
+        on_path: Set[int] = frozenset(),
+        slack_ns: Mapping[int, float] | None = None,
+        in_burst: Mapping[int, KernelTimes] | None = None,
     ) -> None:
         self.places: tuple[Node, ...] = totals.nodes  # what does not change while no node is new
         self._totals = totals
         self._elements = totals.known_elements
         self._on_path, self._slack_ns = on_path, slack_ns or {}
+        self._in_burst = in_burst or {}
         self._runs: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -64,6 +69,7 @@ class GraphRows(Sequence[GraphRow]):
         return (
             self.places is other.places
             and (self._on_path, self._slack_ns) == (other._on_path, other._slack_ns)
+            and self._in_burst == other._in_burst
             and all(np.array_equal(mine[name], theirs[name]) for name in mine)
         )
 
@@ -107,6 +113,7 @@ class GraphRows(Sequence[GraphRow]):
             kernel=node.kernel,
             on_critical_path=None if slack_ns is None else node.id in self._on_path,
             slack_us=None if slack_ns is None else slack_ns / 1e3,
+            burst=self._in_burst.get(node.id),
         )
 
     def _runs_of(self, node: Node) -> int:
@@ -119,23 +126,23 @@ class GraphRows(Sequence[GraphRow]):
 
 
 def graph_rows(
-    totals: PhaseTotals, dependencies: Collection[Dependency]
+    totals: PhaseTotals, dependencies: Collection[Dependency], in_burst: Mapping[int, KernelTimes] | None = None
 ) -> tuple[GraphRows, CriticalPathView | None]:
     """The rows of a phase, and its critical path where anything lies beside it: of one sequence all is critical."""
     ids, known = totals.inside.ids, totals.count.keys()
     is_beside = np.isin(totals.table.column("kind_of")[ids], BESIDE).any()
     if not is_beside and not any({one.first, one.then} <= known for one in dependencies):
-        return GraphRows(totals), None
+        return GraphRows(totals, in_burst=in_burst), None
     if len(ids) > MAX_PATH_NODES:
         unknown = f"{len(ids):,} nodes; it is computed for up to {MAX_PATH_NODES:,}"
-        return GraphRows(totals), CriticalPathView(0.0, 0, 0, unknown)
+        return GraphRows(totals, in_burst=in_burst), CriticalPathView(0.0, 0, 0, unknown)
     graph, at = graph_of_nodes(totals.nodes, totals.count, totals.total_ns, totals.known_elements, dependencies)
     path = _path_of(graph)
     if isinstance(path, CycleError):
-        return GraphRows(totals), CriticalPathView(0.0, 0, 0, str(path))
+        return GraphRows(totals, in_burst=in_burst), CriticalPathView(0.0, 0, 0, str(path))
     node_at = {place: node for node, place in at.items()}
     on_path = frozenset(node_at[place] for place in path.nodes)
-    rows = GraphRows(totals, on_path, {node_at[place]: slack for place, slack in path.slack_ns.items()})
+    rows = GraphRows(totals, on_path, {node_at[place]: slack for place, slack in path.slack_ns.items()}, in_burst)
     return rows, CriticalPathView(path.total_ns / 1e3, len(path.nodes), len(path.slack_ns))
 
 

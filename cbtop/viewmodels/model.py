@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
-from cbtop.protocol.messages import Sampling
+from cbtop.protocol.messages import KernelTimes, Sampling
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
@@ -104,6 +104,7 @@ class GraphRow:
     kernel: KernelAttributes = NO_KERNEL
     on_critical_path: bool | None = None  # None: it has no exclusive time, or no path is known
     slack_us: float | None = None  # how much later it could have started without anything ending later
+    burst: KernelTimes | None = None  # what the last burst measured of a kernel: part of none of the times above
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
     for check in checks:
         passed.setdefault(check.brick, []).append(check.passed)
     rows = under_roofs(brick_rows(bricks, totals, passed), record.ceilings.values())
-    nodes, path = graph_rows(totals, record.dependencies)
+    in_burst = {one.node: one for one in record.burst.kernels} if record.burst else None
+    nodes, path = graph_rows(totals, record.dependencies, in_burst)
     hello, manifest, state = record.hello, record.manifest, record.state
     return SourceView(
         key=record.key,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cbtop.profiler.device.device import Device
-from cbtop.profiler.device.driver import Arguments, Driver
+from cbtop.profiler.device.driver import Arguments, Driver, Edge
 
 START, END = 0, -1  # no node has these handles
 MAX_NODES = 8192
@@ -32,33 +32,16 @@ class Shape:
     def of(cls, driver: Driver, graph: int) -> Shape:
         """Raises ValueError for a graph without nodes, or with too many."""
         nodes, edges = driver.nodes(graph), driver.edges(graph)
-        if not 0 < len(nodes) <= MAX_NODES:
-            raise ValueError(f"it has {len(nodes) or 'no'} nodes")
-        behind: dict[int, list[int]] = {node: [] for node in nodes}
-        ahead: dict[int, list[int]] = {node: [] for node in nodes}
-        waits = dict.fromkeys(nodes, 0)
-        overlaps = set()
-        for edge in edges:
-            behind[edge.first].append(edge.then)
-            ahead[edge.then].append(edge.first)
-            waits[edge.then] += 1
-            if not edge.is_plain:
-                overlaps.add(edge.first)
-        order = []
-        ready = [node for node in nodes if not waits[node]]
-        while ready:
-            node = ready.pop()
-            order.append(node)
-            for then in behind[node]:
-                waits[then] -= 1
-                if not waits[then]:
-                    ready.append(then)
+        order, ahead, behind = _in_order(nodes, edges)
+        overlaps = {edge.first for edge in edges if not edge.is_plain}
         earlier = _reachable(order, ahead)
         later = _reachable(order[::-1], behind)
         places = {
             node: index + 1
             for index, node in enumerate(order)
-            if earlier[node] == index and later[node] == len(order) - 1 - index and node not in overlaps
+            if earlier[node].bit_count() == index
+            and later[node].bit_count() == len(order) - 1 - index
+            and node not in overlaps
         }
         found = {START: 0} | places
         if order[-1] not in found:
@@ -78,8 +61,57 @@ class Shape:
         return place if place in self.places else None
 
 
+class Order:
+    """Which nodes of one graph come before which. Raises ValueError for a graph without nodes, or with too many."""
+
+    def __init__(self, driver: Driver, graph: int) -> None:
+        self.nodes = driver.nodes(graph)
+        order, ahead, _ = _in_order(self.nodes, driver.edges(graph))
+        earlier = _reachable(order, ahead)
+        self._up_to = {node: earlier[node] | 1 << index for index, node in enumerate(order)}
+        self._order = order
+
+    def between(self, first: Sequence[int], last: Sequence[int]) -> list[int]:
+        """What was added while the last nodes of a capture were `first`, and until they were `last`."""
+        bits = self._all_of(last) & ~self._all_of(first)
+        return [node for index, node in enumerate(self._order) if bits >> index & 1]
+
+    def _all_of(self, last: Sequence[int]) -> int:
+        bits = 0
+        for node in last:
+            bits |= self._up_to.get(node, 0)
+        return bits
+
+
+def _in_order(
+    nodes: Sequence[int], edges: Sequence[Edge]
+) -> tuple[list[int], dict[int, list[int]], dict[int, list[int]]]:
+    """`nodes`, each behind all that it waits for; which each waits for, and which wait for each.
+
+    Raises ValueError where there are none, or too many.
+    """
+    if not 0 < len(nodes) <= MAX_NODES:
+        raise ValueError(f"it has {len(nodes) or 'no'} nodes")
+    ahead: dict[int, list[int]] = {node: [] for node in nodes}
+    behind: dict[int, list[int]] = {node: [] for node in nodes}
+    for edge in edges:
+        behind[edge.first].append(edge.then)
+        ahead[edge.then].append(edge.first)
+    waits = {node: len(first) for node, first in ahead.items()}
+    order = []
+    ready = [node for node in nodes if not waits[node]]
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for then in behind[node]:
+            waits[then] -= 1
+            if not waits[then]:
+                ready.append(then)
+    return order, ahead, behind
+
+
 def _reachable(order: Sequence[int], ahead: dict[int, list[int]]) -> dict[int, int]:
-    """How many nodes each comes behind, where `order` has every node behind those of `ahead`."""
+    """Which nodes each comes behind, a bit each, where `order` has every node behind those of `ahead`."""
     bit = {node: 1 << index for index, node in enumerate(order)}
     found: dict[int, int] = {}
     for node in order:
@@ -87,7 +119,7 @@ def _reachable(order: Sequence[int], ahead: dict[int, list[int]]) -> dict[int, i
         for one in ahead[node]:
             bits |= found[one] | bit[one]
         found[node] = bits
-    return {node: bits.bit_count() for node, bits in found.items()}
+    return found
 
 
 class StampedGraph:

@@ -46,8 +46,9 @@ from cbtop.profiler.device.in_line_cost import InLineCost
 from cbtop.profiler.device.pairs import Pairs
 from cbtop.profiler.device.stamp_cost import StampCost, StampCosts
 from cbtop.profiler.held_steps import Part
-from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
+from cbtop.profiler.instrument.capturing import OTHER, Capture, Last, Span, captures
 from cbtop.profiler.instrument.governor import GovernedProfiler
+from cbtop.profiler.instrument.kernel_bursts import Places, Recording, recording_here
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import device_of, work_of
@@ -62,7 +63,6 @@ MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
 WAIT_S = 1.0  # for the device, where the books are closed
 NAP_S = 1e-3
 
-OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 ANOTHER_TURN = BrickDefinition(
     "Bricks of another turn", BrickCategory.OTHER, backend="torch on cuda", label="not looked into in this step"
 )
@@ -206,6 +206,7 @@ class CapturedGraph:
         self._own_ns: list[int] = []
         self.launches: deque[Launch] = deque()
         self.costs = StampCosts()
+        self._kernel_places: Places | None = None
         self.is_left_alone = bool(capture.why_not)
         if capture.why_not:
             self.leave_alone(capture.why_not)
@@ -233,6 +234,8 @@ class CapturedGraph:
             self._is_checked = True
             if before is None or self._drawn() != before:  # torch counts what a replay draws
                 self.leave_alone("it draws random numbers")
+            return
+        if self.profiler.enabled and self.steps.bursts.is_asked and self._replay_in_burst(original, graph):
             return
         begun_ns = time.perf_counter_ns()
         launch: Launch | None = None
@@ -306,6 +309,33 @@ class CapturedGraph:
             return self.profiler.recording
         return self._is_behind_stamps
 
+    def replay_recorded(self, original: Callable[[Any], None], graph: Any, recording: Recording) -> None:
+        """The host replays the graph in a step of a burst."""
+        is_launched = False
+        try:
+            stream = self._on.stream()
+            if not self.is_left_alone and self._is_checked and stream is not None:
+                if self._kernel_places is None:
+                    self._kernel_places = Places(self._on.device.driver, self.clone, self._spans)
+                recording.launch(self.clone, self._kernel_places, stream)
+                is_launched = True
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            recording.bursts.refuse(error)
+        if not is_launched:
+            with recording.paused():
+                original(graph)
+
+    def _replay_in_burst(self, original: Callable[[Any], None], graph: Any) -> bool:
+        """The host replays the graph, and a burst is asked for; gives whether this was a step of it."""
+        recording = self.steps.bursts.begin(self._key, self.steps, has_calls=False)
+        if recording is None:
+            return False
+        try:
+            self.replay_recorded(original, graph, recording)
+        finally:
+            recording.end()
+        return True
+
     def _is_recorded(self, step: Any) -> bool:
         """Whether this replay is; it lies in `step`, or is one."""
         profiler = self.profiler
@@ -353,7 +383,6 @@ class CapturedGraph:
             if plan.left_out:
                 say(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
             self._variants.append((StampedGraph(on.device, self.clone, plan.places, stream), plan))
-        self._spans = []
         return True
 
     def _put_on_device(self, span: Span) -> None:
@@ -732,10 +761,18 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
 def _replay(original: Callable[..., None]) -> Callable[..., None]:
     def replay(self: Any) -> None:
         captured = _graphs.get(self)
-        if captured is None or getattr(self, "_tracker", None) is not None:
-            original(self)
-        else:
+        if getattr(self, "_tracker", None) is not None:
+            captured = None
+        recording = recording_here()
+        if captured is not None and recording is not None:
+            captured.replay_recorded(original, self, recording)
+        elif captured is not None:
             captured.replay(original, self)
+        elif recording is not None:
+            with recording.paused():
+                original(self)
+        else:
+            original(self)
 
     return replay
 

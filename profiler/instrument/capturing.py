@@ -10,7 +10,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.trouble import in_words, ours
+from cbtop.protocol.vocabulary import BrickCategory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.phases import Call
 
 MAX_CALLS = 20_000
+OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 
 Last = list[int] | None  # the nodes that the next one would follow; None where the driver does not tell
 

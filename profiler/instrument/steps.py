@@ -17,6 +17,7 @@ import functools
 import inspect
 import sys
 import threading
+from _thread import get_ident
 from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
@@ -27,9 +28,10 @@ from torch.compiler import is_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import phases
-from cbtop.profiler.instrument.capturing import Capture, capture_here
+from cbtop.profiler.instrument.capturing import Capture, Span, capture_here, captures
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.eager_stamps import Timing
+from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
 from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall, is_symbolic
@@ -144,9 +146,13 @@ class OpenStep:
         self.call = called.describe(args, kwargs, generation)
         self._step: Step = steps.profiler._step_of(steps._steps, self.call.phase, self.call.tokens, steps.model)
         self._step.sequences, self._step.cached = self.call.sequences or None, self.call.cached
+        self._in_burst: Recording | None = None
+        self._noting: Noting | None = None
 
     def begin(self) -> None:
         self._unit.open.append(self)
+        if self.steps.bursts.is_asked and len(self._unit.open) == 1 and self._begin_in_burst():
+            return
         self._step.__enter__()
         self.is_recorded = self.profiler.recording
         if self.waits and self.generation is not None and self.generation.prepared is not None:
@@ -166,6 +172,7 @@ class OpenStep:
     ) -> None:
         """The model's call has, or has failed."""
         self.is_running = False
+        self._end_in_burst()
         if kind is not None or not self.waits:
             self.close(kind, error, trace)
 
@@ -203,6 +210,7 @@ class OpenStep:
     ) -> None:
         """End it, and what is still open inside."""
         self.is_running = False
+        self._end_in_burst()
         opened = self._unit.open
         if self not in opened:
             return
@@ -228,6 +236,63 @@ class OpenStep:
                     if self in opened:
                         del opened[opened.index(self) :]
 
+    def _begin_in_burst(self) -> bool:
+        """Let its kernels be recorded instead of its times; gives whether they are."""
+        self.steps.follow(None)
+        recording = self._in_burst = self.steps.bursts.begin(self._step._key, self.steps, has_calls=True)
+        if recording is None:
+            return False
+        noting = self._noting = Noting(self.steps, PlacedCalls(recording, self.steps.labelled))
+        captures[get_ident()] = noting.capture
+        noting.begin(self.call)
+        return True
+
+    def _end_in_burst(self) -> None:
+        recording, self._in_burst = self._in_burst, None
+        if recording is not None:
+            try:
+                captures.pop(get_ident(), None)
+                if self._noting is not None:
+                    self._noting.end()
+            finally:
+                recording.end()
+
+
+class Noting:
+    """The calls of a model are noted by `capture`, from the beginning of one of its own to the end."""
+
+    def __init__(self, steps: ModelSteps, capture: Capture) -> None:
+        self.capture = capture
+        self._steps = steps
+        self._me, self._before = ref(steps, swapped_in.pop), swapped_in.get(ref(steps))
+        self._noted: list[NotedCall] = []
+        self._span: Span | None = None
+
+    def begin(self, call: phases.Call) -> None:
+        """The model is called, which `call` describes."""
+        capture = self.capture
+        try:
+            swapped_in[self._me] = capture
+            self._noted += [one for one in [call.noted_by(capture) for call in self._steps.calls] if one is not None]
+            for one in self._noted:
+                one.swap_in()
+            self._span = capture.begin_model(self._steps, call)
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            capture.failed(error)
+
+    def end(self) -> None:
+        """It has returned."""
+        try:
+            self.capture.end(self._span)
+            for one in self._noted:
+                one.swap_out()
+            if self._before is None:
+                swapped_in.pop(self._me, None)
+            else:
+                swapped_in[self._me] = self._before
+        except Exception as error:  # noqa: BLE001 - as above
+            self._steps.failed(error)
+
 
 class ModelSteps:
     """The steps of one model, and the calls that are timed in them."""
@@ -247,6 +312,7 @@ class ModelSteps:
         self.model = model
         self.changed = changed  # plans anew where the model is no longer what it was
         self.give_up = give_up
+        self.bursts = bursts_of(profiler)
         self.calls: Sequence[BrickCall] = ()
         self.is_of_runner = False  # the model's own calls are no steps
         self.on_device: dict[Hashable, Hashable] = {}  # of bricks that the host times, what they are on the device
@@ -301,30 +367,17 @@ class ModelSteps:
         """Call the model while a graph is captured: nothing runs: it is no step, and `capture` notes the calls."""
         if not self.profiler.enabled or capture.is_in_call_of(self):
             return call.plain(*args, **kwargs)
-        me, before = ref(self, swapped_in.pop), swapped_in.get(ref(self))
-        noted: list[NotedCall] = []
-        span = None
+        noting = None
         try:
-            swapped_in[me] = capture
-            noted += [one for one in [call.noted_by(capture) for call in self.calls] if one is not None]
-            for one in noted:
-                one.swap_in()
-            span = capture.begin_model(self, call.describe_captured(args, kwargs))
+            noting = Noting(self, capture)
+            noting.begin(call.describe_captured(args, kwargs))
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             capture.failed(error)
         try:
             return call.plain(*args, **kwargs)
         finally:
-            try:
-                capture.end(span)
-                for one in noted:
-                    one.swap_out()
-                if before is None:
-                    swapped_in.pop(me, None)
-                else:
-                    swapped_in[me] = before
-            except Exception as error:  # noqa: BLE001 - as above
-                self.failed(error)
+            if noting is not None:
+                noting.end()
 
     def run(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model as a step; inside a step of its own it is only called."""

@@ -51,9 +51,21 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
             lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
         )
+    if kind is messages.KernelTimes:  # and these
+        count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
+        return st.tuples(values(int), count, count, values(float), time_ns, time_ns, time_ns).map(
+            lambda drawn: kind(
+                *drawn[:3],
+                mean_ns=float(sum(drawn[4:6])),
+                deviation_ns=drawn[3],
+                min_ns=drawn[4],
+                max_ns=sum(drawn[4:]),
+            )
+        )
     fields = {name: values(hint) for name, hint in get_type_hints(kind).items()}
-    if kind is KernelAttributes:  # sizes and a hash: from zero on
-        fields |= dict.fromkeys(("shared_memory_bytes", "ptx_hash"), st.none() | st.integers(0, codec.U64_MAX))
+    if kind is KernelAttributes:  # sizes, registers and a hash: from zero on
+        sizes = ("shared_memory_bytes", "static_shared_memory_bytes", "registers", "ptx_hash")
+        fields |= dict.fromkeys(sizes, st.none() | st.integers(0, codec.U64_MAX))
     return st.builds(kind, **fields)
 
 

@@ -87,6 +87,8 @@ def graph_columns(
         shown = of(row)
         mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
         name, _, rest = clean(shown.label).partition("  ")
+        if shown.burst is not None:
+            rest += f"  {formatting.in_burst(shown.burst)}"
         category = shown.category
         role = CATEGORY_LOOKS[category].role if category is not None else "strong" if row.parent is None else ""
         return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
@@ -132,7 +134,8 @@ class Graph(View):
     doc = (
         "Layers, the bricks in each, the kernels each brick launched. A kernel shows its launch "
         "(<<<grid,block>>>, shared memory) on a GPU and its backend on a CPU. A time is n/a where a "
-        "node is not timed on its own. Where async tasks, dependencies or transfers are in the graph, the critical "
+        "node is not timed on its own. What `cbtop kernels` measured in a burst stands behind a kernel's launch, "
+        "and is no part of these times. Where async tasks, dependencies or transfers are in the graph, the critical "
         "path is marked and the other nodes show their slack, of the mean run."
     )
     columns_doc = tuple((column.title, column.doc) for column in graph_columns((), tuple, slack=True))

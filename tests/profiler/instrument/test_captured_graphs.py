@@ -103,6 +103,14 @@ def graph_class(world: World) -> Any:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World()
+    play(world, monkeypatch)
+    yield world
+    world.pass_time(10_000_000)
+    uninstall()
+
+
+def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch's CUDA be `world`."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph_class(world))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", [world])
@@ -113,9 +121,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(captured_graphs, "Device", lambda driver: Device(driver, driver.now_ns))
     monkeypatch.setattr(captured_graphs, "device_of", lambda *modules: "cuda")
     monkeypatch.setattr(trouble, "_said", {})
-    yield world
-    world.pass_time(10_000_000)
-    uninstall()
 
 
 def model_of(world: World, layers: int = 4) -> Any:

@@ -1,0 +1,121 @@
+"""The kernels of a burst as rows: per brick, over all layers that have it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cbtop.profiler.graph.nodes import display_name
+from cbtop.protocol.attributes import KernelAttributes
+from cbtop.protocol.messages import KernelBurst, KernelTimes, Node
+from cbtop.protocol.vocabulary import NodeKind
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One kernel of a brick, launched in one way; measured in a burst."""
+
+    name: str
+    launches_per_step: float
+    kernel: KernelAttributes
+    mean_us: float
+    deviation_us: float
+    min_us: float
+    max_us: float
+
+    @property
+    def us_per_step(self) -> float:
+        """The time of all its launches in a step."""
+        return self.mean_us * self.launches_per_step
+
+
+@dataclass(frozen=True, slots=True)
+class BrickKernels:
+    """The kernels of one brick, in the order they were first launched."""
+
+    brick: str
+    label: str
+    layers: int  # that have it; 0: it lies in none
+    kernels: tuple[KernelRow, ...]
+
+    @property
+    def launches_per_step(self) -> float:
+        return sum(row.launches_per_step for row in self.kernels)
+
+    @property
+    def us_per_step(self) -> float:
+        return sum(row.us_per_step for row in self.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseKernels:
+    """The kernels of one phase, in `steps` steps of it."""
+
+    phase: str
+    steps: int
+    bricks: tuple[BrickKernels, ...]
+
+    @property
+    def launches_per_step(self) -> float:
+        return sum(brick.launches_per_step for brick in self.bricks)
+
+    @property
+    def us_per_step(self) -> float:
+        return sum(brick.us_per_step for brick in self.bricks)
+
+
+def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels, ...]:
+    """What `burst` found, by phase and brick. What names a node that is none, or no kernel, is passed over."""
+    phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}
+    layers: dict[tuple[int, str, str], set[int]] = {}
+    for times in burst.kernels:
+        path = _path(nodes, times.node)
+        if len(path) < 3 or path[-1].kind is not NodeKind.KERNEL or path[0].kind is not NodeKind.STEP:
+            continue
+        step, kernel, brick = path[0], path[-1], path[-2]
+        of_brick = phases.setdefault(step.id, {}).setdefault((brick.name, brick.label), {})
+        of_brick.setdefault((kernel.name, kernel.kernel), []).append(times)
+        inside = layers.setdefault((step.id, brick.name, brick.label), set())
+        inside.update(one.id for one in path if one.kind is NodeKind.LAYER)
+    return tuple(
+        PhaseKernels(
+            display_name(nodes[step - 1]),
+            max(one.steps for kernels in bricks.values() for found in kernels.values() for one in found),
+            tuple(
+                BrickKernels(
+                    brick,
+                    label,
+                    len(layers[step, brick, label]),
+                    tuple(_row(name, attributes, found) for (name, attributes), found in kernels.items()),
+                )
+                for (brick, label), kernels in bricks.items()
+            ),
+        )
+        for step, bricks in phases.items()
+    )
+
+
+def _path(nodes: Sequence[Node], node: int) -> list[Node]:
+    """From the outermost in."""
+    found: list[Node] = []
+    at: int | None = node
+    while at is not None and 1 <= at <= len(nodes):
+        found.append(nodes[at - 1])
+        at = nodes[at - 1].parent
+    return found[::-1]
+
+
+def _row(name: str, attributes: KernelAttributes, found: Sequence[KernelTimes]) -> KernelRow:
+    launches = sum(one.launches for one in found)
+    mean_ns = sum(one.launches * one.mean_ns for one in found) / launches
+    squares = sum(one.launches * (one.deviation_ns**2 + one.mean_ns**2) for one in found) / launches
+    return KernelRow(
+        name=name,
+        launches_per_step=sum(one.launches / one.steps for one in found),
+        kernel=attributes,
+        mean_us=mean_ns / 1e3,
+        deviation_us=math.sqrt(max(0.0, squares - mean_ns**2)) / 1e3,
+        min_us=min(one.min_ns for one in found) / 1e3,
+        max_us=max(one.max_ns for one in found) / 1e3,
+    )

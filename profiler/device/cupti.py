@@ -1,0 +1,343 @@
+"""Records of kernels by CUPTI, which torch brings along: by ctypes, no headers, never a library of our own.
+
+Rules
+- CUPTI is open only as long as a window is (kernel_burst.py): open, what is launched, flush, finalize. Registered
+  alone it would lift the host's launches of graphs many times.
+- One owner holds CUPTI in a process: where there is another, `begin` raises CuptiError with TAKEN, and nothing of the
+  other's is touched. A tool that was injected (Nsight) is looked for before.
+- Records are read as bytes at known places. The beginning of a kernel's record has stood since CUPTI of CUDA 12.0
+  (version 18; looked up in the headers of 12.1, 12.8 and 13.0, where later records are only longer). A version that
+  is neither of 12 nor of 13 is refused.
+- Buffers are bounded: beyond MAX_BUFFERS CUPTI drops records, and says how many.
+- Only `Cupti` is asked for by others, so that a test can play it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any, NamedTuple, Protocol
+
+from cbtop.protocol.requests import State
+
+BUFFER_BYTES = 4 << 20  # of some 19,000 kernels
+MAX_BUFFERS = 16
+MAX_NAME_BYTES = 4096
+MAPS = "/proc/self/maps"
+INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")  # what other tools are loaded by
+
+# Kinds of records.
+DRIVER_CALL, RUNTIME_CALL, KERNEL, EXTERNAL = 4, 5, 10, 39
+OF_KERNELS = (KERNEL,)
+OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)  # an external id stands beside a call's record, or nowhere
+_CUSTOM = 3  # of external ids
+
+_KERNEL_BYTES = 160  # what is read of the longer record
+_EXTERNAL_RECORD = struct.Struct("<IIQI")  # kind, whose, external id, correlation id
+_TIMES, _SIZES, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I")
+_REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (
+    struct.Struct("<H"),
+    struct.Struct("<Q"),
+    struct.Struct("<Q"),
+    struct.Struct("<I"),
+)
+_REGISTERS_AT, _TIMES_AT, _SIZES_AT, _CALL_AT, _NAME_AT, _GRAPH_NODE_AT, _GRAPH_AT = 6, 16, 52, 92, 104, 144, 156
+
+_SUCCESS, _MANY_SUBSCRIBERS = 0, 39
+_NO_PRIVILEGES, _NO_PRIVILEGES_IN_A_VM = 35, 40
+_STATES = {
+    _MANY_SUBSCRIBERS: State.TAKEN,
+    _NO_PRIVILEGES: State.NOT_PERMITTED,
+    _NO_PRIVILEGES_IN_A_VM: State.NOT_PERMITTED,
+}
+
+
+class CuptiError(Exception):
+    """CUPTI cannot be had; `state` says it to who asked."""
+
+    def __init__(self, what: str, state: State = State.FAILED) -> None:
+        super().__init__(what)
+        self.state = state
+
+
+class KernelRecord(NamedTuple):
+    """One launch of a kernel as CUPTI recorded it; `graph` is 0 where it was launched by itself."""
+
+    name_at: int
+    start_ns: int
+    end_ns: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int
+    static_bytes: int
+    dynamic_bytes: int
+    call: int
+    graph: int
+    graph_node: int
+
+
+class Link(NamedTuple):
+    """What the call of that number was made for."""
+
+    external: int
+    call: int
+
+
+class Cupti(Protocol):
+    """What is asked of CUPTI; each raises CuptiError where it is refused."""
+
+    def begin(self, kinds: Sequence[int]) -> None:
+        """Own CUPTI, and record these kinds."""
+
+    def end(self) -> None:
+        """Record no more, and fetch what was recorded."""
+
+    def finalize(self) -> None:
+        """Leave nothing of CUPTI in the process."""
+
+    def let_go(self) -> None:
+        """Own it no more, but leave it in the process."""
+
+    def push(self, external: int) -> None:
+        """What the caller's thread calls from now on is made for `external`."""
+
+    def pop(self) -> None:
+        """Undo `push`."""
+
+    def node_number(self, node: int) -> int:
+        """The number of a graph's node among those of its graph, as `graph_node` of records has it."""
+
+    def graph_number(self, executable: int) -> int:
+        """The number of an executable graph, as `graph` of records has it."""
+
+    def records(self) -> Iterator[bytes]:
+        """The records that were fetched, one by one, each as far as it is needed."""
+
+    def text(self, address: int) -> bytes:
+        """The text at an address that a record names, as long as CUPTI is not finalized."""
+
+    @property
+    def dropped(self) -> int:
+        """How many records had no room."""
+
+
+def decoded(raw: bytes) -> KernelRecord | Link | None:
+    """What is in a record; None for other kinds. Raises ValueError where it makes no sense."""
+    if len(raw) < _CALL.size:
+        raise ValueError(f"a record of {len(raw)} bytes")
+    kind = _CALL.unpack_from(raw)[0]
+    if kind == EXTERNAL:
+        if len(raw) < _EXTERNAL_RECORD.size:
+            raise ValueError(f"a record of {len(raw)} bytes")
+        _, whose, external, call = _EXTERNAL_RECORD.unpack_from(raw)
+        return Link(external, call) if whose == _CUSTOM else None
+    if kind != KERNEL:
+        return None
+    if len(raw) < _KERNEL_BYTES:
+        raise ValueError(f"a kernel's record of {len(raw)} bytes")
+    start_ns, end_ns = _TIMES.unpack_from(raw, _TIMES_AT)
+    sizes = _SIZES.unpack_from(raw, _SIZES_AT)
+    if min(sizes[:6]) < 1 or min(sizes) < 0 or not 0 < start_ns <= end_ns < 1 << 63:
+        raise ValueError(f"a kernel of {sizes} from {start_ns} to {end_ns}")
+    return KernelRecord(
+        name_at=_NAME.unpack_from(raw, _NAME_AT)[0],
+        start_ns=start_ns,
+        end_ns=end_ns,
+        grid=sizes[0:3],
+        block=sizes[3:6],
+        registers=_REGISTERS.unpack_from(raw, _REGISTERS_AT)[0],
+        static_bytes=sizes[6],
+        dynamic_bytes=sizes[7],
+        call=_CALL.unpack_from(raw, _CALL_AT)[0],
+        graph=_GRAPH.unpack_from(raw, _GRAPH_AT)[0],
+        graph_node=_GRAPH_NODE.unpack_from(raw, _GRAPH_NODE_AT)[0] & 0xFFFFFFFF,  # above: which executable
+    )
+
+
+_Requested = CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_size_t))
+_Completed = CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_size_t)
+_Called = CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
+
+# Arguments by name; all give a CUptiResult.
+_CALLS: dict[str, tuple[Any, ...]] = {
+    "cuptiActivityDisable": (c_int,),
+    "cuptiActivityEnable": (c_int,),
+    "cuptiActivityFlushAll": (c_uint32,),
+    "cuptiActivityGetNextRecord": (c_void_p, c_size_t, POINTER(c_void_p)),
+    "cuptiActivityGetNumDroppedRecords": (c_void_p, c_uint32, POINTER(c_size_t)),
+    "cuptiActivityPopExternalCorrelationId": (c_int, POINTER(c_uint64)),
+    "cuptiActivityPushExternalCorrelationId": (c_int, c_uint64),
+    "cuptiActivityRegisterCallbacks": (_Requested, _Completed),
+    "cuptiFinalize": (),
+    "cuptiGetGraphExecId": (c_void_p, POINTER(c_uint32)),
+    "cuptiGetGraphNodeId": (c_void_p, POINTER(c_uint64)),
+    "cuptiGetResultString": (c_int, POINTER(c_char_p)),
+    "cuptiGetVersion": (POINTER(c_uint32),),
+    "cuptiSubscribe": (POINTER(c_void_p), _Called, c_void_p),
+    "cuptiUnsubscribe": (c_void_p,),
+}
+
+
+def library_path() -> str:
+    """The libcupti that this process has loaded, as torch does; "" where it has none."""
+    with open(MAPS, encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            path = line.rstrip("\n").split(maxsplit=5)[5:]
+            if path and os.path.basename(path[0]).startswith("libcupti.so"):
+                return path[0]
+    return ""
+
+
+def is_known(version: int) -> bool:
+    """Whether the records of CUPTI of this version are laid out as they are read here."""
+    return 18 <= version < 100 or 130000 <= version < 140000
+
+
+class TorchsCupti:
+    """CUPTI as torch has loaded it. Raises CuptiError where there is none that is known, or another tool has it."""
+
+    def __init__(self) -> None:
+        taken = [name for name in INJECTED if os.environ.get(name)]
+        if taken:
+            raise CuptiError(f"a tool was injected ({taken[0]})", State.TAKEN)
+        path = library_path()
+        if not path:
+            raise CuptiError("torch has loaded no libcupti.so", State.NO_CUPTI)
+        try:
+            library = ctypes.CDLL(path)
+            self._functions: dict[str, Any] = {name: getattr(library, name) for name in _CALLS}
+        except (OSError, AttributeError) as error:
+            raise CuptiError(str(error), State.NO_CUPTI) from error
+        for name, arguments in _CALLS.items():
+            self._functions[name].argtypes, self._functions[name].restype = arguments, c_int
+        version = c_uint32()
+        self._call("cuptiGetVersion", byref(version))
+        if not is_known(version.value):
+            raise CuptiError(f"its version is {version.value}", State.UNKNOWN_CUPTI)
+        self._text_of = ctypes.CDLL(None).strnlen
+        self._text_of.argtypes, self._text_of.restype = (c_void_p, c_size_t), c_size_t
+        self._callbacks = _Requested(self._requested), _Completed(self._completed), _Called(_pass_over)
+        self._subscriber = c_void_p()
+        self._kinds: list[int] = []
+        self._buffers: dict[int, Any] = {}  # that CUPTI may write, by address
+        self._full: list[tuple[int, int]] = []  # address, and how much of it was written
+        self._is_begun = False
+        self.dropped = 0
+
+    def begin(self, kinds: Sequence[int]) -> None:
+        self._call("cuptiSubscribe", byref(self._subscriber), self._callbacks[2], None)
+        self._is_begun = True
+        self.dropped = 0
+        try:
+            self._call("cuptiActivityRegisterCallbacks", self._callbacks[0], self._callbacks[1])
+            for kind in kinds:
+                self._call("cuptiActivityEnable", kind)
+                self._kinds.append(kind)
+        except BaseException:
+            try:
+                self.end()
+            finally:
+                self.finalize()
+            raise
+
+    def end(self) -> None:
+        while self._kinds:
+            self._call("cuptiActivityDisable", self._kinds.pop())
+        self._call("cuptiActivityFlushAll", 0)
+        dropped = c_size_t()
+        self._call("cuptiActivityGetNumDroppedRecords", None, 0, byref(dropped))
+        self.dropped += dropped.value
+
+    def finalize(self) -> None:
+        if self._is_begun:
+            self._is_begun = False
+            self._call("cuptiFinalize")
+            self._buffers.clear()
+            self._full.clear()
+
+    def let_go(self) -> None:
+        if self._is_begun:
+            self._is_begun = False
+            _left_on.append(self)  # it may yet be called back
+            self._call("cuptiUnsubscribe", self._subscriber)
+
+    def push(self, external: int) -> None:
+        self._call("cuptiActivityPushExternalCorrelationId", _CUSTOM, external)
+
+    def pop(self) -> None:
+        last = c_uint64()
+        self._call("cuptiActivityPopExternalCorrelationId", _CUSTOM, byref(last))
+
+    def node_number(self, node: int) -> int:
+        found = c_uint64()
+        self._call("cuptiGetGraphNodeId", node, byref(found))
+        return found.value & 0xFFFFFFFF
+
+    def graph_number(self, executable: int) -> int:
+        found = c_uint32()
+        self._call("cuptiGetGraphExecId", executable, byref(found))
+        return found.value
+
+    def records(self) -> Iterator[bytes]:
+        following = self._functions["cuptiActivityGetNextRecord"]
+        for address, size_bytes in self._full:
+            at, end = c_void_p(), address + size_bytes
+            while following(address, size_bytes, byref(at)) == _SUCCESS:
+                begin = at.value or 0
+                if not address <= begin < end:
+                    break
+                yield ctypes.string_at(begin, min(_KERNEL_BYTES, end - begin))
+
+    def text(self, address: int) -> bytes:
+        return ctypes.string_at(address, self._text_of(address, MAX_NAME_BYTES)) if address else b""
+
+    def _requested(self, buffer: Any, size_bytes: Any, most: Any) -> None:
+        """CUPTI wants a buffer: without one it drops what it would write there."""
+        buffer[0], size_bytes[0], most[0] = None, 0, 0
+        if len(self._buffers) < MAX_BUFFERS:
+            room = (c_uint64 * (BUFFER_BYTES // 8))()
+            address = ctypes.addressof(room)
+            self._buffers[address] = room
+            buffer[0], size_bytes[0] = address, BUFFER_BYTES
+
+    def _completed(self, _context: Any, _stream: int, buffer: int, _size_bytes: int, written_bytes: int) -> None:
+        if buffer in self._buffers:
+            self._full.append((buffer, min(written_bytes, BUFFER_BYTES)))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        result = self._functions[name](*arguments)
+        if result != _SUCCESS:
+            text = c_char_p()
+            self._functions["cuptiGetResultString"](result, byref(text))
+            why = text.value.decode(errors="replace") if text.value else str(result)
+            raise CuptiError(f"{name}: {why}", _STATES.get(result, State.FAILED))
+
+
+_left_on: list[TorchsCupti] = []
+
+
+def _pass_over(_data: Any, _domain: int, _which: int, _called: Any) -> None:
+    """No call is subscribed to: this is never called."""
+
+
+def demangled(name: bytes) -> str:
+    """The name of a C++ function as it is written; others as they are."""
+    if name.startswith(b"_Z"):
+        try:
+            demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+        except (OSError, AttributeError):
+            return name.decode(errors="replace")
+        demangle.argtypes, demangle.restype = (c_char_p, c_void_p, c_void_p, POINTER(c_int)), c_void_p
+        status = c_int()
+        found = demangle(name, None, None, byref(status))
+        if found:
+            try:
+                return ctypes.string_at(found).decode(errors="replace")
+            finally:
+                free = ctypes.CDLL(None).free
+                free.argtypes, free.restype = (c_void_p,), None
+                free(found)
+    return name.decode(errors="replace")

@@ -1,0 +1,289 @@
+"""Kernels in a few steps that CUPTI records on demand: which ran for which brick, how it was launched, how long.
+
+Rules
+- A window is one step: CUPTI is opened for it, and finalized at its end. Between two steps nothing of it is there.
+- A graph that is replayed in a window runs as an executable of our own, made for it and destroyed at its end: one
+  that was launched while kernels are recorded may die when CUPTI is finalized. Where a graph that is not ours ran
+  all the same, CUPTI is let go but not finalized, and there is no other burst in the process.
+- Where a kernel ran: in a graph its node says it, elsewhere the number that stood beside the call that launched it.
+- What a burst keeps is bounded, and so is the time in which a step's end is waited for; what is beyond is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from cbtop.profiler.device.cupti import (
+    OF_CALLS,
+    OF_KERNELS,
+    Cupti,
+    CuptiError,
+    KernelRecord,
+    decoded,
+    demangled,
+)
+from cbtop.profiler.device.driver import Driver
+from cbtop.protocol.attributes import Grid
+from cbtop.protocol.requests import State
+
+MAX_KERNELS = 5_000  # of a burst, told apart by where and how they ran
+MAX_RECORDS = 200_000  # of a window, of any kind
+WAIT_S = 10.0  # for a step to end on the device
+NAP_S = 200e-6
+OURS = "cbtop_"  # how the names of our own kernels begin
+MAX_NAME_CHARS = 160
+
+Keys = tuple[Hashable, ...]  # where something runs: from the step down
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel as it is launched."""
+
+    name: str
+    grid: Grid
+    block: Grid
+    registers: int
+    static_bytes: int
+    dynamic_bytes: int
+
+
+class Durations:
+    """How often a kernel was launched, and how long it took."""
+
+    __slots__ = ("count", "max_ns", "min_ns", "sum_ns", "sum_of_squares")
+
+    def __init__(self) -> None:
+        self.count = self.sum_ns = self.sum_of_squares = self.max_ns = 0
+        self.min_ns = 1 << 62
+
+    def add(self, duration_ns: int) -> None:
+        self.count += 1
+        self.sum_ns += duration_ns
+        self.sum_of_squares += duration_ns * duration_ns
+        self.min_ns, self.max_ns = min(self.min_ns, duration_ns), max(self.max_ns, duration_ns)
+
+    @property
+    def mean_ns(self) -> float:
+        return min(max(self.sum_ns / self.count, self.min_ns), self.max_ns)
+
+    @property
+    def deviation_ns(self) -> float:
+        return math.sqrt(max(0, self.count * self.sum_of_squares - self.sum_ns * self.sum_ns)) / self.count
+
+
+class KernelBurst:
+    """What the windows of a burst have found so far."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[tuple[Keys, Kernel], Durations] = {}
+        self.steps: Counter[Hashable] = Counter()  # by their key
+        self.unplaced = self.lost = self.left_out = 0
+
+    def add(self, keys: Keys, kernel: Kernel, duration_ns: int) -> None:
+        """It ran there."""
+        found = self.kernels.get((keys, kernel))
+        if found is None:
+            if len(self.kernels) >= MAX_KERNELS:
+                self.left_out += 1
+                return
+            found = self.kernels[keys, kernel] = Durations()
+        found.add(duration_ns)
+
+
+class Window:
+    """One step in which kernels are recorded, from `begin` to `end`, both by the thread that runs it."""
+
+    def __init__(self, cupti: Cupti, driver: Driver, *, has_calls: bool) -> None:
+        self._cupti, self._driver = cupti, driver
+        self._kinds = OF_CALLS if has_calls else OF_KERNELS
+        self._places: list[Keys] = []
+        self._open: list[int] = []  # numbers of places, the innermost last
+        self._executables: list[int] = []
+        self._of_node: dict[tuple[int, int], Keys] = {}  # by executable and node
+        self._streams: dict[int, None] = {}
+        self.is_on = False
+        self.is_left_on = False  # CUPTI is let go, and stays in the process
+
+    def begin(self) -> None:
+        """Record from here on, also again where it was ended meanwhile. Raises CuptiError."""
+        self._cupti.begin(self._kinds)
+        self.is_on = True
+        for number in self._open:
+            self._cupti.push(number)
+
+    def enter(self, keys: Keys) -> None:
+        """What is launched from now on is launched there."""
+        self._places.append(keys)
+        number = len(self._places)
+        self._open.append(number)
+        if self.is_on:
+            self._cupti.push(number)
+
+    def leave(self) -> None:
+        """Undo `enter`."""
+        if self._open:
+            self._open.pop()
+            if self.is_on:
+                self._cupti.pop()
+
+    def launch(self, graph: int, keys_of: Callable[[int], Keys | None], stream: int) -> None:
+        """Launch `graph` as an executable of its own; `keys_of` says where each of its nodes belongs."""
+        driver, cupti = self._driver, self._cupti
+        with driver.relaxed():
+            executable = driver.instantiate(graph)
+        self._executables.append(executable)
+        self._streams[stream] = None
+        number = cupti.graph_number(executable)
+        for node in driver.nodes(graph):
+            keys = keys_of(node)
+            if keys is not None:
+                self._of_node[number, cupti.node_number(node)] = keys
+        driver.launch_graph(executable, stream)
+
+    def end(self, stream: int, burst: KernelBurst) -> None:
+        """Record no more, and add what was recorded; nothing is left behind. Raises CuptiError."""
+        if not self.is_on:
+            return
+        self.is_on = False
+        is_through = False
+        try:
+            self._streams[stream] = None
+            is_through = self._wait()
+            self._cupti.end()
+            kernels = self._read(burst)
+            ours = {number for number, _ in self._of_node}
+            self.is_left_on = not is_through or any([one.graph and one.graph not in ours for one in kernels])
+        except BaseException:  # also of a signal handler of the host's, while it is waited
+            self.is_left_on = True
+            is_through = is_through or self._wait()
+            self.is_left_on = not is_through
+            raise
+        finally:
+            self._of_node.clear()
+            self._close(is_through=is_through)
+        if not is_through:
+            raise CuptiError(f"a step did not end within {WAIT_S:g} s")
+
+    def _wait(self) -> bool:
+        """Until all that was launched has ended; whether it has."""
+        deadline_s = time.monotonic() + WAIT_S
+        with self._driver.relaxed():  # another thread may capture
+            for stream in self._streams:
+                while not self._driver.is_done(stream):
+                    if time.monotonic() > deadline_s:
+                        return False
+                    time.sleep(NAP_S)
+        return True
+
+    def _read(self, burst: KernelBurst) -> list[KernelRecord]:
+        kernels: list[KernelRecord] = []
+        external: dict[int, int] = {}  # by call
+        for count, raw in enumerate(self._cupti.records()):
+            if count >= MAX_RECORDS:
+                burst.lost += 1
+                continue
+            try:
+                found = decoded(raw)
+            except ValueError:
+                burst.lost += 1
+                continue
+            if isinstance(found, KernelRecord):
+                kernels.append(found)
+            elif found is not None:
+                external[found.call] = found.external
+        burst.lost += self._cupti.dropped
+        names: dict[int, str] = {}
+        for one in kernels:
+            keys = self._of_node.get((one.graph, one.graph_node)) if one.graph else None
+            number = external.get(one.call, 0)
+            if keys is None and not one.graph and 0 < number <= len(self._places):
+                keys = self._places[number - 1]
+            name = names.get(one.name_at)
+            if name is None:
+                name = names[one.name_at] = short(demangled(self._cupti.text(one.name_at)))
+            if name.startswith(OURS):
+                continue
+            if keys is None:
+                burst.unplaced += 1
+                continue
+            kernel = Kernel(name, one.grid, one.block, one.registers, one.static_bytes, one.dynamic_bytes)
+            burst.add(keys, kernel, one.end_ns - one.start_ns)
+        return kernels
+
+    def _close(self, *, is_through: bool) -> None:
+        try:
+            if is_through:  # else one may run still
+                while self._executables:
+                    self._driver.destroy_executable(self._executables.pop())
+        finally:
+            if self.is_left_on:
+                self._cupti.let_go()
+            else:
+                self._cupti.finalize()
+
+
+def left_on() -> CuptiError:
+    """Why there is no burst in a process where CUPTI could not be finalized."""
+    return CuptiError("CUPTI was left in this process", State.LEFT_ON)
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+_ARGUMENTS = re.compile(r"\([^()]*\)(?: const)?")
+_LAMBDAS = re.compile(r"::(?:\{[^{}]*\}|operator\b|'[^']*')")
+_NAMESPACES = re.compile(r"\b[A-Za-z_]\w*::")
+_SPACES = re.compile(r"\s+")
+
+
+def short(name: str) -> str:
+    """A kernel's name to be read: no result, arguments or namespaces, template arguments as far as there is room."""
+    name = _SPACES.sub(" ", name.replace("(anonymous namespace)::", ""))
+    for pattern in (_ARGUMENTS, _LAMBDAS, _NAMESPACES):
+        before = ""
+        while before != name:
+            before, name = name, pattern.sub("", name)
+    name = _without_result(name.replace("> >", ">>").replace("> >", ">>").strip()) or "kernel"
+    depth = _depth(name)
+    while len(name) > MAX_NAME_CHARS and depth > 0:  # the innermost go first
+        depth -= 1
+        name = _cut(name, depth)
+    return name if len(name) <= MAX_NAME_CHARS else name[: MAX_NAME_CHARS - 1] + "…"
+
+
+def _without_result(name: str) -> str:
+    level = 0
+    for at in range(len(name) - 1, -1, -1):
+        level += {">": 1, "<": -1}.get(name[at], 0)
+        if name[at] == " " and not level:
+            return name[at + 1 :]
+    return name
+
+
+def _depth(name: str) -> int:
+    level = deepest = 0
+    for character in name:
+        level += {"<": 1, ">": -1}.get(character, 0)
+        deepest = max(deepest, level)
+    return deepest
+
+
+def _cut(name: str, depth: int) -> str:
+    """What lies more than `depth` template arguments deep is "…"."""
+    found: list[str] = []
+    level = 0
+    for character in name:
+        if character == "<":
+            level += 1
+            if level == depth + 1:
+                found.append("<…>")
+        if level <= depth:
+            found.append(character)
+        if character == ">" and level:
+            level -= 1
+    return "".join(found)

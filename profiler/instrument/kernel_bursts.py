@@ -1,0 +1,320 @@
+"""Bursts: for a few steps that a command asks for, kernels are recorded, and each is put under its brick.
+
+Rules
+- A process looks once a step at what it is asked (`cbtop.protocol.requests`); where nobody asks, that is all.
+- A step of a burst is a call of a model or of its runner, or a replay of a captured graph outside of both. It is in
+  no statistics: it would be longer than others. Calls of modules are noted in it as while a graph is captured.
+- At the end of each the host waits for its device: a burst is for looking, not for running.
+- A graph that is not looked into is replayed by the host with CUPTI away: of what runs in it nothing is shown.
+- Whatever fails ends the burst in one line, and who asked is told; the host's step has run as it would have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from _thread import get_ident
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cbtop.profiler.definitions import KernelDefinition
+from cbtop.profiler.device.cupti import Cupti, CuptiError, TorchsCupti
+from cbtop.profiler.device.driver import CudaDriver, Driver
+from cbtop.profiler.device.graph_surgery import Order
+from cbtop.profiler.device.kernel_burst import KernelBurst, Keys, Window, left_on
+from cbtop.profiler.instrument.capturing import OTHER, Capture, Span
+from cbtop.profiler.instrument.trouble import ours
+from cbtop.profiler.instrument.wrapping import Timed
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.messages import KernelBurst as Found
+from cbtop.protocol.messages import KernelTimes
+from cbtop.protocol.requests import Answer, Request, State, number_of, request_of
+from cbtop.protocol.ring import NO_NODE
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.profiler import BrickProfiler
+
+BACKEND = "cuda, by CUPTI"
+_FAILED = "kernels are not recorded"
+
+# A test that plays a device puts its own here.
+new_cupti: Callable[[], Cupti] = TorchsCupti
+new_driver: Callable[[], Driver] = CudaDriver
+is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
+
+_one_at_a_time = threading.Lock()  # CUPTI has one owner in a process
+_here: dict[int, Recording] = {}  # the step of a burst that each thread is in
+_is_left_on = False
+
+
+class Recording:
+    """One step of a burst, in the thread that runs it."""
+
+    def __init__(self, bursts: Bursts, window: Window, step: Hashable, stream: int) -> None:
+        self.bursts = bursts
+        self.window = window
+        self.step = step  # its key
+        self.stream = stream  # that it runs on
+
+    def launch(self, graph: int, places: Places, stream: int) -> None:
+        """Launch a captured graph as an executable of ours."""
+        self.window.launch(graph, lambda node: places.of(node, self.step), stream)
+
+    def end(self) -> None:
+        """It has run: wait for the device, and keep what was recorded."""
+        global _is_left_on
+        error: Exception | None = None
+        try:
+            self.window.end(self.stream, self.bursts.burst)
+        except Exception as trouble:  # noqa: BLE001 - trouble of ours is not the host's
+            error = trouble
+        finally:
+            _here.pop(get_ident(), None)
+            _is_left_on |= self.window.is_left_on
+            _one_at_a_time.release()
+        if error is None:
+            self.bursts.recorded(self.step)
+        else:
+            self.bursts.refuse(error)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """`with recording.paused():` nothing of CUPTI is there."""
+        try:
+            self.window.end(self.stream, self.bursts.burst)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.bursts.refuse(error)
+        try:
+            yield
+        finally:
+            if self.bursts.is_running and not self.window.is_left_on:
+                try:
+                    self.window.begin()
+                except Exception as error:  # noqa: BLE001 - as above
+                    self.bursts.refuse(error)
+
+
+class Bursts:
+    """The bursts of one profiler's process: what is asked, found and answered."""
+
+    def __init__(self, profiler: BrickProfiler) -> None:
+        self._profiler = weakref.ref(profiler)
+        recorder = profiler._recorder
+        self._recorder = recorder if isinstance(recorder, RingRecorder) else None
+        self._looked_at = 0  # the word that is done with
+        self._request: Request | None = None
+        self.burst = KernelBurst()
+        if self._recorder is not None:
+            self._recorder.answer(Answer(0, State.LISTENING).word())
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the step that begins is one of a burst."""
+        recorder = self._recorder
+        if recorder is None:
+            return False
+        word = recorder.asked
+        return word != self._looked_at and self._look(word)
+
+    @property
+    def is_running(self) -> bool:
+        return self._request is not None
+
+    def _look(self, word: int) -> bool:
+        if self._request is not None and self._request.word() == word:
+            return True
+        self._request, self._looked_at = None, word
+        if not word:  # it was taken back
+            return False
+        request = request_of(word)
+        if request is None:
+            self._answer(Answer(number_of(word), State.NOT_UNDERSTOOD))
+            return False
+        self._request, self._looked_at = request, 0
+        self.burst = KernelBurst()
+        self._answer(Answer(request.number, State.RUNNING))
+        return True
+
+    def begin(self, step: Hashable, steps: Timed, *, has_calls: bool) -> Recording | None:
+        """Record the step of that key, which begins; None where it cannot be, which is said to who asked."""
+        if _is_left_on:
+            self.refuse(left_on())
+            return None
+        if not is_on_cuda():
+            self.refuse(CuptiError("its model does not lie on a CUDA device", State.NOT_ON_CUDA))
+            return None
+        if torch.cuda._is_in_bad_fork() or not _one_at_a_time.acquire(blocking=False):
+            return None
+        try:
+            window = Window(new_cupti(), new_driver(), has_calls=has_calls)
+            recording = Recording(self, window, step, _stream())
+            window.begin()
+            _here[get_ident()] = recording
+            around: Any = steps.path.position.step
+            if around is not None:  # it would be longer than others
+                around.cancel()
+        except BaseException as error:
+            _one_at_a_time.release()
+            if not isinstance(error, Exception):
+                raise
+            self.refuse(error)
+            return None
+        return recording
+
+    def recorded(self, step: Hashable) -> None:
+        """A step of that key was."""
+        request = self._request
+        if request is None:
+            return
+        self.burst.steps[step] += 1
+        done = sum(self.burst.steps.values())
+        if done < request.steps:
+            self._answer(Answer(request.number, State.RUNNING, done))
+            return
+        self._request, self._looked_at = None, request.word()
+        try:
+            self._announce(request)
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            ours(error, _FAILED)
+            self._answer(Answer(request.number, State.FAILED))
+        else:
+            self._answer(Answer(request.number, State.DONE, done))
+
+    def refuse(self, error: Exception) -> None:
+        """The burst ends, for `error`."""
+        request, self._request = self._request, None
+        if request is not None:
+            self._looked_at = request.word()
+            state = error.state if isinstance(error, CuptiError) else State.FAILED
+            self._answer(Answer(request.number, state))
+        ours(error, _FAILED)
+
+    def _announce(self, request: Request) -> None:
+        """Let every kernel be a node under its brick, and say what was measured of it."""
+        profiler = self._profiler()
+        if profiler is None:
+            return
+        burst, found = self.burst, []
+        root: Any = profiler._path.position.scope
+        while root.parent is not None:
+            root = root.parent
+        for (keys, kernel), durations in burst.kernels.items():
+            definition = KernelDefinition(
+                kernel.name,
+                BACKEND,
+                grid=kernel.grid,
+                block=kernel.block,
+                shared_memory_bytes=kernel.dynamic_bytes,
+                static_shared_memory_bytes=kernel.static_bytes,
+                registers=kernel.registers,
+            )
+            scope = root
+            for key in (*keys, definition):
+                scope = scope.children.get(key) or profiler._scopes.define(scope, key)
+            if scope.node <= NO_NODE:
+                burst.left_out += durations.count
+                continue
+            found.append(
+                KernelTimes(
+                    node=scope.node,
+                    steps=burst.steps[keys[0]],
+                    launches=durations.count,
+                    mean_ns=durations.mean_ns,
+                    deviation_ns=durations.deviation_ns,
+                    min_ns=durations.min_ns,
+                    max_ns=durations.max_ns,
+                )
+            )
+        steps = sum(burst.steps.values())
+        profiler.announce(Found(request.number, steps, tuple(found), burst.unplaced, burst.lost, burst.left_out))
+        self.burst = KernelBurst()
+
+    def _answer(self, answer: Answer) -> None:
+        if self._recorder is not None:
+            self._recorder.answer(answer.word())
+
+
+_bursts: weakref.WeakKeyDictionary[BrickProfiler, Bursts] = weakref.WeakKeyDictionary()
+
+
+def bursts_of(profiler: BrickProfiler) -> Bursts:
+    """Those of the process as `profiler` records it."""
+    found = _bursts.get(profiler)
+    if found is None:
+        found = _bursts[profiler] = Bursts(profiler)
+    return found
+
+
+def recording_here() -> Recording | None:
+    """The step of a burst that the caller is in."""
+    return _here.get(get_ident()) if _here else None
+
+
+def _stream() -> int:
+    return int(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+
+
+class PlacedCalls(Capture):
+    """Calls in a step of a burst: what is launched in each, is launched there."""
+
+    def __init__(self, recording: Recording, labelled: Callable[[Any], Any]) -> None:
+        super().__init__(lambda: None)
+        self._recording = recording
+        self._labelled = labelled
+        self._around: list[Keys] = [(recording.step,)]
+
+    def begin(self, key: Hashable, module: nn.Module | None) -> Span | None:
+        span = super().begin(key, module)
+        if span is not None:
+            keys = self._around[-1] if key is None else (*self._around[-1], key)
+            self._around.append(keys)
+            self._recording.window.enter(_place(keys))
+        return span
+
+    def end(self, span: Span | None, elements: int = 0) -> None:
+        before = len(self._open)
+        super().end(span, elements)
+        for _ in range(before - len(self._open)):
+            self._around.pop()
+            self._recording.window.leave()
+
+    def start_brick(self, brick: Hashable, /) -> Span | None:
+        return self.begin(self._labelled(brick), None)
+
+    def failed(self, error: Exception) -> None:
+        self._recording.bursts.refuse(error)
+
+
+# --- captured graphs ------------------------------------------------------------------------------------------------
+
+
+class Places:
+    """Where each node of a captured graph belongs, from its step down."""
+
+    def __init__(self, driver: Driver, graph: int, spans: Sequence[Span]) -> None:
+        order = Order(driver, graph)
+        self._of: dict[int, Keys] = dict.fromkeys(order.nodes, (OTHER,))
+        self._put(order, spans, ())
+
+    def of(self, node: int, step: Hashable) -> Keys:
+        """All keys, from that of the step that it runs in."""
+        return (step, *self._of.get(node, (OTHER,)))
+
+    def _put(self, order: Order, spans: Sequence[Span], around: Keys) -> None:
+        for span in spans:
+            keys = around if span.key is None else (*around, span.key)
+            if span.begin is not None and span.end is not None:
+                for node in order.between(span.begin, span.end):
+                    self._of[node] = _place(keys)
+            self._put(order, span.inside, keys)
+
+
+def _place(keys: Keys) -> Keys:
+    """What is launched in a step or layer, but in no brick, is another kernel there."""
+    is_brick = bool(keys) and not isinstance(keys[-1], tuple)
+    return keys if is_brick else (*keys, OTHER)

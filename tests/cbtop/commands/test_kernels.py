@@ -1,0 +1,241 @@
+"""`cbtop kernels`: a process is asked, what it answers is waited for, and its kernels are printed per brick."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from cbtop.cli import main
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.messages import KernelBurst, KernelTimes
+from cbtop.protocol.requests import WHY, Answer, Request, State, request_of
+from cbtop.protocol.vocabulary import BrickId, NodeKind
+from tests.integration.hosts import DEADLINE_S
+
+GEMM = KernelDefinition(
+    "nvjet_tst_64x8",
+    "cuda, by CUPTI",
+    grid=(4, 6, 1),
+    block=(384, 1, 1),
+    shared_memory_bytes=164308,
+    static_shared_memory_bytes=0,
+    registers=168,
+)
+NORM = KernelDefinition(
+    "vectorized_layer_norm_kernel<BFloat16, float, true, and_many_more_template_arguments_of_it>",
+    "cuda, by CUPTI",
+    grid=(1, 1, 1),
+    block=(32, 4, 1),
+    shared_memory_bytes=24,
+    static_shared_memory_bytes=16,
+    registers=27,
+)
+
+
+class Host:
+    """A process that answers: its recorder, and a thread that looks at what it is asked as its steps would."""
+
+    def __init__(self, directory: Path, answer: Callable[[Host, Request], None]) -> None:
+        self.recorder = RingRecorder(directory)
+        self.profiler = BrickProfiler(recorder=self.recorder)
+        self._answer = answer
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.step = (NodeKind.STEP, "decode")
+        self.bricks = [BrickDefinition.of(BrickId.DOWN_PROJECTION), BrickDefinition.of(BrickId.RMS_NORM)]
+        with self.profiler.step("decode", 1):
+            for layer in range(2):
+                with self.profiler.layer(layer):
+                    for brick in self.bricks:
+                        with self.profiler.brick(brick):
+                            pass
+        self.recorder.answer(Answer(0, State.LISTENING).word())
+
+    def __enter__(self) -> Host:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self.profiler.close()
+
+    def _look(self) -> None:
+        seen = 0
+        while not self._is_over.wait(0.01):
+            word = self.recorder.asked
+            if word not in (seen, 0):
+                seen = word
+                request = request_of(word)
+                assert request is not None
+                self._answer(self, request)
+
+    def say(self, number: int, state: State, steps: int = 0) -> None:
+        self.recorder.answer(Answer(number, state, steps).word())
+
+    def kernels(self, number: int, steps: int, lost: int = 0) -> None:
+        """Say what a burst would."""
+        root = self.profiler._path.position.scope
+        found = []
+        for layer in range(2):
+            for brick, kernel in zip(self.bricks, (GEMM, NORM), strict=True):
+                scope = root
+                for key in (self.step, (NodeKind.LAYER, layer), brick, kernel):
+                    scope = scope.children.get(key) or self.profiler._scopes.define(scope, key)
+                mean_ns = 1000.0 * (1 + layer)
+                found.append(KernelTimes(scope.node, steps, 2 * steps, mean_ns, 100.0, 900, 2500))
+        self.profiler.announce(KernelBurst(number, steps, tuple(found), unplaced=4, lost=lost))
+
+
+def answers(host: Host, request: Request) -> None:
+    host.say(request.number, State.RUNNING)
+    host.kernels(request.number, request.steps)
+    host.say(request.number, State.DONE, request.steps)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "run"
+    path.mkdir(mode=0o700)
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(path))
+    monkeypatch.setenv("COLUMNS", "160")
+    return path
+
+
+def test_kernels_are_printed_per_brick_with_launches_shape_and_times(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Host(directory, answers):
+        assert main(["kernels", "--steps", "5", "--timeout", f"{DEADLINE_S:g}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"decode: 5 steps recorded of pid {os.getpid()}, 8 launches a step, 12.00 µs in kernels"
+    assert [line.split()[:3] for line in lines if "layers" in line] == [
+        ["DownProjection", "(2", "layers)"],
+        ["RmsNorm", "(2", "layers)"],
+    ]
+    gemm = next(line for line in lines if "nvjet" in line).split()
+    assert gemm == [
+        "nvjet_tst_64x8",
+        "4",
+        "4×6×1",
+        "384×1×1",
+        "168",
+        "0+164,308",
+        "1.50",
+        "0.51",
+        "0.90",
+        "2.50",
+        "6.00",
+    ]
+    norm = next(line for line in lines if "vectorized" in line)
+    assert "…" in norm
+    assert len(norm) <= 160
+    assert any("4 launches in no call" in line for line in lines)
+    assert any("in no other times" in line for line in lines)
+
+
+def test_the_same_is_printed_as_json(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Host(directory, answers) as host:
+        assert main(["kernels", "--json", "--source", str(os.getpid()), "--timeout", f"{DEADLINE_S:g}"]) == 0
+        del host
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["steps"], document["unplaced_launches"]) == ("cbtop.kernels/1", 3, 4)
+    (phase,) = document["phases"]
+    assert (phase["phase"], phase["steps"], phase["launches_per_step"]) == ("decode", 3, 8)
+    brick = phase["bricks"][1]
+    assert (brick["brick"], brick["layers"], brick["launches_per_step"]) == ("RmsNorm", 2, 4)
+    (kernel,) = brick["kernels"]
+    assert kernel["name"] == NORM.name
+    assert (kernel["grid"], kernel["block"], kernel["registers"]) == ([1, 1, 1], [32, 4, 1], 27)
+    assert (kernel["shared_memory_bytes"], kernel["static_shared_memory_bytes"]) == (24, 16)
+    assert kernel["mean_us"] == pytest.approx(1.5)
+    assert kernel["us_per_step"] == pytest.approx(6)
+    assert brick["us_per_step"] == pytest.approx(6)
+
+
+@pytest.mark.parametrize("state", [state for state in State if state.is_refused])
+def test_a_refusal_is_one_line_with_its_reason(
+    directory: Path, capsys: pytest.CaptureFixture[str], state: State
+) -> None:
+    with Host(directory, lambda host, request: host.say(request.number, state)):
+        assert main(["kernels", "--timeout", f"{DEADLINE_S:g}"]) == 1
+    said = capsys.readouterr()
+    assert not said.out
+    assert f"pid {os.getpid()} refuses: {WHY[state]}" in said.err
+
+
+def test_a_process_that_takes_no_requests_is_not_asked(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Host(directory, answers) as host:
+        host.recorder.answer(0)
+        assert main(["kernels"]) == 1
+    assert "takes no requests" in capsys.readouterr().err
+
+
+def test_an_idle_process_is_waited_for_and_the_request_taken_back(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Host(directory, lambda host, request: None) as host:
+        assert main(["kernels", "--timeout", "0.2"]) == 3
+        assert host.recorder.asked == 0
+    assert "begun no step" in capsys.readouterr().err
+
+
+def test_an_answer_that_makes_no_sense_is_one_line(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Host(directory, lambda host, request: host.recorder.answer(-1)):
+        assert main(["kernels", "--timeout", f"{DEADLINE_S:g}"]) == 1
+    assert "run the same cbtop on both sides" in capsys.readouterr().err
+
+
+def test_where_nothing_runs_that_is_said(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels"]) == 3
+    assert "nothing runs here" in capsys.readouterr().err
+
+
+def test_of_several_processes_one_is_to_be_chosen(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Host(directory, answers), Host(directory, answers):
+        assert main(["kernels"]) == 2
+        assert "choose one by --source" in capsys.readouterr().err
+        assert main(["kernels", "--source", "999999"]) == 3
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "1001", "three", "99999999999"])
+def test_steps_are_bounded(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["kernels", "--steps", steps])
+    assert "number from 1 to 1000" in capsys.readouterr().err
+
+
+def test_the_graph_shows_the_kernels_of_the_last_burst_and_their_times_are_named(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Host(directory, answers):
+        assert main(["kernels", "--timeout", f"{DEADLINE_S:g}"]) == 0
+        capsys.readouterr()
+        shown = ["--headless", "--once", "--phase", "decode", "--timeout", f"{DEADLINE_S:g}"]
+        assert main([*shown, "--view", "tree"]) == 0
+        text = capsys.readouterr().out
+        assert main([*shown, "--format", "json"]) == 0
+        graph = json.loads(capsys.readouterr().out)["sources"][0]["graph"]
+    line = next(line for line in text.splitlines() if "nvjet" in line)
+    assert "<<<4,384,1>>> smem=164308B  [1.00 µs ± 0.10, 2 a step, in a burst of 3 steps]" in line
+    kernel = next(node for node in graph if node["name"] == "nvjet_tst_64x8")
+    assert kernel["burst"] == {
+        "steps": 3,
+        "launches": 6,
+        "mean_us": 1.0,
+        "deviation_us": 0.1,
+        "min_us": 0.9,
+        "max_us": 2.5,
+    }
+    assert kernel["count"] is None  # it is part of no other times
+    assert kernel["registers"] == 168
