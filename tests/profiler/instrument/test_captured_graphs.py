@@ -715,6 +715,20 @@ def test_what_the_device_has_not_told_when_the_model_is_detached_is_counted_as_l
     world.pass_time(2_000_000_000)
 
 
+def test_the_books_close_where_replays_of_one_graph_are_recorded_behind_later_ones_of_another(world: World) -> None:
+    """Those of the second wait until it is known what a stamp costs there."""
+    profiler = BrickProfiler(sample_every=2, clock_ns=world.now_ns)
+    model = model_of(world)
+    attach(model, profiler)
+    often, seldom = captured(model), captured(model)
+    for graph, times in ((often, 1), (seldom, 3), (often, 20), (seldom, 10)):
+        replay(world, graph, times)
+    profiler.finalize()
+    ((_, books),) = profiler.report().books
+    assert (books.close, books.over) == (True, 0)
+    profiler.close()
+
+
 def test_a_forked_child_ends_nothing_of_a_device_on_which_no_graph_is_left(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
