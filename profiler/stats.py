@@ -542,9 +542,9 @@ class NodeStats:
         Where the parts of a step took more time than the step, which no nesting can, that is noted.
 
         Of steps that run at the same time, each has a lane, and its records are in order: what came in a lane since
-        the last end of a step there is the next one's. What was deferred until after its step had ended is known by
-        its time. In the last lane, which many steps may share, a step that ends closes what came so far, and one that
-        was cancelled nothing.
+        the last end of a step there is the next one's, also where that one ran earlier and waited for a device.
+        What was deferred until after its step had ended is known by its time. In the last lane, which many steps may
+        share, a step that ends closes what came so far, and one that was cancelled nothing.
         """
         lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
         is_cancelled = batch.are(FLAG_CANCELLED)
@@ -562,18 +562,19 @@ class NodeStats:
             found = np.searchsorted(ends, np.arange(len(inside)))
             end_of, before = ends[np.minimum(found, len(ends) - 1)], ends[np.maximum(found - 1, 0)]
             within = (found < len(ends)) & (group[end_of] == group)
+            lies_in = within & (end_ns - duration >= end_ns[end_of] - duration[end_of]) & (end_ns <= end_ns[end_of])
             follows = (found > 0) & (group[before] == group)  # a step of its lane that ended in this batch
             dropped = within & cancelled[end_of]
             ended_ns, was_cancelled = np.where(follows, end_ns[before], -1), follows & cancelled[before]
         else:
-            within = dropped = follows = was_cancelled = np.zeros(len(inside), np.bool_)
+            within = lies_in = dropped = follows = was_cancelled = np.zeros(len(inside), np.bool_)
             ended_ns = np.full(len(inside), -1)
         for one in distinct(group[~follows]).tolist():
             if one in self._ended:
                 of_one = ~follows & (group == one)
                 ended_ns = np.where(of_one, self._ended[one][0], ended_ns)
                 was_cancelled = np.where(of_one, self._ended[one][1], was_cancelled)
-        late = ~is_end & (end_ns <= ended_ns) & (end_ns - duration < ended_ns)
+        late = ~is_end & ~lies_in & (end_ns <= ended_ns) & (end_ns - duration < ended_ns)
         dropped = np.where(late, was_cancelled, dropped)
         closing = (within | late) & ~dropped
         counted = closing & ~is_end & (part_of[node] == owner)

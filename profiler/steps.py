@@ -119,28 +119,40 @@ class Steps:
     ) -> None:
         """Record a step that was timed elsewhere, with what ran in it, on the host's clock; None: as a whole.
 
-        `lost` is how many were not kept since the last one: each is recorded against no node, and so counted.
+        `lost` is how many were not kept since the last one.
         """
         step = Step(self, name, tokens, model)
         try:
             if self.path.recording:
                 lane = FLAG_PLAIN if parts is None else self.take_lane(step)
-                root = self.path.position.scope
-                while root.parent is not None:
-                    root = root.parent
+                root = self._root
                 for keys, began_ns, ended_ns, elements in parts or ():
                     self.emit(root, (step._key, *keys), began_ns, ended_ns, elements, lane)
                 self.emit(root, (step._key,), start_ns, end_ns, tokens, lane)
                 if sequences is not None:
                     self.emit(root, (step._key,), sequences, UNKNOWN_AMOUNT, 0, FLAG_AMOUNTS)
-                for _ in range(lost):
-                    self.path.emit(root, None, HostTime(0), HostTime(0), 0, 0)
                 self.path.step_ended()
                 self.flush()
         except Exception as error:  # noqa: BLE001 - as in Step
             self.give_up(error)
         finally:
             step._lane = None
+        self.lose(lost)
+
+    def lose(self, count: int) -> None:
+        """So many that were timed elsewhere were not kept: each is recorded against no node, and so counted."""
+        try:
+            for _ in range(count):
+                self.path.emit(self._root, None, HostTime(0), HostTime(0), 0, 0)
+        except Exception as error:  # noqa: BLE001 - as in Step
+            self.give_up(error)
+
+    @property
+    def _root(self) -> Scope:
+        root = self.path.position.scope
+        while root.parent is not None:
+            root = root.parent
+        return root
 
     def emit(
         self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
@@ -166,9 +178,7 @@ class Steps:
         while inner is not None:
             inner.leave_to_parent()
             inner = inner._outer
-        root = position.scope
-        while root.parent is not None:
-            root = root.parent
+        root = self._root
         position.lane, position.held, position.recording = 0, None, True
         self.path.enter(position, root, 0)
 

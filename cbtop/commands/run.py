@@ -7,6 +7,7 @@ and what Python has loaded by then; argparse and all else are loaded for what is
 from __future__ import annotations
 
 import _signal  # signal's own loads enum, which takes a third of the time in which Python starts
+import errno
 import os
 import sys
 
@@ -21,6 +22,7 @@ TYPE_CHECKING = False  # typing's own takes longer to load than Python to start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from typing import NoReturn
 
 DESCRIPTION = (
     "Run COMMAND, and let every torch model that it or its children call be shown by `cbtop`: layers, bricks, steps, "
@@ -51,6 +53,8 @@ OPTIONS = {
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
 MAX_MARK_CHARS = 80
+SHELL = "/bin/sh"
+PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,11 +112,11 @@ def become(command: list[str], overhead_percent: float, record: str | None) -> i
     """Become `command`, which is recorded into the file `record`, if any; the exit code where that cannot be."""
     if isolating := isolating_option(command):
         _say(f"Python's {isolating} keeps it from what lies on PYTHONPATH: this runs uninstrumented")
+    additions: dict[str, str] = {}
     try:
-        environment = os.environ | _additions(overhead_percent)
+        additions = _additions(overhead_percent)
     except (OSError, ProtocolError) as error:
         _say(f"this runs uninstrumented: {error}")
-        environment = os.environ.copy()
     try:
         if record is not None and not _record_beside(record):
             return 2  # the recorder has said why
@@ -121,12 +125,37 @@ def become(command: list[str], overhead_percent: float, record: str | None) -> i
         return 1
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and so would what it becomes
         _signal.signal(number, _signal.SIG_DFL)
+    os.environ.update(additions)
+    if _has_pythons_locale():
+        del os.environ["LC_CTYPE"]
     try:
-        os.execvpe(_found(command[0]) or command[0], command, environment)
+        _execute(command)
     except OSError as error:
         is_there = not isinstance(error, FileNotFoundError)
         _say(f"{command[0]}: {error.strerror}" if is_there else f"there is no command {command[0]!r}")
         return NOT_ALLOWED if is_there else NOT_FOUND
+
+
+def _execute(command: list[str]) -> NoReturn:
+    """Become `command` with the environment of this process, as execvp(3) does; OSError where that cannot be."""
+    if not command[0]:
+        raise FileNotFoundError
+    path = _found(command[0]) or command[0]
+    try:
+        os.execvp(path, command)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        os.execv(SHELL, [SHELL, path, *command[1:]])  # a script whose first line does not say what runs it
+
+
+def _has_pythons_locale() -> bool:
+    """Whether Python has set LC_CTYPE as it started (PEP 538): the environment that it was given lacks it."""
+    if os.environ.get("LC_CTYPE") not in PYTHONS_LOCALES:
+        return False
+    with suppressed(OSError), open("/proc/self/environ", "rb") as given:
+        return not any(variable.startswith(b"LC_CTYPE=") for variable in given.read().split(b"\0"))
+    return False
 
 
 def _record_beside(path: str) -> bool:
@@ -224,9 +253,10 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
 
 
 def _say(line: str) -> None:
-    if sys.stderr is not None:
-        sys.stderr.write(f"cbtop: {line}\n")
-        sys.stderr.flush()
+    with suppressed(OSError):  # a full disk, or a reader that has gone: the command runs all the same
+        if sys.stderr is not None:
+            sys.stderr.write(f"cbtop: {line}\n")
+            sys.stderr.flush()
 
 
 def _percent(text: str) -> float:

@@ -145,7 +145,11 @@ class StampedGraph:
                     self._executable = driver.instantiate(clone)
                 finally:
                     driver.destroy_graph(clone)
-                driver.upload(self._executable, stream)
+                try:
+                    driver.upload(self._executable, stream)
+                except BaseException:
+                    driver.destroy_executable(self._executable)
+                    raise
         except BaseException:
             device.spare_words(self._words)
             raise

@@ -58,6 +58,7 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 STRIPES = 4  # where every step is recorded, the bricks of a layer are looked at in one of so many
 PLAIN_EVERY = 64  # where every step is recorded, one in so many is not: beside it, what stamps cost is seen
 MOST_HELD = 256  # replays, until what stamps cost is known
+MOST_WAITING = 1024  # replays of a graph, until the device is through and the step that they lie in has ended
 ENOUGH_PLAIN = 128  # replays, to know whether timing them is too dear
 MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
 WAIT_S = 1.0  # for the device, where the books are closed
@@ -155,7 +156,7 @@ def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
 class Launch:
     """A replay that was not recorded yet; `stamped`: with stamps inside, where `plan` has them."""
 
-    __slots__ = ("around", "own_ns", "pair", "plan", "stamped", "step", "stream", "times", "was_idle")
+    __slots__ = ("around", "is_due", "own_ns", "pair", "plan", "stamped", "step", "stream", "times", "was_idle")
 
     def __init__(
         self,
@@ -165,10 +166,12 @@ class Launch:
         stamped: StampedGraph | None,
         plan: Plan | None,
         *,
+        is_due: bool,
         was_idle: bool,
     ) -> None:
         self.pair = pair
         self.stream = stream
+        self.is_due = is_due  # it was to be recorded, with stamps or not
         self.was_idle = was_idle  # the device, when it was enqueued: it waited for what the host did before
         self.own_ns = 0  # what it paid for us, beside stamps inside
         self.step = step  # that it lies in; None where it is one
@@ -254,7 +257,7 @@ class CapturedGraph:
         try:  # now that the device is busy
             after_ns = time.perf_counter_ns()
             self._on.pairs.end(launch.pair, launch.stream)
-            if step is not None and launch.stamped is not None:
+            if step is not None and launch.is_due:
                 step.wait()
             launch.own_ns = self._on.stamp_ns + (launched_ns - begun_ns if launch.was_idle else 0)
             self.launches.append(launch)
@@ -290,18 +293,26 @@ class CapturedGraph:
         stream = self._on.stream()
         if stream is None:
             return None
+        if len(self.launches) >= MOST_WAITING:
+            self._lost += step is None or is_recorded
+            return None
         ready = self._ready(stream) if is_recorded else None
         was_idle = self._on.device.driver.is_done(stream)
         pair = self._on.pairs.begin(stream)
         if pair is None:  # the device is far behind
-            self._lost += step is None
+            self._lost += step is None or is_recorded
             return None
         stamped, plan = ready or (None, None)
-        if stamped is not None and not stamped.launch(stream):
-            stamped = plan = None  # another thread was faster
+        try:
+            if stamped is not None and not stamped.launch(stream):
+                stamped = plan = None  # another thread was faster
+        except Exception as error:  # noqa: BLE001 - as above: the host's own runs, between both stamps
+            ours(error, "a captured graph is not looked into")
+            self.leave_alone(in_words(error))
+            stamped = plan = None
         self._turn += stamped is not None
         self._is_behind_stamps = stamped is not None
-        return Launch(pair, stream, step, stamped, plan, was_idle=was_idle)
+        return Launch(pair, stream, step, stamped, plan, is_due=is_recorded, was_idle=was_idle)
 
     def _is_looked_at(self, step: Step | None) -> bool:
         """Whether a replay that is not recorded is timed as a whole: as a step, or to know what stamps cost."""
@@ -409,8 +420,14 @@ class CapturedGraph:
         known = self.costs.known
         if known is not None and (before is None or self.costs.seen.bit_count() == 1):  # 4, 8, 16 …
             self._on.say_how_measured(self, known)
-        while self.launches and self._may_record(self.launches[0], is_last=is_last):
-            self._record(self.launches.popleft())
+        for launch in list(self.launches):
+            if launch.around is None:
+                break
+            if self._may_record(launch, is_last=is_last):
+                self.launches.remove(launch)
+                self._record(launch)
+        if is_last:
+            self._count_lost()
 
     def _is_told(self, launch: Launch) -> bool:
         """Whether the device has got through, which is read once."""
@@ -435,7 +452,7 @@ class CapturedGraph:
         return True
 
     def _may_record(self, launch: Launch, *, is_last: bool) -> bool:
-        if launch.around is None or (launch.step is not None and launch.step.is_running):
+        if launch.step is not None and launch.step.is_running:
             return False
         return self.costs.known is not None or is_last or len(self.launches) > MOST_HELD
 
@@ -447,6 +464,8 @@ class CapturedGraph:
                 end_ns = known.host_ns(launch.around[1])
                 inside_ns = self.costs.inside_ns(launch.around[1] - launch.around[0])
                 self._record_step(end_ns - inside_ns, end_ns, None)
+            elif step is not None and launch.is_due:
+                step.told(None)
             return
         if known.last is None or any([after < before for before, after in pairwise(times)]):
             self._lost += 1
@@ -475,6 +494,21 @@ class CapturedGraph:
             model=self.steps.model,
             sequences=self._sequences or None,
         )
+
+    def _count_lost(self) -> None:
+        lost, self._lost = self._lost, 0
+        self.profiler._steps.lose(lost)
+
+    def give_up(self) -> None:
+        """Wait no more for the device, nor for the end of a step: what was to be recorded is lost, and counted."""
+        while self.launches:
+            launch = self.launches.popleft()
+            if launch.step is None:
+                self._lost += 1
+            elif launch.is_due:
+                self._lost += launch.step.is_running
+                launch.step.told(None)
+        self._count_lost()
 
     def close(self) -> bool:
         """Give back what it took on the device; gives whether it could: what runs is left until it has."""
@@ -607,11 +641,18 @@ class OneDevice:
         graph.steps.measured(f"captured graphs on the device, {stamps}{clock}")
 
     def close(self) -> None:
-        """Leave nothing behind, once nothing runs any more."""
+        """Leave nothing behind, once nothing runs any more; what the device has not told by then is lost."""
+        if self.device.is_of_parent:
+            return
         for graph in list(self._live):
             self.drop(graph)
         self.settle(may_wait=True)
-        if not (self._waiting or self._dropped or self.pairs.waiting) and self._in_line.close():
+        for graph in list(self._live):
+            graph.give_up()
+        if self.pairs.waiting:  # something runs still
+            return
+        self.settle()
+        if not (self._waiting or self._dropped) and self._in_line.close():
             self.pairs.close()
             self.device.close()
 
@@ -654,8 +695,7 @@ def look_no_more(steps: ModelSteps) -> None:
             if captured.steps is steps:
                 _graphs.pop(graph, None)
                 captured._on.drop(captured)
-        for device in _devices.values():
-            device.settle(may_wait=True)
+        settle(True)
         if not len(_users):
             _put_back()
 
@@ -668,7 +708,10 @@ def _put_back() -> None:
             setattr(torch.cuda.CUDAGraph, name, was)
     _replaced.clear()
     for device in _devices.values():
-        device.close()
+        try:
+            device.close()
+        except Exception as error:  # noqa: BLE001 - a device that is lost: nothing can be given back to it
+            ours(error, "what timed captured graphs is left on their device")
     _devices.clear()
     _graphs.clear()
 

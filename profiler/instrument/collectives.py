@@ -141,7 +141,10 @@ def _collective(brick: str, held: str, is_part: bool, is_launch: bool = False) -
                 return None
             returns_at_once = is_launch or argument("async_op", args, kwargs) or _is_coalesced()
             name = f"{brick} (launch)" if returns_at_once else brick
-            ranks = ranks_of(argument("group", args, kwargs))
+            group = argument("group", args, kwargs)
+            if _is_of_others(group):
+                return None
+            ranks = ranks_of(group)
             is_even = not argument("input_split_sizes", args, kwargs)
             return _about(name, argument(held, args, kwargs), ranks, is_part, is_even=is_even)
 
@@ -178,6 +181,12 @@ def _around() -> BrickDefinition | None:
     return key if isinstance(key, BrickDefinition) and key.category is BrickCategory.COMMUNICATION else None
 
 
+def _is_of_others(group: Any) -> bool:
+    """Whether this rank is none of that group's: then torch returns at once, and nothing is sent."""
+    members: Any = sys.modules["torch.distributed.distributed_c10d"].GroupMember
+    return group is members.NON_GROUP_MEMBER
+
+
 def _is_coalesced() -> bool:
     """Whether collectives are gathered now, to be launched together."""
     return bool(sys.modules["torch.distributed.distributed_c10d"]._world.pg_coalesce_state)
@@ -208,6 +217,7 @@ def _about(
     counts = [count for one in tensors if isinstance(count := elements_of((one,), {}), int)]
     if len(counts) < len(tensors) or (is_part and not ranks):
         return _brick(name, ranks), None
+    is_even = is_even and len(set(counts)) == 1  # several tensors are parts
     return _brick(name, ranks, tensors[0].element_size(), is_even), sum(counts) * (ranks if is_part else 1)
 
 

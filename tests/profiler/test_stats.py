@@ -116,6 +116,22 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
     assert stats.column("total_ns")[2] == 10 * (sum(bricks) + 3)
 
 
+@pytest.mark.parametrize("cut", [0, 2])
+def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut: int) -> None:
+    """As of one that waited for a device: its records come in the lane of a step that began and ended after it."""
+    start = np.array([1_000, 1_000, 100, 100], np.int64)
+    end = np.array([1_090, 1_100, 180, 200], np.int64)
+    node = np.array([2, 1, 2, 1], np.int64)
+    nothing = np.zeros(4, np.int64)
+    both = Batch(node, nothing, start, end, nothing, 0)
+    step_of, part_of = np.array([-1, 1, 1]), np.array([-1, -1, 1])
+    stats = NodeStats()
+    for part in (np.arange(4) < cut, np.arange(4) >= cut):
+        stats.add(both.only(part), step_of, part_of)
+    assert stats.column("closed_ns")[2] == 170
+    assert not stats.rare("over", [1])
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.just(1)), min_size=1, max_size=80),
     st.lists(st.sets(st.integers(0, 12)), max_size=4),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,12 +73,51 @@ def test_a_signal_ends_it_as_without_us(number: signal.Signals) -> None:
 def test_what_cannot_be_run_is_one_line_and_the_exit_code_of_a_shell(tmp_path: Path) -> None:
     for command, code, says in (
         ("gone-1", 127, "there is no command 'gone-1'"),
+        ("", 127, "there is no command ''"),
         (str(tmp_path), 126, f"{tmp_path}: Permission denied"),
     ):
         done = run(command)
         assert (done.returncode, done.stderr.decode()) == (code, f"cbtop: {says}\n")
     assert cbtop("run").returncode == 2
     assert cbtop("run", "--overhead", "0", "true").returncode == 2
+
+
+def test_a_script_that_does_not_say_what_runs_it_is_run_by_a_shell(tmp_path: Path) -> None:
+    script = tmp_path / "serve"
+    script.write_text('echo "$0 $*"; exit 4')
+    script.chmod(0o755)
+    for name in (str(script), "serve"):
+        done = run(name, "a b", PATH=f"{tmp_path}:{os.environ['PATH']}")
+        assert (done.returncode, done.stdout, done.stderr) == (4, f"{script} a b\n".encode(), b"")
+
+
+def test_the_environment_is_the_one_given_and_what_is_said_of_ours() -> None:
+    """Also where Python has set LC_CTYPE for itself, and where there is what os.environ cannot hold."""
+    for variables in ([b"A=1"], [b"A=1", b"LC_CTYPE=C.UTF-8"], [b"A=1", b"A=2", b"=x=1", b"no more"]):
+        variables.append(b"TMPDIR=" + os.fsencode(tempfile.gettempdir()))
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            os.dup2(write, 1)
+            words = [os.fsencode(word) for word in (*RUN, "--", "/usr/bin/env")]
+            both = [(ctypes.c_char_p * (len(each) + 1))(*each) for each in (words, variables)]
+            ctypes.CDLL(None).execve(words[0], *both)
+            os._exit(99)
+        os.close(write)
+        with open(read, "rb") as output:
+            found = output.read().splitlines()
+        assert os.waitpid(child, 0)[1] == 0
+        assert [line for line in found if not line.startswith((b"CBTOP_RUN", b"PYTHONPATH="))] == variables
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+def test_where_nobody_can_be_told_anything_the_command_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*RUN, "--", "sh", "-c", "exit 3"], stderr=full, timeout=DEADLINE_S, check=False,
+            env=os.environ | {"CBTOP_RUNTIME_DIR": str(tmp_path / "file")},
+        )  # fmt: skip
+    assert done.returncode == 3
 
 
 def test_where_nothing_can_be_recorded_the_command_runs_all_the_same(tmp_path: Path) -> None:
@@ -154,7 +195,7 @@ before = set(sys.modules)
 def begins(*_):
     print(*sorted(sys.modules.keys() - before))
     raise SystemExit
-os.execvpe = begins
+os.execvp = begins
 from cbtop.__main__ import main
 main()
 """

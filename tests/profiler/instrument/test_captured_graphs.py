@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -581,6 +583,172 @@ def test_a_launch_that_the_driver_refuses_is_said_and_the_hosts_replay_runs(
     assert "LAUNCH_FAILED" in caplog.text
 
 
+def lost_in(memory: Memory) -> int:
+    return sum(tag & 0xFFFFFF == NO_NODE for tag, *_ in memory.records)
+
+
+def test_a_launch_that_the_driver_refuses_is_counted_and_leaves_nothing_behind(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attachment = attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 2)
+    launch = world.launch_graph
+
+    def refuse_once(executable: int, stream: int) -> None:
+        world.launch_graph = launch  # type: ignore[method-assign]
+        raise DriverError("CUDA_ERROR_OUT_OF_MEMORY")
+
+    captured_graphs._graphs[graph].costs.known = None
+    captured_graphs._graphs[graph]._is_behind_stamps = False  # the next has stamps inside
+    world.launch_graph = refuse_once  # type: ignore[method-assign]
+    replay(world, graph, 2)
+    assert world.launch_graph is launch
+    profiler.finalize()
+    attachment.detach()
+    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 2
+    assert world.left == [graph.executable]
+
+
+def test_where_the_device_is_lost_its_host_is_left_in_peace(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After an illegal address every call of the driver fails, and the context has to go."""
+
+    def fails(*_: Any) -> Any:
+        raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    replay_of_the_bare = torch.cuda.CUDAGraph.replay
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attachment = attach(model, profiler)
+    replay(world, captured(model), 5)
+    for name in ("end_stream", "free_words", "unload", "destroy_graph", "destroy_executable", "launch_graph"):
+        monkeypatch.setattr(world, name, fails)
+    monkeypatch.setattr(world, "launcher", lambda kernel, stream: fails)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        attachment.detach()
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in caplog.text
+    assert torch.cuda.CUDAGraph.replay is replay_of_the_bare
+    assert not captured_graphs._devices
+
+
+def test_a_step_that_is_never_ended_keeps_no_other_replay_from_being_recorded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_graphs, "WAIT_S", 0)
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attachment = attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+    steps = []
+
+    def never_ends() -> None:
+        steps.append(profiler.step("stuck").__enter__())
+        replay(world, graph, 1)
+
+    thread = threading.Thread(target=never_ends)
+    thread.start()
+    thread.join()
+    replay(world, graph, 20)
+    profiler.finalize()
+    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 20
+    attachment.detach()
+    assert lost_in(memory) == 1  # that in the step
+    assert world.left == [graph.executable]
+
+
+def test_of_replays_in_a_step_without_end_so_many_are_kept_and_the_others_are_counted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_graphs, "MOST_WAITING", 8)
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+    with profiler.step("generate"):
+        replay(world, graph, 50)
+        assert len(captured_graphs._graphs[graph].launches) == 8
+    profiler.finalize()
+    (found,) = steps_in(memory)
+    assert len(found[3]["RmsNorm"]) == 4 * 8
+    assert lost_in(memory) == 50 - 8
+
+
+def test_a_replay_in_a_step_that_could_have_no_stamps_is_counted_as_lost(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+    with profiler.step("generate"):
+        for _ in range(5):  # the first stamps are in use until the device is through
+            graph.replay()
+    world.pass_time(1_000_000)
+    profiler.finalize()
+    (found,) = steps_in(memory)
+    assert len(found[3]["RmsNorm"]) == 4
+    assert lost_in(memory) == 4
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_what_the_device_has_not_told_when_the_model_is_detached_is_counted_as_lost(
+    in_steps: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_graphs, "WAIT_S", 0)
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=2)
+    model = model_of(world)
+    attachment = attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+    world.work(STREAM, 1_000_000_000)
+    for _ in range(10):
+        with profiler.step("mine") if in_steps else contextlib.nullcontext():
+            graph.replay()
+    attachment.detach()
+    assert lost_in(memory) == (5 if in_steps else 10)
+    assert [name for name, *_ in steps_in(memory)] == ["mine"] * (5 * in_steps)
+    assert world.graphs  # what runs still is left
+    world.pass_time(2_000_000_000)
+
+
+def test_the_books_close_where_replays_of_one_graph_are_recorded_behind_later_ones_of_another(world: World) -> None:
+    """Those of the second wait until it is known what a stamp costs there."""
+    profiler = BrickProfiler(sample_every=2, clock_ns=world.now_ns)
+    model = model_of(world)
+    attach(model, profiler)
+    often, seldom = captured(model), captured(model)
+    for graph, times in ((often, 1), (seldom, 3), (often, 20), (seldom, 10)):
+        replay(world, graph, times)
+    profiler.finalize()
+    ((_, books),) = profiler.report().books
+    assert (books.close, books.over) == (True, 0)
+    profiler.close()
+
+
+def test_a_forked_child_ends_nothing_of_a_device_on_which_no_graph_is_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach(model := model_of(world), profiler_of(world, Memory()))
+    captured(model).reset()
+    world.pass_time(10_000_000)
+    child = os.fork()
+    if child == 0:
+        calls: list[int] = []
+        monkeypatch.setattr(world, "end_stream", calls.append)
+        uninstall()
+        os._exit(len(calls))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_capture_that_fails_leaves_later_ones_as_they_are(world: World) -> None:
     memory = Memory()
     profiler = profiler_of(world, memory, every=1)
@@ -647,8 +815,6 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
 
 
 def test_another_thread_that_calls_the_model_during_a_capture_is_noted_nowhere(world: World) -> None:
-    import threading
-
     memory = Memory()
     profiler = profiler_of(world, memory, every=1)
     model = model_of(world)

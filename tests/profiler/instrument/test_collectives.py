@@ -176,6 +176,25 @@ def test_each_collective_is_a_brick_of_its_layer_with_the_elements_of_the_whole(
             assert node.label == (f"{RANKS} ranks" if "Wait" not in kind and name not in ("isend", "irecv") else "")
 
 
+def test_what_is_called_of_a_group_of_others_is_no_brick(profiler: BrickProfiler, memory: Memory) -> None:
+    others = dist.new_group([1, 2])
+    model = Model(lambda x: dist.all_reduce(x, group=others))
+    attach(model, profiler)
+    with pytest.warns(UserWarning, match="does not belong to the given group"):
+        _run(model)
+    assert not _bricks(memory)
+
+
+def test_of_parts_that_differ_in_size_no_bus_bytes_are_said(profiler: BrickProfiler, memory: Memory) -> None:
+    parts = [torch.ones(1 + rank) for rank in range(RANKS)]
+    model = Model(lambda _: dist.all_to_all([torch.empty_like(part) for part in parts], parts))
+    attach(model, profiler)
+    _run(model)
+    (node, _) = _bricks(memory)["AllToAll"]
+    assert _elements(memory, node) == [1 + 2 + 3 + 4]
+    assert (node.work.size_bytes(1, 10), node.work.bytes(1, 10)) == (40, None)
+
+
 def test_in_a_batch_each_send_and_receive_is_a_launch(profiler: BrickProfiler, memory: Memory) -> None:
     model = Model(_in_a_batch)
     attach(model, profiler)
