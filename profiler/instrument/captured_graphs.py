@@ -296,7 +296,7 @@ class CapturedGraph:
         if len(self.launches) >= MOST_WAITING:
             self._lost += step is None or is_recorded
             return None
-        ready = self._ready(stream) if is_recorded else None
+        ready = self._ready(stream) if is_recorded and not self._is_compared() else None
         was_idle = self._on.device.driver.is_done(stream)
         pair = self._on.pairs.begin(stream)
         if pair is None:  # the device is far behind
@@ -355,9 +355,12 @@ class CapturedGraph:
             self._is_due = False
         else:
             is_sampled = bool(step.model == self.steps.model)  # else it is another model's
-        if self._is_every and self._is_behind_stamps and (self.costs.known is None or self._turn % PLAIN_EVERY == 0):
-            return False  # beside those with stamps: what these cost
         return is_sampled and profiler.recording
+
+    def _is_compared(self) -> bool:
+        """Whether a replay that is to be recorded has no stamps, beside one that had: it shows what these cost."""
+        is_due = self.costs.known is None or self._turn % PLAIN_EVERY == 0
+        return self._is_every and self._is_behind_stamps and is_due
 
     def _drawn(self) -> int | None:
         """How many random numbers the device's generator has given."""
@@ -454,6 +457,8 @@ class CapturedGraph:
     def _may_record(self, launch: Launch, *, is_last: bool) -> bool:
         if launch.step is not None and launch.step.is_running:
             return False
+        if launch.times is None:
+            return True
         return self.costs.known is not None or is_last or len(self.launches) > MOST_HELD
 
     def _record(self, launch: Launch) -> None:

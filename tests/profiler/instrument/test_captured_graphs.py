@@ -946,3 +946,33 @@ def test_graphs_of_one_of_several_ranks_are_left_alone_and_that_is_said(
     assert [record.message for record in caplog.records] == [
         "cbtop: a captured graph is not looked into: ranks may wait for each other in it, which was not tried"
     ]
+
+
+def test_steps_of_which_few_are_recorded_are_recorded_as_soon_as_the_device_has_told_of_them(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1_000)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    for count in range(1, 30):
+        replay(world, graph, 1)
+        assert len(plain_steps_in(memory)) >= count - 4
+
+
+def test_what_shows_the_cost_of_stamps_in_a_step_that_is_recorded_is_counted_as_missing_there(world: World) -> None:
+    memory = Memory()
+    profiler = profiler_of(world, memory, every=1)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 1)
+    for _ in range(10):
+        with profiler.step("mine", tokens=1):
+            graph.replay()
+        world.pass_time(1_000_000)
+    profiler.finalize()
+    lost = [record for record in memory.records if record[0] & 0xFFFFFF == NO_NODE]
+    found = [step for step in steps_in(memory) if step[0] == "mine"]
+    assert len(found) == 10
+    assert len([step for step in found if "RmsNorm" in step[3]]) + len(lost) == 10
+    assert len(lost) == 3
