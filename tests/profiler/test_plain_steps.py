@@ -707,8 +707,9 @@ def test_what_a_rank_is_busy_with_is_a_step_of_those_recorded(make: MAKE, tmp_pa
                 record = record_of(source_of(directory))
                 busy.tick((number + 1) * round(SLICE_S * 1e9), record.nodes, record.stats)
         slices.append(busy.slices(record.nodes, "decode"))
-    assert slices[0] == [Slice(1, {"a": 100_000})] * 3
-    assert slices[1] == [Slice(2, {"a": 200_000})] * 3
+    brick = ("a", BrickCategory.OTHER)
+    assert slices[0] == [Slice(1, 100_000, {brick: 100_000})] * 3
+    assert slices[1] == [Slice(2, 200_000, {brick: 200_000})] * 3
 
 
 def test_metrics_count_every_step_and_say_how_many_the_bricks_are_of(make: MAKE, runtime: Path) -> None:
