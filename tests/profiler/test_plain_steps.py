@@ -37,6 +37,7 @@ from cbtop.profiler.session import Report
 from cbtop.profiler.steps import Step
 from cbtop.protocol.messages import StatsUpdate
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED, FLAG_PLAIN, RingReader, RingWriter
+from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports import REPORTS
 from cbtop.telemetry import metrics
 from cbtop.telemetry.snapshot import snapshot
