@@ -103,8 +103,10 @@ def run(options: argparse.Namespace) -> int:
             from cbtop.commands.shared.watch import watch
 
             return watch(program, command[0])
+    import signal  # which has been loaded here; its words for handlers are not those of _signal
+
     for number, found in options.signals.items():
-        _signal.signal(number, found)
+        signal.signal(number, found)
     return become(command, overhead_percent, options.record)
 
 
