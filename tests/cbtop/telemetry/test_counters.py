@@ -176,7 +176,7 @@ def act(wire: Told, action: str, key: str, us: int) -> None:
 
 ACTIONS = ("step", "late", "finalize", "reset", "delta", "lost", "keyframe", "torn", "gone", "end", "restart")
 histories = st.lists(
-    st.tuples(st.sampled_from(ACTIONS), st.sampled_from(("one", "two")), st.integers(1, 1 << 20)), max_size=40
+    st.tuples(st.sampled_from(ACTIONS), st.sampled_from(("one", "two")), st.integers(1, 1 << 20)), max_size=24
 )
 
 
