@@ -263,7 +263,7 @@ def test_the_host_notices_nothing_and_its_books_hold(
         assert view.steps.count == said["steps"]
         assert view.loss.dropped == 0
         assert view.loss.produced == view.loss.received == RECORDS_A_STEP * said["steps"]
-        assert host.pid not in {process.ppid() for process in psutil.process_iter()}
+        assert host.pid not in {process.info["ppid"] for process in psutil.process_iter(["ppid"])}
 
 
 # --- what befalls the host itself ---------------------------------------------------------------------------
