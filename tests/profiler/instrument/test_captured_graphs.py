@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make torch"
 from cbtop.profiler.device import pairs  # noqa: E402
 from cbtop.profiler.device.device import Device  # noqa: E402
 from cbtop.profiler.device.driver import DriverError  # noqa: E402
-from cbtop.profiler.instrument import attach, captured_graphs, trouble, uninstall  # noqa: E402
+from cbtop.profiler.instrument import attach, captured_graphs, kernel_bursts, trouble, uninstall  # noqa: E402
 from cbtop.profiler.instrument.governor import GovernedProfiler, Sort  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node  # noqa: E402
@@ -976,3 +976,18 @@ def test_what_shows_the_cost_of_stamps_in_a_step_that_is_recorded_is_counted_as_
     assert len(found) == 10
     assert len([step for step in found if "RmsNorm" in step[3]]) + len(lost) == 10
     assert len(lost) == 3
+
+
+def test_a_request_that_cannot_be_read_is_no_trouble_of_the_hosts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(world)
+    attach(model, profiler_of(world, Memory()))
+    graph = captured(model)
+
+    def fails(self: Any) -> bool:
+        raise OSError("gone")
+
+    monkeypatch.setattr(kernel_bursts.Bursts, "is_asked", property(fails))
+    replay(world, graph, 5)
+    assert world.replayed >= 2
