@@ -166,6 +166,14 @@ def model_of(world: World, layers: int = 4) -> Any:
     return Model()
 
 
+def attached_in(world: World, *, every: int = 2, layers: int = 4) -> tuple[Memory, BrickProfiler, Any]:
+    """A model that is attached: where its steps are recorded, by whom, and the model."""
+    memory = Memory()
+    profiler, model = profiler_of(world, memory, every=every), model_of(world, layers=layers)
+    attach(model, profiler)
+    return memory, profiler, model
+
+
 def captured(model: Any, batch: int = 2) -> Any:
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin()
@@ -207,10 +215,7 @@ def steps_in(memory: Memory) -> list[Any]:
 
 
 def test_replays_are_steps_whose_bricks_and_named_gaps_add_up(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world)
     graph = captured(model)
     assert not memory.records
     replay(world, graph, 9)
@@ -228,10 +233,7 @@ def test_replays_are_steps_whose_bricks_and_named_gaps_add_up(world: World) -> N
 
 
 def test_bricks_of_a_graph_are_the_devices_and_have_rates(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world)
     replay(world, captured(model), 9)
     profiler.finalize()
     bricks = {said.name: said for said in memory.said if isinstance(said, Node) and said.kind is NodeKind.BRICK}
@@ -242,10 +244,7 @@ def test_bricks_of_a_graph_are_the_devices_and_have_rates(world: World) -> None:
 
 
 def test_the_steps_stand_where_the_host_saw_them(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world, every=1)
     graph = captured(model)
     replay(world, graph, 3)
     memory.records.clear()
@@ -257,10 +256,7 @@ def test_the_steps_stand_where_the_host_saw_them(world: World) -> None:
 
 
 def test_where_every_step_is_recorded_the_bricks_take_turns_by_layer(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1)
-    model = model_of(world, layers=8)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world, every=1, layers=8)
     replay(world, captured(model), 12)  # of the first six, three show what stamps cost
     profiler.finalize()
     found = steps_in(memory)
@@ -273,10 +269,7 @@ def test_where_every_step_is_recorded_the_bricks_take_turns_by_layer(world: Worl
 
 
 def test_a_replay_in_an_open_step_is_a_part_of_that_step(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world)
     graph = captured(model)
     replay(world, graph, 1)
     for _ in range(4):
@@ -296,10 +289,7 @@ def test_a_replay_in_an_open_step_is_a_part_of_that_step(world: World) -> None:
 
 
 def test_every_replay_is_a_step_and_those_that_are_not_recorded_are_timed_as_a_whole(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world)
     replay(world, captured(model), 21)
     profiler.finalize()
     plain = plain_steps_in(memory)
@@ -310,10 +300,7 @@ def test_every_replay_is_a_step_and_those_that_are_not_recorded_are_timed_as_a_w
 
 
 def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_all_are_counted(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world, every=1)
     graph = captured(model)
     replay(world, graph, 1)
     for _ in range(20):
@@ -331,10 +318,7 @@ def test_beyond_what_is_kept_of_a_device_that_is_behind_the_host_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "PAIRS", 8)
-    memory = Memory()
-    profiler = profiler_of(world, memory)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world)
     graph = captured(model)
     replay(world, graph, 1)
     for _ in range(50):
@@ -352,10 +336,7 @@ def test_beyond_what_is_kept_of_a_device_that_is_behind_the_host_goes_on(
 def test_graphs_that_draw_random_numbers_are_left_alone_and_that_is_said_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world, every=1)
     world.draws = 4
     with caplog.at_level(logging.WARNING, "cbtop"):
         for graph in (captured(model), captured(model)):
@@ -371,10 +352,7 @@ def test_graphs_that_draw_random_numbers_are_left_alone_and_that_is_said_once(
 def test_where_kernels_run_side_by_side_what_begins_or_ends_there_is_left_out_and_nothing_else(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world)
     world.forks = True
     with caplog.at_level(logging.WARNING, "cbtop"):
         replay(world, captured(model), 3)
@@ -389,10 +367,7 @@ def test_where_kernels_run_side_by_side_what_begins_or_ends_there_is_left_out_an
 def test_what_cannot_be_instantiated_is_said_and_the_hosts_replay_runs(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, _profiler, model = attached_in(world, every=1)
     graph = captured(model)
     world.most_nodes = 15
     with caplog.at_level(logging.WARNING, "cbtop"):
@@ -477,10 +452,7 @@ def test_before_a_process_group_ends_nothing_is_left_of_graphs_that_were_dropped
 
 
 def test_a_graph_that_its_host_asked_to_keep_is_instantiated_by_its_host(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     graph.capture_begin()
     model(torch.ones(2, 1, dtype=torch.long))
@@ -549,10 +521,7 @@ def test_what_is_done_while_the_device_works_is_no_cost_and_where_it_is_idle_it_
 
 
 def test_the_hosts_own_failure_at_a_replay_is_the_hosts_and_happens_once(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1)
-    model = model_of(world)
-    attach(model, profiler)
+    _memory, _profiler, model = attached_in(world, every=1)
     graph = captured(model)
     graph.executable = 0  # as of a host that replays what it has reset
     for _ in range(2):
@@ -666,10 +635,7 @@ def test_of_replays_in_a_step_without_end_so_many_are_kept_and_the_others_are_co
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(captured_graphs, "MOST_WAITING", 8)
-    memory = Memory()
-    profiler = profiler_of(world, memory)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world)
     graph = captured(model)
     replay(world, graph, 1)
     with profiler.step("generate"):
@@ -682,10 +648,7 @@ def test_of_replays_in_a_step_without_end_so_many_are_kept_and_the_others_are_co
 
 
 def test_a_replay_in_a_step_that_could_have_no_stamps_is_counted_as_lost(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world)
     graph = captured(model)
     replay(world, graph, 1)
     with profiler.step("generate"):
@@ -750,10 +713,7 @@ def test_a_forked_child_ends_nothing_of_a_device_on_which_no_graph_is_left(
 
 
 def test_a_capture_that_fails_leaves_later_ones_as_they_are(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world, every=1)
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin()
     with pytest.raises(TypeError):
@@ -815,10 +775,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
 
 
 def test_another_thread_that_calls_the_model_during_a_capture_is_noted_nowhere(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world, every=1)
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin()
     kernel, inner = world.kernel, model.layers[2].down_proj.forward
@@ -949,10 +906,7 @@ def test_graphs_of_one_of_several_ranks_are_left_alone_and_that_is_said(
 
 
 def test_steps_of_which_few_are_recorded_are_recorded_as_soon_as_the_device_has_told_of_them(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1_000)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, _profiler, model = attached_in(world, every=1_000)
     graph = captured(model)
     for count in range(1, 30):
         replay(world, graph, 1)
@@ -960,10 +914,7 @@ def test_steps_of_which_few_are_recorded_are_recorded_as_soon_as_the_device_has_
 
 
 def test_what_shows_the_cost_of_stamps_in_a_step_that_is_recorded_is_counted_as_missing_there(world: World) -> None:
-    memory = Memory()
-    profiler = profiler_of(world, memory, every=1)
-    model = model_of(world)
-    attach(model, profiler)
+    memory, profiler, model = attached_in(world, every=1)
     graph = captured(model)
     replay(world, graph, 1)
     for _ in range(10):
