@@ -72,6 +72,7 @@ class Attachment:
         self._said = _said_by(profiler, root)
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self._look_again, self._give_up)
+        self.steps.root = self.root
         self._engine = engine
         self._how_measured = ""  # the times of captured graphs, once that is known
         self.is_attached = True

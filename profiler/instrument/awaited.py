@@ -23,9 +23,11 @@ def once_imported(name: str, then: Callable[[], None]) -> None:
     sys.meta_path.insert(0, _Finder(name, then))
 
 
-def await_no_more() -> None:
-    """Forget what was waited for."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+def await_no_more(name: str = "") -> None:
+    """Forget what was waited for: the module `name`, or all."""
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if not isinstance(finder, _Finder) or name not in ("", finder.name)
+    ]
 
 
 class _Finder:

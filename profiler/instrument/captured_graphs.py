@@ -4,8 +4,9 @@ Rules
 - The methods of `torch.cuda.CUDAGraph` are ours as long as a model on CUDA is attached: they do what they did, and
   note. At the last one's detachment the class has what it had. What is stamped is a clone of the graph, made just
   before its capture ends.
-- While a graph is captured, calls of a model and its parts note between which nodes they lie (capturing.py). The
-  first call of the model says what a replay is: with one new token a sequence it is a decode.
+- While a graph is captured, calls of a model and its parts note between which nodes they lie (capturing.py), and so
+  do lines of code that inductor has generated (compiled_code.py). The first call of the model says what a replay is:
+  with one new token a sequence it is a decode.
 - A replay in an open step gives that step its layers and bricks; one outside of any is a step, from the first stamp
   to the last. Which are recorded, the profiler decides as for any step.
 - Each replay has a stamp before it and one behind it. One outside of steps that is not recorded is a plain step: it
@@ -46,6 +47,7 @@ from cbtop.profiler.device.in_line_cost import InLineCost
 from cbtop.profiler.device.pairs import Pairs
 from cbtop.profiler.device.stamp_cost import StampCost, StampCosts
 from cbtop.profiler.held_steps import Part
+from cbtop.profiler.instrument import compiled_code
 from cbtop.profiler.instrument.capturing import OTHER, Capture, Last, Span, captures
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.instrument.kernel_bursts import Places, Recording, recording_here
@@ -696,6 +698,7 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
         for name, ours_ in _METHODS.items():
             _replaced[name] = vars(kind).get(name)
             setattr(kind, name, ours_(getattr(kind, name)))
+        compiled_code.follow()
 
 
 def look_no_more(steps: ModelSteps) -> None:
@@ -720,6 +723,7 @@ def _put_back() -> None:
         else:
             setattr(torch.cuda.CUDAGraph, name, was)
     _replaced.clear()
+    compiled_code.follow_no_more()
     for device in _devices.values():
         try:
             device.close()
@@ -765,7 +769,8 @@ def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
             ours(error, "a captured graph is not looked into")
         original(self, *args, **kwargs)
         if device is not None:
-            captures[get_ident()] = Capture(device.captured_last)
+            capture = captures[get_ident()] = Capture(device.captured_last)
+            compiled_code.watch(capture)
 
     return capture_begin
 
@@ -786,11 +791,16 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
         capture = captures.pop(get_ident(), None)
         device, clone = None, 0
         try:
-            if capture is not None and capture.steps is None:
-                say("a captured graph in which no module was called, as when it is compiled, is not looked into")
-            elif capture is not None and is_one_of_several():
+            if capture is None or _ended(capture):
+                pass
+            elif capture.steps is None:
+                say(
+                    "a captured graph in which no call of a model was seen, as when it was compiled before that was "
+                    "attached, is not looked into"
+                )
+            elif is_one_of_several():
                 say("a captured graph is not looked into: ranks may wait for each other in it, which was not tried")
-            elif capture is not None and capture.steps in _users:
+            elif capture.steps in _users:
                 device = _device_here()
                 clone = device.cloned(capture)
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
@@ -812,6 +822,12 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
             ours(error, "a captured graph is not looked into")
 
     return capture_end
+
+
+def _ended(capture: Capture) -> bool:
+    """It ends; gives whether nothing was captured, as in the first graph that inductor makes."""
+    capture.ended()
+    return capture.last() == []
 
 
 def _replay(original: Callable[..., None]) -> Callable[..., None]:

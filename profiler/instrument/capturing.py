@@ -41,17 +41,18 @@ class Capture:
     """A graph from the beginning of its capture to its end; for wrapped functions it is what else a path is."""
 
     def __init__(self, last: Callable[[], Last]) -> None:
-        self._last = last
+        self.last = last  # the nodes that the next one would follow
+        self.ended: Callable[[], None] = lambda: None  # is called when it has
         self.steps: Any = None  # the ModelSteps whose model is called in it
         self.calls: list[Call] = []  # of that model
         self.spans: list[Span] = []
         self.why_not = ""  # its times would not be what they say they are
-        self._open: list[Span] = []
+        self.open: list[Span] = []  # calls that go on, outermost first
         self._count = 0
 
     def is_in_call_of(self, steps: object) -> bool:
         """Whether a call of that model goes on."""
-        return self.steps is steps and bool(self._open)
+        return self.steps is steps and bool(self.open)
 
     def begin_model(self, steps: object, call: Call) -> Span | None:
         """A model is called, which `call` describes."""
@@ -63,20 +64,24 @@ class Capture:
 
     def begin(self, key: Hashable, module: nn.Module | None) -> Span | None:
         """A call begins here; None where it is not noted: outside of a model's call, or beyond MAX_CALLS."""
-        if self._count >= MAX_CALLS or (key is not None and not self._open):
+        if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
         self._count += 1
-        span = Span(key, module, self._last())
-        (self._open[-1].inside if self._open else self.spans).append(span)
-        self._open.append(span)
+        span = Span(key, module, self.last())
+        (self.open[-1].inside if self.open else self.spans).append(span)
+        self.open.append(span)
         return span
 
     def end(self, span: Span | None, elements: int = 0) -> None:
         """It ends here."""
         if span is not None:
-            span.end, span.elements = self._last(), elements
-            if span in self._open:
-                del self._open[self._open.index(span) :]
+            span.end, span.elements = self.last(), elements
+            if span in self.open:
+                del self.open[self.open.index(span) :]
+
+    def add(self, spans: list[Span]) -> None:
+        """These were called here, and have ended."""
+        (self.open[-1].inside if self.open else self.spans).extend(spans)
 
     def now_in(self, node_of: Callable[[int], int]) -> None:
         """The graph was copied: let what was noted speak of the copy's nodes."""
@@ -104,7 +109,7 @@ class Capture:
     @property
     def position(self) -> _Position:
         """As of a path: where the caller is, whose step is None outside of this capture."""
-        return _Position(self if capture_here() is self else None, self._open[-1].key if self._open else None)
+        return _Position(self if capture_here() is self else None, self.open[-1].key if self.open else None)
 
     def start_brick(self, brick: Hashable, /) -> Span | None:
         """As of a path: what is called begins here."""

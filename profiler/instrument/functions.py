@@ -68,7 +68,9 @@ _METHODS = {
 }
 # Arguments by which attention leaves out keys: of other sequences in the same row, of pages, of before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
-_EAGER = "eager_attention_forward"
+_ATTENTION = "_attention_forward"  # that of transformers ends so: sdpa_attention_forward
+_EAGER = f"eager{_ATTENTION}"
+_CACHE_UPDATE = "cache_utils.update"
 _EAGER_METHOD = "_attn"  # the same of older models (GPT-J): of the attention itself, which is its first argument
 GENERATION = "transformers.generation.utils"
 
@@ -250,12 +252,32 @@ ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
 
 def _plain(original: Function, name: str) -> Function:
     """A brick of which no more is known than its name."""
-    return timed(original, name, _brick(name))
+    return timed(original, name, brick_of_name(name))
 
 
 @functools.cache
-def _brick(name: str) -> BrickDefinition:
+def brick_of_name(name: str) -> BrickDefinition:
+    """A brick of which no more is known than its name."""
     return BrickDefinition(name, classification.CATEGORIES[name], backend="torch")
+
+
+def brick_of_function(function: str) -> BrickDefinition | None:
+    """The brick that calls of a function are; its name stands behind that of its file, as far as that is known."""
+    file, _, name = function.rpartition(".")
+    if name in _ROPE:
+        return ROPE
+    if name in _FUNCTIONS:
+        return brick_of_name(_FUNCTIONS[name])
+    if function == _CACHE_UPDATE:
+        return brick_of_name(classification.KV_WRITE)
+    if name == "scaled_dot_product_attention":
+        return _attention_brick(classification.ATTENTION_FUSED, "sdpa", 0, 0, 0)
+    label = name.removesuffix(_ATTENTION)
+    if not file or label == name:
+        return None
+    is_eager = label == "eager"
+    kind = classification.ATTENTION_EAGER if is_eager else classification.ATTENTION_FUSED
+    return _attention_brick(kind, label, 0, 0, 0)
 
 
 def _rope(original: Function) -> Function:
@@ -263,7 +285,7 @@ def _rope(original: Function) -> Function:
 
 
 def _kv_write(original: Function) -> Function:
-    return timed(original, classification.KV_WRITE, _brick(classification.KV_WRITE), first=1)
+    return timed(original, classification.KV_WRITE, brick_of_name(classification.KV_WRITE), first=1)
 
 
 def _attention(original: Function, label: str, queries: int) -> Function:

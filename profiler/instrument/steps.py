@@ -317,6 +317,7 @@ class ModelSteps:
         self.is_of_runner = False  # the model's own calls are no steps
         self.on_device: dict[Hashable, Hashable] = {}  # of bricks that the host times, what they are on the device
         self.measured: Callable[[str], None] = lambda how: None  # is told how the device's times come about
+        self.root: Callable[[], nn.Module | None] = lambda: None  # the model
         self._looks = 0
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be

@@ -170,6 +170,11 @@ class BrickCall(Call):
     def is_gone(self) -> bool:
         return self._steps() is None
 
+    @property
+    def key(self) -> Hashable:
+        """Its brick, or layer."""
+        return self._key
+
     def noted_by(self, capture: Capture) -> NotedCall | None:
         """What stands in for the module, too, while a graph is captured; None where that is no more."""
         module = self.module()

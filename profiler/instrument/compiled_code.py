@@ -1,0 +1,498 @@
+"""What inductor has made of a model: of which of its modules each kernel is that generated code launches.
+
+Rules
+- Dynamo says of each node of its graph in which modules and functions it lies: that is noted as inductor is given the
+  graph. Generated code says, in the comment above each launch, of which nodes it is (`Source Nodes`); code from
+  inductor's cache does, too. No setting of torch's is touched, and no pass of ours runs.
+- While a graph is captured, its thread is traced: which line of generated code captures which nodes. A host that
+  traces that thread itself (a debugger, some tools for coverage) keeps to it, and the graph is left alone.
+- Adjacent kernels of the same modules are one brick. One of several modules is one brick, too, never split, and named
+  by all of them: "Fused: ResidualAdd, RmsNorm".
+- A layer lasts from its first kernel to its last; what inductor fused out of several layers lies in it if it runs in
+  between, and outside of layers else. So does what inductor has moved away from the rest of its layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from _thread import get_ident
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
+from cbtop.profiler.instrument.classification import RESIDUAL_ADD
+from cbtop.profiler.instrument.functions import brick_of_function, brick_of_name
+from cbtop.profiler.instrument.steps import unit
+from cbtop.profiler.instrument.trouble import ours, say
+from cbtop.protocol.vocabulary import BrickCategory
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.instrument.wrapping import BrickCall
+
+COMPILER = "torch._inductor.compile_fx"
+MAX_FILES = 256  # of generated code, the newest
+MAX_NAME_CHARS = 200
+
+_NODES = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^\]]*)\]")
+# Loops that inductor writes itself; templates (`triton_tem_…`) multiply, as does what it calls (`extern_kernels.mm`).
+_LOOPS = re.compile(r"\s*triton_(?!tem_)\w+\.run\(")
+_FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+?)(?:\.py)?", line \d+, in (\w+)')
+_MODULE = re.compile(r"[LG]\['\w+'\]")  # what Dynamo calls the module whose call it compiles
+_MATMULS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm", "conv1d", "conv2d", "conv3d")
+_PRODUCTS = {*_MATMULS, "scaled_dot_product_attention", "flex_attention"}
+_ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
+
+
+# --- what Dynamo says ----------------------------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """Where a node of Dynamo's graph comes from."""
+
+    modules: tuple[str, ...]  # the paths of those it lies in, outermost first
+    functions: tuple[str, ...]  # called there, innermost first, each behind the name of its file
+    operation: str
+
+
+@dataclass(slots=True)
+class Compiled:
+    """What a graph of Dynamo's says. Paths begin at the module whose call it was made of, which is ""."""
+
+    origins: dict[str, Origin] = field(default_factory=dict)  # by node
+    classes: dict[str, str] = field(default_factory=dict)  # of modules by path
+    elements: dict[str, int] = field(default_factory=dict)  # that a module is given first
+
+    @classmethod
+    def of(cls, graph: Any) -> Compiled:
+        """Reads `torch.fx.Graph`."""
+        found = cls()
+        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # nodes of one module share what is said of it
+        for node in graph.nodes:
+            if node.op not in ("call_function", "call_method"):
+                continue
+            modules = []
+            for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+                inside = _relative(path)
+                if inside is not None:
+                    modules.append(inside)
+                    found.classes[inside] = kind if isinstance(kind, str) else kind.__name__
+            called = [".".join(frame) for frame in _FRAME.findall(node.meta.get("stack_trace") or "")]
+            paths, functions = tuple(modules), tuple(reversed(called))
+            for path in paths:
+                if path not in found.elements:
+                    found.elements[path] = _elements(node)
+            found.origins[node.name] = Origin(
+                known.setdefault(paths, paths), known.setdefault(functions, functions), _name_of(node.target)
+            )
+        return found
+
+
+def _relative(path: str) -> str | None:
+    """The path of a module from the one whose call is compiled; None where that is not told."""
+    begin = _MODULE.match(path)
+    if begin is None:
+        return None
+    rest = path[begin.end() :].replace("._modules", "")
+    return re.sub(r"\['?(\w+)'?\]", r".\1", rest).removeprefix(".")
+
+
+def _name_of(target: Any) -> str:
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def _elements(node: Any) -> int:
+    """Of the first tensor that a node is given; 0 where that is none, or a symbol."""
+    for argument in node.args:
+        value = getattr(argument, "meta", {}).get("example_value")
+        if isinstance(value, torch.Tensor):
+            count = value.numel()
+            return count if isinstance(count, int) else 0
+    return 0
+
+
+# --- following inductor --------------------------------------------------------------------------------------------
+
+_compiled: dict[str, Compiled] = {}  # by file of generated code
+_original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # of the one function that is replaced
+_compiling: set[int] = set()  # threads
+
+
+def follow() -> None:
+    """Note what inductor compiles from now on."""
+    once_imported(COMPILER, _replace)
+
+
+def follow_no_more() -> None:
+    """Put back what was there, where nobody else has put something of theirs since; forget what was noted."""
+    await_no_more(COMPILER)
+    for module, original, replaced in _original:
+        if module.compile_fx is replaced:
+            module.compile_fx = original
+    _original.clear()
+    _compiled.clear()
+
+
+def _replace() -> None:
+    compiler: Any = sys.modules[COMPILER]
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    if _original:
+        return
+    if not (hasattr(compiler, "compile_fx") and isinstance(getattr(cache, "modules", None), list)):
+        say(f"inductor of torch {torch.__version__} does not tell what it compiles: its kernels are not named")
+        return
+    replaced = _followed(compiler.compile_fx)
+    _original.append((compiler, compiler.compile_fx, replaced))
+    compiler.compile_fx = replaced
+
+
+def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_fx(*args: Any, **kwargs: Any) -> Any:
+        thread = get_ident()
+        if thread in _compiling:  # it calls itself, with other settings
+            return original(*args, **kwargs)
+        found, loaded = None, 0
+        _compiling.add(thread)
+        try:
+            try:
+                found, loaded = Compiled.of((args[0] if args else kwargs["model_"]).graph), len(_loaded())
+            except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+                ours(error, "kernels of compiled code are not named")
+            result = original(*args, **kwargs)
+        finally:
+            _compiling.discard(thread)
+        if found is not None:
+            try:
+                _note(found, [module.__file__ for module in _loaded()[loaded:]])
+            except Exception as error:  # noqa: BLE001 - as above
+                ours(error, "kernels of compiled code are not named")
+        return result
+
+    return compile_fx
+
+
+def _loaded() -> list[Any]:
+    """The modules of generated code, in the order they were loaded."""
+    cache: Any = sys.modules["torch._inductor.codecache"]
+    modules: list[Any] = cache.PyCodeCache.modules
+    return modules
+
+
+def _note(found: Compiled, files: Iterable[str]) -> None:
+    for file in files:
+        _compiled.pop(file, None)
+        _compiled[file] = found
+    while len(_compiled) > MAX_FILES:
+        _compiled.pop(next(iter(_compiled)))
+
+
+# --- what a capture runs -------------------------------------------------------------------------------------------
+
+
+class Ran(NamedTuple):
+    """A line of generated code that captured nodes."""
+
+    file: str
+    line: int
+    begin: Last
+    end: Last
+
+
+def watch(capture: Capture) -> None:
+    """It begins, on the calling thread, which may run code that inductor has generated."""
+    if _compiled:
+        seen = Watch(capture)
+        capture.ended = seen.end
+        seen.begin()
+
+
+class Watch:
+    """Sees which lines of generated code capture nodes, from `begin` to `end`, on the calling thread."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._ran: list[Ran] = []
+        self._at = ("", 0)  # the line that runs
+        self._last: Last = None
+        self._depth = 0  # calls of generated code one inside another
+        self._model: Span | None = None  # of a model's call that goes on around the capture
+
+    def begin(self) -> None:
+        if sys.gettrace() is None:
+            sys.settrace(self._called)
+        else:
+            say("kernels of compiled code are not named: a debugger or the like traces the thread that captures them")
+
+    def end(self) -> None:
+        if sys.gettrace() == self._called:
+            sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        """A function is called."""
+        if captures.get(get_ident()) is not self._capture:  # it has ended, in whatever way
+            sys.settrace(None)
+            return None
+        if frame.f_code.co_filename not in _compiled:
+            return None
+        try:
+            if not self._depth:
+                self._begin()
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            self._capture.failed(error)
+            self.end()
+            return None
+        self._depth += 1
+        return self._stepped
+
+    def _stepped(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        """A line of generated code begins, or it returns."""
+        try:
+            last = self._capture.last()
+            if last != self._last:
+                self._ran.append(Ran(*self._at, self._last, last))
+                self._last = last
+            self._at = (frame.f_code.co_filename, frame.f_lineno)
+            if event == "return":
+                self._depth -= 1
+                if not self._depth:
+                    self._end()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._capture.failed(error)
+            self.end()
+            return None
+        return self._stepped
+
+    def _begin(self) -> None:
+        capture = self._capture
+        if capture.steps is None:
+            here = unit().open
+            if here and here[-1].is_running:
+                self._model = capture.begin_model(here[-1].steps, here[-1].call)
+        self._last = capture.last()
+        self._ran.clear()
+
+    def _end(self) -> None:
+        capture = self._capture
+        if capture.steps is not None:
+            root = capture.steps.root()
+            for file, ran in groupby(self._ran, key=lambda one: one.file):
+                with open(file, encoding="utf-8") as text:
+                    lines = text.read().splitlines()
+                naming = Naming(_compiled[file], capture.steps.calls, root, [span.module for span in capture.open])
+                capture.add(spans_of(list(ran), lines, naming, {span.key for span in capture.open}))
+        capture.end(self._model)
+        self._model = None
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+class Site(NamedTuple):
+    """A place of a model: a brick, and the path of the module it is, or whose function it is."""
+
+    brick: BrickDefinition
+    path: str
+    module: nn.Module | None  # None of a function
+
+
+class Naming:
+    """Says which bricks and layers of a model nodes of Dynamo's graph are."""
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        calls: Iterable[BrickCall],
+        model: nn.Module | None,
+        around: Sequence[nn.Module | None] = (),
+    ) -> None:
+        """`model` has `calls`, of which those of `around` go on, outermost first."""
+        self.compiled = compiled
+        self._keys = {id(call.module()): call.key for call in calls}
+        found = next(filter(None, [self._below(module) for module in reversed(around)]), None)
+        if found is None and model is not None:
+            found = self._alone_in(model)
+        if found is None:
+            say("kernels of code that was compiled of layers one by one, or of no known module, are not named")
+        self._modules = found or {}
+        self.is_known = found is not None
+
+    def _below(self, module: nn.Module | None, prefix: str = "", known: Any = None) -> dict[str, nn.Module] | None:
+        """The modules by their paths, where the call of `module` is what was compiled."""
+        if module is None:
+            return None
+        inside: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False)) if known is None else known
+        found = {"": inside[prefix]}
+        for path, kind in self.compiled.classes.items():
+            one = inside.get(".".join(filter(None, (prefix, path))))
+            if one is None or type(one).__name__ != kind:
+                return None
+            found[path] = one
+        return found
+
+    def _alone_in(self, model: nn.Module) -> dict[str, nn.Module] | None:
+        """The same, of the only module of `model` that it can be; None where that lies in a layer or brick."""
+        known = dict(model.named_modules(remove_duplicate=False))
+        path = next(filter(None, self.compiled.classes), None)
+        if path is None:
+            return None
+        prefixes = [one[: -len(path)].removesuffix(".") for one in known if f".{one}".endswith(f".{path}")]
+        matching = [
+            (prefix, found) for prefix in prefixes if (found := self._below(model, prefix, known)) is not None
+        ]
+        if len(matching) != 1:
+            return None
+        (prefix, found), parts = matching[0], matching[0][0].split(".")
+        around = [known.get(".".join(parts[:count])) for count in range(1, len(parts) + 1)] if prefix else []
+        return None if any([id(module) in self._keys for module in around]) else found
+
+    def layer(self, origin: Origin) -> Hashable:
+        """The key of the layer it lies in; None outside of layers."""
+        keys = [self._keys.get(id(self._modules.get(path))) for path in ("", *origin.modules)]
+        return next((key for key in keys if isinstance(key, tuple)), None)
+
+    def site(self, origin: Origin) -> Site | None:
+        """The brick that it is a part of; None of what a model does between bricks."""
+        path = origin.modules[-1] if origin.modules else ""
+        for around in ("", *origin.modules)[::-1]:
+            module = self._modules.get(around)
+            key = self._keys.get(id(module))
+            if isinstance(key, BrickDefinition):
+                return Site(key, around, module)
+        brick = next(filter(None, map(brick_of_function, (*origin.functions, origin.operation))), None)
+        if (
+            brick is None
+            and origin.operation in _ADDS
+            and isinstance(self._keys.get(id(self._modules.get(path))), tuple)
+        ):
+            brick = brick_of_name(RESIDUAL_ADD)
+        return None if brick is None else Site(brick, path, None)
+
+    def class_of(self, origin: Origin) -> str:
+        """The class of the module whose own operation it is."""
+        return type(self._modules[origin.modules[-1] if origin.modules else ""]).__name__
+
+
+class Kernel:
+    """Adjacent nodes of a captured graph that inductor says the same of."""
+
+    __slots__ = ("begin", "classes", "end", "layer", "sites")
+
+    def __init__(self, ran: Ran, origins: list[Origin], naming: Naming) -> None:
+        self.begin, self.end = ran.begin, ran.end
+        sites = [site for site in [naming.site(origin) for origin in origins] if site is not None]
+        self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
+        self.classes = () if sites else tuple(dict.fromkeys(map(naming.class_of, origins)))
+        layers = {naming.layer(origin) for origin in origins}
+        self.layer = layers.pop() if len(layers) == 1 else None  # of which all of it is
+
+    @property
+    def said(self) -> tuple[Any, ...]:
+        return self.classes, self.layer, [(id(site.brick), site.path) for site in self.sites]
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.sites or self.classes)
+
+
+def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hashable]) -> list[Span]:
+    """What was captured, as calls of layers and bricks; `around` are the keys of those that it lies in."""
+    kernels: list[Kernel] = []
+    for one, nodes in zip(ran, _nodes(ran, lines), strict=True):
+        known = naming.compiled.origins if naming.is_known else {}
+        origins = [origin for origin in map(known.get, nodes) if origin is not None]
+        kernel = Kernel(one, _computed(origins, lines[one.line - 1]), naming)
+        if kernels and kernel.is_named and kernels[-1].said == kernel.said:
+            kernels[-1].end = kernel.end
+        else:
+            kernels.append(kernel)
+    uses: dict[str, int] = {}
+    for kernel in kernels:
+        for site in kernel.sites:
+            uses[site.path] = uses.get(site.path, 0) + 1
+    found: list[Span] = []
+    for kernel, layer in zip(kernels, _layers(kernels), strict=True):
+        if layer is None or layer in around:
+            siblings = found
+        else:
+            if not found or found[-1].key != layer:
+                found.append(Span(layer, None, kernel.begin))
+            found[-1].end = kernel.end
+            siblings = found[-1].inside
+        if kernel.is_named and not {site.brick for site in kernel.sites} & around:
+            siblings.append(_span(kernel, naming.compiled, uses))
+    return found
+
+
+def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
+    """Of which nodes of Dynamo's graph each line is, as the comment above it says."""
+    launches = {one.line for one in ran}
+    found = []
+    for one in ran:
+        at = one.line - 1  # lines count from 1
+        said = None
+        while said is None and at > 0 and at not in launches and not lines[at - 1].lstrip().startswith("def "):
+            said = _NODES.match(lines[at - 1])
+            at -= 1
+        found.append([name for name in (said[1].split(", ") if said else ()) if name])
+    return found
+
+
+def _computed(origins: list[Origin], line: str) -> list[Origin]:
+    """Those of `origins` that the line computes: inductor names, too, what only gives another shape to a result."""
+    products = [at for at, origin in enumerate(origins) if origin.operation in _PRODUCTS]
+    if _LOOPS.match(line):  # products run elsewhere, unless nothing else is in it
+        return [origin for origin in origins if origin.operation not in _PRODUCTS] or origins
+    return origins[products[-1] if products else -1 :]
+
+
+def _layers(kernels: list[Kernel]) -> list[Hashable]:
+    """In which layer each lies: see the rules."""
+    owners = [kernel.layer for kernel in kernels]
+    while True:
+        owned = [at for at, owner in enumerate(owners) if owner is not None]
+        pieces = [list(piece) for _, piece in groupby(owned, key=lambda at: owners[at])]
+        count: dict[Hashable, int] = {}
+        for piece in pieces:
+            count[owners[piece[0]]] = count.get(owners[piece[0]], 0) + 1
+        moved = [piece for piece in pieces if count[owners[piece[0]]] > 1]
+        if not moved:
+            break
+        for at in min(reversed(moved), key=len):  # of equals the last
+            owners[at] = None
+    for piece in pieces:
+        owners[piece[0] : piece[-1] + 1] = [owners[piece[0]]] * (piece[-1] + 1 - piece[0])
+    return owners
+
+
+def _span(kernel: Kernel, compiled: Compiled, uses: dict[str, int]) -> Span:
+    """A kernel as the call of a brick. Only where all of a module runs in it, its work is known."""
+    sites = kernel.sites
+    if len(sites) == 1 and sites[0].module is None:
+        return Span(sites[0].brick, None, kernel.begin, kernel.end)
+    if len(sites) == 1 and uses[sites[0].path] == 1:
+        (site,) = sites
+        return Span(site.brick, site.module, kernel.begin, kernel.end, compiled.elements.get(site.path, 0))
+    names = tuple(dict.fromkeys(site.brick.name for site in sites)) or kernel.classes
+    labels = tuple(dict.fromkeys(filter(None, [site.brick.label for site in sites])))
+    categories = {site.brick.category for site in sites} - {BrickCategory.OTHER}
+    category = categories.pop() if len(categories) == 1 else BrickCategory.OTHER
+    name = names[0] if len(names) == 1 else f"Fused: {', '.join(names)}"
+    return Span(
+        _brick(name[:MAX_NAME_CHARS], category, ", ".join(labels)[:MAX_NAME_CHARS]), None, kernel.begin, kernel.end
+    )
+
+
+@functools.cache
+def _brick(name: str, category: BrickCategory, label: str) -> BrickDefinition:
+    return BrickDefinition(name, category, backend="torch", label=label)

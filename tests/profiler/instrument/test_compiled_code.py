@@ -1,0 +1,370 @@
+"""Captured graphs of what torch.compile has made: Dynamo's graphs are real, inductor and CUDA are played."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.instrument import attach, compiled_code, uninstall  # noqa: E402
+from cbtop.profiler.instrument.capturing import captures  # noqa: E402
+from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
+from cbtop.protocol.messages import Node  # noqa: E402
+from cbtop.protocol.vocabulary import NodeKind  # noqa: E402
+from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
+from tests.profiler.memory import Memory  # noqa: E402
+
+world = played.world  # a fixture
+PRODUCT_NS, LOOP_NS = 20_000, 3_000
+nn = torch.nn
+
+
+class RMSNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, rows: Any) -> Any:
+        return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm()
+        self.gate_proj = nn.Linear(8, 8, bias=False)
+        self.act_fn = nn.SiLU()
+        self.down_proj = nn.Linear(8, 8, bias=False)
+
+    def forward(self, rows: Any) -> Any:
+        return rows + self.down_proj(self.act_fn(self.gate_proj(self.input_layernorm(rows))))
+
+
+class Model(nn.Module):
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.norm = RMSNorm()
+
+    def forward(self, rows: Any) -> Any:
+        for layer in self.layers:
+            rows = layer(rows)
+        return self.norm(rows)
+
+
+class Inductor:
+    """Products are calls of a library, what lies between them is fused into one loop; runs of a code are captured."""
+
+    def __init__(self, world: played.World, directory: Path) -> None:
+        self.world = world
+        self.directory = directory
+        self.compiled = 0
+        self.lines: Callable[[Any], Any] = list  # of (is a product, names of its nodes)
+        self.module: Any = ModuleType(compiled_code.COMPILER)
+        self.module.compile_fx = self.compile_fx
+        self.loaded: list[Any] = []
+
+    def backend(self, model: Any, inputs: Any) -> Any:
+        """As that of `torch.compile` is."""
+        return self.module.compile_fx(model, inputs, config_patches={"triton.cudagraphs": True})
+
+    def compile_fx(self, model_: Any, inputs: Any, config_patches: Any = None) -> Any:
+        if config_patches:
+            return self.module.compile_fx(model_, inputs)
+        self.compiled += 1
+        nodes = [node for node in model_.graph.nodes if node.op.startswith("call_")]
+        groups = itertools.groupby(nodes, key=lambda node: getattr(node.target, "__name__", "") == "linear")
+        code = self._load(self.lines((is_product, [node.name for node in group]) for is_product, group in groups))
+        graphs: list[Any] = []
+        calls = itertools.count()
+
+        def run(*args: Any) -> Any:
+            if next(calls) == 1 and self.world.captured is None:
+                first, graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+                first.capture_begin()
+                first.capture_end()
+                graph.capture_begin()
+                code.partition_0([])
+                graph.capture_end()
+                graphs.append(graph)
+            elif self.world.captured is not None:
+                code.partition_0([])
+            for graph in graphs:
+                graph.replay()
+            return model_(*args)
+
+        return run
+
+    def _load(self, lines: list[tuple[bool, list[str]]]) -> Any:
+        text = ["def partition_0(args):"]
+        for is_product, names in lines:
+            text.append(f"    # Topologically Sorted Source Nodes: [{', '.join(names)}], Original ATen: [aten.mul]")
+            text.append("    extern_kernels.mm(args, out=None)" if is_product else "    triton_poi_fused_0.run(args)")
+            text.append("    buf0 = None; del buf0")
+        path = self.directory / f"code{self.compiled}.py"
+        path.write_text("\n".join(text))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        code: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(code)
+        launch = self.world.kernel
+
+        class Kernels:
+            def mm(self, args: Any, out: Any) -> None:
+                launch(PRODUCT_NS)
+
+            def run(self, args: Any) -> None:
+                launch(LOOP_NS)
+
+        code.extern_kernels = code.triton_poi_fused_0 = Kernels()
+        self.loaded.append(code)
+        return code
+
+
+@pytest.fixture
+def inductor(world: played.World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inductor]:
+    from torch._inductor.codecache import PyCodeCache
+
+    torch._dynamo.reset()
+    found = Inductor(world, tmp_path)
+    monkeypatch.setitem(sys.modules, compiled_code.COMPILER, found.module)
+    monkeypatch.setattr(PyCodeCache, "modules", found.loaded)
+    yield found
+    world.pass_time(10_000_000)
+    uninstall()
+    assert found.module.compile_fx == found.compile_fx
+    assert sys.gettrace() is None
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def profiler(memory: Memory) -> BrickProfiler:
+    return BrickProfiler(recorder=memory, sample_every=2)
+
+
+def bricks(memory: Memory) -> dict[str, set[str]]:
+    """Those in layers, and those outside of them."""
+    nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
+    found: dict[str, set[str]] = {"in layers": set(), "outside": set()}
+    for node in nodes.values():
+        if node.kind is NodeKind.BRICK:
+            inside = node.parent is not None and nodes[node.parent].kind is NodeKind.LAYER
+            found["in layers" if inside else "outside"].add(f"{node.name} {node.label}".strip())
+    return found
+
+
+def run(called: Any, world: played.World, profiler: BrickProfiler, times: int = 8) -> list[Any]:
+    found = []
+    with torch.no_grad():
+        for _ in range(times):
+            found.append(called(torch.ones(1, 4, 8)))
+            world.pass_time(10_000_000)
+    profiler.finalize()
+    return found
+
+
+IN_LAYERS = {"GateProjection gate_proj", "Activation act_fn", "DownProjection down_proj"}
+OUTSIDE = {"Fused: ResidualAdd, RmsNorm input_layernorm", "Fused: ResidualAdd, RmsNorm norm"}
+
+
+def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_what_they_fuse(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = Model()
+    bare = run(torch.compile(model, backend=inductor.backend), world, BrickProfiler())
+    torch._dynamo.reset()
+    attach(model, profiler)
+    ours = run(torch.compile(model, backend=inductor.backend), world, profiler)
+    assert all(torch.equal(a, b) for a, b in zip(bare, ours, strict=True))
+    assert inductor.compiled == 2
+    assert bricks(memory) == {"in layers": IN_LAYERS | {"RmsNorm input_layernorm"}, "outside": OUTSIDE}
+    steps = played.steps_in(memory)
+    assert len(steps) > 2
+    for _, tokens, _, inside in steps[-2:]:
+        assert tokens == 4
+        product, loop = PRODUCT_NS, LOOP_NS
+        assert inside["layer"] == pytest.approx([2 * (loop + product), *[loop + 2 * product] * 2], abs=9)
+        assert inside["GateProjection"] == pytest.approx([PRODUCT_NS] * 3, abs=3)
+        assert inside["Fused: ResidualAdd, RmsNorm"] == pytest.approx([LOOP_NS] * 3, abs=3)
+    work = {said.name: said.work for said in memory.said if isinstance(said, Node) and said.kind is NodeKind.BRICK}
+    assert work["GateProjection"].flops_per_element
+    assert not work["Fused: ResidualAdd, RmsNorm"].flops_per_element
+
+
+def test_what_the_compiler_moves_away_from_its_layer_lies_outside_and_each_layer_stays_one(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
+) -> None:
+    def moved(lines: Any) -> list[tuple[bool, list[str]]]:
+        kept = list(lines)
+        return [*(line for line in kept if line is not kept[2]), kept[2]]  # the first layer's activation
+
+    inductor.lines = moved
+    model = Model()
+    attach(model, profiler)
+    run(torch.compile(model, backend=inductor.backend), world, profiler)
+    assert "Activation act_fn" in bricks(memory)["outside"]
+    for *_, inside in played.steps_in(memory)[-2:]:
+        assert len(inside["layer"]) == 3
+        assert len(inside["Activation"]) == 3
+
+
+def test_a_graph_captured_around_a_compiled_model_has_its_bricks(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = Model()
+    attach(model, profiler)
+    compiled = torch.compile(model, backend=inductor.backend)
+    rows = torch.ones(1, 1, 8)
+    with torch.no_grad():
+        compiled(rows)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        compiled(rows)
+        graph.capture_end()
+    for _ in range(8):
+        graph.replay()
+        world.pass_time(10_000_000)
+    profiler.finalize()
+    assert bricks(memory) == {"in layers": IN_LAYERS | {"RmsNorm input_layernorm"}, "outside": OUTSIDE}
+    assert [name for name, *_ in played.steps_in(memory)[-2:]] == ["decode"] * 2
+
+
+def test_layers_that_are_compiled_one_by_one_are_named_where_their_calls_are_captured(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = Model()
+    attach(model, profiler)
+    for layer in model.layers:
+        layer.compile(backend=inductor.backend)
+    rows = torch.ones(1, 1, 8)
+    with torch.no_grad():
+        model(rows)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        model(rows)
+        graph.capture_end()
+    for _ in range(8):
+        graph.replay()
+        world.pass_time(10_000_000)
+    profiler.finalize()
+    assert inductor.compiled == 1
+    found = bricks(memory)
+    assert found["in layers"] == IN_LAYERS | {"RmsNorm input_layernorm", "ResidualAdd"}
+    for *_, inside in played.steps_in(memory)[-2:]:
+        assert len(inside["layer"]) == len(inside["ResidualAdd"]) == 3
+
+
+def test_a_graph_of_each_layer_is_left_alone_and_that_is_said(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    attach(model, profiler)
+    for layer in model.layers:
+        layer.compile(backend=inductor.backend)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        run(model, world, profiler)
+    assert "layers one by one" in caplog.text
+    assert world.replayed
+    assert not [name for name in bricks(memory)["in layers"] if name.startswith("GateProjection")]
+
+
+def test_code_that_was_compiled_before_is_not_named_and_that_is_said(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    compiled = torch.compile(model, backend=inductor.backend)
+    with torch.no_grad():
+        compiled(torch.ones(1, 4, 8))
+    attach(model, profiler)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        run(compiled, world, profiler)
+    assert inductor.compiled == 1
+    assert caplog.text.count("in which no call of a model was seen") == 1
+    assert bricks(memory) == {"in layers": set(), "outside": set()}
+
+
+def test_who_traces_the_thread_keeps_to_it(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    attach(model, profiler)
+    compiled = torch.compile(model, backend=inductor.backend)
+    called: list[str] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        called.append(frame.f_code.co_name)
+
+    with torch.no_grad():
+        compiled(torch.ones(1, 4, 8))
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            run(compiled, world, profiler)
+            assert sys.gettrace() is trace
+        finally:
+            sys.settrace(before)
+    assert "partition_0" in called
+    assert "traces the thread" in caplog.text
+    assert bricks(memory) == {"in layers": set(), "outside": set()}
+
+
+def test_what_the_code_raises_reaches_the_host_and_nothing_is_traced_any_more(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler
+) -> None:
+    model = Model()
+    attach(model, profiler)
+    compiled = torch.compile(model, backend=inductor.backend)
+    with torch.no_grad():
+        compiled(torch.ones(1, 4, 8))
+        inductor.loaded[0].extern_kernels = None
+        with pytest.raises(AttributeError, match="mm"):
+            compiled(torch.ones(1, 4, 8))
+    captures.clear()  # as `torch.cuda.graph` ends it
+    run(torch.compile(Model(), backend="eager"), world, profiler, times=1)
+    assert sys.gettrace() is None
+
+
+def test_an_inductor_that_tells_nothing_is_said_and_left_as_it_is(
+    inductor: Inductor, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch._inductor.codecache import PyCodeCache
+
+    monkeypatch.delattr(PyCodeCache, "modules")
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        attach(Model(), profiler)
+    assert "does not tell what it compiles" in caplog.text
+    assert inductor.module.compile_fx == inductor.compile_fx
+
+
+def test_inductor_is_as_it_was_once_nothing_is_attached(inductor: Inductor, profiler: BrickProfiler) -> None:
+    attachment = attach(Model(), profiler)
+    assert inductor.module.compile_fx != inductor.compile_fx
+    attachment.detach()
+    assert inductor.module.compile_fx == inductor.compile_fx
+
+
+def test_without_inductor_its_import_is_waited_for_only_as_long_as_something_is_attached(
+    inductor: Inductor, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, compiled_code.COMPILER)
+    before = list(sys.meta_path)
+    attachment = attach(Model(), profiler)
+    assert len(sys.meta_path) == len(before) + 1
+    attachment.detach()
+    assert sys.meta_path == before

@@ -1,0 +1,223 @@
+"""What torch.compile makes of a model on a CUDA device: its graphs' kernels by name, beside CUPTI; nothing changed."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.profiler.instrument.tiny import torch
+
+from cbtop.profiler.instrument import attach, captured_graphs, uninstall  # isort: skip - it loads torch
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.instrument.test_cuda_graphs import steps_in
+from tests.profiler.memory import Memory
+
+if torch.cuda.is_available():
+    from benchmarks.gpu.lean import lean
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    pytest.mark.filterwarnings("ignore"),  # torch's own
+]
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def profiler(memory: Memory) -> Iterator[BrickProfiler]:
+    yield BrickProfiler(recorder=memory, sample_every=2)
+    uninstall()
+
+
+def hand_written() -> tuple[Any, Callable[[Any], Any]]:
+    model = lean(batch=4, hidden=1024, inner=2048, heads=8, layers=3, context=64, vocabulary=1000)
+    words = torch.ones((4, 1), dtype=torch.long, device="cuda")
+    at = torch.zeros(1, dtype=torch.long, device="cuda")
+    return model, lambda called: called(words, at)
+
+
+def llama() -> tuple[Any, Callable[[Any], Any]]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=1000,
+        hidden_size=1024,
+        intermediate_size=2048,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    words = torch.arange(8, device="cuda")[None]
+    return model, lambda called: called(words, use_cache=False).logits
+
+
+def static_llama() -> tuple[Any, Callable[[Any], Any]]:
+    transformers = pytest.importorskip("transformers")
+    model, _ = llama()
+    cache = transformers.StaticCache(config=model.config, max_cache_len=64)
+    word = torch.ones((1, 1), dtype=torch.long, device="cuda")
+
+    def call(called: Any) -> Any:
+        cache.reset()
+        return called(word, past_key_values=cache, use_cache=True).logits
+
+    return model, call
+
+
+MODELS = [hand_written, llama, static_llama]
+
+
+def counted() -> tuple[int, int]:
+    """Graphs and breaks since the last time."""
+    counters = torch._dynamo.utils.counters
+    found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    torch._dynamo.reset()
+    counters.clear()
+    return found
+
+
+@torch.no_grad()
+def run(model: Any, call: Callable[[Any], Any], times: int = 6) -> list[Any]:
+    compiled = torch.compile(model, mode="reduce-overhead")
+    found = []
+    for _ in range(times):
+        torch.compiler.cudagraph_mark_step_begin()
+        found.append(call(compiled).clone())
+        torch.cuda.synchronize()
+    return found
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_kernels_are_named_and_numbers_graphs_and_breaks_are_those_of_the_bare_model(
+    kind: Callable[[], Any], profiler: BrickProfiler, memory: Memory
+) -> None:
+    counted()
+    model, call = kind()
+    bare, graphs = run(model, call), counted()
+    attach(model, profiler)
+    ours = run(model, call, times=10)
+    profiler.finalize()
+    assert all(torch.equal(bare[-1], one) for one in ours[2:])
+    assert counted() == graphs
+    assert sys.gettrace() is None
+    (captured,) = [one for one in captured_graphs._graphs.values() if one.is_stamped]
+    ((_, plan),) = captured._variants
+    shape = plan._shape
+    places = [shape.places[place] for place in plan.places]
+    named: set[int] = set()
+    for stretch in plan.stretches:
+        key = stretch.keys[-1]
+        begin, end = places[stretch.begin], places[stretch.end]
+        if isinstance(key, captured_graphs.BrickDefinition):
+            inside = "  " * (len(stretch.keys) - 1)
+            sys.stdout.write(f"{begin:4} {end:4} {inside}{key.name} | {key.label} | {key.category.display_name}\n")
+            if key is not captured_graphs.OTHER:
+                named.update(range(begin, end))
+        else:
+            sys.stdout.write(f"{begin:4} {end:4} {key}\n")
+    sys.stdout.write(f"{len(named)} of {shape.nodes} nodes named\n")
+    assert len(named) >= 0.95 * shape.nodes
+    found = [step for step in steps_in(memory) if any(key for key in step["in"] if len(key) > 2)]
+    assert len(found) > 2
+    for step in found:
+        bricks = [times for all_ in step["in"].values() for times in all_ if times[2] is NodeKind.BRICK]
+        layers = [times for all_ in step["in"].values() for times in all_ if times[2] is NodeKind.LAYER]
+        assert len(layers) == 3
+        first, last = min(start for start, *_ in bricks), max(end for _, end, *_ in bricks)
+        assert sum(end - start for start, end, *_ in bricks) == pytest.approx(last - first, rel=0.01)
+    names = {name for step in found for all_ in step["in"].values() for *_, name in all_}
+    assert {"OutputProjection", "DownProjection", "LmHead", "Fused: ResidualAdd, RmsNorm"} <= names
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: BrickProfiler, memory: Memory) -> None:
+    torch._dynamo.reset()
+    model, call = kind()
+    attachment = attach(model, profiler)
+    compiled = torch.compile(model, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(30):
+            call(compiled)
+            torch.cuda.synchronize()
+        memory.records.clear()
+        for _ in range(80):
+            call(compiled)
+            torch.cuda.synchronize()
+        profiler.finalize()
+        records = list(memory.records)
+        (captured,) = [one for one in captured_graphs._graphs.values() if one.is_stamped]
+        ((_, plan),) = captured._variants
+        shape = plan._shape
+        profiler.disable()
+        from torch.profiler import ProfilerActivity, profile
+
+        runs = 20
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as kineto:
+            for _ in range(runs):
+                call(compiled)
+                torch.cuda.synchronize()
+    profiler.enable()
+    kernels = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in kineto.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    assert len(kernels) % runs == 0
+    each = len(kernels) // runs
+    assert each >= shape.nodes  # inputs are copied before
+    nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
+    ours: dict[str, list[float]] = defaultdict(list)
+    theirs: dict[str, list[float]] = defaultdict(list)
+    for tag, start, end, _ in records:
+        node = nodes.get(tag & 0xFFFFFF)
+        if node is not None and node.kind in (NodeKind.BRICK, NodeKind.LAYER):
+            name = f"{node.name} {node.label}" if node.kind is NodeKind.BRICK else "layer"
+            ours[name].append((end - start) / 1e3)
+    places = [shape.places[place] for place in plan.places]
+    for at in range(runs):
+        one = kernels[at * each : (at + 1) * each][-shape.nodes :]
+        for stretch in plan.stretches:
+            begin, end = places[stretch.begin], places[stretch.end]
+            if begin:
+                key = stretch.keys[-1]
+                name = "layer" if isinstance(key, tuple) else f"{key.name} {key.label}"
+                theirs[name].append(one[end - 1][1] - one[begin - 1][1])
+    wrong = []
+    for name, times in sorted(theirs.items()):
+        here, there = sorted(ours[name])[len(ours[name]) // 2], sorted(times)[len(times) // 2]
+        sys.stdout.write(f"{name[:90]:90} stamps {here:8.2f} us   CUPTI {there:8.2f} us   {here - there:+6.2f}\n")
+        if abs(here - there) > max(0.05 * there, 0.5):
+            wrong.append((name, here, there))
+    attachment.detach()
+    assert not wrong
+
+
+def test_code_from_inductors_cache_is_named_too(
+    profiler: BrickProfiler, memory: Memory, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    counted()
+    model, call = hand_written()
+    run(model, call)
+    counted()
+    attach(model, profiler)
+    run(model, call, times=10)
+    counters = torch._dynamo.utils.counters
+    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    assert hits == 1
+    profiler.finalize()
+    nodes = [said for said in memory.said if isinstance(said, Node) and said.kind is NodeKind.BRICK]
+    assert {"OutputProjection", "DownProjection", "LmHead"} <= {node.name for node in nodes}
