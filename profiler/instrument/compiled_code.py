@@ -49,7 +49,7 @@ _NODES = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^
 _LOOPS = re.compile(r"\s*triton_(?!tem_)\w+\.run\(")
 _FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+?)(?:\.py)?", line \d+, in (\w+)')
 _MODULE = re.compile(r"[LG]\['\w+'\]")  # what Dynamo calls the module whose call it compiles
-_MATMULS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm", "conv1d", "conv2d", "conv3d")
+_MATMULS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm", "conv1d", "conv2d")
 _PRODUCTS = {*_MATMULS, "scaled_dot_product_attention", "flex_attention"}
 _ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
 

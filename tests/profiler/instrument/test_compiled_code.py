@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -368,3 +369,39 @@ def test_without_inductor_its_import_is_waited_for_only_as_long_as_something_is_
     assert len(sys.meta_path) == len(before) + 1
     attachment.detach()
     assert sys.meta_path == before
+
+
+HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="inductor writes C++")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
+def test_what_inductor_itself_generates_or_finds_in_its_cache_says_of_which_nodes_it_is(
+    world: played.World, profiler: BrickProfiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = Model()
+    attachment = attach(model, profiler)
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled_code._compiled.clear()
+        with torch.no_grad():
+            torch.compile(model)(torch.ones(1, 4, 8))
+        ((file, compiled),) = compiled_code._compiled.items()
+        lines = Path(file).read_text().splitlines()
+        ran = [
+            compiled_code.Ran(file, at, [at], [at + 1])
+            for at, line in enumerate(lines, start=1)
+            if line.lstrip().startswith("extern_kernels.")
+        ]
+        naming = compiled_code.Naming(compiled, attachment.steps.calls, model)
+        found = compiled_code.spans_of(ran, lines, naming, set())
+        assert [span.key[1] for span in found] == [0, 1, 2]  # layers
+        products = ["GateProjection", "DownProjection"]
+        assert [[inner.key.name for inner in span.inside] for span in found] == [products] * 3
+        assert [inner.elements for span in found for inner in span.inside] == [4 * 8] * 6
+    counters = torch._dynamo.utils.counters
+    assert counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    torch._dynamo.reset()
