@@ -344,24 +344,6 @@ def test_a_forked_child_does_nothing_on_the_device(profiler: BrickProfiler, memo
     assert replay(engine, 4, memory, profiler)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own
-def test_compiled_with_cudagraphs_nothing_is_looked_into_and_outputs_are_the_same(profiler: BrickProfiler) -> None:
-    torch._dynamo.reset()
-    model = lean(**SMALL)
-    words = torch.ones((1, 1), dtype=torch.long, device="cuda")
-    at = torch.zeros(1, dtype=torch.long, device="cuda")
-    with torch.no_grad():
-        compiled = torch.compile(model, mode="reduce-overhead")
-        for _ in range(4):
-            bare = compiled(words, at).clone()
-        torch._dynamo.reset()
-        attach(model, profiler)
-        compiled = torch.compile(model, mode="reduce-overhead")
-        for _ in range(6):
-            ours = compiled(words, at).clone()
-    assert torch.equal(bare, ours)
-
-
 HOST = """
 import torch
 from benchmarks.gpu.lean import Engine, lean
