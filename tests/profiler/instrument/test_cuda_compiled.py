@@ -69,6 +69,8 @@ def static_llama() -> tuple[Any, Callable[[Any], Any]]:
     model, _ = llama()
     cache = transformers.StaticCache(config=model.config, max_cache_len=64)
     word = torch.ones((1, 1), dtype=torch.long, device="cuda")
+    with torch.no_grad():
+        model(word, past_key_values=cache, use_cache=True)  # which makes the cache
 
     def call(called: Any) -> Any:
         cache.reset()
@@ -106,10 +108,11 @@ def test_kernels_are_named_and_numbers_graphs_and_breaks_are_those_of_the_bare_m
 ) -> None:
     counted()
     model, call = kind()
-    bare, graphs = run(model, call), counted()
+    bare, graphs, before_bytes = run(model, call), counted(), torch.cuda.memory_reserved()
     attach(model, profiler)
     ours = run(model, call, times=10)
     profiler.finalize()
+    sys.stdout.write(f"reserved {before_bytes} bytes, and with us {torch.cuda.memory_reserved()}\n")
     assert all(torch.equal(bare[-1], one) for one in ours[2:])
     assert counted() == graphs
     assert sys.gettrace() is None
@@ -139,7 +142,8 @@ def test_kernels_are_named_and_numbers_graphs_and_breaks_are_those_of_the_bare_m
         first, last = min(start for start, *_ in bricks), max(end for _, end, *_ in bricks)
         assert sum(end - start for start, end, *_ in bricks) == pytest.approx(last - first, rel=0.01)
     names = {name for step in found for all_ in step["in"].values() for *_, name in all_}
-    assert {"OutputProjection", "DownProjection", "LmHead", "Fused: ResidualAdd, RmsNorm"} <= names
+    assert {"OutputProjection", "DownProjection", "LmHead"} <= names
+    assert any("ResidualAdd, RmsNorm" in name for name in names)
 
 
 @pytest.mark.parametrize("kind", MODELS)
