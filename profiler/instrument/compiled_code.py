@@ -462,14 +462,18 @@ def _layers(kernels: list[Kernel]) -> list[Hashable]:
     while True:
         owned = [at for at, owner in enumerate(owners) if owner is not None]
         pieces = [list(piece) for _, piece in groupby(owned, key=lambda at: owners[at])]
-        count: dict[Hashable, int] = {}
+        longest: dict[Hashable, list[int]] = {}
         for piece in pieces:
-            count[owners[piece[0]]] = count.get(owners[piece[0]], 0) + 1
-        moved = [piece for piece in pieces if count[owners[piece[0]]] > 1]
+            if len(piece) > len(longest.get(owners[piece[0]], ())):
+                longest[owners[piece[0]]] = piece
+        moved = [piece for piece in pieces if longest[owners[piece[0]]] is not piece]
         if not moved:
             break
-        for at in min(reversed(moved), key=len):  # of equals the last
-            owners[at] = None
+        least = min(map(len, moved))
+        for piece in moved:
+            if len(piece) == least:
+                for at in piece:
+                    owners[at] = None
     for piece in pieces:
         owners[piece[0] : piece[-1] + 1] = [owners[piece[0]]] * (piece[-1] + 1 - piece[0])
     return owners

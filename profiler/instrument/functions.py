@@ -275,9 +275,8 @@ def brick_of_function(function: str) -> BrickDefinition | None:
     label = name.removesuffix(_ATTENTION)
     if not file or label == name:
         return None
-    is_eager = label == "eager"
-    kind = classification.ATTENTION_EAGER if is_eager else classification.ATTENTION_FUSED
-    return _attention_brick(kind, label, 0, 0, 0)
+    kind = classification.ATTENTION_EAGER if label == "eager" else classification.ATTENTION_FUSED
+    return _attention_brick(kind, label.strip("_"), 0, 0, 0)
 
 
 def _rope(original: Function) -> Function:
