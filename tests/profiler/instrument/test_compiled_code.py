@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -369,6 +370,73 @@ def test_without_inductor_its_import_is_waited_for_only_as_long_as_something_is_
     assert len(sys.meta_path) == len(before) + 1
     attachment.detach()
     assert sys.meta_path == before
+
+
+def test_what_inductor_said_on_an_h100_names_all_kernels_of_a_llamas_layer(profiler: BrickProfiler) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make torch")
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = transformers.LlamaForCausalLM(config)
+    said = json.loads((Path(__file__).parent / "inductor-h100.json").read_text())
+    nodes = [
+        SimpleNamespace(
+            op="call_function",
+            name=name,
+            target=operation,
+            args=(),
+            meta={
+                "nn_module_stack": {path: (path, kind) for path, kind in modules},
+                "stack_trace": "\n".join(f'  File "/a/file.py", line 1, in {called}' for called in functions),
+            },
+        )
+        for name, operation, modules, functions in said["nodes"]
+    ]
+    lines, ran = ["def partition_0(args):"], []
+    for at, (names, launch) in enumerate(said["launches"]):
+        lines.append(f"    # Topologically Sorted Source Nodes: [{', '.join(names)}], Original ATen: [aten.mul]")
+        lines.append(f"    {launch}{'.run' if launch.startswith('triton') else ''}(buf0)")
+        ran.append(compiled_code.Ran("", len(lines), [at], [at + 1]))
+    compiled = compiled_code.Compiled.of(SimpleNamespace(nodes=nodes))
+    attachment = attach(model, profiler)
+    naming = compiled_code.Naming(compiled, attachment.steps.calls, model, [model.model.layers[1]])
+    (layer,) = compiled_code.spans_of(ran, lines, naming, set())
+    attachment.detach()
+    assert layer.key == (NodeKind.LAYER, 1)
+    assert [(span.key.name, span.key.label) for span in layer.inside] == [
+        ("RmsNorm", "input_layernorm"),
+        ("QkvProjection", "q_proj"),
+        ("QkvProjection", "k_proj"),
+        ("QkvProjection", "v_proj"),
+        ("RopeEmbedding", ""),  # two kernels
+        ("Attention (fused)", "sdpa"),
+        ("OutputProjection", "o_proj"),
+        ("Fused: ResidualAdd, RmsNorm", "post_attention_layernorm"),
+        ("GateProjection", "gate_proj"),
+        ("UpProjection", "up_proj"),
+        ("Activation", "act_fn"),
+        ("DownProjection", "down_proj"),
+        ("ResidualAdd", ""),
+    ]
+    assert [span.begin for span in layer.inside[1:]] == [span.end for span in layer.inside[:-1]]
+    assert (layer.begin, layer.end) == ([0], [len(said["launches"])])
+
+
+@pytest.mark.parametrize(
+    ("of_one", "lies_in"),
+    [
+        ([None, 0, None, 0, None, 1, None], [None, 0, 0, 0, None, 1, None]),
+        ([0, 0, 1, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1]),
+        ([0, 0, 1, 1, None, 0, 1], [0, 0, 1, 1, None, None, None]),
+        ([0, 1, 0, 1], [0, 1, None, None]),
+        ([], []),
+    ],
+)
+def test_a_layer_lies_together_and_what_is_far_from_it_outside(
+    of_one: list[int | None], lies_in: list[int | None]
+) -> None:
+    kernels: Any = [SimpleNamespace(layer=layer) for layer in of_one]
+    assert compiled_code._layers(kernels) == lies_in
 
 
 HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
