@@ -81,20 +81,18 @@ class Compiled:
         for node in graph.nodes:
             if node.op not in ("call_function", "call_method"):
                 continue
-            modules = []
-            for path, kind in (node.meta.get("nn_module_stack") or {}).values():
-                inside = _relative(path)
-                if inside is not None:
-                    modules.append(inside)
-                    found.classes[inside] = kind if isinstance(kind, str) else kind.__name__
-            called = [".".join(frame) for frame in _FRAME.findall(node.meta.get("stack_trace") or "")]
-            paths, functions = tuple(modules), tuple(reversed(called))
+            told = tuple((node.meta.get("nn_module_stack") or {}).values())
+            paths = known.get(told)
+            if paths is None:
+                inside = [(_relative(path), kind) for path, kind in told]
+                found.classes |= {path: _name_of(kind) for path, kind in inside if path is not None}
+                paths = known[told] = tuple(path for path, _ in inside if path is not None)
             for path in paths:
                 if path not in found.elements:
                     found.elements[path] = _elements(node)
-            found.origins[node.name] = Origin(
-                known.setdefault(paths, paths), known.setdefault(functions, functions), _name_of(node.target)
-            )
+            called = _FRAME.findall(node.meta.get("stack_trace") or "")
+            functions = tuple(".".join(frame) for frame in reversed(called))
+            found.origins[node.name] = Origin(paths, known.setdefault(functions, functions), _name_of(node.target))
         return found
 
 

@@ -15,7 +15,7 @@ from cbtop.profiler.instrument import attach, captured_graphs, uninstall  # isor
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from tests.profiler.instrument.test_cuda_graphs import steps_in
+from tests.profiler.instrument.test_cuda_graphs import begin_anew, steps_in
 from tests.profiler.memory import Memory
 
 if torch.cuda.is_available():
@@ -156,7 +156,7 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
         for _ in range(30):
             call(compiled)
             torch.cuda.synchronize()
-        memory.records.clear()
+        begin_anew(memory, profiler)
         for _ in range(80):
             call(compiled)
             torch.cuda.synchronize()
