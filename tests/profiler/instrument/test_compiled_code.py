@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import attach, compiled_code, uninstall  # noqa: E402
+from cbtop.profiler.instrument import attach, compiled_code, install, uninstall  # noqa: E402
 from cbtop.profiler.instrument.capturing import captures  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.protocol.messages import Node  # noqa: E402
@@ -206,6 +206,14 @@ def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_what_they_fus
     work = {said.name: said.work for said in memory.said if isinstance(said, Node) and said.kind is NodeKind.BRICK}
     assert work["GateProjection"].flops_per_element
     assert not work["Fused: ResidualAdd, RmsNorm"].flops_per_element
+
+
+def test_a_model_that_is_compiled_before_its_first_call_is_named_where_all_are_attached(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
+) -> None:
+    install(profiler)
+    run(torch.compile(Model(), backend=inductor.backend), world, profiler)
+    assert bricks(memory) == {"in layers": IN_LAYERS | {"RmsNorm input_layernorm"}, "outside": OUTSIDE}
 
 
 def test_what_the_compiler_moves_away_from_its_layer_lies_outside_and_each_layer_stays_one(
