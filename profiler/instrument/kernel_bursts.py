@@ -277,9 +277,9 @@ class PlacedCalls(Capture):
         return span
 
     def end(self, span: Span | None, elements: int = 0) -> None:
-        before = len(self._open)
+        before = len(self.open)
         super().end(span, elements)
-        for _ in range(before - len(self._open)):
+        for _ in range(before - len(self.open)):
             self._around.pop()
             self._recording.window.leave()
 
