@@ -32,7 +32,15 @@ from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import backend_of, stored_bytes
-from cbtop.profiler.instrument.wrapping import BrickCall, Call, as_without_us, forget, is_compiled, is_symbolic
+from cbtop.profiler.instrument.wrapping import (
+    BrickCall,
+    Call,
+    as_without_us,
+    forget,
+    is_compiled,
+    is_symbolic,
+    stand_steadily,
+)
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 
@@ -124,6 +132,10 @@ class Attachment:
             module = other()
             if module is not None:
                 module.__dict__.setdefault(ATTRIBUTE, None)  # the class is not asked at each of their calls
+        for part in self.steps.calls:
+            module = part.module()
+            if module is not None:
+                stand_steadily(module)
         for call in self._trunk:
             call.swap_in()
         root = self.root()

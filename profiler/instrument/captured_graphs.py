@@ -58,7 +58,8 @@ from cbtop.profiler.steps import Step
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 STRIPES = 4  # where every step is recorded, the bricks of a layer are looked at in one of so many
-PLAIN_EVERY = 64  # where every step is recorded, one in so many is not: beside it, what stamps cost is seen
+PLAIN_EVERY = 64  # replays with stamps and none without: the next has none, and beside it what they cost is seen
+FIRST_PLAIN = 8  # as long as that is not known; where every step is recorded, the next
 MOST_HELD = 256  # replays, until what stamps cost is known
 MOST_WAITING = 1024  # replays of a graph, until the device is through and the step that they lie in has ended
 ENOUGH_PLAIN = 128  # replays, to know whether timing them is too dear
@@ -202,10 +203,10 @@ class CapturedGraph:
         self._is_checked = False  # for random numbers
         self._variants: list[tuple[StampedGraph, Plan]] = []
         self._turn = 0
+        self._stamped_since = 0  # replays with stamps, since the last one without
         self._lost = 0  # steps since the last one that was recorded: too many waited, or the device told nonsense
         self._is_due = False  # the next is to be recorded: the one that was to be found its stamps in use
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
-        self._is_behind_stamps = False  # the last replay had stamps inside
         self._is_plain_timed = True
         self._plain_ns: list[int] = []  # since it was last asked whether to time them is too dear
         self._own_ns: list[int] = []
@@ -313,14 +314,14 @@ class CapturedGraph:
             self.leave_alone(in_words(error))
             stamped = plan = None
         self._turn += stamped is not None
-        self._is_behind_stamps = stamped is not None
+        self._stamped_since = 0 if stamped is None else self._stamped_since + 1
         return Launch(pair, stream, step, stamped, plan, is_due=is_recorded, was_idle=was_idle)
 
     def _is_looked_at(self, step: Step | None) -> bool:
         """Whether a replay that is not recorded is timed as a whole: as a step, or to know what stamps cost."""
         if step is None and self._is_plain_timed:
             return self.profiler.recording
-        return self._is_behind_stamps
+        return bool(self._stamped_since)
 
     def replay_recorded(self, original: Callable[[Any], None], graph: Any, recording: Recording) -> None:
         """The host replays the graph in a step of a burst."""
@@ -368,9 +369,9 @@ class CapturedGraph:
         return is_sampled and profiler.recording
 
     def _is_compared(self) -> bool:
-        """Whether a replay that is to be recorded has no stamps, beside one that had: it shows what these cost."""
-        is_due = self.costs.known is None or self._turn % PLAIN_EVERY == 0
-        return self._is_every and self._is_behind_stamps and is_due
+        """Whether a replay that is to be recorded has no stamps, as many before it had: it shows what these cost."""
+        first = 1 if self._is_every else FIRST_PLAIN
+        return self._stamped_since >= (first if self.costs.known is None else PLAIN_EVERY)
 
     def _drawn(self) -> int | None:
         """How many random numbers the device's generator has given."""
@@ -482,13 +483,15 @@ class CapturedGraph:
             elif step is not None and launch.is_due:
                 step.told(None)
             return
-        if known.last is None or any([after < before for before, after in pairwise(times)]):
-            self._lost += 1
-            if step is not None:
+        cost = self.costs.guess()
+        if cost is None or known.last is None or any([after < before for before, after in pairwise(times)]):
+            if step is None:
+                self._lost += 1
+            else:
                 step.told(None)
             return
-        begun_ns, cost = known.host_ns(times[0]), self.costs.guess()
-        at = [begun_ns + offset for offset in times_without_stamps(times, 0 if cost is None else cost.cost_ns)]
+        begun_ns = known.host_ns(times[0])
+        at = [begun_ns + offset for offset in times_without_stamps(times, cost.cost_ns)]
         parts: list[Part] = [
             (stretch.keys, at[stretch.begin], at[stretch.end], stretch.elements) for stretch in launch.plan.stretches
         ]

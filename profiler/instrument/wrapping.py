@@ -45,7 +45,7 @@ def is_symbolic() -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether Dynamo has compiled the call of `module` before, by whatever way it got there."""
-    there = module.__dict__.get(ATTRIBUTE)
+    there = _there(module)
     if hasattr(module, "_orig_mod") or (there is not None and not isinstance(there, Call)):
         return True
     forward = getattr(type(module), "forward", None)  # a scripted module's class has none
@@ -80,21 +80,21 @@ class Call:
         """Stand in from now on, also for what the host has put there since; not twice among several models' calls."""
         module = self.module()
         if module is not None:
-            there = module.__dict__.get(ATTRIBUTE)
+            there = _there(module)
             if self not in _chain(there):
                 while isinstance(there, Call) and there.is_gone:
                     there = there.instead
                 self.instead = there
-                module.__dict__[ATTRIBUTE] = self
+                _put(module, self)
 
     def swap_out(self) -> None:
         """Let stand there what would without us; but None, where it is ours, so that the class is not asked."""
         module = self.module()
         if module is None:
             return
-        there = module.__dict__.get(ATTRIBUTE)
+        there = _there(module)
         if there is self:
-            module.__dict__[ATTRIBUTE] = self.instead
+            _put(module, self.instead)
             return
         for other in _chain(there):  # a module that several models share
             if other.instead is self:
@@ -112,6 +112,64 @@ class Call:
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()
+
+
+class SteadyCall(Call):
+    """Stands in a module's attribute whether steps are recorded or not, and calls what otherwise would stand there.
+
+    For modules whose class has a `__call__` of its own, as decoder layers of transformers 5.17: that calls torch's,
+    which Dynamo then goes into, and where it finds another kind of attribute there it compiles anew.
+    """
+
+    __slots__ = ("stands",)
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.stands: Any = self.instead
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self.plain(*args, **kwargs)
+        stands = self.stands
+        if stands is not None:
+            return stands(*args, **kwargs)
+        return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
+
+    def swap_in(self) -> None:
+        """Stand there from now on, also for what the host has put there since."""
+        module = self.module()
+        if module is None:
+            return
+        there = module.__dict__.get(ATTRIBUTE)
+        if isinstance(there, SteadyCall):
+            return
+        self.instead = there
+        timed = _chain(self.stands)
+        if timed:
+            timed[-1].instead = there
+        else:
+            self.stands = there
+        module.__dict__[ATTRIBUTE] = self
+
+
+def stand_steadily(module: nn.Module) -> None:
+    """Let the attribute of `module` be of one kind from now on, where Dynamo looks at it."""
+    if type(module).__call__ is not torch.nn.Module.__call__:
+        SteadyCall(module).swap_in()
+
+
+def _there(module: nn.Module) -> Any:
+    """What stands in for a module's call now; None: nothing."""
+    there = module.__dict__.get(ATTRIBUTE)
+    return there.stands if isinstance(there, SteadyCall) else there
+
+
+def _put(module: nn.Module, stands: Any) -> None:
+    there = module.__dict__.get(ATTRIBUTE)
+    if isinstance(there, SteadyCall):
+        there.stands = stands
+    else:
+        module.__dict__[ATTRIBUTE] = stands
 
 
 def _chain(there: object) -> list[Call]:
@@ -135,8 +193,11 @@ def as_without_us(replica: nn.Module) -> None:
 
 def forget(module: nn.Module) -> None:
     """Let the class be asked again, unless something of the host's stands there."""
-    if module.__dict__.get(ATTRIBUTE, torch) is None:
-        del module.__dict__[ATTRIBUTE]
+    stands = _there(module)
+    if stands is None:
+        module.__dict__.pop(ATTRIBUTE, None)
+    elif not isinstance(stands, Call):
+        module.__dict__[ATTRIBUTE] = stands
 
 
 def _nothing() -> None:

@@ -570,13 +570,13 @@ def test_a_launch_that_the_driver_refuses_is_counted_and_leaves_nothing_behind(w
         raise DriverError("CUDA_ERROR_OUT_OF_MEMORY")
 
     captured_graphs._graphs[graph].costs.known = None
-    captured_graphs._graphs[graph]._is_behind_stamps = False  # the next has stamps inside
+    captured_graphs._graphs[graph]._stamped_since = 0  # the next has stamps inside
     world.launch_graph = refuse_once  # type: ignore[method-assign]
     replay(world, graph, 2)
     assert world.launch_graph is launch
     profiler.finalize()
     attachment.detach()
-    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 2
+    assert len(plain_steps_in(memory)) == lost_in(memory) == 1  # the first: what its stamps cost was not known
     assert world.left == [graph.executable]
 
 
@@ -637,12 +637,12 @@ def test_of_replays_in_a_step_without_end_so_many_are_kept_and_the_others_are_co
     monkeypatch.setattr(captured_graphs, "MOST_WAITING", 8)
     memory, profiler, model = attached_in(world)
     graph = captured(model)
-    replay(world, graph, 1)
+    replay(world, graph, 8)  # by now it is known what a stamp costs
     with profiler.step("generate"):
         replay(world, graph, 50)
         assert len(captured_graphs._graphs[graph].launches) == 8
     profiler.finalize()
-    (found,) = steps_in(memory)
+    (found,) = [step for step in steps_in(memory) if step[0] == "generate"]
     assert len(found[3]["RmsNorm"]) == 4 * 8
     assert lost_in(memory) == 50 - 8
 
@@ -927,6 +927,35 @@ def test_what_shows_the_cost_of_stamps_in_a_step_that_is_recorded_is_counted_as_
     assert len(found) == 10
     assert len([step for step in found if "RmsNorm" in step[3]]) + len(lost) == 10
     assert len(lost) == 3
+
+
+def test_where_no_replay_without_stamps_follows_one_with_stamps_some_are_made_to(world: World) -> None:
+    memory, profiler, model = attached_in(world)
+    recorded, other = captured(model), captured(model, batch=3)
+    replay(world, recorded, 1)
+    replay(world, other, 1)
+    for at in range(60):  # as code that Dynamo has compiled anew for steps that are not recorded
+        with profiler.step("mine", tokens=1):
+            (other if at % 2 else recorded).replay()
+        world.pass_time(1_000_000)
+    profiler.finalize()
+    found = [inside for name, _, _, inside in steps_in(memory) if "RmsNorm" in inside]
+    assert len(found) >= 30 - 3 - captured_graphs.FIRST_PLAIN
+    for inside in found:
+        assert inside["RmsNorm"] == pytest.approx([NORM_NS] * 4, abs=3)
+
+
+def test_what_has_stamps_of_unknown_cost_in_it_is_lost(world: World) -> None:
+    memory, profiler, model = attached_in(world)
+    graph = captured(model)
+    replay(world, graph, 1)
+    with profiler.step("mine", tokens=1):
+        graph.replay()
+    world.pass_time(1_000_000)
+    profiler.finalize()
+    ((_, _, _, inside),) = steps_in(memory)
+    assert not inside
+    assert len([record for record in memory.records if record[0] & 0xFFFFFF == NO_NODE]) == 1
 
 
 def test_a_request_that_cannot_be_read_is_no_trouble_of_the_hosts(

@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import weakref
+from _thread import get_ident
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,15 +26,16 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, install, trouble, uninstall, wrapping
 from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, is_supported, keep_dynamo_out
+from cbtop.profiler.instrument.capturing import Capture, captures
 from cbtop.profiler.instrument.functions import Functions
 from cbtop.profiler.instrument.functions import timed as timed_function
 from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
 from cbtop.profiler.instrument.work import stored_bytes
-from cbtop.profiler.instrument.wrapping import BrickCall, elements_of
+from cbtop.profiler.instrument.wrapping import BrickCall, Call, elements_of
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED
-from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.memory import Memory
 
@@ -583,6 +585,64 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     # Nothing tells that the model is in what was compiled of a function of the host's: that is compiled once more.
     again = 1 if compiled is _function and when == "after" else 0
     assert ours[1:] == (bare[1] + again, bare[2])
+
+
+class CallingBlock(Block):
+    """As decoder layers of transformers 5.17."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("compiled", [_whole, _in_place, _regional, _function, _call])
+@pytest.mark.parametrize("when", ["before", "installed"])
+def test_layers_that_dynamo_looks_at_are_compiled_once_whether_steps_are_recorded_or_captured(
+    compiled: Any, when: str, memory: Memory
+) -> None:
+    def run(profiler: BrickProfiler | None) -> tuple[list[Any], int, int]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(1)
+        model, backend = Decoder(), Counting()
+        model.layers = nn.ModuleList(CallingBlock() for _ in range(2))
+        if profiler is not None and when == "installed":
+            install(profiler)
+        if profiler is not None and when == "before":
+            attach(model, profiler)
+        called = compiled(model, backend=backend)
+        found = [called(torch.ones(1, 3, 8)) for _ in range(3)]
+        captures[get_ident()] = Capture(list)
+        found.append(called(torch.ones(1, 3, 8)))
+        captures.clear()
+        if profiler is not None:
+            profiler.disable()
+        found.append(called(torch.ones(1, 3, 8)))
+        return found, backend.graphs, sum(torch._dynamo.utils.counters["graph_break"].values())
+
+    bare, ours = run(None), run(BrickProfiler(recorder=memory, sample_every=2))
+    uninstall()
+    assert all(torch.equal(a, b) for a, b in zip(bare[0], ours[0], strict=True))
+    assert ours[1:] == bare[1:]
+
+
+def test_layers_that_dynamo_looks_at_are_timed_as_others_are_and_left_as_they_were(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = Decoder()
+    model.layers = nn.ModuleList(CallingBlock() for _ in range(2))
+    attachments = [attach(model, profiler)]
+    model(torch.ones(1, 3, 8))
+    model.layers[0].compile(backend="eager")  # which the host does meanwhile
+    model(torch.ones(1, 3, 8))
+    nodes = {node[0]: node for node in memory.nodes}
+    ran = [nodes[tag & ((1 << 24) - 1)][3] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS]
+    assert ran.count("encode") == 2
+    assert len([node for node in memory.nodes if node[2] is NodeKind.LAYER]) == 2
+    assert ran.count("DownProjection") == 4 - 1  # of the layer that is compiled only the layer is seen
+    attachments[0].detach()
+    assert not isinstance(model.layers[0].__dict__["_compiled_call_impl"], Call)
+    assert "_compiled_call_impl" not in model.layers[1].__dict__
+    model(torch.ones(1, 3, 8))
 
 
 def _counted() -> tuple[int, int]:
