@@ -114,7 +114,6 @@ def test_kernels_are_named_and_numbers_graphs_and_breaks_are_those_of_the_bare_m
     profiler.finalize()
     sys.stdout.write(f"reserved {before_bytes} bytes, and with us {torch.cuda.memory_reserved()}\n")
     assert all(torch.equal(bare[-1], one) for one in ours[2:])
-    assert counted() == graphs
     assert sys.gettrace() is None
     (captured,) = [one for one in captured_graphs._graphs.values() if one.is_stamped]
     ((_, plan),) = captured._variants
@@ -132,6 +131,7 @@ def test_kernels_are_named_and_numbers_graphs_and_breaks_are_those_of_the_bare_m
         else:
             sys.stdout.write(f"{begin:4} {end:4} {key}\n")
     sys.stdout.write(f"{len(named)} of {shape.nodes} nodes named\n")
+    assert counted() == graphs  # which drops the graphs
     assert len(named) >= 0.95 * shape.nodes
     found = [step for step in steps_in(memory) if any(key for key in step["in"] if len(key) > 2)]
     assert len(found) > 2
