@@ -40,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     sys.dont_write_bytecode = False  # nor do workers compile every test
     os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+    # numpy and torch begin threads in each of the hundreds of processes started, which spin for a while.
+    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # Compiling the kernels takes half a minute: what one run compiled serves the next, and no user's is touched.
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "home")
 

@@ -215,15 +215,14 @@ def a_node_table_that_is_too_long(scene: Scene) -> None:
 
 # Those that leave each other's ground as it was befall one scene in turn: to set one takes four starts of Python.
 FAULTS: list[tuple[Callable[[Scene], None], ...]] = [
-    (nothing, viewer_is_slow, viewer_stops),
-    (viewer_is_killed,),
-    (daemon_stops_for_a_while,),
-    (daemon_is_killed_and_started_again,),
-    (a_second_daemon_on_the_same_address, a_second_daemon_on_another_address),
-    (stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles, a_node_table_that_is_too_long),
-    (a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,),
-    (a_ring_whose_cursor_jumps,),
-]
+    (nothing, viewer_is_slow, viewer_stops, daemon_stops_for_a_while),
+    (daemon_is_killed_and_started_again, a_ring_whose_cursor_jumps),
+    (
+        viewer_is_killed, a_second_daemon_on_the_same_address, a_second_daemon_on_another_address,
+        stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles, a_node_table_that_is_too_long,
+        a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("faults", FAULTS, ids=lambda faults: "-then-".join(fault.__name__ for fault in faults))

@@ -473,8 +473,9 @@ exit $code
 
 
 @needs_torch
-@pytest.mark.parametrize("with_torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_two_ranks_are_recorded_and_shown_each(with_torchrun: bool, tmp_path: Path) -> None:
+@pytest.mark.slow  # test_two_ranks.py has two by default
+@pytest.mark.parametrize("with_torchrun", [False, True])
+def test_two_ranks_that_train_are_recorded_and_shown_each(with_torchrun: bool, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(RANKS)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -143,7 +143,7 @@ def test_other_hosts_are_not_served_until_the_commands_that_are_named_were_run(t
 
 def test_without_keys_loopback_is_served_and_it_is_said_who_can_listen(theirs: Machine, ours: Machine) -> None:
     with host() as process, theirs.daemon("--bind", "tcp://127.0.0.1:0") as endpoint:
-        done = ours.cbtop(*ONCE, "--connect", endpoint)
+        done = ours.cbtop_here(*ONCE, "--connect", endpoint)
         assert json.loads(done.stdout)["sources"][0]["pid"] == process.pid
     assert "every user of this machine can listen" in theirs.said[-1]
 
@@ -152,7 +152,7 @@ def test_who_is_revoked_while_watching_is_told_on_the_spot(theirs: Machine, ours
     server, viewer = theirs.new("daemon"), ours.new("viewer")
     theirs.keys("allow", "laptop", viewer)
     with host(), theirs.daemon("--bind", "tcp://127.0.0.1:0") as endpoint:
-        ours.cbtop(*ONCE, "--connect", endpoint, "--server-key", server)
+        ours.cbtop_here(*ONCE, "--connect", endpoint, "--server-key", server)
         with subprocess.Popen(
             [sys.executable, "-c", SEEING, "--headless", *PATIENTLY, "--connect", endpoint, "--server-key", server],
             env=ours.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

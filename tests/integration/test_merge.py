@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,11 +16,19 @@ from tests.integration.test_stragglers import ranks
 COUNT = 3
 
 
+@pytest.fixture(scope="module")
+def directory_of_three_ranks() -> Iterator[str]:
+    """Where they run and are watched until no test wants them any more: to start them takes five starts of Python."""
+    with TemporaryDirectory(prefix="cbtop-ranks-") as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CBTOP_RUNTIME_DIR", directory)
+        with daemon(), ranks(HOST.replace("sys.argv[1]", "-1"), COUNT):
+            eventually(all_have_steps)
+            yield directory
+
+
 @pytest.fixture
-def three_ranks() -> Iterator[None]:
-    with daemon(), ranks(HOST.replace("sys.argv[1]", "-1"), COUNT):
-        eventually(all_have_steps)
-        yield
+def three_ranks(directory_of_three_ranks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", directory_of_three_ranks)
 
 
 def all_have_steps() -> bool:
@@ -73,13 +82,6 @@ def test_a_merge_with_a_rank_that_was_killed_is_not_live_and_keeps_what_it_did()
 
 
 @pytest.mark.usefixtures("three_ranks")
-def test_only_the_selected_are_merged_and_other_programs_are_not() -> None:
-    assert merged("sum", "--source", "rank=0", "--source", "rank=2")["merged"]["members"] == ["rank 0", "rank 2"]
-    with host() as other:
-        assert merged("sum", "--source", str(other.pid))["merged"]["members"] == [f"pid {other.pid}"]
-
-
-@pytest.mark.usefixtures("three_ranks")
 def test_a_recording_of_three_ranks_is_selected_from_and_merged_the_same_way(tmp_path: Path) -> None:
     path = tmp_path / "run.cbtop"
     assert cbtop("record", "-o", str(path), "--duration", "1").returncode == 0
@@ -93,3 +95,10 @@ def test_a_recording_of_three_ranks_is_selected_from_and_merged_the_same_way(tmp
     for row in source["bricks"]:
         assert row["count"] == sum(other["count"] for other in rows if other["name"] == row["name"])
     assert "--source rank=9" in cbtop("replay", str(path), "--source", "rank=9").stderr
+
+
+@pytest.mark.usefixtures("three_ranks")
+def test_only_the_selected_are_merged_and_other_programs_are_not() -> None:
+    assert merged("sum", "--source", "rank=0", "--source", "rank=2")["merged"]["members"] == ["rank 0", "rank 2"]
+    with host() as other:  # of which the ranks' daemon knows from now on
+        assert merged("sum", "--source", str(other.pid))["merged"]["members"] == [f"pid {other.pid}"]

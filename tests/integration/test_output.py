@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,14 @@ PRINTING = {
     "post-mortem": ("post-mortem", str(os.getpid())),
     "keys": ("keys", "list"),
 }
-CALLED = {"argvalues": PRINTING.values(), "ids": PRINTING.keys()}
+
+
+def called(*by_default: str) -> list[Any]:
+    """What prints, each for `parametrize`: slow where it is not named, for all print through the same few lines."""
+    return [
+        pytest.param(arguments, id=name, marks=() if name in by_default else pytest.mark.slow)
+        for name, arguments in PRINTING.items()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +69,13 @@ def ran(arguments: tuple[str, ...], recording: Path, shell: str) -> subprocess.C
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", **CALLED)
+@pytest.mark.parametrize("arguments", called("help of a command", "JSON", "replay", "binary", "keys"))
 def test_a_full_disk_behind_stdout_is_one_line_and_code_1(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'exec "$@" > /dev/full')
     assert (done.returncode, done.stderr) == (1, b"cbtop: standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("arguments", **CALLED)
+@pytest.mark.parametrize("arguments", called("help", "report", "export", "doctor"))
 def test_a_stdout_that_nobody_reads_is_code_141_and_no_word(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'exec 3> >(exec true); wait $!; exec "$@" >&3 3>&-')
     assert (done.returncode, done.stderr) == (141, b"")
@@ -81,7 +89,7 @@ def test_a_closed_stdout_is_one_line_and_code_1(arguments: tuple[str, ...], reco
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", **CALLED)
+@pytest.mark.parametrize("arguments", called("help of a command", "ls", "replay", "doctor"))
 def test_what_stdout_cannot_encode_is_printed_as_its_escape(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'LC_ALL=C PYTHONIOENCODING=ascii exec "$@"')
     assert (done.returncode, done.stdout != b"", done.stderr) == (0, True, b"")
@@ -98,8 +106,12 @@ def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [*PRINTING.values(), ("record", "-o", "new.cbtop", "--duration", "0.1"), ("daemon",), ("demo", "--headless")],
-    ids=[*PRINTING, "record", "daemon", "demo"],
+    [
+        *called("report", "export", "doctor", "keys"),
+        pytest.param(("record", "-o", "new.cbtop", "--duration", "0.1"), id="record"),
+        pytest.param(("daemon",), id="daemon"),
+        pytest.param(("demo", "--headless"), id="demo"),
+    ],
 )
 def test_with_sixteen_descriptors_a_command_works_or_says_how_many_it_wants(
     arguments: tuple[str, ...], recording: Path

@@ -121,7 +121,7 @@ def quit_leaves_a_clean_terminal_and_no_process(screen: Terminal, key: str) -> N
     eventually(lambda: not any(process.is_running() for process in started))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_leaves_a_clean_terminal_and_its_own_exit_code(model: str, number: signal.Signals) -> None:
     with terminal("demo", "--model", model) as screen:
         screen.wait_for("DownProjection")
@@ -158,14 +158,27 @@ def test_a_signal_ends_the_screen_also_where_python_ignores_exceptions() -> None
         screen.close()
 
 
-def test_every_view_opens_by_its_key_and_shows_what_runs_until_q(model: str) -> None:
+def test_every_view_opens_by_its_key_and_suspended_and_continued_it_draws_everything_anew_until_ctrl_c(
+    model: str,
+) -> None:
     with terminal("demo", "--model", model) as screen:
         screen.wait_for("DownProjection", "LIVE", "qwen2")
         for key, words in (("2", "Attention"), ("3", "GFLOP/s"), ("4", "Layer 0"), ("1", "DownProjection")):
             screen.send(key)
             screen.wait_for(words)
+        screen.send("\x1a")
+        watched = psutil.Process(screen.process.pid)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while watched.status() != psutil.STATUS_STOPPED:
+            screen.read()
+            assert time.monotonic() < deadline_s, "it did not stop"
+        shown_before = len(screen.raw)
+        screen.process.send_signal(signal.SIGCONT)
+        while b"1 Bricks" not in screen.raw[shown_before:]:  # which does not change by itself
+            screen.read()
+            assert time.monotonic() < deadline_s, "the tabs are not drawn again"
         assert family(screen.process)[1:]
-        quit_leaves_a_clean_terminal_and_no_process(screen, "q")
+        quit_leaves_a_clean_terminal_and_no_process(screen, "\x03")
 
 
 def test_a_lost_terminal_ends_it() -> None:
@@ -190,21 +203,3 @@ def test_with_nothing_running_the_screen_says_how_to_start_something_until_ctrl_
             screen.wait_for("DownProjection", f"{process.pid}@")
         screen.wait_for("GONE")
         quit_leaves_a_clean_terminal_and_no_process(screen, "\x11")
-
-
-def test_suspended_and_continued_it_draws_everything_anew_and_ctrl_c_ends_it(model: str) -> None:
-    with terminal("demo", "--model", model) as screen:
-        screen.wait_for("DownProjection", "1 Bricks")
-        screen.send("\x1a")
-        watched = psutil.Process(screen.process.pid)
-        deadline_s = time.monotonic() + DEADLINE_S
-        while watched.status() != psutil.STATUS_STOPPED:
-            screen.read()
-            assert time.monotonic() < deadline_s, "it did not stop"
-        shown_before = len(screen.raw)
-        screen.process.send_signal(signal.SIGCONT)
-        while b"1 Bricks" not in screen.raw[shown_before:]:  # which does not change by itself
-            screen.read()
-            assert time.monotonic() < deadline_s, "the tabs are not drawn again"
-        assert family(screen.process)[1:]
-        quit_leaves_a_clean_terminal_and_no_process(screen, "\x03")

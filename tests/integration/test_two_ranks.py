@@ -87,15 +87,16 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _running(command: list[str], directory: Path, stop: Path) -> Iterator[None]:
-    """The command under `cbtop run`, in a session of its own, which is told to stop and ends well."""
+def _running(command: list[str], directory: Path, stop: Path) -> Iterator[list[str]]:
+    """The command under `cbtop run`, in a session of its own, told to stop and ended well: what it then has said."""
     with subprocess.Popen(
         command, cwd=directory, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
+        said: list[str] = []
         try:
-            yield
+            yield said
             stop.touch()
-            _, said = process.communicate(timeout=DEADLINE_S)
+            said += process.communicate(timeout=DEADLINE_S)[1].splitlines()
             assert process.returncode == 0, said
         finally:
             if process.poll() is None:
@@ -121,9 +122,14 @@ def test_two_ranks_are_one_report_with_collectives_by_layer_and_the_rank_that_sl
     else:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command, look = ["--", sys.executable, *torchrun, *main], ("--duration", "10")  # of one step in so many
-    with daemon(), _running([*CBTOP, "run", *command], tmp_path, stop):
+    with daemon(), _running([*CBTOP, "run", "--record", "run.cbtop", *command], tmp_path, stop) as said:
         sources = eventually(lambda: _both(*look))
-    assert sorted((source["rank"], source["world_size"]) for source in sources) == [(0, 2), (1, 2)]
+    assert [line.split(", ")[1] for line in said if line.startswith("cbtop: ")] == ["2 processes"]
+    replayed = cbtop("replay", str(tmp_path / "run.cbtop"), "--format", "json")
+    recorded = json.loads(replayed.stdout)["sources"]
+    assert all(source["steps"]["count"] > 0 for source in recorded)
+    for both in (sources, recorded):
+        assert sorted((source["rank"], source["world_size"]) for source in both) == [(0, 2), (1, 2)]
     for source in sources:
         straggler = source["straggler"]
         assert (straggler["rank"], straggler["brick"]) == (SLOW_RANK, BETWEEN_BRICKS[0])

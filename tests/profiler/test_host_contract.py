@@ -487,7 +487,7 @@ def test_a_signal_while_the_files_open_or_are_read_back_reaches_the_host_and_rec
     make_either: MAKE, runtime: Path, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ring_module, "ABANDONED_AFTER_S", 0.0)  # a record that it cuts short is lost, and counted
-    for at in count(0 if raised is TimeoutError else 5, 11):  # all of them take some seconds
+    for at in count(0 if raised is TimeoutError else 11, 22):  # all of them take some seconds
         profiler = make_either(recorder=RingRecorder(runtime, 1 << 12))
 
         def use(profiler: BrickProfiler = profiler) -> None:

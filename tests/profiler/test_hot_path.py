@@ -673,7 +673,7 @@ def test_nothing_is_left_of_a_graph_in_whatever_order_its_bricks_were_ended(make
         return sum(isinstance(one, scope_type) for one in gc.get_objects())
 
     before = places()
-    for _ in range(20):
+    for _ in range(8):
         profiler = make(recorder=RingRecorder(runtime))
         use(profiler)
         thread = threading.Thread(target=use, args=(profiler,))

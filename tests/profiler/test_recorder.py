@@ -397,8 +397,21 @@ def read_elsewhere(directory: Path, elsewhere: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("elsewhere", ELSEWHERE)
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(
+    ("killed", "elsewhere"),
+    [
+        (False, "no posix_fallocate"),
+        (False, "another processor"),
+        (False, "all of it"),
+        (True, "no fcntl"),
+        (True, "no /proc"),
+        (True, "all of it"),
+        pytest.param(False, "no fcntl", marks=pytest.mark.slow),
+        pytest.param(False, "no /proc", marks=pytest.mark.slow),
+        pytest.param(True, "no posix_fallocate", marks=pytest.mark.slow),
+        pytest.param(True, "another processor", marks=pytest.mark.slow),
+    ],
+)
 def test_on_another_system_a_host_is_profiled_and_read_back_all_the_same(
     runtime: Path, elsewhere: str, killed: bool
 ) -> None:

@@ -273,10 +273,10 @@ def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces(monkeypatch
     monkeypatch.setattr("cbtop.profiler.stats.MAX_KEPT_INTERVALS", 1024)
     stats = NodeStats()
     one, step_of = np.ones(1, np.int64), np.array([-1, 1], np.int64)
-    for at in range(5_000):
+    for at in range(2_500):
         stats.add(Batch(one, 0 * one, one * at * 10, one * (at * 10 + 7), one, 0), step_of, NO_STEPS)
-    newest = Batch(one, 0 * one, one * 40_000, one * 50_000, one, 0)  # over the last 1,000 of them
+    newest = Batch(one, 0 * one, one * 15_000, one * 25_000, one, 0)  # over the last 1,000 of them
     stats.add(newest, step_of, NO_STEPS)
-    assert stats.rare("union_ns", [1]) == 4_000 * 7 + 10_000
+    assert stats.rare("union_ns", [1]) == 1_500 * 7 + 10_000
     assert len(stats._intervals[1]) <= MAX_OPEN_PARTS
     assert sum(part[0].nbytes for part in stats._intervals[1]) < 25_000

@@ -190,7 +190,7 @@ def test_among_thousands_that_ended_one_that_runs_is_found_in_the_first_round(
 def test_bad_rings_by_the_thousand_are_named_a_few_times(
     daemon: Daemon, runtime: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(1000):
+    for number in range(400):
         (runtime / f"{os.getpid()}-{process_start(os.getpid())}-{number}.ring").write_bytes(b"no ring")
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
@@ -206,7 +206,7 @@ def test_a_daemon_whose_complaints_nobody_reads_serves_on(runtime: Path, monkeyp
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(deep))
     address = f"ipc://{runtime}/d.sock"
     own = f"{os.getpid()}-{process_start(os.getpid())}"
-    for number in range(2000):  # of a process that runs: they stay, and are looked at again and again
+    for number in range(600):  # of a process that runs: they stay, and are looked at again and again
         (deep / f"{own}-{number}.ring").write_bytes(b"no ring")
     with daemon_process("--bind", address) as serving, host() as process:
         eventually(lambda: list(deep.glob(f"{process.pid}-*.ring")))

@@ -550,14 +550,23 @@ def _call(model: Any, **way: Any) -> Any:
 
 
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "fullgraph": {"fullgraph": True}, "dynamic": {"dynamic": True}}
+# Each of them, and each moment, as `default`; what is left of their product is slow.
+BY_DEFAULT = {
+    ("before", _in_place), ("before", _call), ("after", _whole), ("after", _function), ("installed", _regional),
+    ("installed", _call),
+}  # fmt: skip
+COMPILED = [
+    pytest.param(
+        when, compiled, way, id=f"{when}-{compiled.__name__}-{way}",
+        marks=() if way == "default" and (when, compiled) in BY_DEFAULT else pytest.mark.slow,
+    )
+    for when in ("before", "after", "installed")
+    for compiled in (_whole, _in_place, _regional, _function, _call)
+    for way in WAYS
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "way",
-    ["default", pytest.param("fullgraph", marks=pytest.mark.slow), pytest.param("dynamic", marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("compiled", [_whole, _in_place, _regional, _function, _call])
-@pytest.mark.parametrize("when", ["before", "after", "installed"])
+@pytest.mark.parametrize(("when", "compiled", "way"), COMPILED)
 def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     way: str, compiled: Any, when: str, profiler: BrickProfiler
 ) -> None:
