@@ -51,10 +51,17 @@ class Layer(nn.Module):
         return rows + self.down_proj(self.act_fn(self.gate_proj(self.input_layernorm(rows))))
 
 
+class CallingLayer(Layer):
+    """As those of transformers 5.17."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
 class Model(nn.Module):
-    def __init__(self, layers: int = 3) -> None:
+    def __init__(self, layers: int = 3, kind: type[nn.Module] = Layer) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.layers = nn.ModuleList(kind() for _ in range(layers))
         self.norm = RMSNorm()
 
     def forward(self, rows: Any) -> Any:
@@ -184,10 +191,11 @@ IN_LAYERS = {"GateProjection gate_proj", "Activation act_fn", "DownProjection do
 OUTSIDE = {"Fused: ResidualAdd, RmsNorm input_layernorm", "Fused: ResidualAdd, RmsNorm norm"}
 
 
+@pytest.mark.parametrize("kind", [Layer, CallingLayer])
 def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_what_they_fuse(
-    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
+    kind: type[Any], inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
-    model = Model()
+    model = Model(kind=kind)
     bare = run(torch.compile(model, backend=inductor.backend), world, BrickProfiler())
     torch._dynamo.reset()
     attach(model, profiler)
