@@ -1,11 +1,11 @@
 """What brick times inside a captured graph cost: `python -m benchmarks.gpu.captured [transformers] [batch ...]`.
 
 A decode step of a 7B-shaped model in bf16 as one captured graph, replayed and waited for, as an engine does that
-reads its tokens. Rounds of five kinds interleaved: the replay as torch does it without us (twice: their ratio is the
-noise), under `--overhead 1%`, with every step recorded, and with a CUDA event recorded before and behind every leaf
-module inside the graph. Behind these, because CUPTI goes on to cost once it was loaded: torch.profiler, of the device
-alone (Kineto) and of both, against the rounds without us before. Ratios are medians over the rounds; of the second
-kind the mean over all of them too, for its cost comes in single steps.
+reads its tokens. Rounds of six kinds interleaved: the replay as torch does it without us (twice: their ratio is the
+noise), under `--overhead 1%`, with every step recorded, with the stamps of the layers alone in every step, and with a
+CUDA event recorded before and behind every leaf module inside the graph. Behind these, because CUPTI goes on to cost
+once it was loaded: torch.profiler, of the device alone (Kineto) and of both, against the rounds without us before.
+Ratios are medians over the rounds, and of means over all of them, for what the default costs comes in single steps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.lean import Engine, lean, transformers_llama
+from cbtop.profiler.device.graph_surgery import Shape, StampedGraph
 from cbtop.profiler.instrument import attach, captured_graphs
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
@@ -69,6 +70,25 @@ def with_events(model: Any, batch: int) -> Engine:
     return engine
 
 
+def with_layer_stamps(engine: Engine) -> Callable[[], None]:
+    """A step of a clone of the engine's graph that has stamps between its layers and no others."""
+    captured = captured_graphs._graphs[engine.graph]
+    device = captured._on.device
+    plan = captured_graphs.Plan(Shape.of(device.driver, captured.clone), captured._spans, None)
+    ends = {0, len(plan.places) - 1}
+    for stretch in plan.stretches:
+        if isinstance(stretch.keys[-1], tuple):  # a layer
+            ends |= {stretch.begin, stretch.end}
+    stream = torch.cuda.current_stream().cuda_stream
+    stamped = StampedGraph(device, captured.clone, [plan.places[end] for end in sorted(ends)], stream)
+
+    def step() -> None:
+        stamped.read()
+        stamped.launch(stream)
+
+    return step
+
+
 def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     model, another = make(batch), make(batch)
     bare, eventful = Engine(model, batch).capture(), with_events(model, batch)
@@ -85,6 +105,7 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
         "bare again": (bare, lambda: plain(bare.graph)),
         "default": (default, default.step),
         "every step": (striped, striped.step),
+        "layers alone": (default, with_layer_stamps(default)),
         "event nodes": (eventful, lambda: plain(eventful.graph)),
     }
     for name, (engine, step) in kinds.items():
