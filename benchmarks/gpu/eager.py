@@ -1,9 +1,9 @@
 """What instrumenting costs an eager decode step on a CUDA device: a llama of 16 layers of 4096, bf16, batch 1.
 
-Wall time of rounds that take turns, the device waited for at the end of each: a model of its own without cbtop (twice:
-their ratio is the noise), under `--overhead 1%`, and with every step recorded. The speed of a host changes from one
-second to the next, so rounds are short. Ratios are medians over the rounds; of the default the ratio of means, too, for
-its cost comes in single steps. Behind these torch.profiler (CPU and CUDA) on the model without cbtop.
+Wall time of rounds that take turns, the device waited for at the end of each: a model without cbtop (twice: their
+ratio is the noise), one under `--overhead 1%`, and one with every step recorded. The speed of a host changes from
+one second to the next, so rounds are short. Ratios are medians over the rounds, and of means over all of them, for
+what the default costs comes in single steps. Behind these torch.profiler (CPU and CUDA) on the model without cbtop.
 """
 
 from __future__ import annotations
