@@ -351,10 +351,10 @@ class CbtopApp(App[int]):
             after = ", after Space" if self.paused else ""
             where = f"Graph shows them under their bricks{after}: Enter unfolds one" if found.phases else ""
             tell = partial(self._tell_kernels, *formatting.burst(found), *formatting.burst_notes(found), where)
+        self.call_from_thread(self._notice.show_progress, "")
         self.call_from_thread(tell)
 
     def _tell_kernels(self, *lines: str, severity: SeverityLevel = "information") -> None:
-        self._notice.show_progress("")
         text = "\n".join(clean(line) for line in lines if line)
         self.notify(text, title="kernels", severity=severity, timeout=READ_S, markup=False)
 
