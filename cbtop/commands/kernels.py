@@ -49,7 +49,7 @@ examples:
 Launches and times are per step, over all layers. "Other kernels" are launched between bricks, or by compiled code.
 In a captured graph an executable of our own runs in the host's place, and computes the same. One tool holds CUPTI in
 a process: where torch.profiler, Nsight or Proton has it, or had it, the process refuses. The graph of `cbtop` shows
-the kernels of the last burst, too.
+the kernels of the last burst, too, and its key K asks for three steps as this command does.
 
 exit codes: 0 kernels seen, 1 refused, 2 usage, 3 no such process or no step in time
 """

@@ -1,4 +1,4 @@
-"""A stand-in for a process that is asked for its kernels: a real ring, and a thread that answers as its steps would."""
+"""A stand-in for a process that is asked for its kernels: a real ring, and a thread that answers as steps would."""
 
 from __future__ import annotations
 
@@ -78,6 +78,11 @@ class Host:
                 request = request_of(word)
                 assert request is not None
                 self._answer(self, request)
+
+    def wait_for(self, event: threading.Event) -> None:
+        """Until it is set, or the test is over."""
+        while not (event.wait(0.01) or self._is_over.is_set()):
+            pass
 
     def say(self, number: int, state: State, steps: int = 0) -> None:
         self.recorder.answer(Answer(number, state, steps).word())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import socket
@@ -45,7 +46,7 @@ from tests.cbtop.asked_host import Host, answers
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 from tests.cbtop.test_gpu_recording import RECORDED
-from tests.integration.hosts import DEADLINE_S, eventually
+from tests.integration.hosts import DEADLINE_S
 
 AppPilot = Pilot[int]
 SIZE = (120, 34)
@@ -312,6 +313,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Graph, "toggle_fold"): folds_or_unfolds_the_node,
     (Graph, "fold"): folds_the_node_or_goes_to_its_parent,
     (Graph, "unfold"): unfolds_the_node_or_goes_to_its_first_child,
+    (Graph, "app.kernels"): says_that_the_process_does_not_run_here,
     (Graph, "toggle_all"): folds_or_unfolds_everything,
     (Pager, "scroll_down"): scrolls_the_help,
     (Pager, "scroll_up"): scrolls_the_help_back,
@@ -375,18 +377,18 @@ def seen_as(host: Host) -> ScriptedFeed:
     return ScriptedFeed(replace(samples.LIVE, key=f"{socket.gethostname()}:{stem}", pid=os.getpid()))
 
 
-async def test_K_asks_the_process_shown_for_its_kernels_and_the_graph_shows_them(runtime: Path) -> None:
+async def test_shift_k_asks_the_process_shown_for_its_kernels_and_the_graph_shows_them(runtime: Path) -> None:
     may_go_on = threading.Event()
 
     def answers_late(host: Host, request: Request) -> None:
         host.say(request.number, State.RUNNING, 1)
-        may_go_on.wait(DEADLINE_S)
+        host.wait_for(may_go_on)
         answers(host, request)
 
     pid = os.getpid()
     with Host(runtime, answers_late), Feed() as feed:
         app = CbtopApp(feed, interval_s=0.1)
-        async with app.run_test(size=SIZE) as pilot:
+        async with app.run_test(size=(80, 24)) as pilot:
             await shown(pilot, "DownProjection")
             assert "nvjet" not in await press(pilot, "4")
             await pilot.press("K")
@@ -405,11 +407,14 @@ async def test_K_asks_the_process_shown_for_its_kernels_and_the_graph_shows_them
             text = await shown(pilot, "▸ DownProjection")
             assert "recording kernels" not in text
             await press(pilot, "j", "enter")
-            await shown(pilot, "└──   nvjet_tst_64x8")
+            await shown(pilot, "└──   nvjet_tst_64x8", "burst µs")
+            text = await press(pilot, "space")  # what is shown then is another copy of the graph
+            rows = [line.split() for line in text.splitlines() if "RmsNorm" in line or "nvjet" in line]
+            assert [row[-4] for row in rows] == ["1.00", "–"]
 
 
 @pytest.mark.parametrize("state", [State.TAKEN, State.NOT_ON_CUDA])
-async def test_K_says_why_a_process_refuses(runtime: Path, state: State) -> None:
+async def test_shift_k_says_why_a_process_refuses(runtime: Path, state: State) -> None:
     with Host(runtime, lambda host, request: host.say(request.number, state)) as host:
         app = CbtopApp(seen_as(host), interval_s=60)
         async with app.run_test(size=SIZE) as pilot:
@@ -418,7 +423,7 @@ async def test_K_says_why_a_process_refuses(runtime: Path, state: State) -> None
             assert [note.severity for note in app._notifications] == ["error"]
 
 
-async def test_K_waits_for_an_idle_process_so_long_and_takes_back_what_it_asked(
+async def test_shift_k_waits_for_an_idle_process_so_long_and_takes_back_what_it_asked(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cbtop.tui.app.KernelRequest", partial(KernelRequest, wait_s=0.5))
@@ -440,7 +445,10 @@ async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(run
             while not is_asked.is_set():
                 await pilot.pause(0.02)
             await pilot.press("q")
-        eventually(lambda: host.recorder.asked == 0)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while host.recorder.asked:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.02)  # the thread that asks may be saying something still
 
 
 @pytest.mark.parametrize(
@@ -452,7 +460,7 @@ async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(run
         (samples.LIVE, "K", "pid 4242 on buildbox is no process of yours that runs on this machine"),
     ],
 )
-async def test_K_says_why_what_is_shown_cannot_be_asked(source: SourceView | None, keys: str, why: str) -> None:
+async def test_shift_k_says_why_what_is_shown_cannot_be_asked(source: SourceView | None, keys: str, why: str) -> None:
     app = CbtopApp(ScriptedFeed(*([source] if source else [])), interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press(*keys)
@@ -460,7 +468,7 @@ async def test_K_says_why_what_is_shown_cannot_be_asked(source: SourceView | Non
         assert len(app._notifications) == 1
 
 
-async def test_K_asks_nobody_of_a_recording() -> None:
+async def test_shift_k_asks_nobody_of_a_recording() -> None:
     with ReplayFeed(RECORDED) as feed:
         async with ReplayApp(feed, interval_s=60).run_test(size=SIZE) as pilot:
             await pilot.press("K")
