@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from cbtop.protocol.messages import KernelTimes, Sampling
+from cbtop.viewmodels.kernels import BurstView
 from cbtop.viewmodels.model import BesideView, BooksView, CriticalPathView, MergedView, MergeMode, StragglerView
 
 NOT_MEASURED = "n/a"
@@ -199,6 +200,31 @@ def in_burst(times: KernelTimes) -> str:
     deviation, launches = number(times.deviation_ns / 1e3), number(times.launches / times.steps).removesuffix(".00")
     burst = f"in a burst of {counted(times.steps, 'step')}"
     return f"{number(times.mean_ns / 1e3)} µs ± {deviation}, {launches} a step, {burst}"
+
+
+def burst(found: BurstView) -> list[str]:
+    """What was recorded of each of its phases: `decode: 3 steps recorded of pid 7, 8 launches a step, 12 µs in …`."""
+    heads = [
+        f"{phase.phase}: {counted(phase.steps, 'step')} recorded of pid {found.pid}, "
+        f"{per_step(phase.launches_per_step)} launches a step, {duration(phase.us_per_step)} in kernels"
+        for phase in found.phases
+    ]
+    return heads or [f"{counted(found.steps, 'step')} recorded of pid {found.pid}, and no kernel in them"]
+
+
+def burst_notes(found: BurstView) -> list[str]:
+    """What was recorded and is in none of these numbers."""
+    notes = (
+        (found.unplaced, "launches in no call of a module that is known"),
+        (found.lost, "records lost"),
+        (found.left_out, "launches left out: too many different ones"),
+    )
+    return [f"{count(number)} {what}" for number, what in notes if number]
+
+
+def per_step(launches: float) -> str:
+    """Launches a step, whole where they are: `8`, `2.7`."""
+    return f"{launches:,.0f}" if launches == round(launches) else f"{launches:,.1f}"
 
 
 def books_trouble(books: BooksView | None) -> str:

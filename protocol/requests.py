@@ -1,11 +1,11 @@
-"""What a command asks of a profiled process: one word in the header of its ring, and one for the answer.
+"""What a command or a screen asks of a profiled process: one word in the header of its ring, and one for the answer.
 
 Rules
 - No thread, socket or signal in the process: it reads the word once a step, as memory that it has mapped anyway.
 - Either side takes only what makes sense: what is asked (KERNELS), a number of steps up to MAX_STEPS, a request's
   number, an answer under that number. What the process does not understand it refuses.
 - A process that looks at requests says so (LISTENING): one of an older cbtop, or without a model of torch, does not.
-- One command asks at a time: it holds a lock (flock(2)) on the ring. One that gives up takes its word back.
+- One of them asks at a time: it holds a lock (flock(2)) on the ring. One that gives up takes its word back.
 
 Layout
     asked      bits 0-7 what, bits 8-23 steps, bits 24-62 the request's number; 0: nothing
@@ -140,7 +140,7 @@ class Asker:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._file)
-            raise RequestError("another command is asking it") from error
+            raise RequestError("another command or screen is asking it") from error
         except BaseException:
             os.close(self._file)
             raise

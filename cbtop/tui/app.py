@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,16 @@ from typing import ClassVar, Protocol
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher
+from textual.worker import get_current_worker
 
 from cbtop import formatting
+from cbtop.client.kernel_request import POLL_S, KernelRequest, own_source
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
+from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
 from cbtop.tui.views.header import Header, Heading, Notice
@@ -35,6 +39,7 @@ from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceV
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 TERMINAL_CHECK_S = 1.0
+READ_S = 10.0  # how long what became of a request stays on the screen
 LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five of them
 HANG_UP_EXIT = 129
 
@@ -109,6 +114,7 @@ class CbtopApp(App[int]):
         Binding("greater_than_sign", "step_source(1)", "next source", show=False),
         Binding("plus,equals_sign", "faster", "refresh more often", show=False),
         Binding("minus", "slower", "refresh less often", show=False),
+        Binding("K", "kernels", "kernels: record those of its next 3 steps, for the graph", show=False),
         Binding("w", "save_history", "write the last minutes to a file", show=False),
         Binding("t", "theme", "light or dark", show=False),
         Binding("question_mark,f1", "help", "help", key_display="?"),
@@ -304,6 +310,53 @@ class CbtopApp(App[int]):
             text = f"{clean(str(saved.path))}, {formatting.size_bytes(saved.size_bytes)}"
             say = partial(self.notify, text, title="the last minutes are in", markup=False)
         self.call_from_thread(say)
+
+    def action_kernels(self) -> None:
+        """Ask the process shown for the kernels of its next steps. It takes a while: a thread waits for it."""
+        if why := self._why_not_asked():
+            self._tell_kernels(why, severity="warning")
+        elif self.source is not None:
+            self.run_worker(partial(self._ask_kernels, self.source.key), thread=True, group="kernels")
+
+    def _why_not_asked(self) -> str:
+        """Why what is shown cannot be asked for its kernels; empty where it may be."""
+        source = self.source
+        if self.replay() is not None:
+            return "this is a recording: only a process that is live can be asked"
+        if source is None:
+            return "there is no process yet that could be asked"
+        if source.merged is not None:
+            return "these are several processes, and one alone is asked: press m until one is shown"
+        if source.state != SourceStatus.LIVE:
+            return f"pid {source.pid} is {source.state}: only a process that is live can be asked"
+        if any(worker.group == "kernels" and not worker.is_finished for worker in self.workers):
+            return "one process is being asked already"
+        return ""
+
+    def _ask_kernels(self, key: str) -> None:
+        worker = get_current_worker()
+        shown: tuple[str, float | None] = "", None
+        try:
+            with closing(own_source(key)) as source, KernelRequest(source) as request:
+                while (found := request.poll()) is None:
+                    if worker.is_cancelled:  # nobody looks any more
+                        return
+                    if shown != (request.status, request.done):
+                        shown = request.status, request.done
+                        self.call_from_thread(self._notice.show_progress, *shown)
+                    worker.cancelled_event.wait(POLL_S)
+        except (CbtopError, ProtocolError, OSError) as error:
+            tell = partial(self._tell_kernels, str(error), severity="error")
+        else:
+            after = ", after Space" if self.paused else ""
+            where = f"Graph shows them under their bricks{after}: Enter unfolds one" if found.phases else ""
+            tell = partial(self._tell_kernels, *formatting.burst(found), *formatting.burst_notes(found), where)
+        self.call_from_thread(self._notice.show_progress, "")
+        self.call_from_thread(tell)
+
+    def _tell_kernels(self, *lines: str, severity: SeverityLevel = "information") -> None:
+        text = "\n".join(clean(line) for line in lines if line)
+        self.notify(text, title="kernels", severity=severity, timeout=READ_S, markup=False)
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS), self.SHOWN))

@@ -78,6 +78,11 @@ class GraphRows(Sequence[GraphRow]):
         return self._rows([self.places[at] for at in places])
 
     @property
+    def has_burst(self) -> bool:
+        """Whether a burst has measured any of their kernels."""
+        return bool(self._in_burst) and any(node.id in self._in_burst for node in self.places)
+
+    @property
     def largest_percent(self) -> float:
         """The largest share of the step's wall time that a row has."""
         ids = self._totals.inside.ids
@@ -161,6 +166,11 @@ def largest_share(graph: Sequence[GraphRow]) -> float:
     if isinstance(graph, GraphRows):
         return graph.largest_percent
     return max((row.percent or 0.0 for row in graph), default=0.0)
+
+
+def has_burst(graph: Sequence[GraphRow]) -> bool:
+    """Whether a burst has measured any kernel of `graph`."""
+    return graph.has_burst if isinstance(graph, GraphRows) else any(row.burst is not None for row in graph)
 
 
 def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda _: "") -> str:

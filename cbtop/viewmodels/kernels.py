@@ -65,6 +65,25 @@ class PhaseKernels:
         return sum(brick.us_per_step for brick in self.bricks)
 
 
+@dataclass(frozen=True, slots=True)
+class BurstView:
+    """What a burst found in one process."""
+
+    source: str
+    pid: int
+    steps: int
+    unplaced: int
+    lost: int
+    left_out: int
+    phases: tuple[PhaseKernels, ...]
+
+
+def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst) -> BurstView:
+    """What `burst` found in the process of that key and pid."""
+    phases = kernels_of(nodes, burst)
+    return BurstView(source, pid, burst.steps, burst.unplaced, burst.lost, burst.left_out, phases)
+
+
 def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels, ...]:
     """What `burst` found, by phase and brick. What names a node that is none, or no kernel, is passed over."""
     phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}

@@ -203,3 +203,29 @@ def test_with_nothing_running_the_screen_says_how_to_start_something_until_ctrl_
             screen.wait_for("DownProjection", f"{process.pid}@")
         screen.wait_for("GONE")
         quit_leaves_a_clean_terminal_and_no_process(screen, "\x11")
+
+
+IDLE = """
+import sys
+from cbtop import BrickProfiler
+from cbtop.protocol.requests import Answer, State
+profiler = BrickProfiler()
+with profiler.step("decode", 1), profiler.brick("Sampling"): pass
+profiler._recorder.answer(Answer(0, State.LISTENING).word())
+sys.stdin.read()
+print(profiler._recorder.asked)
+"""
+
+
+def test_who_quits_while_a_process_is_asked_for_its_kernels_leaves_a_clean_terminal() -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        terminal() as screen,
+    ):
+        screen.wait_for("Sampling")
+        screen.send("K")
+        screen.wait_for(f"waiting for a step of pid {process.pid}, at most 60 s")
+        screen.send("4")  # it goes on meanwhile
+        screen.wait_for("layer → brick → kernel", f"waiting for a step of pid {process.pid}")
+        quit_leaves_a_clean_terminal_and_no_process(screen, "q")
+        assert process.communicate(timeout=DEADLINE_S)[0] == b"0\n"

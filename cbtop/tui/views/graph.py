@@ -23,7 +23,7 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.graph import largest_share, places_of, rows_at
+from cbtop.viewmodels.graph import has_burst, largest_share, places_of, rows_at
 from cbtop.viewmodels.model import CriticalPathView, GraphRow, SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
@@ -66,11 +66,11 @@ def visible_rows(places: Sequence[Place], unfolded: frozenset[int]) -> list[Tree
 
 
 def graph_columns(
-    graph: Sequence[GraphRow], rows: Callable[[], Sequence[TreeRow]], *, slack: bool
+    graph: Sequence[GraphRow], rows: Callable[[], Sequence[TreeRow]], *, slack: bool, burst: bool
 ) -> tuple[Column[TreeRow], ...]:
     """The columns of the tree of `graph`, of which the table holds `rows`; the largest share fills its bar's column.
 
-    The slack is worth a column only where anything lies beside the critical path.
+    The slack is worth a column only where anything lies beside the critical path, a burst only where there was one.
     """
     largest_percent = max(largest_share(graph), 1e-9)
     made: dict[int, GraphRow] = {}
@@ -101,8 +101,18 @@ def graph_columns(
     def slack_of(row: TreeRow) -> Line:
         return (("critical", "warn"),) if of(row).on_critical_path else figure(_SLACK.bare(of(row)))
 
+    def burst_of(row: TreeRow) -> Line:
+        found = of(row)
+        if found.kind is not NodeKind.KERNEL:
+            return figure(formatting.NONE_THERE)
+        return figure(formatting.number(found.burst.mean_ns / 1e3 if found.burst else None))
+
+    in_burst: Column[TreeRow] = Column(
+        "burst µs", 8, 1, lambda row, _: burst_of(row), "mean µs of one launch in the last burst: in no other time"
+    )
     return (
         Column("layer → brick → kernel", 34, 0, node, "the node; ▸ folded, ▾ unfolded", align="left", stretch=5),
+        *((in_burst,) if burst else ()),
         *figure_columns(NODE_COLUMNS, row_of=of),
         *(figure_columns(PATH_COLUMNS, row_of=of, cells={"slack_us": slack_of}) if slack else ()),
         Column("share", 8, 5, share, "wall %, drawn; the largest fills it", align="left", stretch=1, max_width=24),
@@ -132,19 +142,21 @@ class Graph(View):
 
     title = "Graph"
     doc = (
-        "Layers, the bricks in each, the kernels each brick launched. A kernel shows its launch "
-        "(<<<grid,block>>>, shared memory) on a GPU and its backend on a CPU. A time is n/a where a "
-        "node is not timed on its own. What `cbtop kernels` measured in a burst stands behind a kernel's launch, "
-        "and is no part of these times. Where async tasks, dependencies or transfers are in the graph, the critical "
-        "path is marked and the other nodes show their slack, of the mean run."
+        "Layers, the bricks in each, the kernels each brick launched. A kernel shows its launch (<<<grid,block>>>, "
+        "shared memory) on a GPU and its backend on a CPU. A time is n/a where a node is not timed on its own. `K`, "
+        "like `cbtop kernels`, lets a process on an NVIDIA GPU record its kernels in a burst, its next 3 steps: what "
+        "was measured in them stands in a column of its own and behind a kernel's launch, and is no part of these "
+        "times. Where async tasks, dependencies or transfers are in the graph, the critical path is marked and the "
+        "other nodes show their slack, of the mean run."
     )
-    columns_doc = tuple((column.title, column.doc) for column in graph_columns((), tuple, slack=True))
+    columns_doc = tuple((column.title, column.doc) for column in graph_columns((), tuple, slack=True, burst=True))
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "toggle_fold", "fold/unfold"),
         Binding("h,left", "fold", "fold", show=False),
         Binding("l,right", "unfold", "unfold", show=False),
         Binding("z", "toggle_all", "all"),
+        Binding("K", "app.kernels", "kernels"),  # which works everywhere, and is seen here
     ]
 
     def compose(self) -> ComposeResult:
@@ -153,7 +165,10 @@ class Graph(View):
         self._places: Sequence[Place] = ()
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None  # what the rows in the table were made of
         self._table: Table[TreeRow] = Table(
-            graph_columns((), tuple, slack=False), lambda row: row.id, empty="(empty graph)", id="graph-table"
+            graph_columns((), tuple, slack=False, burst=False),
+            lambda row: row.id,
+            empty="(empty graph)",
+            id="graph-table",
         )
         self._path = PathLine(id="graph-path")
         yield self._table
@@ -167,7 +182,10 @@ class Graph(View):
         self._places = places_of(source.graph)
         path = source.critical_path
         self._table.columns = graph_columns(
-            source.graph, lambda: self._table.rows, slack=path is not None and path.nodes < path.timed_nodes
+            source.graph,
+            lambda: self._table.rows,
+            slack=path is not None and path.nodes < path.timed_nodes,
+            burst=has_burst(source.graph),
         )
         self._path.show_source(source)
         if self._fold_state_of != source.key and self._places:

@@ -207,17 +207,26 @@ class Notice(Drawing):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._notice: Line = BLANK
+        self._progress: Line = BLANK
 
     def show_source(self, source: SourceView | None, refused: str) -> None:
         if refused:  # what is shown, if anything, is of before
             self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
         else:
             self._notice = BLANK if source is None else notice(source)
-        self.display = bool(self._notice)
+        self._show()
+
+    def show_progress(self, what: str, done: float | None = None) -> None:
+        """Say what was asked for and is waited for, in front of all else; nothing once it is there."""
+        self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
+        self._show()
+
+    def _show(self) -> None:
+        self.display = bool(self._progress or self._notice)
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
-        return [fit_line(self._notice, width)]
+        return [fit_line((*self._progress, *self._notice), width)]
 
 
 def notice(source: SourceView) -> Line:
@@ -252,11 +261,15 @@ def _urgent(source: SourceView) -> Line:
 
 
 def activity_line(source: SourceView, bar_width: int) -> Line:
+    """What it says it is doing, and how far it is."""
+    return progress_line(source.activity, source.activity_done, bar_width)
+
+
+def progress_line(what: str, done: float | None, bar_width: int) -> Line:
     """`compiling kernels ▕████   ▏ 43 %`."""
-    line: Line = ((clean(source.activity), "accent"),)
-    if source.activity_done is None:
+    line: Line = ((clean(what), "accent"),)
+    if done is None:
         return (*line, (" …", "dim"))
-    done = source.activity_done
     return (
         *line,
         (" ▕", "faint"),

@@ -4,103 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
 from cbtop.cli import main
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol.messages import KernelBurst, KernelTimes
-from cbtop.protocol.requests import WHY, Answer, Request, State, request_of
-from cbtop.protocol.vocabulary import BrickId, NodeKind
+from cbtop.protocol.requests import WHY, State
+from tests.cbtop.asked_host import NORM, Host, answers
 from tests.integration.hosts import DEADLINE_S
-
-GEMM = KernelDefinition(
-    "nvjet_tst_64x8",
-    "cuda, by CUPTI",
-    grid=(4, 6, 1),
-    block=(384, 1, 1),
-    shared_memory_bytes=164308,
-    static_shared_memory_bytes=0,
-    registers=168,
-)
-NORM = KernelDefinition(
-    "vectorized_layer_norm_kernel<BFloat16, float, true, and_many_more_template_arguments_of_it>",
-    "cuda, by CUPTI",
-    grid=(1, 1, 1),
-    block=(32, 4, 1),
-    shared_memory_bytes=24,
-    static_shared_memory_bytes=16,
-    registers=27,
-)
-
-
-class Host:
-    """A process that answers: its recorder, and a thread that looks at what it is asked as its steps would."""
-
-    def __init__(self, directory: Path, answer: Callable[[Host, Request], None]) -> None:
-        self.recorder = RingRecorder(directory)
-        self.profiler = BrickProfiler(recorder=self.recorder)
-        self._answer = answer
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self.step = (NodeKind.STEP, "decode")
-        self.bricks = [BrickDefinition.of(BrickId.DOWN_PROJECTION), BrickDefinition.of(BrickId.RMS_NORM)]
-        with self.profiler.step("decode", 1):
-            for layer in range(2):
-                with self.profiler.layer(layer):
-                    for brick in self.bricks:
-                        with self.profiler.brick(brick):
-                            pass
-        self.recorder.answer(Answer(0, State.LISTENING).word())
-
-    def __enter__(self) -> Host:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over.set()
-        self._thread.join()
-        self.profiler.close()
-
-    def _look(self) -> None:
-        seen = 0
-        while not self._is_over.wait(0.01):
-            word = self.recorder.asked
-            if word not in (seen, 0):
-                seen = word
-                request = request_of(word)
-                assert request is not None
-                self._answer(self, request)
-
-    def say(self, number: int, state: State, steps: int = 0) -> None:
-        self.recorder.answer(Answer(number, state, steps).word())
-
-    def kernels(self, number: int, steps: int, lost: int = 0) -> None:
-        """Say what a burst would."""
-        root = self.profiler._path.position.scope
-        found = []
-        for layer in range(2):
-            for brick, kernel in zip(self.bricks, (GEMM, NORM), strict=True):
-                scope = root
-                for key in (self.step, (NodeKind.LAYER, layer), brick, kernel):
-                    scope = scope.children.get(key) or self.profiler._scopes.define(scope, key)
-                mean_ns = 1000.0 * (1 + layer)
-                found.append(KernelTimes(scope.node, steps, 2 * steps, mean_ns, 100.0, 900, 2500))
-        self.profiler.announce(KernelBurst(number, steps, tuple(found), unplaced=4, lost=lost))
-
-
-def answers(host: Host, request: Request) -> None:
-    host.say(request.number, State.RUNNING)
-    host.kernels(request.number, request.steps)
-    host.say(request.number, State.DONE, request.steps)
 
 
 @pytest.fixture

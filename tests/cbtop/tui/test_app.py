@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +21,15 @@ import pytest
 from textual.binding import Binding
 from textual.pilot import Pilot
 
-from cbtop.client.feed import FeedEnd
+from cbtop.client.feed import Feed, FeedEnd
+from cbtop.client.kernel_request import KernelRequest
+from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import Store
 from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
+from cbtop.protocol.requests import WHY, Request, State
 from cbtop.tui.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
+from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.graph import Graph
@@ -30,11 +39,13 @@ from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import GraphRows
-from cbtop.viewmodels.model import RooflineView
+from cbtop.viewmodels.model import RooflineView, SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples
+from tests.cbtop.asked_host import Host, answers
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
+from tests.cbtop.test_gpu_recording import RECORDED
 from tests.integration.hosts import DEADLINE_S
 
 AppPilot = Pilot[int]
@@ -54,6 +65,22 @@ async def press(pilot: AppPilot, *keys: str) -> str:
     await pilot.press(*keys)
     await pilot.pause()
     return screen_text(app_of(pilot))
+
+
+async def what_is_told(pilot: AppPilot) -> str:
+    """The newest toast, once nothing is waited for any more."""
+    await pilot.app.workers.wait_for_complete()
+    await pilot.pause()
+    return list(pilot.app._notifications)[-1].message
+
+
+async def shown(pilot: AppPilot, *words: str) -> str:
+    """The screen, as soon as these words are on it."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not all(word in (text := screen_text(app_of(pilot))) for word in words):
+        assert time.monotonic() < deadline_s, f"no {words} on:\n{text}"
+        await pilot.pause(0.02)
+    return text
 
 
 # One function for an action: given the key bound to it, it presses and looks.
@@ -122,6 +149,11 @@ async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
 async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None:
     await press(pilot, key)  # this feed has no daemon behind it
     assert not pilot.app._notifications
+
+
+async def says_that_the_process_does_not_run_here(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    assert "no process of yours" in await what_is_told(pilot)
 
 
 async def turns_light_and_dark(pilot: AppPilot, key: str) -> None:
@@ -262,6 +294,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (CbtopApp, "faster"): refreshes_more_often,
     (CbtopApp, "slower"): refreshes_less_often,
     (CbtopApp, "save_history"): says_that_nothing_can_be_saved_here,
+    (CbtopApp, "kernels"): says_that_the_process_does_not_run_here,
     (CbtopApp, "theme"): turns_light_and_dark,
     (CbtopApp, "help"): opens_the_help,
     (CbtopApp, "quit"): quits,
@@ -280,6 +313,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Graph, "toggle_fold"): folds_or_unfolds_the_node,
     (Graph, "fold"): folds_the_node_or_goes_to_its_parent,
     (Graph, "unfold"): unfolds_the_node_or_goes_to_its_first_child,
+    (Graph, "app.kernels"): says_that_the_process_does_not_run_here,
     (Graph, "toggle_all"): folds_or_unfolds_everything,
     (Pager, "scroll_down"): scrolls_the_help,
     (Pager, "scroll_up"): scrolls_the_help_back,
@@ -335,6 +369,109 @@ async def test_w_writes_the_last_minutes_and_says_where_or_why_not(feed: Scripte
             await app.workers.wait_for_complete()
         told = [(note.severity, note.message, note.markup) for note in app._notifications]
     assert told == [("information", "/tmp/[b]x.cbtop, 1.23 MB", False), ("error", "[no]", False)]
+
+
+def seen_as(host: Host) -> ScriptedFeed:
+    """A feed that shows this host under its own key."""
+    stem = host.ring.stem.replace("-", ":")
+    return ScriptedFeed(replace(samples.LIVE, key=f"{socket.gethostname()}:{stem}", pid=os.getpid()))
+
+
+async def test_shift_k_asks_the_process_shown_for_its_kernels_and_the_graph_shows_them(runtime: Path) -> None:
+    may_go_on = threading.Event()
+
+    def answers_late(host: Host, request: Request) -> None:
+        host.say(request.number, State.RUNNING, 1)
+        host.wait_for(may_go_on)
+        answers(host, request)
+
+    pid = os.getpid()
+    with Host(runtime, answers_late), Feed() as feed:
+        app = CbtopApp(feed, interval_s=0.1)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await shown(pilot, "DownProjection")
+            assert "nvjet" not in await press(pilot, "4")
+            await pilot.press("K")
+            await shown(pilot, f"recording kernels of pid {pid}", "33 %")
+            text = await press(pilot, "K", "enter")  # the screen goes on
+            assert [note.message for note in app._notifications] == ["one process is being asked already"]
+            assert "33 %" in text
+            assert "├──" not in text
+            await press(pilot, "enter")
+            may_go_on.set()
+            assert await what_is_told(pilot) == (
+                f"decode: 3 steps recorded of pid {pid}, 8 launches a step, 12.00 µs in kernels\n"
+                "4 launches in no call of a module that is known\n"
+                "Graph shows them under their bricks: Enter unfolds one"
+            )
+            text = await shown(pilot, "▸ DownProjection")
+            assert "recording kernels" not in text
+            await press(pilot, "j", "enter")
+            await shown(pilot, "└──   nvjet_tst_64x8", "burst µs")
+            text = await press(pilot, "space")  # what is shown then is another copy of the graph
+            rows = [line.split() for line in text.splitlines() if "RmsNorm" in line or "nvjet" in line]
+            assert [row[-4] for row in rows] == ["1.00", "–"]
+
+
+@pytest.mark.parametrize("state", [State.TAKEN, State.NOT_ON_CUDA])
+async def test_shift_k_says_why_a_process_refuses(runtime: Path, state: State) -> None:
+    with Host(runtime, lambda host, request: host.say(request.number, state)) as host:
+        app = CbtopApp(seen_as(host), interval_s=60)
+        async with app.run_test(size=SIZE) as pilot:
+            await pilot.press("K")
+            assert await what_is_told(pilot) == f"pid {os.getpid()} refuses: {WHY[state]}"
+            assert [note.severity for note in app._notifications] == ["error"]
+
+
+async def test_shift_k_waits_for_an_idle_process_so_long_and_takes_back_what_it_asked(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbtop.tui.app.KernelRequest", partial(KernelRequest, wait_s=0.1))
+    with Host(runtime, lambda host, request: None) as host:
+        app = CbtopApp(seen_as(host), interval_s=60)
+        async with app.run_test(size=SIZE) as pilot:
+            await pilot.press("K")
+            assert f"pid {os.getpid()} has begun no step in 0.1 s" in await what_is_told(pilot)
+            assert host.recorder.asked == 0
+            assert "waiting" not in screen_text(app)
+
+
+async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(runtime: Path) -> None:
+    is_asked = threading.Event()
+    with Host(runtime, lambda host, request: is_asked.set()) as host:
+        async with CbtopApp(seen_as(host), interval_s=60).run_test(size=SIZE) as pilot:
+            await pilot.press("K")
+            while not is_asked.is_set():
+                await pilot.pause(0.02)
+            await pilot.press("q")
+        deadline_s = time.monotonic() + DEADLINE_S
+        while host.recorder.asked:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.02)  # the thread that asks may be saying something still
+
+
+@pytest.mark.parametrize(
+    ("source", "keys", "why"),
+    [
+        (None, "K", "there is no process yet"),
+        (samples.GONE, "K", "pid 4242 is gone"),
+        (samples.LIVE, "mK", "press m until one is shown"),
+        (samples.LIVE, "K", "pid 4242 on buildbox is no process of yours that runs on this machine"),
+    ],
+)
+async def test_shift_k_says_why_what_is_shown_cannot_be_asked(source: SourceView | None, keys: str, why: str) -> None:
+    app = CbtopApp(ScriptedFeed(*([source] if source else [])), interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press(*keys)
+        assert why in await what_is_told(pilot)
+        assert len(app._notifications) == 1
+
+
+async def test_shift_k_asks_nobody_of_a_recording() -> None:
+    with ReplayFeed(RECORDED) as feed:
+        async with ReplayApp(feed, interval_s=60).run_test(size=SIZE) as pilot:
+            await pilot.press("K")
+            assert "this is a recording" in await what_is_told(pilot)
 
 
 async def test_the_first_source_opens_the_view_and_gets_the_keys(feed: ScriptedFeed) -> None:
