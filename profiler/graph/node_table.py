@@ -82,7 +82,7 @@ class NodeTable:
         self.like_of.append(self._like.setdefault(like, node.id))
         self.parent_of.append(node.parent or 0)
         self.kind_of.append(node.kind)
-        if node.backend:
+        if node.backend and node.kind is not NodeKind.KERNEL:
             self.backends.add(node.backend)
         self._columns.clear()
         self._inside.clear()

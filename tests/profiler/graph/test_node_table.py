@@ -38,6 +38,13 @@ def test_every_node_knows_the_first_of_its_name_in_its_phase() -> None:
     assert table.first_of.tolist() == [0, 1, 2, 3, 4, 3, 6, 3, 8]
 
 
+def test_backends_are_those_of_bricks_not_of_what_recorded_their_kernels() -> None:
+    table = NodeTable()
+    table.add(Node(1, None, NodeKind.BRICK, "b", backend="torch on cuda"))
+    table.add(Node(2, 1, NodeKind.KERNEL, "k", backend="cuda, by CUPTI"))
+    assert table.backends == {"torch on cuda"}
+
+
 def test_what_lies_inside_a_node_is_found_once_until_a_node_is_new() -> None:
     table = NodeTable()
     for number, parent in ((1, None), (2, 1), (3, None), (4, 1), (5, 2)):
