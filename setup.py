@@ -1,4 +1,4 @@
-"""Builds the two compiled parts. All else is in pyproject.toml."""
+"""Builds the three compiled parts. All else is in pyproject.toml."""
 
 from setuptools import Extension, setup
 
@@ -12,5 +12,6 @@ setup(
             optional=True,  # without a compiler or Python's headers the same hot path runs in Python
         ),
         Extension("cbtop.profiler._llama_cpp", ["profiler/_llama_cpp.c"], extra_compile_args=["-O2"], optional=True),
+        Extension("cbtop.profiler._stamps", ["profiler/_stamps.c"], extra_compile_args=["-O2"], optional=True),
     ]
 )

@@ -28,6 +28,7 @@ class DriverError(Exception):
 class Words(Protocol):
     """Words of 64 bits in the host's memory that a device sees, too."""
 
+    host: int  # their address
     address: int  # as the device sees them
 
     def __getitem__(self, index: int, /) -> int: ...
@@ -44,6 +45,15 @@ class Words(Protocol):
 
 
 Launch = Callable[[int], None]  # the address of the kernel's arguments, as `Arguments` lays them out
+
+
+class Functions(NamedTuple):
+    """Addresses of a driver's functions, for launches from C; `error` makes what is raised of a name and a result."""
+
+    launch: int  # cuLaunchKernelEx
+    is_capturing: int  # cuStreamIsCapturing
+    context: int  # cuCtxGetCurrent
+    error: Callable[[str, int], DriverError]
 
 
 class Driver(Protocol):
@@ -66,6 +76,12 @@ class Driver(Protocol):
 
     def launcher(self, kernel: int, stream: int) -> Launch:
         """What launches `kernel` as a single thread on `stream`."""
+
+    def functions(self) -> Functions:
+        """What a launch from C needs."""
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what is enqueued on `stream` is captured."""
 
     def new_stream(self) -> int:
         """A stream that waits for no other."""
@@ -165,7 +181,7 @@ class _KernelNode(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
     )
 
 
-class _LaunchConfig(ctypes.Structure):  # CUlaunchConfig
+class LaunchConfig(ctypes.Structure):  # CUlaunchConfig
     _fields_ = (
         ("grid", c_uint * 3),
         ("block", c_uint * 3),
@@ -230,6 +246,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuStreamCreate": (POINTER(c_void_p), c_uint),
     "cuStreamDestroy_v2": (c_void_p,),
     "cuStreamGetCaptureInfo_v3": (c_void_p, POINTER(c_int), c_void_p, c_void_p, _Handle, c_void_p, _Count),
+    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuStreamQuery": (c_void_p,),
     "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
 }
@@ -287,15 +304,25 @@ class CudaDriver:
 
     def launcher(self, kernel: int, stream: int) -> Launch:
         one = (c_uint * 3)(1, 1, 1)
-        config = _LaunchConfig(one, one, 0, stream, None, 0)
+        config = LaunchConfig(one, one, 0, stream, None, 0)
         at, launch = ctypes.addressof(config), self._functions["cuLaunchKernelEx"]
 
-        def launch_it(arguments: int, config: _LaunchConfig = config) -> None:  # which lives as long as this does
+        def launch_it(arguments: int, config: LaunchConfig = config) -> None:  # which lives as long as this does
             result = launch(at, kernel, arguments, None)
             if result:
                 raise self._error("cuLaunchKernelEx", result)
 
         return launch_it
+
+    def functions(self) -> Functions:
+        names = ("cuLaunchKernelEx", "cuStreamIsCapturing", "cuCtxGetCurrent")
+        launch, is_capturing, context = [ctypes.cast(self._functions[name], c_void_p).value or 0 for name in names]
+        return Functions(launch, is_capturing, context, self._error)
+
+    def is_capturing(self, stream: int) -> bool:
+        status = c_int()
+        self._call("cuStreamIsCapturing", stream, byref(status))
+        return bool(status.value)
 
     def new_stream(self) -> int:
         stream = c_void_p()

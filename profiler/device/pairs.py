@@ -1,62 +1,104 @@
-"""Two stamps around work on a stream: how long the device took for it, however many of them it is behind."""
+"""Two stamps around work on a stream: how long the device took for it, however many of them it is behind.
+
+What runs at each is in C where that was built (profiler/_stamps.c); PairStamps is the same in Python.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 
+from cbtop.profiler.device.compiled import chosen
 from cbtop.profiler.device.device import Device
-from cbtop.profiler.device.driver import Arguments, Launch
+from cbtop.profiler.device.driver import Arguments, DriverError, Launch, Words
 
 PAIRS = 1024
 MAX_STREAMS = 64
+NOT_HERE = -1
 
 
 class Pairs:
-    """`pair = pairs.begin(stream)`, the work, `pairs.end(pair, stream)`; then `read` gives both times."""
+    """`pair = pairs.begin(stream)`, the work, `pairs.end(pair, stream)`; then `read` gives both times.
+
+    `is_through()`: whether the device has reached the last stamp of an `end`. Then it has nothing left to do but what
+    was enqueued since.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._words = device.map_words(2 * PAIRS)
         self._words.clear(2 * PAIRS)
-        self._arguments = Arguments([(self._words.address + 8 * at,) for at in range(2 * PAIRS)])
-        self._free = deque(range(0, 2 * PAIRS, 2))
-        self._launches: dict[int, Launch] = {}
+        self._stamps = chosen(PairStamps)(device, self._words, PAIRS)
+        self.begin, self.end, self.read = self._stamps.begin, self._stamps.end, self._stamps.read
+        self.is_through = self._stamps.is_through
 
-    def begin(self, stream: int) -> int | None:
-        """Stamp `stream`; None where all pairs wait to be read."""
+    @property
+    def waiting(self) -> int:
+        """How many were not read."""
+        return self._stamps.waiting
+
+    def close(self) -> None:
+        """Give back what it took; only once all were read."""
+        self._device.spare_words(self._words)
+
+
+class PairStamps:
+    """`pairs` of stamps into `words`, which are 0."""
+
+    def __init__(self, device: Device, words: Words, pairs: int) -> None:
+        self._driver, self._stamp, self._context = device.driver, device.stamp, device.context
+        self._words = words
+        self._pairs = pairs
+        self._arguments = Arguments([(words.address + 8 * at,) for at in range(2 * pairs)])
+        self._free = deque(range(0, 2 * pairs, 2))
+        self._launches: dict[int, Launch] = {}
+        self._last: int | None = None  # the word of the last end stamp, if it was not read
+
+    def begin(self, stream: int, /) -> int | None:
+        """Stamp `stream`; None: all pairs wait to be read; NOT_HERE: it is captured, or of another context."""
         try:
             pair = self._free.popleft()
         except IndexError:
             return None
-        self._launcher(stream)(self._arguments.at(pair))
+        try:
+            if self._driver.context() != self._context or self._driver.is_capturing(stream):
+                self._free.append(pair)
+                return NOT_HERE
+            self._launcher(stream)(self._arguments.at(pair))
+        except DriverError:
+            self._free.append(pair)
+            raise
         return pair
 
-    def end(self, pair: int, stream: int) -> None:
+    def end(self, pair: int, stream: int, /) -> None:
         """Stamp `stream`, where `pair` began, again."""
         self._launcher(stream)(self._arguments.at(pair + 1))
+        self._last = pair + 1
 
-    def read(self, pair: int) -> tuple[int, int] | None:
+    def read(self, pair: int, /) -> tuple[int, int] | None:
         """The device's time at both, once, which frees the pair; None while the device has not got there."""
         begun_ns, ended_ns = self._words[pair], self._words[pair + 1]
         if not (begun_ns and ended_ns):
             return None
         self._words[pair] = self._words[pair + 1] = 0
+        if self._last == pair + 1:
+            self._last = None
         self._free.append(pair)
         return begun_ns, ended_ns
+
+    def is_through(self) -> bool:
+        """Whether the device has reached the last stamp of an `end`."""
+        last = self._last
+        return last is None or bool(self._words[last])
+
+    @property
+    def waiting(self) -> int:
+        """How many were not read."""
+        return self._pairs - len(self._free)
 
     def _launcher(self, stream: int) -> Launch:
         found = self._launches.get(stream)
         if found is None:
             if len(self._launches) >= MAX_STREAMS:  # streams come and go
                 self._launches.clear()
-            found = self._launches[stream] = self._device.driver.launcher(self._device.stamp, stream)
+            found = self._launches[stream] = self._driver.launcher(self._stamp, stream)
         return found
-
-    @property
-    def waiting(self) -> int:
-        """How many were not read."""
-        return PAIRS - len(self._free)
-
-    def close(self) -> None:
-        """Give back what it took; only once all were read."""
-        self._device.spare_words(self._words)

@@ -1,7 +1,8 @@
 """A device clock of stamps: each mark is a kernel of one thread that stores the device's time as it gets there.
 
 Rules
-- A mark does not wait: it takes the next of SLOTS words and enqueues a stamp behind the caller's work (3 to 5 us).
+- A mark does not wait: it takes the next of SLOTS words and enqueues a stamp behind the caller's work. That is done
+  in C where it was built (profiler/_stamps.c); MarkStamps is the same in Python.
 - A word is used again for the mark SLOTS later; what it held by then is kept with the mark it was of.
 - A mark has no time where its work is captured instead of run, where a forked child makes it, and where the device
   is SLOTS marks behind.
@@ -15,8 +16,9 @@ import time
 from collections.abc import Callable
 
 from cbtop.profiler.clocks import Mark, NoTimeError, Stamp
+from cbtop.profiler.device.compiled import chosen
 from cbtop.profiler.device.device import Device
-from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, DriverError, Launch
+from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, DriverError, Launch, Words
 from cbtop.profiler.device.in_line_cost import InLineCost
 
 SLOTS = 1 << 15  # a step of MAX_PENDING timings, twice
@@ -39,6 +41,61 @@ class StampMark:
         self.host_ns = host_ns  # when it was enqueued; 0: never
 
 
+class MarkStamps:
+    """Stamps into `words`: each of `marks` is the one whose word it is, each of `last` the last on its stream."""
+
+    def __init__(
+        self,
+        device: Device,
+        words: Words,
+        stream: Callable[[], int | None],
+        now_ns: Callable[[], int],
+        marks: list[StampMark | None],
+        last: dict[int, StampMark],
+    ) -> None:
+        self._device = device
+        self._words = words
+        self._stream = stream
+        self._now_ns = now_ns
+        self._marks = marks
+        self._last = last
+        self._arguments = Arguments([(words.address + 8 * slot,) for slot in range(len(marks))])
+        self._numbers = itertools.count()
+        self._launches: dict[int, Launch] = {}
+
+    def mark(self) -> StampMark:
+        """A point behind all work enqueued so far on the caller's stream."""
+        stream = None if self._device.is_of_parent else self._stream()
+        if stream is None:
+            return StampMark(None)
+        host_ns = self._now_ns()
+        number = next(self._numbers)
+        slot = number % len(self._marks)
+        before = self._marks[slot]
+        if before is not None:
+            before.device_ns = self._words[slot]
+            before.slot = None
+            if not before.device_ns:
+                return StampMark(None, number, stream, host_ns)
+        launch = self._launches.get(stream) or self._launcher(stream)
+        self._words[slot] = 0
+        mark = self._marks[slot] = StampMark(slot, number, stream, host_ns)
+        try:
+            launch(self._arguments.at(slot))
+        except BaseException:
+            self._marks[slot] = None  # nothing will be written there
+            mark.slot, mark.host_ns = None, 0
+            raise
+        self._last[stream] = mark
+        return mark
+
+    def _launcher(self, stream: int) -> Launch:
+        if len(self._launches) >= MAX_STREAMS:  # streams come and go
+            self._launches.clear()
+        launch = self._launches[stream] = self._device.driver.launcher(self._device.stamp, stream)
+        return launch
+
+
 class StampClock:
     """`BrickProfiler(device_clock=StampClock(stream))`.
 
@@ -57,42 +114,16 @@ class StampClock:
         index: int | None = None,
     ) -> None:
         self.index = index
-        self._stream = stream
         self._driver = CudaDriver() if driver is None else driver
         self._now_ns = now_ns
         self._device = Device(self._driver, now_ns)
         self._words = self._device.map_words(SLOTS)
-        self._arguments = Arguments([(self._words.address + 8 * slot,) for slot in range(SLOTS)])
-        self._numbers = itertools.count()
         self._marks: list[StampMark | None] = [None] * SLOTS
         self._last: dict[int, StampMark] = {}  # of each stream, since the device was last waited for
-        self._launches: dict[int, Launch] = {}
+        stamps = chosen(MarkStamps)(self._device, self._words, stream, now_ns, self._marks, self._last)
+        #: A point behind all work enqueued so far on the caller's stream.
+        self.mark: Callable[[], Mark] = stamps.mark
         self._cost = InLineCost(self._device) if measures_cost else None
-
-    def mark(self) -> Mark:
-        """A point behind all work enqueued so far on the caller's stream."""
-        stream = self._stream()
-        if stream is None or self._device.is_of_parent:
-            return StampMark(None)
-        number = next(self._numbers)
-        slot = number % SLOTS
-        before = self._marks[slot]
-        if before is not None:
-            before.device_ns = self._words[slot]
-            before.slot = None
-            if not before.device_ns:
-                return StampMark(None, number, stream, self._now_ns())
-        launch = self._launches.get(stream) or self._launcher(stream)
-        self._words[slot] = 0
-        mark = self._marks[slot] = StampMark(slot, number, stream, self._now_ns())
-        try:
-            launch(self._arguments.at(slot))
-        except BaseException:
-            self._marks[slot] = None  # nothing will be written there
-            mark.slot, mark.host_ns = None, 0
-            raise
-        self._last[stream] = mark
-        return mark
 
     def synchronize(self) -> None:
         """Wait until the last mark on each stream was reached. Raises DriverError where the device is lost."""
@@ -168,12 +199,6 @@ class StampClock:
         if self._cost is None or self._cost.close():
             self._device.spare_words(self._words)
             self._device.close()
-
-    def _launcher(self, stream: int) -> Launch:
-        if len(self._launches) >= MAX_STREAMS:  # streams come and go
-            self._launches.clear()
-        launch = self._launches[stream] = self._driver.launcher(self._device.stamp, stream)
-        return launch
 
     def _read(self, mark: StampMark) -> int:
         if self._device.is_of_parent:  # a child does not see such memory

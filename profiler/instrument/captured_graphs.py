@@ -11,6 +11,9 @@ Rules
   to the last. Which are recorded, the profiler decides as for any step.
 - Each replay has a stamp before it and one behind it. One outside of steps that is not recorded is a plain step: it
   took what lies between these, less what recorded ones show to lie around the graph.
+- What comes before a replay costs a host whose device is idle its time, so it is little: whether it is recorded, the
+  caller's stream, and a stamp, in C. The rest comes behind it. The device counts as idle where it has reached the
+  stamp behind the last replay: where the host has enqueued other work since, this says too much of our cost.
 - Nobody waits for the device: stamps are read at the next replay, or when the books are asked for. The step is
   recorded then, in the host's time.
 - What the stamps inside cost is how much longer such replays take than the others (stamp_cost.py), and is taken off,
@@ -24,6 +27,7 @@ Rules
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -44,7 +48,7 @@ from cbtop.profiler.device.device import Device
 from cbtop.profiler.device.driver import CudaDriver, Driver
 from cbtop.profiler.device.graph_surgery import START, Shape, StampedGraph
 from cbtop.profiler.device.in_line_cost import InLineCost
-from cbtop.profiler.device.pairs import Pairs
+from cbtop.profiler.device.pairs import NOT_HERE, Pairs
 from cbtop.profiler.device.stamp_cost import StampCost, StampCosts
 from cbtop.profiler.held_steps import Part
 from cbtop.profiler.instrument import compiled_code
@@ -159,29 +163,25 @@ def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
 class Launch:
     """A replay that was not recorded yet; `stamped`: with stamps inside, where `plan` has them."""
 
-    __slots__ = ("around", "is_due", "own_ns", "pair", "plan", "stamped", "step", "stream", "times", "was_idle")
+    __slots__ = ("around", "is_due", "own_ns", "pair", "plan", "stamped", "step", "times")
 
     def __init__(
-        self,
-        pair: int,
-        stream: int,
-        step: Step | None,
-        stamped: StampedGraph | None,
-        plan: Plan | None,
-        *,
-        is_due: bool,
-        was_idle: bool,
+        self, pair: int, step: Step | None, ready: tuple[StampedGraph, Plan] | None, *, is_due: bool
     ) -> None:
         self.pair = pair
-        self.stream = stream
         self.is_due = is_due  # it was to be recorded, with stamps or not
-        self.was_idle = was_idle  # the device, when it was enqueued: it waited for what the host did before
         self.own_ns = 0  # what it paid for us, beside stamps inside
         self.step = step  # that it lies in; None where it is one
-        self.stamped = stamped
-        self.plan = plan
+        self.stamped: StampedGraph | None
+        self.plan: Plan | None
+        self.stamped, self.plan = ready or (None, None)
         self.around: tuple[int, int] | None = None  # once the device got through
         self.times: list[int] | None = None  # inside
+
+
+# A replay that is launched: its pair of stamps, on which stream; whether it was to be recorded; whether the device
+# was idle, so that it waited for what came before; and what runs in its place, with stamps inside.
+Begun = tuple[int, int, bool, bool, tuple[StampedGraph, Plan] | None]
 
 
 class CapturedGraph:
@@ -196,6 +196,7 @@ class CapturedGraph:
         for span in capture.spans:
             self._put_on_device(span)
         self.profiler = steps.profiler
+        self._hot_path = steps.profiler._host_path._hot_path  # whose position is that of all paths
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
@@ -241,32 +242,36 @@ class CapturedGraph:
             if before is None or self._drawn() != before:  # torch counts what a replay draws
                 self.leave_alone("it draws random numbers")
             return
+        begun_ns = time.perf_counter_ns()
         if self._is_asked() and self._replay_in_burst(original, graph):
             return
-        begun_ns = time.perf_counter_ns()
-        launch: Launch | None = None
+        begun: Begun | None = None
         step: Any = None
         try:
-            step = self.steps.path.position.step
-            launch = self._begun(step) if self.profiler.enabled else None
+            step = self._hot_path.position.step
+            begun = self._begun(step) if self.profiler.enabled else None
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
         launched_ns = time.perf_counter_ns()
-        if launch is None or launch.stamped is None:
+        if begun is None or begun[-1] is None:
             original(graph)
-        if launch is None:
+        if begun is None:
             return
         try:  # now that the device is busy
             after_ns = time.perf_counter_ns()
-            self._on.pairs.end(launch.pair, launch.stream)
-            if step is not None and launch.is_due:
+            on, (pair, stream, is_recorded, was_idle, ready) = self._on, begun
+            on.pairs.end(pair, stream)
+            self._turn += ready is not None
+            self._stamped_since = 0 if ready is None else self._stamped_since + 1
+            if step is not None and is_recorded:
                 step.wait()
-            launch.own_ns = self._on.stamp_ns + (launched_ns - begun_ns if launch.was_idle else 0)
+            launch = Launch(pair, step, ready, is_due=is_recorded)
+            launch.own_ns = on.stamp_ns + (launched_ns - begun_ns if was_idle else 0)
             self.launches.append(launch)
-            self._on.launched(self)
-            self._on.settle()
-            if self._on.is_idle():  # else nobody has waited for what came after
+            on.launched(self)
+            on.settle()
+            if on.pairs.is_through():  # else nobody has waited for what came after
                 launch.own_ns += time.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "some steps of captured graphs are not recorded")
@@ -288,39 +293,39 @@ class CapturedGraph:
         self._is_plain_timed = False
         say(f"of a captured graph no replays are counted but those that are recorded: {how}")
 
-    def _begun(self, step: Step | None) -> Launch | None:
+    def _begun(self, step: Step | None) -> Begun | None:
         """What was launched in place of the host's own replay, or is stamped before that; None: that is all."""
         is_recorded = self._is_recorded(step)
         if not is_recorded and not self._is_looked_at(step):
             return None
-        stream = self._on.stream()
-        if stream is None:
-            return None
+        on, pairs = self._on, self._on.pairs
         if len(self.launches) >= MOST_WAITING:
             self._lost += step is None or is_recorded
             return None
+        stream = on.current_stream()
         ready = self._ready(stream) if is_recorded and not self._is_compared() else None
-        was_idle = self._on.device.driver.is_done(stream)
-        pair = self._on.pairs.begin(stream)
+        was_idle = pairs.is_through()
+        pair = pairs.begin(stream)
+        if pair == NOT_HERE and on.stream() is not None:  # of a thread's first call torch makes its context current
+            pair = pairs.begin(stream)
+        if pair == NOT_HERE:
+            return None
         if pair is None:  # the device is far behind
             self._lost += step is None or is_recorded
             return None
-        stamped, plan = ready or (None, None)
         try:
-            if stamped is not None and not stamped.launch(stream):
-                stamped = plan = None  # another thread was faster
+            if ready is not None and not ready[0].launch(stream):
+                ready = None  # another thread was faster
         except Exception as error:  # noqa: BLE001 - as above: the host's own runs, between both stamps
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
-            stamped = plan = None
-        self._turn += stamped is not None
-        self._stamped_since = 0 if stamped is None else self._stamped_since + 1
-        return Launch(pair, stream, step, stamped, plan, is_due=is_recorded, was_idle=was_idle)
+            ready = None
+        return pair, stream, is_recorded, was_idle, ready
 
     def _is_looked_at(self, step: Step | None) -> bool:
         """Whether a replay that is not recorded is timed as a whole: as a step, or to know what stamps cost."""
         if step is None and self._is_plain_timed:
-            return self.profiler.recording
+            return self._hot_path.recording
         return bool(self._stamped_since)
 
     def replay_recorded(self, original: Callable[[Any], None], graph: Any, recording: Recording) -> None:
@@ -366,7 +371,7 @@ class CapturedGraph:
             self._is_due = False
         else:
             is_sampled = bool(step.model == self.steps.model)  # else it is another model's
-        return is_sampled and profiler.recording
+        return is_sampled and self._hot_path.recording
 
     def _is_compared(self) -> bool:
         """Whether a replay that is to be recorded has no stamps, as many before it had: it shows what these cost."""
@@ -383,11 +388,12 @@ class CapturedGraph:
 
     def _ready(self, stream: int) -> tuple[StampedGraph, Plan] | None:
         """What to launch in place of the host's own replay; None where that runs."""
-        if not self._variants and not self._build(stream):
+        on = self._on
+        if not self._variants and (on.stream() is None or not self._build(stream)):
             return None
         stamped, plan = self._variants[self._turn % len(self._variants)]
-        if stamped.is_running:
-            self._on.settle()
+        if stamped.is_running and on.stream() is not None:
+            on.settle()
         if stamped.is_running:  # the host is ahead of its device
             self._is_due = True
             return None
@@ -558,6 +564,8 @@ class OneDevice:
     def __init__(self, driver: Driver, index: int) -> None:
         self.device = Device(driver)
         self.index = index
+        #: The caller's on this device, captured or not.
+        self.current_stream: Callable[[], int] = functools.partial(torch._C._cuda_getCurrentRawStream, index)
         self._waiting: dict[CapturedGraph, None] = {}  # that have launches to be read
         self._dropped: dict[CapturedGraph, None] = {}  # that are to be closed
         self._live: dict[CapturedGraph, None] = {}
@@ -614,11 +622,6 @@ class OneDevice:
     def stamp_ns(self) -> int:
         """What the stamps around a replay cost the device, as far as that is known."""
         return 2 * (self._in_line.stamp_ns or 0)
-
-    def is_idle(self) -> bool:
-        """Whether the caller's stream has done all that was enqueued."""
-        stream = self.stream()
-        return stream is None or self.device.driver.is_done(stream)
 
     def settle(self, *, may_wait: bool = False) -> None:
         """Record what the device has told meanwhile, and close what nobody wants any more."""

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from cbtop.profiler import hot_path, profiler
+from cbtop.profiler.device import compiled, pairs, stamp_clock
 
 
 @pytest.fixture(params=["python", "compiled"])
@@ -18,6 +19,18 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CBTOP_PURE_PYTHON", "1" if name == "python" else "")
     if hot_path.chosen().implementation != name:
         pytest.skip("the compiled hot path was not built")
+    return name
+
+
+@pytest.fixture(params=["python", "compiled"])
+def stamping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What launches stamps on devices."""
+    name: str = request.param
+    if name == "python":
+        for module in (pairs, stamp_clock):
+            monkeypatch.setattr(module, "chosen", lambda python: python)
+    elif compiled.chosen(pairs.PairStamps) is pairs.PairStamps:
+        pytest.skip("the compiled stamps were not built")
     return name
 
 

@@ -195,10 +195,10 @@ def test_the_cost_of_a_stamp_and_how_soon_an_idle_device_reaches_one_are_measure
 def test_a_device_that_is_lost_ends_recording_and_not_the_host(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(arguments: int) -> None:
+    def lost(kernel: int, stream: int, arguments: int) -> None:
         raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS")
 
-    monkeypatch.setitem(played.clock._launches, STREAM, lost)
+    monkeypatch.setattr(played.driver, "launch", lost)
     played.step(host_ns=0, device_ns=1_000)
     assert not played.profiler.recording
 

@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import CFUNCTYPE, POINTER, c_int, c_uint64, c_void_p
 from dataclasses import dataclass, field
+from typing import Any
 
-from cbtop.profiler.device.driver import DriverError, Edge, Launch
+from cbtop.profiler.device.driver import DriverError, Edge, Functions, Launch, LaunchConfig, MappedWords
 from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, NOTHING, PING, PONG, RESOLUTION, STAMP
 
 READING_NS = 50  # what the host pays to read its clock
@@ -20,18 +22,12 @@ WORK = "work"
 _ARGUMENTS = {STAMP: 1, NOTHING: 0, PONG: 3}
 
 
-class FakeWords(list[int]):
-    """Words at an address that no process has."""
+class FakeWords(MappedWords):
+    """Words that the device sees at an address that no process has."""
 
     def __init__(self, address: int, count: int) -> None:
-        super().__init__([0] * count)
-        self.address = address
-
-    def first(self, count: int) -> list[int]:
-        return self[:count]
-
-    def clear(self, count: int = 0) -> None:
-        self[:count] = [0] * count
+        self._memory = (c_uint64 * count)()
+        super().__init__(ctypes.addressof(self._memory), address, count)
 
 
 @dataclass
@@ -89,6 +85,13 @@ class FakeDriver:
         self.executables: dict[int, list[tuple[str, list[int]] | int]] = {}
         self._launched: dict[int, list[tuple[str, list[int]] | int]] = {}
         self.most_nodes: int | None = None  # that can be instantiated
+        self._refusals: list[DriverError] = []  # by the results that stand for them
+        # As C calls them: what they are called for is done by the methods below.
+        self._functions = (
+            CFUNCTYPE(c_int, POINTER(LaunchConfig), c_uint64, c_uint64, c_void_p)(self._launch_kernel),
+            CFUNCTYPE(c_int, c_uint64, POINTER(c_int))(self._stream_is_capturing),
+            CFUNCTYPE(c_int, POINTER(c_uint64))(self._current_context),
+        )
 
     # --- the world ------------------------------------------------------------------------------------------
 
@@ -184,15 +187,45 @@ class FakeDriver:
         assert isinstance(words, FakeWords)
         del self._words[words.address]
 
-    def launcher(self, kernel: int, stream: int) -> Launch:
+    def launch(self, kernel: int, stream: int, arguments: int) -> None:
         name = self._kernels[kernel]
+        self.launched += 1
+        values = _values(arguments, _ARGUMENTS[name])
+        self._streams.setdefault(stream, Stream()).waiting.append((name, values, self.host_ns))
 
-        def launch(arguments: int) -> None:
-            self.launched += 1
-            values = _values(arguments, _ARGUMENTS[name])
-            self._streams.setdefault(stream, Stream()).waiting.append((name, values, self.host_ns))
+    def launcher(self, kernel: int, stream: int) -> Launch:
+        return lambda arguments: self.launch(kernel, stream, arguments)
 
-        return launch
+    def functions(self) -> Functions:
+        launch, is_capturing, context = [ctypes.cast(function, c_void_p).value or 0 for function in self._functions]
+        return Functions(launch, is_capturing, context, lambda name, result: self._refusals[result - 1])
+
+    def is_capturing(self, stream: int) -> bool:
+        return False
+
+    def _launch_kernel(self, config: Any, kernel: int, arguments: int, extra: int | None) -> int:
+        assert (list(config[0].grid), list(config[0].block), extra) == ([1] * 3, [1] * 3, None)
+        return self._result(lambda: self.launch(kernel, config[0].stream or 0, arguments))
+
+    def _stream_is_capturing(self, stream: int, status: Any) -> int:
+        def answer() -> None:
+            status[0] = self.is_capturing(stream)
+
+        return self._result(answer)
+
+    def _current_context(self, context: Any) -> int:
+        def answer() -> None:
+            context[0] = self.context()
+
+        return self._result(answer)
+
+    def _result(self, done: Callable[[], None]) -> int:
+        try:
+            done()
+        except DriverError as error:
+            self._refusals.append(error)
+            return len(self._refusals)
+        return 0
 
     def new_stream(self) -> int:
         stream = self.handle()

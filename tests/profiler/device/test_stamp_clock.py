@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
+import weakref
 
 import pytest
 
@@ -17,6 +20,7 @@ from tests.profiler.device.fake_driver import READING_NS, FakeDriver
 from tests.profiler.memory import Memory
 
 STREAM = 7
+pytestmark = pytest.mark.usefixtures("stamping")
 
 
 @pytest.fixture
@@ -147,3 +151,85 @@ def test_a_forked_child_asks_nothing_of_the_device(driver: FakeDriver, clock: St
             os._exit(0 if driver.launched == launched else 3)
         os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_mark_that_the_driver_refuses_raises_its_words_and_leaves_its_slot_to_the_next(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stamp_clock, "SLOTS", 2)
+    clock = StampClock(lambda: STREAM, driver, driver.now_ns)
+
+    def refuses(*_: object) -> None:
+        raise DriverError("cuLaunchKernelEx: CUDA_ERROR_LAUNCH_FAILED")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "launch", refuses)
+        for _ in range(3):
+            with pytest.raises(DriverError, match="cuLaunchKernelEx: CUDA_ERROR_LAUNCH_FAILED"):
+                clock.mark()
+    assert clock._marks == [None, None]
+    mark = clock.mark()
+    clock.synchronize()
+    assert clock.time_ns(mark)
+
+
+def test_what_the_stream_or_the_clock_raises_is_the_callers_and_takes_no_slot(driver: FakeDriver) -> None:
+    class Interrupt(BaseException):
+        pass
+
+    def interrupted() -> int:
+        raise Interrupt
+
+    for stream, now_ns in ((interrupted, driver.now_ns), (lambda: STREAM, interrupted)):
+        clock = StampClock(lambda: STREAM, driver, driver.now_ns)
+        stamps = stamp_clock.chosen(stamp_clock.MarkStamps)(
+            clock._device, clock._words, stream, now_ns, clock._marks, clock._last
+        )
+        launched = driver.launched
+        with pytest.raises(Interrupt):
+            stamps.mark()
+        assert not any(clock._marks)
+        assert driver.launched == launched
+
+
+def test_marks_know_their_stream_number_and_the_time_they_were_enqueued_at(driver: FakeDriver) -> None:
+    streams = iter([3, (1 << 48) + 7])
+    clock = StampClock(lambda: next(streams), driver, driver.now_ns)
+    begun_ns = driver.host_ns
+    marks = [clock.mark() for _ in range(2)]
+    clock.synchronize()
+    stamps = [clock.stamp(mark) for mark in marks]
+    assert [(stamp.stream, stamp.number) for stamp in stamps if stamp] == [(3, 0), ((1 << 48) + 7, 1)]
+    assert all(stamp and begun_ns < stamp.host_ns <= begun_ns + 200 and stamp.device_ns for stamp in stamps)
+
+
+def test_marks_of_several_threads_have_slots_of_their_own(driver: FakeDriver, clock: StampClock) -> None:
+    found: list[object] = []
+
+    def run() -> None:
+        for _ in range(50):
+            found.append(clock.mark())
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stamps = [clock.stamp(mark) for mark in found]
+    assert sorted(stamp.number for stamp in stamps if stamp) == list(range(200))
+    clock.synchronize()
+    assert all(clock.time_ns(mark) for mark in found)
+
+
+def test_a_clock_that_nobody_holds_is_collected(driver: FakeDriver) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.clock = StampClock(self.stream, driver, driver.now_ns)
+            self.clock.mark()
+
+        def stream(self) -> int:
+            return STREAM
+
+    gone = weakref.ref(Owner())
+    gc.collect()
+    assert gone() is None

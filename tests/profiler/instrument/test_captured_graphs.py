@@ -55,6 +55,9 @@ class World(FakeDriver):
     def captured_graph(self, stream: int) -> int | None:
         return self.captured
 
+    def is_capturing(self, stream: int) -> bool:
+        return self.captured is not None
+
     def get_offset(self) -> int:
         return self.drawn
 
@@ -103,7 +106,7 @@ def graph_class(world: World) -> Any:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(stamping: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World()
     play(world, monkeypatch)
     yield world
@@ -510,13 +513,16 @@ def test_what_is_done_while_the_device_works_is_no_cost_and_where_it_is_idle_it_
     device = captured_graphs._devices[0]
     settle = device.settle
 
+    passes_ns = 0
+
     def slow(**how: bool) -> None:
         settle(**how)
         time.sleep(0.05)
+        world.pass_time(passes_ns)
 
     device.settle = slow  # type: ignore[method-assign]
     assert own_ns() < 50_000_000
-    world.is_done = lambda stream: True  # type: ignore[method-assign]
+    passes_ns = 1_000_000_000  # the device is through by then
     assert own_ns() >= 50_000_000
 
 
@@ -596,7 +602,7 @@ def test_where_the_device_is_lost_its_host_is_left_in_peace(
     replay(world, captured(model), 5)
     for name in ("end_stream", "free_words", "unload", "destroy_graph", "destroy_executable", "launch_graph"):
         monkeypatch.setattr(world, name, fails)
-    monkeypatch.setattr(world, "launcher", lambda kernel, stream: fails)
+    monkeypatch.setattr(world, "launch", fails)
     with caplog.at_level(logging.WARNING, "cbtop"):
         attachment.detach()
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in caplog.text
@@ -740,6 +746,7 @@ def test_a_forked_child_asks_nothing_of_the_device_and_ends(world: World) -> Non
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.parametrize("stamping", ["python"], indirect=True)  # what is wrapped is looked up once in a process
 def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -954,3 +961,63 @@ def test_a_request_that_cannot_be_read_is_no_trouble_of_the_hosts(
     monkeypatch.setattr(kernel_bursts.Bursts, "is_asked", property(fails))
     replay(world, graph, 5)
     assert world.replayed >= 2
+
+
+def test_a_replay_that_is_captured_itself_leaves_no_stamp_in_that_graph(world: World) -> None:
+    _memory, _profiler, model = attached_in(world)
+    graph, other = captured(model), torch.cuda.CUDAGraph()
+    replay(world, graph, 1)
+    other.capture_begin()
+    for _ in range(4):
+        launched, replayed = world.launched, world.replayed
+        graph.replay()
+        assert (world.launched, world.replayed) == (launched, replayed + 1)
+    other.capture_end()
+    assert not captured_graphs._graphs[graph].launches
+    assert not captured_graphs._devices[0].pairs.waiting
+
+
+def test_a_thread_whose_first_call_is_a_replay_is_timed_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, profiler, model = attached_in(world)
+    graph = captured(model)
+    replay(world, graph, 1)
+
+    def makes_current() -> bool:  # as torch does
+        world.current = 0xC0DE
+        return False
+
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", makes_current)
+    for _ in range(8):
+        world.current = 0
+        replay(world, graph, 1)
+    profiler.finalize()
+    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 8
+
+
+def test_a_replay_asks_of_no_stream_whether_it_is_done(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(world, "is_done", asked.append)
+    memory, profiler, model = attached_in(world)
+    replay(world, captured(model), 20)
+    profiler.finalize()
+    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 19
+    assert not asked
+
+
+def test_what_comes_before_a_replay_is_a_cost_only_where_the_device_has_ended_the_one_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
+    _memory, _profiler, model = attached_in(world, every=1_000)
+    graph = captured(model)
+    replay(world, graph, 3)
+    known = captured_graphs._graphs[graph]
+
+    def slow() -> int:
+        world.host_ns += 500_000  # the device goes on only as somebody looks
+        return STREAM
+
+    known._on.current_stream = slow
+    for is_idle in (True, False):
+        graph.replay()
+        assert (known.launches[-1].own_ns >= 500_000) is is_idle

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.device.driver import DriverError
 from cbtop.profiler.device.stamp_clock import StampClock
-from cbtop.profiler.instrument import attach, eager_stamps, uninstall, work
+from cbtop.profiler.instrument import attach, eager_stamps, trouble, uninstall, work
 from cbtop.profiler.instrument import attachment as attachment_module
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
@@ -52,7 +52,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def machine(stamping: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     machine = Machine()
     monkeypatch.setattr(work, "device_of", machine.device_of)
     monkeypatch.setattr(eager_stamps, "_kinds_of_devices", lambda model: {machine.device_of(model)})
@@ -61,6 +61,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(attachment_module, "state_of", lambda root: [machine.device_of(root), *state_of(root)])
     monkeypatch.setattr(eager_stamps, "torch_clock", machine.clock)
     monkeypatch.setattr(eager_stamps, "_said", set())
+    monkeypatch.setattr(trouble, "_said", {})
     for name, value in (("current_device", 0), ("is_current_stream_capturing", False), ("_is_in_bad_fork", False)):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     yield machine
@@ -158,21 +159,20 @@ def test_a_launch_that_fails_takes_one_line_and_the_host_times_the_model_again(
     profiler = _profiler(machine, memory)
     model, inputs = machine.model(), words(1, 5)
     expected = model(inputs).logits
-    attachment = attach(model, profiler)
+    attach(model, profiler)
     model(inputs)
     machine.driver.pass_time(100_000_000)
     profiler.finalize()
-    clock: Any = attachment.timing.path._clock  # type: ignore[union-attr]
-    good, launches = clock._launches[STREAM], 0
+    good, launches = machine.driver.launch, 0
 
-    def fails_later(arguments: int) -> None:
+    def fails_later(kernel: int, stream: int, arguments: int) -> None:
         nonlocal launches
-        launches += 1
+        launches += stream == STREAM
         if launches > 20:
             raise DriverError("CUDA_ERROR_LAUNCH_FAILED")
-        good(arguments)
+        good(kernel, stream, arguments)
 
-    clock._launches[STREAM] = fails_later
+    monkeypatch.setattr(machine.driver, "launch", fails_later)
     memory.records.clear()
     assert torch.equal(model(inputs).logits, expected)
     assert torch.equal(model(inputs).logits, expected)

@@ -1,0 +1,20 @@
+"""Which of two implementations launches stamps: profiler/_stamps.c, or Python."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def chosen(python: Kind) -> Kind:
+    """What is called as `python` in C where it was built, unless CBTOP_PURE_PYTHON is set to something."""
+    if os.environ.get("CBTOP_PURE_PYTHON"):
+        return python
+    try:
+        from cbtop.profiler import _stamps
+    except ImportError:  # no compiler or no headers where it was installed
+        return python
+    compiled: Kind = getattr(_stamps, python.__name__)
+    return compiled
