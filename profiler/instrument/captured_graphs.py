@@ -243,13 +243,14 @@ class CapturedGraph:
                 self.leave_alone("it draws random numbers")
             return
         begun_ns = time.perf_counter_ns()
-        if self._is_asked() and self._replay_in_burst(original, graph):
+        is_on = self.profiler.enabled
+        if is_on and self._is_asked() and self._replay_in_burst(original, graph):
             return
         begun: Begun | None = None
         step: Any = None
         try:
             step = self._hot_path.position.step
-            begun = self._begun(step) if self.profiler.enabled else None
+            begun = self._begun(step) if is_on else None
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
@@ -347,7 +348,7 @@ class CapturedGraph:
     def _is_asked(self) -> bool:
         """Whether this replay may be one of a burst of kernels."""
         try:
-            return self.profiler.enabled and self.steps.bursts.is_asked
+            return self.steps.bursts.is_asked
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "a request for kernels is not answered")
             return False
@@ -365,9 +366,8 @@ class CapturedGraph:
 
     def _is_recorded(self, step: Any) -> bool:
         """Whether this replay is; it lies in `step`, or is one."""
-        profiler = self.profiler
         if step is None:
-            is_sampled = profiler._is_sampled(self._key) or self._is_due
+            is_sampled = self.profiler._is_sampled(self._key) or self._is_due
             self._is_due = False
         else:
             is_sampled = bool(step.model == self.steps.model)  # else it is another model's
