@@ -868,6 +868,7 @@ def test_of_a_graph_so_short_that_timing_it_costs_too_much_less_is_done_and_then
     graphs = [captured_graphs._graphs[graph] for graph in (short, long)]
     assert [graph.is_left_alone for graph in graphs] == [True, False]
     assert [graph._is_plain_timed for graph in graphs] == [False, True]
+    world.pass_time(1_000_000_000)  # nobody need wait for the device in the end
 
 
 def test_what_a_host_that_is_ahead_of_its_device_does_meanwhile_is_no_cost_and_recording_is_one(
