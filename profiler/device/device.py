@@ -52,7 +52,7 @@ class Device:
             return
         try:
             self._next_pair_ns = now_ns + PAIR_EVERY_NS
-            with self.driver.relaxed():
+            with self.driver.within(self.context), self.driver.relaxed():
                 pair = self._ping_pong.pair()
             if pair is not None:
                 self.time.add(pair)
@@ -66,7 +66,7 @@ class Device:
             words = min(fitting, key=len)
             self._spare.remove(words)
             return words
-        with self.driver.relaxed():
+        with self.driver.within(self.context), self.driver.relaxed():
             return self.driver.map_words(max(count, LEAST_WORDS))
 
     def spare_words(self, words: Words) -> None:
@@ -76,7 +76,7 @@ class Device:
     def close(self) -> None:
         """Leave nothing of ours on the device; nothing of it may run any more."""
         if not self.is_of_parent and self._ping_pong.is_over:
-            with self.driver.relaxed():
+            with self.driver.within(self.context), self.driver.relaxed():
                 self._ping_pong.close()
                 while self._spare:
                     self.driver.free_words(self._spare.pop())

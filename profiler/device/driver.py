@@ -62,6 +62,9 @@ class Driver(Protocol):
     def context(self) -> int:
         """The context that is current; 0 where there is none."""
 
+    def within(self, context: int) -> contextlib.AbstractContextManager[None]:
+        """`with driver.within(context):` it is current on the calling thread, whatever else was."""
+
     def load(self, ptx: bytes, kernels: Sequence[str]) -> tuple[int, list[int]]:
         """The module that `ptx` is, in the current context, and its kernels."""
 
@@ -222,6 +225,8 @@ _Handle, _Count = POINTER(c_void_p), POINTER(c_size_t)
 # Arguments by name; all give a CUresult. Drivers of CUDA 12.3 and later have these forms.
 _CALLS: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuCtxPushCurrent_v2": (c_void_p,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuGraphAddDependencies_v2": (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t),
     "cuGraphAddKernelNode_v2": (_Handle, c_void_p, c_void_p, c_size_t, POINTER(_KernelNode)),
@@ -278,6 +283,17 @@ class CudaDriver:
         found = c_void_p()
         self._call("cuCtxGetCurrent", byref(found))
         return found.value or 0
+
+    @contextlib.contextmanager
+    def within(self, context: int) -> Iterator[None]:
+        if self.context() == context:
+            yield
+            return
+        self._call("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
     def load(self, ptx: bytes, kernels: Sequence[str]) -> tuple[int, list[int]]:
         module = c_void_p()

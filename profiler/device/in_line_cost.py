@@ -90,7 +90,8 @@ class InLineCost:
         """Give back what it took, if it is through; whether it is."""
         if not (self._words[ENDED] and self._words[self._last]):
             return False
-        with self._device.driver.relaxed():
-            self._device.driver.end_stream(self._stream)
+        driver = self._device.driver
+        with driver.within(self._device.context), driver.relaxed():
+            driver.end_stream(self._stream)
         self._device.spare_words(self._words)
         return True

@@ -631,11 +631,12 @@ class OneDevice:
             return
         try:
             deadline = time.monotonic() + WAIT_S
-            while True:
-                self._settle(is_last=may_wait)
-                if not may_wait or not (self._waiting or self._dropped) or time.monotonic() > deadline:
-                    return
-                time.sleep(NAP_S)
+            with self.device.driver.within(self.device.context):
+                while True:
+                    self._settle(is_last=may_wait)
+                    if not may_wait or not (self._waiting or self._dropped) or time.monotonic() > deadline:
+                        return
+                    time.sleep(NAP_S)
         finally:
             self._settling.release()
 
@@ -828,6 +829,10 @@ def _replay(original: Callable[..., None]) -> Callable[..., None]:
         captured = _graphs.get(self)
         if getattr(self, "_tracker", None) is not None:
             captured = None
+        if captured is not None and captured._on.index != torch._C._cuda_getDevice():
+            with torch.cuda.device(captured._on.index):  # as torch's own does for itself
+                replay(self)
+            return
         recording = recording_here()
         if captured is not None and recording is not None:
             captured.replay_recorded(original, self, recording)

@@ -1,4 +1,4 @@
-"""Which models are timed by stamps: those that lie on one CUDA device, and are called while it is the current one.
+"""Which models are timed by stamps: those that lie on one CUDA device, whichever is the current one.
 
 Rules
 - A clock is made when the first model on its device is planned, never at import; a forked child makes none.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument.torch_clock import torch_clock
+from cbtop.profiler.instrument.torch_clock import torch_clock, while_current
 from cbtop.profiler.instrument.trouble import in_words, say
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import LAUNCHES, BrickId
@@ -114,13 +114,13 @@ def _only_cuda_device(model: nn.Module) -> int | None:
 def _on(profiler: BrickProfiler, device: int) -> _Stamped | None:
     known = _stamped.setdefault(profiler, {})
     if device not in known:
-        if torch.cuda._is_in_bad_fork() or torch.cuda.is_current_stream_capturing():
-            return None
-        if torch.cuda.current_device() != device:
-            _say_once(f"a model on cuda:{device} is timed by the host: the current device is another one")
+        if torch.cuda._is_in_bad_fork():
             return None
         try:
-            known[device] = _made(profiler, device)
+            with while_current(device):
+                if torch.cuda.is_current_stream_capturing():
+                    return None
+                known[device] = _made(profiler, device)
         except Exception as error:  # noqa: BLE001 - no driver, no memory: the host goes on
             let_through(error)
             known[device] = None

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import torch
 
-from cbtop.profiler.device.driver import CudaDriver, DriverError
+from cbtop.profiler.clocks import Mark
+from cbtop.profiler.device.driver import CudaDriver
 from cbtop.profiler.device.stamp_clock import StampClock
 
 
 def torch_clock() -> StampClock:
-    """A clock of the current CUDA device. Raises DriverError, or what torch does, where there is none."""
+    """A clock of the CUDA device that is current now. Raises DriverError, or what torch does, where there is none.
+
+    What it marks is on the caller's stream of that device, whichever is current then.
+    """
     driver = CudaDriver()
     if not driver.context():
         torch.cuda.synchronize()  # from here on there is one
     device = torch.cuda.current_device()
     is_capturing, stream_of = torch._C._cuda_isCurrentStreamCapturing, torch._C._cuda_getCurrentRawStream
-    current = torch._C._cuda_getDevice
 
     def stream() -> int | None:
-        if current() != device:
-            raise DriverError(f"a clock of cuda:{device} was asked while cuda:{current()} was the current device")
         return None if is_capturing() else stream_of(device)
 
-    return StampClock(stream, driver, measures_cost=True, index=device)
+    clock = StampClock(stream, driver, measures_cost=True, index=device)
+    if torch.cuda.device_count() > 1:
+        clock.mark = _while_current(device, clock.mark)
+    return clock
+
+
+def while_current(device: int) -> contextlib.AbstractContextManager[object]:
+    """`with while_current(1):` the host's current CUDA device is that one, and then again what it was."""
+    return contextlib.nullcontext() if torch.cuda.current_device() == device else torch.cuda.device(device)
+
+
+def _while_current(device: int, mark: Callable[[], Mark]) -> Callable[[], Mark]:
+    exchange, put_back = torch._C._cuda_exchangeDevice, torch._C._cuda_maybeExchangeDevice
+
+    def marked() -> Mark:
+        before = exchange(device)
+        try:
+            return mark()
+        finally:
+            put_back(before)
+
+    return marked

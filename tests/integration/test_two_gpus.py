@@ -107,6 +107,54 @@ dist.destroy_process_group()
 """
 
 
+# A model on the second device, called and captured while the first is the current one.
+ELSEWHERE = """
+import json, sys, torch
+import cbtop
+from benchmarks.gpu.lean import Engine, Lean
+from cbtop.profiler.instrument import trouble
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import MAX_NODE
+from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.memory import Memory
+torch.set_grad_enabled(False); torch.set_default_dtype(torch.bfloat16)
+def lean(index):
+    torch.manual_seed(0)
+    with torch.device("cuda", index):
+        return Lean(batch=1, hidden=1024, inner=2048, heads=8, layers=3, context=64, vocabulary=1000).eval()
+memory = Memory()
+profiler = cbtop.BrickProfiler(recorder=memory, sample_every=2)
+here, there = lean(0), lean(1)
+words, at = torch.ones((16, 1), dtype=torch.long), torch.zeros(1, dtype=torch.long)
+def called(model, index):
+    found = [model(words[:1].to(f"cuda:{index}"), at.to(f"cuda:{index}")).clone() for _ in range(12)]
+    torch.cuda.synchronize(index)
+    return found[-1]
+expected = called(there, 1)
+attachments = [cbtop.attach(model, profiler) for model in (here, there)]
+found = {"eager": torch.equal(expected, called(there, 1)), "beside it": bool(called(here, 0).abs().sum() > 0)}
+with torch.cuda.device(1):
+    engine = Engine(there, 1).capture()
+found["current"] = torch.cuda.current_device() == 0
+engine.step(); torch.cuda.synchronize(1)
+expected = engine.scores.clone()
+for _ in range(40):
+    engine.scores.zero_()
+    engine.step()
+    torch.cuda.synchronize(1)
+    found["replays"] = found.get("replays", True) and torch.equal(expected, engine.scores)
+called(here, 0)
+profiler.finalize()
+nodes = {said.id: said for said in memory.said if isinstance(said, Node) and said.kind is NodeKind.BRICK}
+seen = [nodes[tag & MAX_NODE].backend for tag, *_ in memory.records if tag & MAX_NODE in nodes]
+found["still current"] = torch.cuda.current_device() == 0
+found["stamped"] = len(seen) > 100 and not [one for one in seen if "torch on cuda" not in one or "launches" in one]
+found["nothing said"] = not trouble.first_said() or trouble.first_said()
+for attachment in attachments: attachment.detach()
+with open(sys.argv[1], "w") as file: json.dump(found, file)
+"""
+
+
 @contextmanager
 def _running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[str]]:
     """The command in a session of its own, of which nothing is left."""
@@ -143,6 +191,14 @@ def test_two_ranks_compute_the_same_to_the_bit_and_their_collectives_are_bricks(
         assert {label for _, label, *_ in bricks} == {"2 ranks"}
         assert {size_bytes for *_, size_bytes in bricks} <= {2 * 256, None}  # unknown where it waited for the host
         assert all(backend.startswith("torch on cuda") for *_, backend, _ in bricks)
+
+
+def test_a_model_on_a_device_that_is_not_the_current_one_is_timed_there_and_computes_the_same(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(ELSEWHERE)
+    with _running([sys.executable, "main.py", "found"], tmp_path) as process:
+        _ends_well(process)
+    found = json.loads((tmp_path / "found").read_text())
+    assert all(value is True for value in found.values()), found
 
 
 def test_the_rank_that_multiplies_more_is_named_and_nvlink_is_told_or_said_to_be_unknown(tmp_path: Path) -> None:

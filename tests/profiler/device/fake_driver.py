@@ -78,6 +78,7 @@ class FakeDriver:
         self._words: dict[int, FakeWords] = {}
         self._streams: dict[int, Stream] = {}
         self._kernels: dict[int, str] = {}
+        self._contexts: dict[int, int] = {}  # of kernels and streams of ours
         self._modules: set[int] = set()
         self._handles = 0x1000
         self._pongs: list[_Pongs] = []
@@ -168,9 +169,18 @@ class FakeDriver:
     def context(self) -> int:
         return self.current
 
+    @contextlib.contextmanager
+    def within(self, context: int) -> Iterator[None]:
+        before, self.current = self.current, context
+        try:
+            yield
+        finally:
+            self.current = before
+
     def load(self, ptx: bytes, kernels: Sequence[str]) -> tuple[int, list[int]]:
         found = [self.handle() for _ in kernels]
         self._kernels.update(zip(found, kernels, strict=True))
+        self._contexts.update(dict.fromkeys(found, self.current))
         module = self.handle()
         self._modules.add(module)
         return module, found
@@ -189,6 +199,8 @@ class FakeDriver:
 
     def launch(self, kernel: int, stream: int, arguments: int) -> None:
         name = self._kernels[kernel]
+        if {self._contexts[kernel], self._contexts.get(stream, self.current)} != {self.current}:
+            raise DriverError("CUDA_ERROR_INVALID_CONTEXT")
         self.launched += 1
         values = _values(arguments, _ARGUMENTS[name])
         self._streams.setdefault(stream, Stream()).waiting.append((name, values, self.host_ns))
@@ -230,9 +242,12 @@ class FakeDriver:
     def new_stream(self) -> int:
         stream = self.handle()
         self._streams[stream] = Stream()
+        self._contexts[stream] = self.current
         return stream
 
     def end_stream(self, stream: int) -> None:
+        if self._contexts[stream] != self.current:
+            raise DriverError("CUDA_ERROR_INVALID_CONTEXT")
         del self._streams[stream]
 
     def is_done(self, stream: int) -> bool:

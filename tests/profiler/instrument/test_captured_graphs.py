@@ -947,6 +947,35 @@ def test_what_has_stamps_of_unknown_cost_in_it_is_lost(world: World) -> None:
     ((_, _, _, inside),) = steps_in(memory)
     assert not inside
     assert len([record for record in memory.records if record[0] & 0xFFFFFF == NO_NODE]) == 1
+def test_a_graph_on_a_device_that_is_not_the_current_one_is_looked_into_there_and_the_hosts_device_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, profiler, model = attached_in(world)
+    graph = captured(model)
+    current = [1]
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        try:
+            with world.within(0xC0DE):
+                yield
+        finally:
+            current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    world.current = 0xD0DE
+    replay(world, graph, 9)
+    profiler.finalize()
+    assert (current, world.current) == ([1], 0xD0DE)
+    found = steps_in(memory)
+    assert len(found) == 4
+    for *_, inside in found:
+        assert inside["RmsNorm"] == pytest.approx([NORM_NS] * 4, abs=3)
+    uninstall()
+    assert world.left == [graph.executable]
+    world.current = 0xC0DE
 
 
 def test_a_request_that_cannot_be_read_is_no_trouble_of_the_hosts(
