@@ -1,9 +1,9 @@
 """What a stamp costs inside a graph: replays with stamps take that much longer than those without that follow them.
 
-All replays are timed by two stamps around them (pairs.py), and one with stamps inside is compared with the next one
-without: the median of these differences, a stamp. Its error is the wider side of the median's 95 % interval by order
-statistics, or the largest deviation where these are few. A graph of empty kernels would not do: there a stamp costs
-less (0.95 us on an H100; 1.10 in a decoding model, where it keeps the next kernel from beginning early).
+One with stamps inside is compared with the next one without: the median of these differences, a stamp. Its error is
+the wider side of the median's 95 % interval by order statistics, or the largest deviation where these are few. A
+graph of empty kernels would not do: there a stamp costs less (0.95 us on an H100; 1.10 in a decoding model, where it
+keeps the next kernel from beginning early).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class StampCosts:
         self.seen = 0
         self.known: StampCost | None = None
 
-    def stamped(self, around_ns: int, inside_ns: int, stamps: int) -> None:
-        """A replay with `stamps` inside, which were reached within `inside_ns`, took `around_ns`."""
-        self._last = around_ns, stamps
-        self._around.append(around_ns - inside_ns)
+    def stamped(self, took_ns: int, stamps: int, beside_ns: int) -> None:
+        """A replay with `stamps` inside took `took_ns`; those around it lie `beside_ns` further apart (pairs.py)."""
+        self._last = took_ns, stamps
+        self._around.append(beside_ns)
 
-    def plain(self, around_ns: int) -> None:
-        """A replay without any took `around_ns`."""
+    def plain(self, took_ns: int) -> None:
+        """A replay without these took `took_ns`, between the same two points."""
         last, self._last = self._last, None
-        if last is not None:
-            self._found.append((last[0] - around_ns) / last[1])
+        if last is not None and last[1] > 0:
+            self._found.append((last[0] - took_ns) / last[1])
             self.seen += 1
             if self.seen >= ENOUGH:
                 self.known = _middle_of(sorted(self._found))

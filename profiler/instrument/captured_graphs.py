@@ -17,7 +17,8 @@ Rules
 - Nobody waits for the device: stamps are read at the next replay, or when the books are asked for. The step is
   recorded then, in the host's time.
 - What the stamps inside cost is how much longer such replays take than the others (stamp_cost.py), and is taken off,
-  stretch by stretch. Until that is known nothing is recorded.
+  stretch by stretch. Until that is known nothing is recorded. In a graph of few stamps the time from the stamp before
+  it to its begin would tell: there the replay that is compared runs a clone, too, with stamps at its ends alone.
 - What lies between bricks is named "Other kernels": the books close. Where every step is recorded, the bricks of
   each layer are looked at in one step of STRIPES, and are "Bricks of another turn" in the others.
 - Where kernels run side by side no stamp may stand: what begins or ends there is left out. A graph that draws random
@@ -61,6 +62,7 @@ from cbtop.profiler.instrument.work import device_of, work_of
 from cbtop.profiler.steps import Step
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
+FEW_STAMPS = 200  # inside: of less, what a launch takes (10 us) would be 0.05 us and more each
 STRIPES = 4  # where every step is recorded, the bricks of a layer are looked at in one of so many
 PLAIN_EVERY = 64  # replays with stamps and none without: the next has none, and beside it what they cost is seen
 FIRST_PLAIN = 8  # as long as that is not known; where every step is recorded, the next
@@ -166,7 +168,7 @@ class Launch:
     __slots__ = ("around", "is_due", "own_ns", "pair", "plan", "stamped", "step", "times")
 
     def __init__(
-        self, pair: int, step: Step | None, ready: tuple[StampedGraph, Plan] | None, *, is_due: bool
+        self, pair: int, step: Step | None, ready: tuple[StampedGraph, Plan | None] | None, *, is_due: bool
     ) -> None:
         self.pair = pair
         self.is_due = is_due  # it was to be recorded, with stamps or not
@@ -180,8 +182,8 @@ class Launch:
 
 
 # A replay that is launched: its pair of stamps, on which stream; whether it was to be recorded; whether the device
-# was idle, so that it waited for what came before; and what runs in its place, with stamps inside.
-Begun = tuple[int, int, bool, bool, tuple[StampedGraph, Plan] | None]
+# was idle, so that it waited for what came before; and what runs in its place, with stamps inside or at its ends.
+Begun = tuple[int, int, bool, bool, tuple[StampedGraph, Plan | None] | None]
 
 
 class CapturedGraph:
@@ -203,6 +205,7 @@ class CapturedGraph:
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
         self._is_checked = False  # for random numbers
         self._variants: list[tuple[StampedGraph, Plan]] = []
+        self._ends: StampedGraph | None = None  # with no stamps but at its ends: of a graph of few
         self._turn = 0
         self._stamped_since = 0  # replays with stamps, since the last one without
         self._lost = 0  # steps since the last one that was recorded: too many waited, or the device told nonsense
@@ -263,8 +266,9 @@ class CapturedGraph:
             after_ns = time.perf_counter_ns()
             on, (pair, stream, is_recorded, was_idle, ready) = self._on, begun
             on.pairs.end(pair, stream)
-            self._turn += ready is not None
-            self._stamped_since = 0 if ready is None else self._stamped_since + 1
+            is_stamped = ready is not None and ready[1] is not None
+            self._turn += is_stamped
+            self._stamped_since = self._stamped_since + 1 if is_stamped else 0
             if step is not None and is_recorded:
                 step.wait()
             launch = Launch(pair, step, ready, is_due=is_recorded)
@@ -305,6 +309,7 @@ class CapturedGraph:
             return None
         stream = on.current_stream()
         ready = self._ready(stream) if is_recorded and not self._is_compared() else None
+        ready = ready or self._compared()
         was_idle = pairs.is_through()
         pair = pairs.begin(stream)
         if pair == NOT_HERE and on.stream() is not None:  # of a thread's first call torch makes its context current
@@ -378,6 +383,11 @@ class CapturedGraph:
         first = 1 if self._is_every else FIRST_PLAIN
         return self._stamped_since >= (first if self.costs.known is None else PLAIN_EVERY)
 
+    def _compared(self) -> tuple[StampedGraph, None] | None:
+        """What runs behind a replay with stamps, to know what these cost; None: the host's own, which tells."""
+        ends = self._ends
+        return (ends, None) if ends is not None and self._stamped_since and not ends.is_running else None
+
     def _drawn(self) -> int | None:
         """How many random numbers the device's generator has given."""
         try:
@@ -386,7 +396,7 @@ class CapturedGraph:
             ours(error, "a captured graph is not looked into")
             return None
 
-    def _ready(self, stream: int) -> tuple[StampedGraph, Plan] | None:
+    def _ready(self, stream: int) -> tuple[StampedGraph, Plan | None] | None:
         """What to launch in place of the host's own replay; None where that runs."""
         on = self._on
         if not self._variants and (on.stream() is None or not self._build(stream)):
@@ -414,6 +424,8 @@ class CapturedGraph:
             if plan.left_out:
                 say(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
             self._variants.append((StampedGraph(on.device, self.clone, plan.places, stream), plan))
+            if len(plan.places) < FEW_STAMPS and self._ends is None:
+                self._ends = StampedGraph(on.device, self.clone, [plan.places[0], plan.places[-1]], stream)
         return True
 
     def _put_on_device(self, span: Span) -> None:
@@ -460,21 +472,29 @@ class CapturedGraph:
         if launch.around is None:
             return False
         around_ns = launch.around[1] - launch.around[0]
-        if launch.times is None:
-            self.costs.plain(around_ns)
-        else:
-            self.costs.stamped(around_ns, launch.times[-1] - launch.times[0], len(launch.times))
+        self._compare(launch.times, around_ns, launch.plan)
         if launch.step is None and isinstance(self.profiler, GovernedProfiler):
-            governor, is_recorded = self.profiler.governor, launch.times is not None
+            governor, is_recorded = self.profiler.governor, launch.plan is not None
             governor.replayed(self.phase, self.steps.model, around_ns, launch.own_ns, is_recorded=is_recorded)
             if not is_recorded:
                 self._watch(around_ns, launch.own_ns, governor.allowed_share)
         return True
 
+    def _compare(self, times: list[int] | None, around_ns: int, plan: Plan | None) -> None:
+        """A replay has told its `times` inside, and how long it took between the stamps around it."""
+        inside_ns = 0 if times is None else times[-1] - times[0]
+        ends = 0 if self._ends is None else 2
+        if times is not None and plan is not None:
+            self.costs.stamped(inside_ns if ends else around_ns, len(times) - ends, around_ns - inside_ns)
+        elif not ends:
+            self.costs.plain(around_ns)
+        elif times is not None:
+            self.costs.plain(inside_ns)
+
     def _may_record(self, launch: Launch, *, is_last: bool) -> bool:
         if launch.step is not None and launch.step.is_running:
             return False
-        if launch.times is None:
+        if launch.plan is None:
             return True
         return self.costs.known is not None or is_last or len(self.launches) > MOST_HELD
 
@@ -485,6 +505,9 @@ class CapturedGraph:
             if step is None and known.last is not None:
                 end_ns = known.host_ns(launch.around[1])
                 inside_ns = self.costs.inside_ns(launch.around[1] - launch.around[0])
+                cost = self.costs.guess()
+                if times is not None and cost is not None:
+                    inside_ns = max(0, times[-1] - times[0] - round(cost.cost_ns))
                 self._record_step(end_ns - inside_ns, end_ns, None)
             elif step is not None and launch.is_due:
                 step.told(None)
@@ -541,6 +564,9 @@ class CapturedGraph:
             return False
         while self._variants:
             self._variants.pop()[0].close()
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            ends.close()
         clone, self.clone = self.clone, 0
         if clone and not self._on.device.is_of_parent:
             self._on.device.driver.destroy_graph(clone)

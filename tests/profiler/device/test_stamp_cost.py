@@ -22,7 +22,7 @@ def watched(replays: int, cost_ns: float, *, drift_ns: int = 0, noise_ns: float 
             costs.plain(plain_ns + AROUND_NS)
         else:
             inside_ns = round(plain_ns + STAMPS * cost_ns)
-            costs.stamped(inside_ns + AROUND_NS, inside_ns, STAMPS)
+            costs.stamped(inside_ns + AROUND_NS, STAMPS, AROUND_NS)
     return costs
 
 
@@ -52,7 +52,7 @@ def test_until_there_are_a_few_it_is_a_guess() -> None:
 
 def test_a_single_one_that_was_held_up_moves_it_by_no_more_than_the_others_lie_apart() -> None:
     costs = watched(40, 1_000)
-    costs.stamped(900_000_000, 900_000_000, STAMPS)
+    costs.stamped(900_000_000, STAMPS, 0)
     costs.plain(2_005_000)
     assert costs.known is not None
     assert costs.known.cost_ns == 1_000

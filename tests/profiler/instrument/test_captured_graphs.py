@@ -308,7 +308,7 @@ def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_all_are_counted(wor
     replay(world, graph, 1)
     for _ in range(20):
         graph.replay()
-    assert world.replayed == 1 + 16
+    assert world.replayed == 1 + 15  # the other five: with stamps, four inside and one at its ends
     world.pass_time(10_000_000)
     replay(world, graph, 2)
     profiler.finalize()
@@ -495,7 +495,7 @@ def test_the_governor_decides_which_replays_are_recorded_and_learns_what_they_co
     profiler.finalize()
     found = steps_in(memory)
     assert 5 < len(found) < 150
-    assert world.replayed + len(found) == pytest.approx(200, abs=2)
+    assert 200 - 3 * len(found) <= world.replayed <= 200 - len(found)  # beside each, one with stamps at its ends
     assert profiler.governor._seen
 
 
@@ -920,6 +920,27 @@ def test_what_shows_the_cost_of_stamps_in_a_step_that_is_recorded_is_counted_as_
     assert len(lost) == 3
 
 
+@pytest.mark.parametrize("late_ns", [0, 30_000])
+def test_in_a_graph_of_few_stamps_what_a_launch_takes_is_no_part_of_their_cost(world: World, late_ns: int) -> None:
+    memory, profiler, model = attached_in(world)
+    graph = captured(model)
+    replay_it = world.launch_graph
+
+    def launch_graph(executable: int, stream: int) -> None:
+        if executable == graph.executable:  # the host's own comes later than ours
+            world.pass_time(late_ns)
+        replay_it(executable, stream)
+
+    world.launch_graph = launch_graph  # type: ignore[method-assign]
+    replay(world, graph, 41)
+    profiler.finalize()
+    cost = captured_graphs._graphs[graph].costs.known
+    assert cost is not None
+    assert cost.cost_ns == pytest.approx(1_000, abs=1)
+    for *_, inside in steps_in(memory):
+        assert inside["RmsNorm"] == pytest.approx([NORM_NS] * 4, abs=3)
+
+
 def test_where_no_replay_without_stamps_follows_one_with_stamps_some_are_made_to(world: World) -> None:
     memory, profiler, model = attached_in(world)
     recorded, other = captured(model), captured(model, batch=3)
@@ -947,6 +968,8 @@ def test_what_has_stamps_of_unknown_cost_in_it_is_lost(world: World) -> None:
     ((_, _, _, inside),) = steps_in(memory)
     assert not inside
     assert len([record for record in memory.records if record[0] & 0xFFFFFF == NO_NODE]) == 1
+
+
 def test_a_graph_on_a_device_that_is_not_the_current_one_is_looked_into_there_and_the_hosts_device_stays(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -982,14 +1005,14 @@ def test_a_request_that_cannot_be_read_is_no_trouble_of_the_hosts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(world)
-    attach(model, profiler_of(world, Memory()))
+    attach(model, profiler_of(world, Memory(), every=4))
     graph = captured(model)
 
     def fails(self: Any) -> bool:
         raise OSError("gone")
 
     monkeypatch.setattr(kernel_bursts.Bursts, "is_asked", property(fails))
-    replay(world, graph, 5)
+    replay(world, graph, 7)
     assert world.replayed >= 2
 
 

@@ -300,14 +300,14 @@ def test_another_owner_of_cupti_is_left_alone(world: World, host: Host, replays:
     played.replay(world, graph, 2)
     world.owner = "torch.profiler"
     host.asker.ask(3)
-    before = world.replayed
+    before = world.launched_graphs
     if replays:
         played.replay(world, graph, 1)
     else:
         host.call()
     assert host.state() is State.TAKEN
     assert world.owner == "torch.profiler"
-    assert world.replayed == before + replays or not replays
+    assert world.launched_graphs == before + replays or not replays
     assert world.finalized == world.let_go == 0
 
 
