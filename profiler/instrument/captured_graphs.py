@@ -808,6 +808,17 @@ def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
     return capture_begin
 
 
+def is_one_of_several() -> bool:
+    """Whether this process is one of several ranks of torch.distributed."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return bool(
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
 def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
     def capture_end(self: Any) -> None:
         capture = captures.pop(get_ident(), None)
@@ -820,6 +831,8 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
                     "a captured graph in which no call of a model was seen, as when it was compiled before that was "
                     "attached, is not looked into"
                 )
+            elif is_one_of_several():
+                say("a captured graph is not looked into: of one of several ranks that was not tried enough")
             elif capture.steps in _users:
                 device = _device_here()
                 clone = device.cloned(capture)

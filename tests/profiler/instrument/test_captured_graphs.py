@@ -896,6 +896,23 @@ def test_what_a_host_that_is_ahead_of_its_device_does_meanwhile_is_no_cost_and_r
     assert governor.every >= 100 * recorded.middle / 1_700_000
 
 
+def test_graphs_of_one_of_several_ranks_are_left_alone_and_that_is_said(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory()
+    attach(model := model_of(world), profiler := profiler_of(world, memory, every=1))
+    for ranks, count in ((2, 0), (1, 3)):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda ranks=ranks: ranks)
+        with caplog.at_level(logging.WARNING, "cbtop"):
+            replay(world, captured(model), 4)
+        profiler.finalize()
+        assert len(steps_in(memory)) + len(plain_steps_in(memory)) == count
+    assert [record.message for record in caplog.records] == [
+        "cbtop: a captured graph is not looked into: of one of several ranks that was not tried enough"
+    ]
+
+
 def test_steps_of_which_few_are_recorded_are_recorded_as_soon_as_the_device_has_told_of_them(world: World) -> None:
     memory, _profiler, model = attached_in(world, every=1_000)
     graph = captured(model)
