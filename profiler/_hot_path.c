@@ -11,8 +11,9 @@
    - Nothing raised in here but a wrong argument and what is no Exception (an interrupt) reaches the host.
    - A brick that one thread starts and another stops is recorded; it is the starting thread that moves in the graph.
    - Where a brick ends, its kernel has filled the caches: in a model, most of the price is lines that are no longer
-     there. So a scope remembers which one came after it, which saves looking it up; what every brick needs stands
-     together; and what will be written is fetched before the clock is read.
+     there. So a scope remembers which one came after it, and which call that was made by: that saves looking it up, and
+     its lines are fetched where the brick before it ends; what every brick needs stands together; what will be written
+     is fetched before the clock is read; and the calls that stand in for modules lend what they hold.
    - What a position is in stands in its slot of the ring's header, for whoever looks after this process was killed.
 */
 
@@ -44,6 +45,8 @@ enum { MAX_HELD = 1 << 16 };
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 /* Waits for nothing: the line is on its way while the clock is read. */
 #define FETCH_TO_WRITE(address) __builtin_prefetch((address), 1)
+/* The lines of an object of up to 112 bytes, wherever in its lines it begins. */
+#define FETCH_OBJECT(object) (FETCH_TO_WRITE(object), FETCH_TO_WRITE((const char *)(object) + 64))
 
 /* A place in the graph: its node, the scope it lies in, and those in it by what was started there. */
 typedef struct Scope {
@@ -51,6 +54,8 @@ typedef struct Scope {
     PyObject *key;
     struct Scope *parent;
     struct Scope *next; /* what was started next to it once it had ended, the last time it was looked up; may be NULL */
+    const void *call_after; /* that started what came next: an address to fetch, of what may be no more; may be NULL */
+    const void *module_after; /* likewise, of its reference to its module */
     int64_t node;
     int64_t parent_node; /* NO_NODE at the root */
     PyObject *children;
@@ -774,6 +779,9 @@ finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObje
     FETCH_TO_WRITE(position->slot);
     if (self->words != NULL)
         FETCH_TO_WRITE(&self->words[CURSOR_WORD]);
+    FETCH_OBJECT(scope->next);
+    FETCH_OBJECT(scope->call_after);
+    FETCH_TO_WRITE(scope->module_after);
     int read = read_clock(self, &end_ns);
     int was_inside = leave(position, scope);
     if (UNLIKELY(read < 0))
@@ -906,6 +914,13 @@ static inline PyObject *
 slot_of(Calls *calls, PyObject *self, int at)
 {
     return Py_XNewRef(*(PyObject **)((char *)self + calls->offsets[at]));
+}
+
+/* The same, borrowed. */
+static inline PyObject *
+lent_by(Calls *calls, PyObject *self, int at)
+{
+    return *(PyObject **)((char *)self + calls->offsets[at]);
 }
 
 /* Call `callable` with `self` before what it is given. */
@@ -1061,27 +1076,44 @@ is_in_step(HotPath *path, PyObject *model, Position **found)
     return is_same;
 }
 
-/* As BrickCall.__call__. */
+/* What a weak reference leads to, a new reference; NULL where that is gone, or with an exception set. */
+static inline PyObject *
+living(PyObject *reference)
+{
+    if (UNLIKELY(!PyWeakref_CheckRefExact(reference)))
+        return PyObject_CallNoArgs(reference);
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *found;
+    return PyWeakref_GetRef(reference, &found) < 0 ? NULL : found;
+#else
+    PyObject *found = PyWeakref_GET_OBJECT(reference);
+    return found == Py_None ? NULL : Py_NewRef(found);
+#endif
+}
+
+/* As BrickCall.__call__. Whoever calls holds `self`, and this what never changes once it is made: it is borrowed, for to
+   count a reference is to touch the line of its object. */
 static PyObject *
 module_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    PyObject *path = slot_of(&module_calls, self, MODULE_PATH), *result = NULL;
-    if (UNLIKELY(path == NULL || !Py_IS_TYPE(path, HotPathType))) {
-        result = call_with(module_calls.in_python, self, args, kwargs);
-        Py_XDECREF(path);
-        return result;
-    }
-    PyObject *key = slot_of(&module_calls, self, MODULE_KEY), *model = slot_of(&module_calls, self, MODULE_MODEL);
-    PyObject *module = slot_of(&module_calls, self, MODULE_MODULE);
+    PyObject *path = lent_by(&module_calls, self, MODULE_PATH), *result = NULL;
+    if (UNLIKELY(path == NULL || !Py_IS_TYPE(path, HotPathType)))
+        return call_with(module_calls.in_python, self, args, kwargs);
+    PyObject *key = lent_by(&module_calls, self, MODULE_KEY), *model = lent_by(&module_calls, self, MODULE_MODEL);
+    PyObject *module = lent_by(&module_calls, self, MODULE_MODULE);
     PyObject *called = slot_of(&module_calls, self, MODULE_INSTEAD);
     Position *position;
     int is_timed = is_in_step((HotPath *)path, model, &position);
     if (is_timed < 0)
         goto done;
+    if (is_timed && position->left != NULL && position->left->call_after != self) {
+        position->left->call_after = self;
+        position->left->module_after = module;
+    }
     if (called == NULL || called == Py_None) {
-        PyObject *living = module == NULL ? NULL : PyObject_CallNoArgs(module);
-        Py_XSETREF(called, living == NULL ? NULL : PyObject_GetAttr(living, call_impl));
-        Py_XDECREF(living);
+        PyObject *found = module == NULL ? NULL : living(module);
+        Py_XSETREF(called, found == NULL ? NULL : PyObject_GetAttr(found, call_impl));
+        Py_XDECREF(found);
     }
     if (called == NULL || key == NULL) {
         if (!PyErr_Occurred())
@@ -1093,10 +1125,6 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
         result = PyObject_Call(called, args, kwargs);
 done:
     Py_XDECREF(called);
-    Py_XDECREF(module);
-    Py_XDECREF(model);
-    Py_XDECREF(key);
-    Py_DECREF(path);
     return result;
 }
 
