@@ -23,6 +23,7 @@ _NEW = (
 )  # fmt: skip
 _CACHES = ("past_key_values", "cache_params", "state")
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
+_STAND = frozenset(POSITIONS)
 
 
 class Call(NamedTuple):
@@ -39,21 +40,23 @@ class Call(NamedTuple):
 
 def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, is_assisted: bool = False) -> Call:
     """What a call with these arguments does. `has_cache` says whether the model can take one at all."""
-    found = _tensors(args, kwargs)
-    if not found:  # a batch as one argument
+    new = _new_tokens(args, kwargs)
+    if new is None:  # a batch as one argument
         batches = [value for value in (*args, *kwargs.values()) if isinstance(value, Mapping)]
         args, kwargs = (), dict(batches[0]) if batches else {}
-        found = _tensors(args, kwargs)
-    new = found[0] if found else None
+        new = _new_tokens(args, kwargs)
     sequences, length = _shape(new)
-    packed = _packed(kwargs, sequences * length)
-    if packed is not None:
-        return packed
     tokens = sequences * length
+    if "cu_seq_lens_q" in kwargs:
+        packed = _packed(kwargs, tokens)
+        if packed is not None:
+            return packed
     if not has_cache:
         return Call(ENCODE, tokens, sequences, None)
-    held = [kwargs[name] for name in _CACHES if kwargs.get(name) is not None]
-    stand = [kwargs[name] for name in POSITIONS if kwargs.get(name) is not None]
+    held = [kwargs[name] for name in _CACHES if name in kwargs and kwargs[name] is not None]
+    stand: list[Any] = []
+    if not _STAND.isdisjoint(kwargs):
+        stand += [kwargs[name] for name in POSITIONS if kwargs.get(name) is not None]
     cached = cached_positions(held[0]) if held else None if stand else 0
     starts = {cached} if cached is not None else _starts(stand[0], sequences, length) if stand else set()
     cached = min(starts) if len(starts) == 1 else None
@@ -79,8 +82,7 @@ def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cach
 
     No cache is asked: what it does to answer might be captured, too.
     """
-    found = _tensors(args, kwargs)
-    sequences, length = _shape(found[0] if found else None)
+    sequences, length = _shape(_new_tokens(args, kwargs))
     is_given = any([kwargs.get(name) is not None for name in _CACHES])
     if length == 1:
         phase = DECODE
@@ -91,10 +93,15 @@ def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cach
     return Call(phase, sequences * length, sequences, None)
 
 
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Those that may be the new tokens, the likeliest first."""
-    named = [kwargs[name] for name in _NEW if name in kwargs and isinstance(kwargs[name], Tensor)]
-    return named or [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+def _new_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The tensor that is the likeliest to be the new tokens."""
+    for name in _NEW:
+        if name in kwargs and isinstance(kwargs[name], Tensor):
+            return kwargs[name]
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value
+    return None
 
 
 def of_sequence(new: int, cached: int, *, writes: bool) -> str:
@@ -116,16 +123,11 @@ def _shape(new: Tensor | None) -> tuple[int, int]:
     """Sequences and new tokens of each."""
     if new is None:
         return 0, 0
-    shape = tuple(map(int, new.shape))
-    match shape:
-        case ():
-            return 1, 1
-        case (length,):
-            return 1, length
-        case (sequences, length, *rest):
-            # Token ids and embeddings; of an image or a spectrogram the tokens are not known by its shape.
-            return sequences, length if len(rest) <= 1 and not (rest and new.dim() > 3) else 0
-    return 0, 0
+    shape = new.shape
+    if len(shape) > 1:
+        # Token ids and embeddings; of an image or a spectrogram the tokens are not known by its shape.
+        return int(shape[0]), int(shape[1]) if len(shape) <= 3 else 0
+    return 1, int(shape[0]) if shape else 1
 
 
 def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
@@ -209,7 +211,7 @@ def _is_fresh(cache: Any, layers: list[Any]) -> bool:
             used = getattr(layer, name, None)
             if used is not None:
                 is_known = True
-                if _truth(used):
+                if used is True or _truth(used):
                     return False
     return hasattr(cache, "layers") and (is_known or not layers)
 

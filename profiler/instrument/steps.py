@@ -172,7 +172,8 @@ class OpenStep:
     ) -> None:
         """The model's call has, or has failed."""
         self.is_running = False
-        self._end_in_burst()
+        if self._in_burst is not None:
+            self._end_in_burst()
         if kind is not None or not self.waits:
             self.close(kind, error, trace)
 
@@ -210,7 +211,8 @@ class OpenStep:
     ) -> None:
         """End it, and what is still open inside."""
         self.is_running = False
-        self._end_in_burst()
+        if self._in_burst is not None:
+            self._end_in_burst()
         opened = self._unit.open
         if self not in opened:
             return
@@ -495,9 +497,11 @@ class ModelCall(Call):
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         is_assisted = generation is not None and generation.is_assisted
-        named = dict(zip(self._names, args, strict=False))
+        if args:
+            named = dict(zip(self._names, args, strict=False))
+            args, kwargs = args[len(named) :], named | kwargs
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
-            return describe(args[len(named) :], named | kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
+            return describe(args, kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
         """What a replay of the call does, which is captured now."""
