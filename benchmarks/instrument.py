@@ -20,7 +20,8 @@ from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-ROUNDS, STEPS = 31, 4
+ROUNDS = 31
+STEPS = 8  # of a round: of so many recorded steps one looks whether the model is what it was
 # What attaching pays once: wrappers are swapped in, nodes defined; classes change, which the interpreter learns anew.
 WARM_UP = 6
 MOST_STEPS = 60  # of a round, of which one is recorded
