@@ -423,6 +423,33 @@ def test_a_model_that_the_host_drops_is_freed(profiler: BrickProfiler) -> None:
         gc.enable()
 
 
+def test_a_call_that_is_taken_out_while_its_module_runs_is_recorded_and_later_ones_fetch_what_is_no_more(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model, inputs = model_of("llama"), words(1, 4)
+    attachment = attach(model, profiler)
+    model(inputs)
+    inner, calls = model.model.layers[1].mlp.down_proj, [weakref.ref(call) for call in attachment.steps.calls]
+    before = len(memory.records)
+
+    def detaching(module: Any, args: Any) -> None:
+        attachment.detach()
+        gc.collect()
+
+    handle = inner.register_forward_pre_hook(detaching)
+    expected = model(inputs).logits
+    handle.remove()
+    gc.collect()
+
+    recorded = len(memory.records) - before
+    assert recorded > 0
+    assert [call for call in calls if call() is not None] == []
+    attach(model, profiler)  # the scopes are the same: what came next there was started by calls that are gone
+    for _ in range(3):
+        assert torch.equal(model(inputs).logits, expected)
+    assert len(memory.records) > before + 3 * recorded
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_detaching_leaves_no_attribute_and_no_function_behind(
     kind: str, profiler: BrickProfiler, memory: Memory
