@@ -14,11 +14,13 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 # Bricks beside the fifteen well-known ones, with their categories.
 ALIBI_BIAS = "AlibiBias"
+ATTENTION_BLOCK = "AttentionBlock"  # a module of attention: its own time is what it does between its parts
 ATTENTION_FUSED = "Attention (fused)"
 ATTENTION_EAGER = "Attention (eager)"
 ATTENTION_MASK = "AttentionMask"
 KV_EXPANSION = "KvExpansion"
 KV_WRITE = "KvWrite"
+FEED_FORWARD_BLOCK = "FeedForwardBlock"  # the same of a feed-forward network: the product of gate and up
 GATE_UP_PROJECTION = "GateUpProjection"
 GENERATE_INPUTS = "GenerateInputs"
 MERGE_HEADS = "MergeHeads"
@@ -30,11 +32,13 @@ ROTARY_TABLES = "RotaryTables"
 SPLIT_HEADS = "SplitHeads"
 CATEGORIES = {
     ALIBI_BIAS: BrickCategory.ATTENTION,
+    ATTENTION_BLOCK: BrickCategory.ATTENTION,
     ATTENTION_FUSED: BrickCategory.ATTENTION,
     ATTENTION_EAGER: BrickCategory.ATTENTION,
     ATTENTION_MASK: BrickCategory.ATTENTION,
     KV_EXPANSION: BrickCategory.ATTENTION,
     KV_WRITE: BrickCategory.ATTENTION,
+    FEED_FORWARD_BLOCK: BrickCategory.FFN,
     GATE_UP_PROJECTION: BrickCategory.FFN,
     GENERATE_INPUTS: BrickCategory.OTHER,
     MERGE_HEADS: BrickCategory.ATTENTION,
@@ -45,6 +49,8 @@ CATEGORIES = {
     ROTARY_TABLES: BrickCategory.ATTENTION,
     SPLIT_HEADS: BrickCategory.ATTENTION,
 }
+# Their own time is Python's, and is shown where that takes any: on a CPU.
+BLOCKS = frozenset({ATTENTION_BLOCK, FEED_FORWARD_BLOCK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +58,23 @@ class Described:
     """What is known of a module without torch.
 
     `path` is its name in the model (`model.layers.3.self_attn.q_proj`), `classes` are the names of its class and of
-    those of the modules it lies in, from near to far; `siblings` are the names beside its own.
+    those of the modules it lies in, from near to far; `siblings` are the names beside its own, `holds` those in it.
     """
 
     path: str
     classes: tuple[str, ...]
     siblings: frozenset[str] = frozenset()
-    is_leaf: bool = True
+    holds: frozenset[str] = frozenset()
     in_layer: bool = True
     gives_vocabulary: bool = False  # a product with one row for each row of the token embedding
 
     @property
     def name(self) -> str:
         return self.path.rpartition(".")[2]
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.holds
 
     @property
     def lies_in(self) -> str:
@@ -105,7 +115,14 @@ class Kind:
 
 
 _ATTENTION_NAME = re.compile(r"att(entio)?n|Attention", re.IGNORECASE)
+_FEED_FORWARD_CLASS = re.compile(r"(MLP|Mlp|FeedForward|FFN|ActDense)$")
 _FEED_FORWARD = re.compile(r"mlp|ffn|feed_?forward|^ff$", re.IGNORECASE)
+# What multiplies for queries, keys and values, inside attention.
+_QKV = (
+    r"(q|k|v|kv|qkv)_proj|(q|k|v|kv)_[ab]_proj(_with_mqa)?"
+    r"|c_attn|q_attn|query_key_value|W?qkv|in_proj|fused_qkv_a_proj(_with_mqa)?|qkv_linear"
+    r"|q|k|v|w[qkv]|W[qkv]|[qkv]_lin|to_(q|k|v|kv|qkv)|query|key|value|(query|key|value)_proj"
+)
 _MIXER = re.compile(r"(Mixer\d*|Mamba\d*|DeltaNet|ShortConv|RecurrentBlock|Rwkv\w*Attention)$")
 # T5's and its descendants' layer norm neither centres nor adds: it is the RMS norm under an older name.
 _RMS_NORM = re.compile(
@@ -155,6 +172,10 @@ def _product(it: Described) -> bool:
     return not (_RMS_NORM.search(name) or "Norm" in name or _ACTIVATION.match(name) or "Embedding" in name)
 
 
+def _holds_qkv(it: Described) -> bool:
+    return any([re.fullmatch(_QKV, name) for name in it.holds])
+
+
 def _one_of_experts(it: Described) -> bool:
     return it.in_layer and re.search(r"(^|\.)(\w*_)?experts\.\d+$", it.path) is not None
 
@@ -176,19 +197,8 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
     # Attention. What vLLM and SGLang call attention lies inside that of the model, and is one kernel.
     (_path("attn", lambda it: it.classes[0] == "Attention", _in_attention), Kind(ATTENTION_FUSED)),
     (_class(r"^(MLA|Radix|EncoderOnly|ChunkedLocal)Attention$", _in_attention), Kind(ATTENTION_FUSED)),
-    (
-        _path(r"(q|k|v|kv|qkv)_proj|(q|k|v|kv)_[ab]_proj(_with_mqa)?", _product, _in_attention),
-        Kind(BrickId.QKV_PROJECTION),
-    ),
-    (
-        _path(
-            r"c_attn|q_attn|query_key_value|W?qkv|in_proj|fused_qkv_a_proj(_with_mqa)?|qkv_linear"
-            r"|q|k|v|w[qkv]|W[qkv]|[qkv]_lin|to_(q|k|v|kv|qkv)|query|key|value|(query|key|value)_proj",
-            _product,
-            _in_attention,
-        ),
-        Kind(BrickId.QKV_PROJECTION),
-    ),
+    (_class("Attention", _holds_qkv, lambda it: it.in_layer), Kind(ATTENTION_BLOCK, shows_inside=True)),
+    (_path(_QKV, _product, _in_attention), Kind(BrickId.QKV_PROJECTION)),
     (
         _path(
             r"o_proj|out_proj|c_proj|dense|o|wo|Wo|out_lin|to_out|output_proj|proj",
@@ -199,6 +209,10 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
         Kind(BrickId.OUTPUT_PROJECTION),
     ),
     # The feed-forward network.
+    (
+        _class(_FEED_FORWARD_CLASS, _in_feed_forward, lambda it: it.in_layer and not it.is_leaf),
+        Kind(FEED_FORWARD_BLOCK, shows_inside=True),
+    ),
     (_path("gate_up_proj|w13|Wi|gate_up", _product, _in_feed_forward), Kind(GATE_UP_PROJECTION)),
     (_path("gate_proj|wi_0", _product, _in_feed_forward), Kind(BrickId.GATE_PROJECTION)),
     (_path("w1", _product, _in_feed_forward, _beside("w3")), Kind(BrickId.GATE_PROJECTION)),

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument.classification import MOE_EXPERTS, Described, Kind, classify
-from cbtop.profiler.instrument.work import backend_of, product_sizes, work_of
+from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, Kind, classify
+from cbtop.profiler.instrument.work import backend_of, device_of, product_sizes, work_of
+from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
         self.plan = Plan()
         self._is_timed_there = is_timed_there
+        self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks
         self._root = root
         self._vocabulary = _vocabulary(root)
@@ -146,9 +148,11 @@ class _Planner:
             if stack is not None:
                 self._walk_stack(child, inside, around, stack)
                 continue
-            is_leaf = not list(child.children())
-            described = Described(inside, around, siblings, is_leaf, in_layer, self._is_of_vocabulary(child))
+            holds = frozenset([part for part, _ in child.named_children()])
+            described = Described(inside, around, siblings, holds, in_layer, self._is_of_vocabulary(child))
             kind = classify(described)
+            if kind is not None and kind.brick in BLOCKS and not self._shows_blocks:
+                kind = None
             if kind is None:
                 self.plan.others.append(child)
             else:
@@ -193,7 +197,9 @@ class _Planner:
             kind.category,
             brick,
             backend=backend_of(module, self._root, is_timed_there=self._is_timed_there),
-            work=work_of(module, kind.brick, is_timed_there=self._is_timed_there),
+            work=UNKNOWN_WORK
+            if kind.shows_inside
+            else work_of(module, kind.brick, is_timed_there=self._is_timed_there),
             label=label,
         )
         self._experts[path] = definition

@@ -13,6 +13,8 @@ from cbtop.protocol.vocabulary import BrickCategory
 # Path inside a layer, its class and that of the module it lies in → the brick.
 IN_LAYER = {
     "llama": """
+        self_attn LlamaAttention LlamaDecoderLayer AttentionBlock
+        mlp LlamaMLP LlamaDecoderLayer FeedForwardBlock
         self_attn.q_proj Linear LlamaAttention QkvProjection
         self_attn.k_proj Linear LlamaAttention QkvProjection
         self_attn.v_proj Linear LlamaAttention QkvProjection
@@ -23,6 +25,8 @@ IN_LAYER = {
         mlp.act_fn SiLUActivation LlamaMLP Activation
         input_layernorm LlamaRMSNorm LlamaDecoderLayer RmsNorm""",
     "llama, as Meta wrote it": """
+        attention Attention TransformerBlock AttentionBlock
+        feed_forward FeedForward TransformerBlock FeedForwardBlock
         attention.wq Linear Attention QkvProjection
         attention.wo Linear Attention OutputProjection
         feed_forward.w1 Linear FeedForward GateProjection
@@ -92,6 +96,7 @@ IN_LAYER = {
     "qwen3": """
         self_attn.q_norm Qwen3RMSNorm Qwen3Attention RmsNorm""",
     "qwen2-moe": """
+        mlp Qwen2MoeSparseMoeBlock Qwen2MoeDecoderLayer -
         mlp.gate Qwen2MoeTopKRouter Qwen2MoeSparseMoeBlock MoeRouter
         mlp.experts Qwen2MoeExperts Qwen2MoeSparseMoeBlock MoeExperts
         mlp.shared_expert.down_proj Linear Qwen2MoeMLP DownProjection
@@ -111,6 +116,8 @@ IN_LAYER = {
         mlp.router GptOssTopKRouter GptOssMLP MoeRouter
         mlp.experts GptOssExperts GptOssMLP MoeExperts""",
     "bert": """
+        attention BertAttention BertLayer -
+        attention.self BertSelfAttention BertAttention AttentionBlock
         attention.self.query Linear BertSelfAttention QkvProjection
         attention.output.dense Linear BertSelfOutput OutputProjection
         attention.output.LayerNorm LayerNorm BertSelfOutput LayerNorm
@@ -118,6 +125,9 @@ IN_LAYER = {
         intermediate.intermediate_act_fn GELUActivation BertIntermediate Activation
         output.dense Linear BertOutput DownProjection""",
     "t5": """
+        layer.0 T5LayerSelfAttention ModuleList -
+        layer.0.SelfAttention T5Attention T5LayerSelfAttention AttentionBlock
+        layer.1.DenseReluDense T5DenseActDense T5LayerFF FeedForwardBlock
         layer.0.SelfAttention.q Linear T5Attention QkvProjection
         layer.0.SelfAttention.o Linear T5Attention OutputProjection
         layer.0.SelfAttention.relative_attention_bias Embedding T5Attention Embedding
@@ -138,6 +148,7 @@ IN_LAYER = {
     "rwkv": """
         attention RwkvSelfAttention RwkvBlock Mixer
         attention.key Linear RwkvSelfAttention Linear
+        feed_forward RwkvFeedForward RwkvBlock FeedForwardBlock
         feed_forward.key Linear RwkvFeedForward Linear""",
     "qwen3-next": """
         linear_attn Qwen3NextGatedDeltaNet Qwen3NextDecoderLayer Mixer
@@ -173,12 +184,35 @@ OUTSIDE = """
     model.embed_tokens VocabParallelEmbedding LlamaModel Embedding
     lm_head ParallelLMHead LlamaForCausalLM LmHead
     logits_processor LogitsProcessor LlamaForCausalLM LmHead
+    projector.mlp MLP Projector -
     classification_head.out_proj Linear BartClassificationHead Linear
     transformer.wpe Embedding GPT2Model Embedding
     pooler.dense Linear BertPooler Linear
     visual.patch_embed.proj Conv3d PatchEmbed Conv3d
     embeddings BertEmbeddings BertModel -
 """
+# What modules of a class hold; those of other classes hold nothing.
+HOLDS = {
+    "Attention": {"wq", "wk", "wv", "wo"},
+    "BertAttention": {"self", "output"},
+    "BertEmbeddings": {"word_embeddings", "LayerNorm"},
+    "BertSelfAttention": {"query", "key", "value", "dropout"},
+    "CausalSelfAttention": {"c_attn", "c_proj"},
+    "FeedForward": {"w1", "w2", "w3"},
+    "LlamaAttention": {"q_proj", "k_proj", "v_proj", "o_proj"},
+    "LlamaMLP": {"gate_proj", "up_proj", "down_proj", "act_fn"},
+    "MLP": {"c_fc", "c_proj"},
+    "MambaMixer": {"conv1d", "in_proj", "x_proj", "dt_proj", "out_proj"},
+    "MultiheadAttention": {"out_proj"},
+    "MixtralBlockSparseTop2MLP": {"w1", "w2", "w3"},
+    "Qwen2MoeSparseMoeBlock": {"gate", "experts", "shared_expert"},
+    "Qwen3NextGatedDeltaNet": {"in_proj_qkvz", "norm", "out_proj"},
+    "RwkvFeedForward": {"key", "receptance", "value"},
+    "RwkvSelfAttention": {"key", "value", "receptance", "output"},
+    "T5DenseActDense": {"wi", "wo", "dropout", "act"},
+    "T5LayerSelfAttention": {"SelfAttention", "layer_norm", "dropout"},
+    "T5Attention": {"q", "k", "v", "o"},
+}
 SIBLINGS = {
     "w1": {"w2", "w3"},
     "gate": {"experts", "shared_experts"},
@@ -188,9 +222,7 @@ SIBLINGS = {
 
 def _described(path: str, class_name: str, around: str, *, in_layer: bool) -> Described:
     siblings = frozenset() if around == "Glu" else frozenset(SIBLINGS.get(path.rpartition(".")[2], ()))
-    is_leaf = class_name not in {"MambaMixer", "RwkvSelfAttention", "Qwen3NextGatedDeltaNet", "MultiheadAttention"}
-    is_leaf = is_leaf and not class_name.endswith(("Embeddings", "MLP"))
-    return Described(path, (class_name, around), siblings, is_leaf, in_layer)
+    return Described(path, (class_name, around), siblings, frozenset(HOLDS.get(class_name, ())), in_layer)
 
 
 @pytest.mark.parametrize(

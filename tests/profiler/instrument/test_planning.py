@@ -20,29 +20,38 @@ GLU = {
     "DownProjection down_proj": 3,
     "Activation act_fn": 3,
 }
+BLOCKS = {"AttentionBlock self_attn": 3, "FeedForwardBlock mlp": 3}
 TOP = {"Embedding embed_tokens": 1, "RotaryTables rotary_emb": 1, "RmsNorm norm": 1, "LmHead lm_head": 1}
 NORMS = {"RmsNorm input_layernorm": 3, "RmsNorm post_attention_layernorm": 3}
 MOE = {"MoeRouter gate": 3, "MoeExperts experts": 3}
 MODELS = {
-    "llama": QKV | GLU | TOP | NORMS,
-    "qwen2": QKV | GLU | TOP | NORMS,
-    "gemma2": QKV
+    "llama": BLOCKS | QKV | GLU | TOP | NORMS,
+    "qwen2": BLOCKS | QKV | GLU | TOP | NORMS,
+    "gemma2": BLOCKS
+    | QKV
     | GLU
     | TOP
     | NORMS
     | {"RmsNorm pre_feedforward_layernorm": 3, "RmsNorm post_feedforward_layernorm": 3},
-    "mixtral": QKV | MOE | TOP | NORMS,
-    "qwen2_moe": QKV | GLU | MOE | TOP | NORMS | {"Linear shared_expert_gate": 3},
+    "mixtral": {"AttentionBlock self_attn": 3} | QKV | MOE | TOP | NORMS,
+    "qwen2_moe": {"AttentionBlock self_attn": 3, "FeedForwardBlock shared_expert": 3, "Linear shared_expert_gate": 3}
+    | QKV
+    | GLU
+    | MOE
+    | TOP
+    | NORMS,
     "gpt2": {
         "Embedding wte": 1,
         "Embedding wpe": 1,
         "Dropout drop": 1,
         "LayerNorm ln_1": 3,
+        "AttentionBlock attn": 3,
         "QkvProjection c_attn": 3,
         "Dropout attn_dropout": 3,
         "Dropout resid_dropout": 3,
         "OutputProjection c_proj": 3,
         "LayerNorm ln_2": 3,
+        "FeedForwardBlock mlp": 3,
         "UpProjection c_fc": 3,
         "Activation act": 3,
         "DownProjection c_proj": 3,
@@ -161,3 +170,21 @@ def test_no_work_is_known_of_what_another_device_does_and_its_times_are_named_la
     bricks = [part.key for part in plan.bricks if isinstance(part.key, BrickDefinition)]
     assert all(brick.work == UNKNOWN_WORK for brick in bricks)
     assert {brick.backend for brick in bricks} == {"torch on meta: launches"}
+
+
+def _blocks(model: nn.Module, *, is_timed_there: bool = False) -> list[BrickDefinition]:
+    plan = plan_of(model, is_timed_there=is_timed_there)
+    assert plan
+    bricks = [part.key for part in plan.bricks if isinstance(part.key, BrickDefinition)]
+    return [brick for brick in bricks if brick.name.endswith("Block")]
+
+
+def test_a_block_of_attention_has_a_time_of_its_own_on_a_cpu_and_no_work() -> None:
+    blocks = _blocks(model_of("llama"))
+    assert len(blocks) == 2 * 3
+    assert all(brick.work == UNKNOWN_WORK for brick in blocks)
+
+
+def test_on_a_device_blocks_are_no_bricks() -> None:
+    assert not _blocks(model_of("llama"), is_timed_there=True)
+    assert not _blocks(model_of("llama").to("meta"))

@@ -42,12 +42,12 @@ def _steps(memory: Memory) -> list[tuple[str, int]]:
 def _calls(memory: Memory, phase: str) -> Counter[str]:
     """How often each brick ran in the steps of a phase."""
     nodes = _nodes(memory)
-
-    def root(node: Node) -> Node:
-        return node if node.parent is None else root(nodes[node.parent])
-
     kept = (nodes[tag & NODE] for tag, *_ in memory.records)
-    return Counter(node.name for node in kept if node.kind is NodeKind.BRICK and root(node).name == phase)
+    return Counter(node.name for node in kept if node.kind is NodeKind.BRICK and _step_of(nodes, node).name == phase)
+
+
+def _step_of(nodes: dict[int, Node], node: Node) -> Node:
+    return node if node.parent is None else _step_of(nodes, nodes[node.parent])
 
 
 def test_generating_is_a_prefill_and_a_decode_for_each_further_token(profiler: BrickProfiler, memory: Memory) -> None:
@@ -495,7 +495,7 @@ def test_attention_counts_the_pairs_it_attends(profiler: BrickProfiler, memory: 
     model(words(2, 1), past_key_values=cache)
     nodes = _nodes(memory)
     found = {
-        (nodes[nodes[nodes[tag & NODE].parent].parent].name, elements, nodes[tag & NODE].work.flops_per_element)
+        (_step_of(nodes, nodes[tag & NODE]).name, elements, nodes[tag & NODE].work.flops_per_element)
         for tag, _, _, elements in memory.records
         if nodes[tag & NODE].name == "Attention (fused)"
     }
