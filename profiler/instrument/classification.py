@@ -49,7 +49,7 @@ CATEGORIES = {
     ROTARY_TABLES: BrickCategory.ATTENTION,
     SPLIT_HEADS: BrickCategory.ATTENTION,
 }
-# Their own time is Python's, and is shown where that takes any: on a CPU.
+# Hold bricks, and their own time is mostly Python's: they are bricks where that is what takes time, on a CPU.
 BLOCKS = frozenset({ATTENTION_BLOCK, FEED_FORWARD_BLOCK})
 
 

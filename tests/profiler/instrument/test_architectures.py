@@ -9,9 +9,8 @@ import copy
 import gc
 import io
 import pickle
-import statistics
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -297,47 +296,60 @@ def test_a_decoder_that_the_host_drops_is_freed(kind: str) -> None:
         gc.enable()
 
 
-BIG: dict[str, int] = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
+WIDE: dict[str, int] = {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "num_hidden_layers": 6,
-    "n_embd": 1024,
-    "n_head": 16,
+    "n_embd": 512,
+    "n_head": 8,
     "n_layer": 6,
-    "ffn_dim": 4096,
-    "word_embed_proj_dim": 1024,
-    "attention_hidden_size": 1024,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 1024,
+    "ffn_dim": 2048,
+    "word_embed_proj_dim": 512,
+    "attention_hidden_size": 512,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 512,
     "head_dim": 64,
     "rotary_dim": 32,
-    "q_lora_rank": 128,
-    "kv_lora_rank": 128,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
     "qk_rope_head_dim": 32,
     "qk_nope_head_dim": 32,
     "v_head_dim": 64,
 }
 OWN: dict[str, dict[str, Any]] = {
-    "gpt_neo": {"num_layers": 6, "num_heads": 16, "attention_types": [[["global", "local"], 3]]},
-    "deepseek_v2": {"num_key_value_heads": 16},
-    "deepseek_v3": {"num_key_value_heads": 16},
-    "mamba2": {"num_heads": 32},
+    "gpt_neo": {"num_layers": 6, "num_heads": 8, "attention_types": [[["global", "local"], 3]]},
+    "deepseek_v2": {"num_key_value_heads": 8},
+    "deepseek_v3": {"num_key_value_heads": 8},
+    "mamba2": {"num_heads": 16},
 }
+LEAST = {"opt": 0.8}  # its layers do themselves what a feed-forward network does in others
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", DECODERS)
 def test_most_of_a_decode_step_of_a_wide_model_is_in_bricks_and_the_rest_has_a_name(kind: str) -> None:
-    """85 % and more where nothing else runs; a busy machine takes from both, and not alike."""
+    """Of bricks, and of what lies outside of them, the least of many steps: what else runs here only adds to both.
+
+    The memory of an idle machine is faster, and the share smaller: 0.89 and more were measured on one, of OPT 0.852.
+    """
     sizes = SIZES | DECODERS[kind]
-    sizes = {name: BIG.get(name, size) for name, size in sizes.items()} | OWN.get(kind, {})
+    sizes = {name: WIDE.get(name, size) for name, size in sizes.items()} | OWN.get(kind, {})
     model, memory = _made(kind, sizes, transformers.AutoModelForCausalLM), Memory()
     attach(model, BrickProfiler(recorder=memory))
     with torch.no_grad():
-        model.generate(words(1, 16), max_new_tokens=10, min_new_tokens=10)
+        model.generate(words(1, 16), max_new_tokens=40, min_new_tokens=40)
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
-    shares: list[tuple[float, float]] = []
+    in_bricks, in_no_brick, in_no_layer = [], [], []  # ns, of each step
     bricks = layers = 0
     for tag, start, end, _ in memory.records:
         node = nodes[tag & 0xFFFFFF]
@@ -345,13 +357,15 @@ def test_most_of_a_decode_step_of_a_wide_model_is_in_bricks_and_the_rest_has_a_n
         if tag & FLAG_AMOUNTS:
             continue
         if around is None:
-            shares.append((bricks / (end - start), layers / (end - start)))
+            in_bricks.append(bricks)
+            in_no_brick.append(end - start - bricks)
+            in_no_layer.append(end - start - layers)
             bricks = layers = 0
         elif node.kind is NodeKind.LAYER:
             layers += end - start
         elif around.kind is not NodeKind.BRICK:
             bricks += end - start
             layers += (end - start) * (around.kind is NodeKind.STEP)
-    in_bricks, in_bricks_and_layers = (statistics.median(column) for column in zip(*shares[1:], strict=True))
-    assert in_bricks > 0.65
-    assert in_bricks_and_layers > 0.85  # what lies inside layers and in no brick is a gap of that name
+    covered, uncovered, unattributed = (min(column[1:]) for column in (in_bricks, in_no_brick, in_no_layer))
+    assert covered / (covered + uncovered) > LEAST.get(kind, 0.85)
+    assert unattributed / (covered + uncovered) < 0.1  # what lies inside layers and in no brick is a gap of that name
