@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LISTS = ("ModuleList", "Sequential")
+LEAST_BLOCK_WEIGHTS = 1 << 17  # some 20 us: to time a block takes 1 us
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,11 @@ def _vocabulary(root: nn.Module) -> int:
     return max((size for size in rows if isinstance(size, int)), default=0)
 
 
+def _is_large(block: nn.Module) -> bool:
+    """Whether a block computes for so long that to time it, too, is little."""
+    return bool(sum(weights.numel() for weights in block.parameters()) >= LEAST_BLOCK_WEIGHTS)
+
+
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
         self.plan = Plan()
@@ -151,7 +157,7 @@ class _Planner:
             holds = frozenset([part for part, _ in child.named_children()])
             described = Described(inside, around, siblings, holds, in_layer, self._is_of_vocabulary(child))
             kind = classify(described)
-            if kind is not None and kind.brick in BLOCKS and not self._shows_blocks:
+            if kind is not None and kind.brick in BLOCKS and not (self._shows_blocks and _is_large(child)):
                 kind = None
             if kind is None:
                 self.plan.others.append(child)

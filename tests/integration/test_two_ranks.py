@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cbtop.viewmodels.straggler import BETWEEN_BRICKS
 from tests.integration.hosts import CBTOP, DEADLINE_S, PATIENTLY, cbtop, daemon, eventually
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make torch")
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not
 SLOW_RANK = 1
 LAYERS = 2
 
-# Each rank has half of every matrix. The slow one sleeps in its feed-forward network, in none of its parts. They run
+# Each rank has half of every matrix. The slow one sleeps in its feed-forward network, where no brick is. They run
 # until there is a file of that name.
 PARALLEL = """
 import sys, time, torch
@@ -131,7 +132,7 @@ def test_two_ranks_are_one_report_with_collectives_by_layer_and_the_rank_that_sl
         assert sorted((source["rank"], source["world_size"]) for source in both) == [(0, 2), (1, 2)]
     for source in sources:
         straggler = source["straggler"]
-        assert (straggler["rank"], straggler["brick"]) == (SLOW_RANK, "FeedForwardBlock")
+        assert (straggler["rank"], straggler["brick"]) == (SLOW_RANK, BETWEEN_BRICKS[0])
         assert straggler["busy_us"] >= LAYERS * 4000
         reduces = [node for node in source["graph"] if node["name"] == "AllReduce"]
         assert len(reduces) == LAYERS

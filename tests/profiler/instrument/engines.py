@@ -354,10 +354,8 @@ def places_of(memory: Memory) -> Counter[str]:
 
 def places_of_a_step(phase: str) -> dict[str, int]:
     """What runs where in a step of the stand-ins' model."""
-    attention = ("QkvProjection", "RopeEmbedding", "Attention (fused)", "OutputProjection")
-    feed_forward = ("GateUpProjection", "Activation", "DownProjection")
-    layer = ["AttentionBlock", *(f"AttentionBlock / {brick}" for brick in attention)]
-    layer += ["FeedForwardBlock", *(f"FeedForwardBlock / {brick}" for brick in feed_forward)]
+    layer = ("QkvProjection", "RopeEmbedding", "Attention (fused)", "OutputProjection")
+    layer += ("GateUpProjection", "Activation", "DownProjection")
     places = {f"{index} / {brick}": 1 for index in (0, 1) for brick in layer}
     places |= {"0": 1, "1": 1, "0 / RmsNorm": 2, "1 / RmsNorm": 2}
     places |= {"RmsNorm": 1, "Embedding": 1, "LmHead": 1, "Sampling": 1}

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument import planning
 from cbtop.profiler.instrument.planning import holds_a_stack, plan_of
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from tests.profiler.instrument.tiny import WORDS, model_of, torch
@@ -172,6 +173,12 @@ def test_no_work_is_known_of_what_another_device_does_and_its_times_are_named_la
     assert {brick.backend for brick in bricks} == {"torch on meta: launches"}
 
 
+@pytest.fixture(autouse=True)
+def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of tests are small."""
+    monkeypatch.setattr(planning, "LEAST_BLOCK_WEIGHTS", 0)
+
+
 def _blocks(model: nn.Module, *, is_timed_there: bool = False) -> list[BrickDefinition]:
     plan = plan_of(model, is_timed_there=is_timed_there)
     assert plan
@@ -183,6 +190,13 @@ def test_a_block_of_attention_has_a_time_of_its_own_on_a_cpu_and_no_work() -> No
     blocks = _blocks(model_of("llama"))
     assert len(blocks) == 2 * 3
     assert all(brick.work == UNKNOWN_WORK for brick in blocks)
+
+
+def test_a_block_that_is_through_soon_is_no_brick(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama")
+    attention = sum(weights.numel() for weights in model.model.layers[0].self_attn.parameters())
+    monkeypatch.setattr(planning, "LEAST_BLOCK_WEIGHTS", attention + 1)
+    assert {brick.name for brick in _blocks(model)} == {"FeedForwardBlock"}
 
 
 def test_on_a_device_blocks_are_no_bricks() -> None:
