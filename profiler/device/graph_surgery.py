@@ -26,7 +26,12 @@ class Shape:
     """The places of one graph where a stamp may stand, in the order they are passed, each with its number."""
 
     places: dict[int, int]
-    nodes: int
+    positions: dict[int, int]  # of all nodes, in an order in which each lies behind all that it waits for
+
+    @property
+    def nodes(self) -> int:
+        """How many."""
+        return len(self.positions)
 
     @classmethod
     def of(cls, driver: Driver, graph: int) -> Shape:
@@ -46,7 +51,7 @@ class Shape:
         found = {START: 0} | places
         if order[-1] not in found:
             found[END] = len(order)
-        return cls(found, len(order))
+        return cls(found, {node: index for index, node in enumerate(order)})
 
     @property
     def end(self) -> int:
@@ -55,9 +60,11 @@ class Shape:
 
     def place_of(self, last: Sequence[int] | None) -> int | None:
         """The place behind these nodes, which the next one would follow; None where no stamp may stand there."""
-        if last is None or len(last) > 1:
+        if last is None or not self.positions.keys() >= set(last):
             return None
-        place = last[0] if last else START
+        # Where work comes back from another stream, what it has waited for there is among them: all of that comes
+        # before a place, if one of them is one.
+        place = max(last, key=self.positions.__getitem__, default=START)
         return place if place in self.places else None
 
 

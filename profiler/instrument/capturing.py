@@ -88,8 +88,8 @@ class Capture:
         found: dict[int, int] = {}
 
         def moved(last: Last) -> Last:
-            if last is None or len(last) > 1:
-                return last  # no place for a stamp
+            if last is None:
+                return None
             for node in last:
                 if node not in found:
                     found[node] = node_of(node)

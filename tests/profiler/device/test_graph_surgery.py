@@ -98,6 +98,16 @@ def test_between_parallel_branches_no_stamp_may_stand(driver: FakeDriver) -> Non
     assert shape.place_of(None) is None
 
 
+def test_where_work_comes_back_from_another_stream_the_place_is_behind_it(driver: FakeDriver) -> None:
+    graph, (first,) = chain(driver, 1_000)
+    collective = driver.add(graph, [first])
+    then = driver.add(graph, [first, collective])  # as NCCL's kernels, which wait for an event, and are waited for
+    shape = Shape.of(driver, graph)
+    assert list(shape.places) == [START, first, collective, then]
+    assert shape.place_of([first, collective]) == shape.place_of([collective, first]) == collective
+    assert shape.place_of([first, 12345]) is None
+
+
 def test_a_graph_with_several_ends_and_beginnings_is_stamped_around_them(driver: FakeDriver, device: Device) -> None:
     graph = driver.new_graph()
     heads = [driver.add(graph), driver.add(graph)]
@@ -149,6 +159,10 @@ def test_every_other_node_comes_before_a_place_or_behind_it(count: int, edges: i
         if all(other in before[node] or node in before[other] for other in nodes if other != node)
     }
     assert set(places) == through
+    last = chance.sample(nodes, chance.randint(1, count))
+    place = Shape.of(driver, graph).place_of(last)
+    behind_all = [node for node in last if node in through and before[node] | {node} >= set(last)]
+    assert [place] == (behind_all or [None])
     all_places = list(Shape.of(driver, graph).places)
     times = run(driver, StampedGraph(device, graph, all_places, STREAM))
     assert times == sorted(times)

@@ -937,6 +937,28 @@ def test_what_shows_the_cost_of_stamps_in_a_step_that_is_recorded_is_counted_as_
     assert len(lost) == 3
 
 
+def test_what_runs_on_another_stream_and_is_waited_for_is_timed_too(world: World) -> None:
+    memory, profiler, model = attached_in(world)
+    product = type(model.layers[0].down_proj)
+    forward = product.forward
+
+    def then_reduced(self: Any, rows: Any) -> Any:
+        rows = forward(self, rows)
+        before = world.last
+        world.kernel(REST_NS)  # on a stream of its own, as NCCL's, which the caller's waits for
+        world.last = [*before, *world.last]
+        return rows
+
+    product.forward = then_reduced
+    replay(world, captured(model), 9)
+    profiler.finalize()
+    for *_, inside in steps_in(memory):
+        assert inside["RmsNorm"] == pytest.approx([NORM_NS] * 4, abs=3)
+        assert inside["DownProjection"] == pytest.approx([PRODUCT_NS + REST_NS] * 4, abs=3)
+        assert len(inside["layer"]) == 4
+    assert len(steps_in(memory)) == 4
+
+
 @pytest.mark.parametrize("late_ns", [0, 30_000])
 def test_in_a_graph_of_few_stamps_what_a_launch_takes_is_no_part_of_their_cost(world: World, late_ns: int) -> None:
     memory, profiler, model = attached_in(world)

@@ -207,9 +207,7 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
     places = [shape.places[place] for place in plan.places]
     replays = [kernels[at * each : (at + 1) * each][-shape.nodes :] for at in range(runs)]
     longer_us = (median(one[-1][1] - one[0][0] for one in replays) - whole_us) / shape.nodes
-    sys.stdout.write(
-        f"CUPTI makes each kernel {longer_us:.2f} us longer (taken off); {whole_us:.1f} us in all\n"
-    )
+    sys.stdout.write(f"CUPTI makes each kernel {longer_us:.2f} us longer (taken off); {whole_us:.1f} us in all\n")
     for one in replays:
         for stretch in plan.stretches:
             begin, end = places[stretch.begin], places[stretch.end]
