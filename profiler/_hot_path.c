@@ -1332,12 +1332,25 @@ closed_over(PyObject *function)
     return NULL;
 }
 
+/* The FunctionCall of a wrapper, which closes over a function that closes over it. */
+static inline PyObject *
+call_of(PyObject *wrapper)
+{
+    PyObject *cells = PyFunction_GET_CLOSURE(wrapper), *found = NULL;
+    for (Py_ssize_t i = 0; found == NULL && cells != NULL && i < PyTuple_GET_SIZE(cells); i++) {
+        PyObject *held = PyCell_GET(PyTuple_GET_ITEM(cells, i));
+        if (held != NULL && PyFunction_Check(held))
+            found = closed_over(held);
+    }
+    return found;
+}
+
 /* What calling a wrapper of functions.py does instead of running its frame, which Dynamo sees. Python 3.11 runs the
    frame all the same where a frame of Python's calls it by name. */
 static PyObject *
 wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *kwnames)
 {
-    PyObject *call = Py_XNewRef(closed_over(function));
+    PyObject *call = Py_XNewRef(call_of(function));
     if (UNLIKELY(call == NULL))
         return _PyFunction_Vectorcall(function, args, count, kwnames);
     PyObject *result = NULL;
@@ -1369,8 +1382,8 @@ done:
 static PyObject *
 compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
 {
-    if (!PyFunction_Check(function) || closed_over(function) == NULL) {
-        PyErr_SetString(PyExc_TypeError, "a function that closes over a call is wanted");
+    if (!PyFunction_Check(function) || call_of(function) == NULL) {
+        PyErr_SetString(PyExc_TypeError, "a wrapper of a call is wanted");
         return NULL;
     }
 #if PY_VERSION_HEX >= 0x030C0000

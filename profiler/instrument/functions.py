@@ -5,7 +5,8 @@ Each is wrapped where it is looked up.
 Rules
 - They stay wrapped as long as anything is attached: Dynamo guards on which function it has seen, and to swap them for
   each step would compile anew. Where nothing is recorded a wrapper asks two questions and calls.
-- A wrapper's first question is whether Dynamo compiles, and it closes over nothing that changes.
+- A wrapper's first question is whether Dynamo compiles, and it closes over functions alone: nothing that changes, and
+  where it is a method of what compiled code makes, Dynamo takes nothing else from a closure.
 - Where something of ours fails, it is said once, and what is wrapped is called as it is.
 - Fused attention is one brick, "Attention (fused)", and is never split.
 """
@@ -238,11 +239,14 @@ def timed(
 
     run = FunctionCall(original, name, brick, first, brick_of and _unless_it_is_odd(brick_of, name), queries)
 
+    def call_timed(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() or not swapped_in:
             return original(*args, **kwargs)
-        return run(*args, **kwargs)
+        return call_timed(*args, **kwargs)
 
     return call if _compiled is None else _compiled(call)
 

@@ -717,6 +717,18 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
     assert (ran.count("prefill"), ran.count("decode")) == (2, 8)
 
 
+@pytest.mark.parametrize("compiled", [_whole, _function])
+def test_what_compiled_code_makes_itself_and_calls_functions_of_is_compiled_as_without_us(
+    compiled: Any, profiler: BrickProfiler
+) -> None:
+    """A cache that the model makes as it is called: of what is made there Dynamo knows no place to look it up."""
+    torch._dynamo.reset()
+    model = model_of("llama", num_hidden_layers=2)
+    attach(model, profiler)
+    bare = model(words(1, 4)).logits
+    assert torch.equal(compiled(model, backend="eager", fullgraph=True)(words(1, 4)).logits, bare)
+
+
 HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
 MODES = ["default", "reduce-overhead"] if HAS_COMPILER else ["aot_eager"]  # inductor writes C++
 
