@@ -110,8 +110,8 @@ class Call:
     def __deepcopy__(self, memo: object) -> None:
         return None
 
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return _nothing, ()
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # whoever reads the pickle needs nothing of ours
 
 
 class SteadyCall(Call):
@@ -198,10 +198,6 @@ def forget(module: nn.Module) -> None:
         module.__dict__.pop(ATTRIBUTE, None)
     elif not isinstance(stands, Call):
         module.__dict__[ATTRIBUTE] = stands
-
-
-def _nothing() -> None:
-    return None
 
 
 class Timed(Protocol):

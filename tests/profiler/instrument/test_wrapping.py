@@ -137,6 +137,13 @@ class Shared(nn.Module):
         return x
 
 
+def test_a_pickle_of_a_module_that_says_its_state_itself_needs_nothing_of_ours(profiler: BrickProfiler) -> None:
+    model = Stack()
+    attach(model, profiler)
+    model(torch.ones(1, 4))
+    assert b"cbtop" not in pickle.dumps(model)
+
+
 def _timed(memory: Memory) -> Counter[str]:
     """What was timed, by where it ran."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
