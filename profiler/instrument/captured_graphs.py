@@ -10,7 +10,8 @@ Rules
 - A replay in an open step gives that step its layers and bricks; one outside of any is a step, from the first stamp
   to the last. Which are recorded, the profiler decides as for any step.
 - Each replay has a stamp before it and one behind it. One outside of steps that is not recorded is a plain step: it
-  took what lies between these, less what recorded ones show to lie around the graph.
+  took what lies between these, less what recorded ones show to lie around the graph. Where that is too dear only
+  recorded ones are steps, with a name of their own: their count and rate are not those of all replays.
 - What comes before a replay costs a host whose device is idle its time, so it is little: whether it is recorded, the
   caller's stream, and a stamp, in C. The rest comes behind it. The device counts as idle where it has reached the
   stamp behind the last replay: where the host has enqueued other work since, this says too much of our cost.
@@ -70,6 +71,7 @@ MOST_HELD = 256  # replays, until what stamps cost is known
 MOST_WAITING = 1024  # replays of a graph, until the device is through and the step that they lie in has ended
 ENOUGH_PLAIN = 128  # replays, to know whether timing them is too dear
 MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
+SAMPLE = "a sample"  # in the name of steps, where only those that are recorded are counted
 WAIT_S = 1.0  # for the device, where the books are closed
 NAP_S = 1e-3
 
@@ -165,13 +167,20 @@ def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
 class Launch:
     """A replay that was not recorded yet; `stamped`: with stamps inside, where `plan` has them."""
 
-    __slots__ = ("around", "is_due", "own_ns", "pair", "plan", "stamped", "step", "times")
+    __slots__ = ("around", "is_due", "is_of_all", "own_ns", "pair", "plan", "stamped", "step", "times")
 
     def __init__(
-        self, pair: int, step: Step | None, ready: tuple[StampedGraph, Plan | None] | None, *, is_due: bool
+        self,
+        pair: int,
+        step: Step | None,
+        ready: tuple[StampedGraph, Plan | None] | None,
+        *,
+        is_due: bool,
+        is_of_all: bool,
     ) -> None:
         self.pair = pair
         self.is_due = is_due  # it was to be recorded, with stamps or not
+        self.is_of_all = is_of_all  # all replays are timed, also those that are not recorded
         self.own_ns = 0  # what it paid for us, beside stamps inside
         self.step = step  # that it lies in; None where it is one
         self.stamped: StampedGraph | None
@@ -271,7 +280,7 @@ class CapturedGraph:
             self._stamped_since = self._stamped_since + 1 if is_stamped else 0
             if step is not None and is_recorded:
                 step.wait()
-            launch = Launch(pair, step, ready, is_due=is_recorded)
+            launch = Launch(pair, step, ready, is_due=is_recorded, is_of_all=self._is_plain_timed)
             launch.own_ns = on.stamp_ns + (launched_ns - begun_ns if was_idle else 0)
             self.launches.append(launch)
             on.launched(self)
@@ -502,13 +511,13 @@ class CapturedGraph:
         times, step, known = launch.times, launch.step, self._on.device.time
         assert launch.around is not None
         if times is None or launch.plan is None:
-            if step is None and known.last is not None:
+            if step is None and known.last is not None and launch.is_of_all:
                 end_ns = known.host_ns(launch.around[1])
                 inside_ns = self.costs.inside_ns(launch.around[1] - launch.around[0])
                 cost = self.costs.guess()
                 if times is not None and cost is not None:
                     inside_ns = max(0, times[-1] - times[0] - round(cost.cost_ns))
-                self._record_step(end_ns - inside_ns, end_ns, None)
+                self._record_step(self.phase, end_ns - inside_ns, end_ns, None)
             elif step is not None and launch.is_due:
                 step.told(None)
             return
@@ -527,12 +536,13 @@ class CapturedGraph:
         if step is not None:
             step.told(parts)
         else:
-            self._record_step(begun_ns, at[-1], parts)
+            name = self.phase if launch.is_of_all else f"{self.phase}, {SAMPLE}"
+            self._record_step(name, begun_ns, at[-1], parts)
 
-    def _record_step(self, begun_ns: int, ended_ns: int, parts: list[Part] | None) -> None:
+    def _record_step(self, name: str, begun_ns: int, ended_ns: int, parts: list[Part] | None) -> None:
         lost, self._lost = self._lost, 0
         self.profiler._steps.record(
-            self.phase,
+            name,
             self._tokens,
             begun_ns,
             ended_ns,

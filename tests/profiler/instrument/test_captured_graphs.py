@@ -871,6 +871,27 @@ def test_of_a_graph_so_short_that_timing_it_costs_too_much_less_is_done_and_then
     world.pass_time(1_000_000_000)  # nobody need wait for the device in the end
 
 
+def test_where_only_recorded_replays_are_counted_their_steps_have_a_name_that_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their count and rate would pass for those of all replays."""
+    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
+    memory = Memory()
+    profiler = GovernedProfiler(1.0, recorder=memory)
+    model = model_of(world)
+    attach(model, profiler)
+    graph = captured(model)
+    replay(world, graph, 40)
+    profiler.finalize()
+    before = len([name for name, *_ in steps_in(memory) if name == "decode"]), len(plain_steps_in(memory))
+    captured_graphs._graphs[graph]._is_plain_timed = False
+    replay(world, graph, 200)
+    profiler.finalize()
+    names = [name for name, *_ in steps_in(memory)]
+    assert (names.count("decode"), len(plain_steps_in(memory))) == before
+    assert names.count("decode, a sample") == len(names) - before[0] > 0
+
+
 def test_what_a_host_that_is_ahead_of_its_device_does_meanwhile_is_no_cost_and_recording_is_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
