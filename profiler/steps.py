@@ -246,6 +246,7 @@ class Step:
         "_steps",
         "_waits",
         "cached",
+        "own_ns",
         "sequences",
         "tokens",
     )
@@ -263,6 +264,7 @@ class Step:
         self._model = model
         self._key = _key(name, model)
         self._start_ns: int | None = None
+        self.own_ns = 0  # what its host has paid to begin it
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None

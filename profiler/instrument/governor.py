@@ -274,7 +274,7 @@ class GovernedProfiler(BrickProfiler):
 class GovernedStep(Step):
     """A step that tells the governor how long it took, recorded or not."""
 
-    __slots__ = ("_begun_ns", "_governor", "_mark", "_own_ns")
+    __slots__ = ("_begun_ns", "_governor", "_mark")
 
     def __init__(self, governor: Governor, steps: Steps, name: str | None, tokens: int, model: str) -> None:
         super().__init__(steps, name, tokens, model)
@@ -289,7 +289,7 @@ class GovernedStep(Step):
                 self._mark = self._governor.began(self, self._model, recorded=self._scope is not None)
             except Exception as trouble:  # noqa: BLE001 - trouble of ours is not the host's
                 self._steps.give_up(trouble)
-        self._own_ns = time.perf_counter_ns() - self._begun_ns
+        self.own_ns = time.perf_counter_ns() - self._begun_ns
         return self
 
     def __exit__(
@@ -304,7 +304,7 @@ class GovernedStep(Step):
             self._governor.left(self, self._model)
             if kind is None:
                 now_ns = time.perf_counter_ns()
-                own_ns = self._own_ns + now_ns - ending_ns
+                own_ns = self.own_ns + now_ns - ending_ns
                 self._governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
         except Exception as trouble:  # noqa: BLE001 - as above
             self._steps.give_up(trouble)

@@ -19,6 +19,7 @@ import sys
 import threading
 from _thread import get_ident
 from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 from weakref import ref
@@ -398,6 +399,7 @@ class ModelSteps:
 
     def _begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenStep | None:
         """The step that begins; None inside one of this model, and where it cannot."""
+        called_ns = perf_counter_ns()
         step: OpenStep | None = None
         try:
             if not self.profiler.enabled:
@@ -419,6 +421,7 @@ class ModelSteps:
                     return None
             step = OpenStep(self, here, call, args, kwargs)
             step.begin()
+            step._step.own_ns = perf_counter_ns() - called_ns
         except BaseException as error:
             if step is not None:
                 step.close()
