@@ -42,7 +42,13 @@ def await_first_call(begin: Callable[[], None]) -> None:
             return
         setattr(kind, ATTRIBUTE, None)
         kind.compile = compile_it
-        begin()
+        try:
+            begin()
+        except BaseException:  # of the host's signal handler: the next call begins it
+            claims.append(begin)
+            setattr(kind, ATTRIBUTE, first_call)
+            kind.compile = first_compile
+            raise
 
     if not is_supported():
         begin()  # which says so

@@ -87,3 +87,20 @@ def test_what_fails_leaves_torch_as_it_was(memory: Memory) -> None:
     first_call.await_first_call(lambda: None)  # as of one that has said why, and goes on
     assert Model()(torch.ones(1, 4)).shape == (1, 4)
     assert nn.Module._compiled_call_impl is None
+
+
+def test_where_a_signal_handler_of_the_host_raises_meanwhile_the_next_call_begins_it(memory: Memory) -> None:
+    times: list[None] = []
+
+    def begin() -> None:
+        times.append(None)
+        if len(times) == 1:
+            raise TimeoutError("of the host")
+        instrument.install(BrickProfiler(recorder=memory))
+
+    model, x = Model(), torch.ones(1, 4)
+    first_call.await_first_call(begin)
+    with pytest.raises(TimeoutError, match="of the host"):
+        model(x)
+    model(x)
+    assert (len(times), steps(memory)) == (2, 1)
