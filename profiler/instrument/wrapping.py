@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch

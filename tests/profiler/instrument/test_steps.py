@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cbtop.profiler.instrument import attach, install, steps, uninstall
+from cbtop.profiler.instrument import attach, install, uninstall
+from cbtop.profiler.instrument import steps as model_steps
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest, Node
@@ -605,13 +606,13 @@ def test_written_out_attention_is_called_so(profiler: BrickProfiler, memory: Mem
 def test_what_a_plain_step_pays_to_be_described_is_told_as_its_cost(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    describe = steps.describe
+    describe = model_steps.describe
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         time.sleep(0.01)
         return describe(*args, **kwargs)
 
-    monkeypatch.setattr(steps, "describe", slow)
+    monkeypatch.setattr(model_steps, "describe", slow)
     profiler, model = GovernedProfiler(1, recorder=memory), model_of("llama")
     attachment = attach(model, profiler)
     for _ in range(6):
