@@ -143,9 +143,9 @@ class SteadyCall(Call):
         there = module.__dict__.get(ATTRIBUTE)
         if isinstance(there, SteadyCall):
             return
-        self.instead = there
+        self.instead = _without_us(there)
         timed = _chain(self.stands)
-        if timed:
+        if timed and not isinstance(there, Call):
             timed[-1].instead = there
         else:
             self.stands = there
@@ -181,14 +181,18 @@ def _chain(there: object) -> list[Call]:
     return found
 
 
+def _without_us(there: object) -> Any:
+    """What would stand in where `there` does, were it not for us."""
+    chain = _chain(there)
+    return chain[-1].instead if chain else there
+
+
 def as_without_us(replica: nn.Module) -> None:
     """Let stand in the attribute of a module that has another's attributes what would without us.
 
     Or None: the class is not asked.
     """
-    chain = _chain(replica.__dict__.setdefault(ATTRIBUTE, None))
-    if chain:
-        replica.__dict__[ATTRIBUTE] = chain[-1].instead
+    replica.__dict__[ATTRIBUTE] = _without_us(replica.__dict__.get(ATTRIBUTE))
 
 
 def forget(module: nn.Module) -> None:

@@ -688,6 +688,20 @@ def test_layers_that_dynamo_looks_at_are_timed_as_others_are_and_left_as_they_we
     model(torch.ones(1, 3, 8))
 
 
+def test_layers_that_dynamo_looks_at_may_be_shared_by_models_that_come_and_go(profiler: BrickProfiler) -> None:
+    layers: list[nn.Module] = [CallingBlock(), CallingBlock()]
+    one, other = Shared(layers), Shared(layers)
+    x = torch.ones(1, 3, 8)
+    bare = one(x)
+    first = attach(one, profiler)
+    attach(other, profiler)
+    first.detach()
+    assert torch.equal(other(x), bare)
+    attach(one, profiler)  # while the calls of the other stand in
+    assert torch.equal(one(x), bare)
+    assert torch.equal(other(x), bare)
+
+
 def _counted() -> tuple[int, int]:
     """Graphs and breaks since the last time."""
     counters = torch._dynamo.utils.counters
