@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cbtop.profiler.instrument import attach, install, uninstall
-from cbtop.profiler.instrument import steps as model_steps
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest, Node
@@ -606,6 +605,8 @@ def test_written_out_attention_is_called_so(profiler: BrickProfiler, memory: Mem
 def test_what_a_plain_step_pays_to_be_described_is_told_as_its_cost(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from cbtop.profiler.instrument import steps as model_steps
+
     describe = model_steps.describe
 
     def slow(*args: Any, **kwargs: Any) -> Any:
