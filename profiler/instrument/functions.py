@@ -80,7 +80,7 @@ class Functions:
     """The functions that are wrapped in this process."""
 
     def __init__(self) -> None:
-        self._wrapped: dict[tuple[int, str], tuple[Any, str, Function, Function]] = {}
+        self._wrapped: list[tuple[Any, str, Function, Function]] = []  # in the order it was done
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
         """Wrap those that these modules call, as far as they are not yet."""
@@ -103,7 +103,7 @@ class Functions:
 
     def unwrap(self) -> None:
         """Put back what was there, where nobody else has put something of theirs since."""
-        for owner, name, original, wrapped in self._wrapped.values():
+        for owner, name, original, wrapped in reversed(self._wrapped):
             if _get(owner, name) is wrapped:
                 _set(owner, name, original)
         self._wrapped.clear()
@@ -135,11 +135,11 @@ class Functions:
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
         """Let `owner` have what `wrapper` makes of its function `name`, if it has one that is not ours."""
         original = None if owner is None else _get(owner, name)
-        if original is None or (id(owner), name) in self._wrapped or hasattr(original, "_is_of_cbtop"):
+        if original is None or hasattr(original, "_is_of_cbtop"):
             return
         wrapped = wrapper(original)
         wrapped._is_of_cbtop = True  # type: ignore[attr-defined]
-        self._wrapped[id(owner), name] = (owner, name, original, wrapped)
+        self._wrapped.append((owner, name, original, wrapped))
         _set(owner, name, wrapped)
 
 

@@ -11,6 +11,7 @@ import pickle
 import shutil
 import sys
 import threading
+import types
 import weakref
 from _thread import get_ident
 from collections import Counter
@@ -1036,6 +1037,31 @@ def test_a_wrapped_function_looks_as_it_did(again: Callable[[Any], Any]) -> None
     assert passes is bare
     gc.collect()
     assert gone() is None
+
+
+def test_what_the_host_puts_in_the_place_of_a_wrapped_function_is_wrapped_for_the_next_model() -> None:
+    functions, home = Functions(), types.SimpleNamespace(attend=passes)
+
+    def wrap() -> Any:
+        functions.replace(home, "attend", lambda original: timed_function(original, "Brick", BRICK))
+        return home.attend
+
+    def own(x: Any) -> Any:
+        return x
+
+    first = wrap()
+    assert wrap() is first
+    home.attend = own
+    assert wrap().__wrapped__ is own
+    functions.unwrap()
+    assert home.attend is own
+
+    home.attend = passes
+    first, home.attend = wrap(), own
+    wrap()
+    home.attend = first  # as a host that puts its own in for a while
+    functions.unwrap()
+    assert home.attend is passes
 
 
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
