@@ -98,6 +98,8 @@ def recorded_here() -> HotPath | Path | Timing | Capture | None:
     paths = set(swapped_in.values())
     if len(paths) == 1:  # the compiled path knows its position for a tenth of what `unit` costs
         path = paths.pop()
+    elif (capture := capture_here()) is not None:
+        path = capture
     else:
         here = unit().open
         if not here or not here[-1].is_recorded:

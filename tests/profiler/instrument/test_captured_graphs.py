@@ -746,15 +746,19 @@ def test_a_forked_child_asks_nothing_of_the_device_and_ends(world: World) -> Non
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("stamping", ["python"], indirect=True)  # what is wrapped is looked up once in a process
+@pytest.mark.parametrize("is_alone", [True, False])
 def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    is_alone: bool, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def attend(query: Any, key: Any, value: Any) -> Any:
         world.kernel(7_000)
         return query
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    another = model_of(world)
+    if not is_alone:  # as a model of drafts: its calls stay swapped in after a step that was recorded
+        attach(another, profiler_of(world, Memory(), every=1))
+        another(torch.ones(2, 1, dtype=torch.long))
     memory = Memory()
     profiler = profiler_of(world, memory)
     model = model_of(world)
