@@ -342,11 +342,16 @@ class ModelSteps:
         self._recorded.intersection_update(unit().open)
 
     def failed(self, error: Exception) -> None:
-        """Something of ours has, and this model is shown no longer; unless it is the host's, or its stack is full."""
+        """Something of ours has, and this model is shown no longer; unless it is the host's, or its stack is full.
+
+        Its step that waits for a token here ends: nobody may come to end it.
+        """
         let_through(error)
         if not isinstance(error, RecursionError):
             try:
                 self.give_up(error)
+                for step in [step for step in unit().open if step.steps is self and not step.is_running]:
+                    step.close()
             except Exception as trouble:  # noqa: BLE001 - as in _unless_it_fails
                 ours(trouble, "a model cannot be detached")
 
