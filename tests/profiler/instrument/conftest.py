@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,15 +12,21 @@ from cbtop.profiler.profiler import BrickProfiler
 from tests.profiler.memory import Memory
 
 
+@pytest.fixture(autouse=True)
+def _nothing_stays_attached() -> Iterator[None]:
+    yield
+    if "cbtop.profiler.instrument.attachment" in sys.modules:
+        uninstall()
+
+
 @pytest.fixture
 def memory() -> Memory:
     return Memory()
 
 
 @pytest.fixture
-def profiler(memory: Memory) -> Iterator[BrickProfiler]:
-    yield BrickProfiler(recorder=memory)
-    uninstall()
+def profiler(memory: Memory) -> BrickProfiler:
+    return BrickProfiler(recorder=memory)
 
 
 @pytest.fixture

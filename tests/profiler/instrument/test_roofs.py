@@ -94,8 +94,8 @@ def test_a_model_that_is_converted_is_shown_under_the_roofs_of_its_new_type_and_
 ) -> None:
     keep(READ, FMA, PRODUCT)
     profiler = profiler_in(runtime, Clock())
-    attachment = attach(model(), profiler)
-    root = attachment.root()
+    root = model()
+    attachment = attach(root, profiler)
     assert set(record_of(source_of(runtime)).ceilings) == {"dram_read", "fma_float32"}
     for dtype, compute in ((torch.bfloat16, "matmul_bfloat16"), (torch.float32, "fma_float32")):
         root.to(dtype)
@@ -108,7 +108,8 @@ def test_where_torch_is_given_other_threads_they_and_their_roofs_are_announced(r
     keep(READ, FMA, threads=before)
     keep(READ, threads=before + 1)
     profiler = profiler_in(runtime, Clock())
-    attachment = attach(model(), profiler)
+    root = model()  # lives until the end
+    attachment = attach(root, profiler)
     try:
         for threads, roofs in ((before + 1, {"dram_read"}), (before, {"dram_read", "fma_float32"})):
             torch.set_num_threads(threads)
