@@ -75,6 +75,7 @@ typedef struct Position {
     int64_t lane;           /* flags of every record: tells steps that run at the same time apart */
     PyObject *step;         /* the innermost step it is in; NULL outside of steps */
     PyObject *held;         /* the records of a step without a name yet, a list; else NULL */
+    PyObject *unit;         /* what else is known of the same thread, task or greenlet; may be NULL */
     PyObject *weak_references;
     char recording; /* 0 in a step that is not sampled */
 } Position;
@@ -278,6 +279,7 @@ position_traverse(Position *self, visitproc visit, void *arg)
     Py_VISIT(self->left);
     Py_VISIT(self->step);
     Py_VISIT(self->held);
+    Py_VISIT(self->unit);
     return 0;
 }
 
@@ -391,6 +393,7 @@ position_clear(Position *self)
     /* `scope` stays: it is never NULL, and a cycle through it is broken at the scopes. */
     Py_CLEAR(self->step);
     Py_CLEAR(self->held);
+    Py_CLEAR(self->unit);
     return 0;
 }
 
@@ -448,6 +451,7 @@ static PyMemberDef position_members[] = {
     {"scope", T_OBJECT, offsetof(Position, scope), READONLY, "Where it is."},
     {"lane", T_LONGLONG, offsetof(Position, lane), 0, "Flags of every record: tells simultaneous steps apart."},
     {"step", T_OBJECT, offsetof(Position, step), 0, "The innermost step it is in, or None."},
+    {"unit", T_OBJECT, offsetof(Position, unit), 0, "What else is known of the same thread, task or greenlet."},
     {"recording", T_BOOL, offsetof(Position, recording), 0, "False in a step that is not sampled."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Position, weak_references), READONLY, NULL},
     {0},
@@ -978,11 +982,23 @@ ask_whether_overridden(PyObject *tensor)
     return PyObject_CallOneArg(is_overridden, tensor);
 }
 
-/* The elements of a call: of a first argument that is a plain tensor, what that says itself, where nobody is told. */
+static inline int
+is_tensor(PyObject *value)
+{
+    return PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_type);
+}
+
+/* The elements of a call: of the first tensor, if it is a plain one, what that says itself, where nobody is told. */
 static inline PyObject *
 elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
 {
-    PyObject *tensor = PyTuple_GET_SIZE(args) <= first ? NULL : PyTuple_GET_ITEM(args, first);
+    PyObject *tensor = NULL, *name, *value;
+    for (Py_ssize_t i = first; tensor == NULL && i < PyTuple_GET_SIZE(args); i++)
+        if (is_tensor(PyTuple_GET_ITEM(args, i)))
+            tensor = PyTuple_GET_ITEM(args, i);
+    for (Py_ssize_t at = 0; tensor == NULL && kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
+        if (is_tensor(value))
+            tensor = value;
     if (tensor == NULL || (PyObject *)Py_TYPE(tensor) != tensor_type)
         return elements_in_python(args, kwargs, first, NULL);
     PyObject *elements = ask_whether_overridden(tensor);

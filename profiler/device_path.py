@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,7 @@ class DevicePath:
         """Who keeps a step that has ended until its stamps are there; None where it is waited for."""
         return self.kept if self.mode is SyncMode.DEFERRED else None
 
-    @property
-    def position(self) -> Position:
-        """Where in the graph the caller is."""
-        return self._host.position
+    position = property(attrgetter("_host.position"), doc="Where in the graph the caller is.")
 
     @property
     def recording(self) -> bool:

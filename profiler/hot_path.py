@@ -54,13 +54,14 @@ class Position:
     `lane` is what tells the records of steps that run at the same time apart: flags of every record.
     """
 
-    __slots__ = ("__weakref__", "held", "lane", "recording", "scope", "step")
+    __slots__ = ("__weakref__", "held", "lane", "recording", "scope", "step", "unit")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.recording = True  # False in a step that is not sampled
         self.lane = 0
         self.step: object | None = None
+        self.unit: Any = None  # what else is known of the same thread, task or greenlet: see instrument/steps.py
         self.held: list[HeldRecord] | None = None
 
     def leave(self, scope: Scope) -> bool:

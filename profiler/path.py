@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,15 +126,9 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    @property
-    def position(self) -> Position:
-        """Where in the graph the caller is."""
-        return self._hot_path.position
-
-    @property
-    def recording(self) -> bool:
-        """Whether what the caller starts now is timed."""
-        return self._hot_path.recording
+    # Without a frame of Python's: a step asks for both, where nothing of them is in the caches.
+    position = property(attrgetter("_hot_path.position"), doc="Where in the graph the caller is.")
+    recording = property(attrgetter("_hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
     def attach(self, ring: RingWriter | None, /) -> Record:
         """Write into `ring` from now on; gives what writes a record of its own beside the hot path."""

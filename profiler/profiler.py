@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from cbtop.profiler.clocks import DeviceClock, HostClock
@@ -112,6 +113,8 @@ class BrickProfiler:
     #: `with profiler.layer(3):` makes what runs inside part of layer 3; `layer(3, "encoder")` of a named stack.
     layer: Callable[..., TimedBlock]
 
+    _step_of: Callable[[Steps, str | None, int, str], Step] = Step  # with a name and model that are checked
+
     def __init__(
         self,
         *,
@@ -174,10 +177,12 @@ class BrickProfiler:
         """`compiled` or `python`: what runs at every brick."""
         return self._path.implementation
 
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is recorded."""
-        return self._enabled
+    # Without a frame of Python's: each step asks for both.
+    enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
+    recording = property(
+        attrgetter("_path.recording"),
+        doc="Whether what the caller starts now is timed: not while disabled, nor in a step that is not sampled.",
+    )
 
     def enable(self) -> None:
         """Record from now on, also where recording has ended because something failed: as a process of its own."""
@@ -190,11 +195,6 @@ class BrickProfiler:
         """Record nothing from now on; a brick that is running is not recorded either."""
         self._enabled = False
         self._set_recording()
-
-    @property
-    def recording(self) -> bool:
-        """Whether what the caller starts now is timed: not while disabled, nor in a step that is not sampled."""
-        return self._path.recording
 
     @property
     def sync_mode(self) -> SyncMode:
@@ -256,10 +256,6 @@ class BrickProfiler:
     def _steps_on(self, path: Path) -> Steps:
         """The steps of this profiler, timed on `path`."""
         return self._steps.on(path)
-
-    def _step_of(self, steps: Steps, name: str | None, tokens: int, model: str) -> Step:
-        """A step on the path of `steps`."""
-        return Step(steps, checked(name, "step"), tokens, checked(model, "model"))
 
     def timed(
         self, brick: Brick, elements: int | Callable[Arguments, int] = 1
@@ -343,7 +339,7 @@ class BrickProfiler:
         one process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records
         what lies in its first step of a name and in every k-th after it; the others are timed as a whole.
         """
-        return self._step_of(self._steps, name, tokens, model)
+        return self._step_of(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
     def place(self) -> Place:
         """Where the caller is in the graph, for `adopt` in another thread or task."""

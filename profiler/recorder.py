@@ -197,7 +197,7 @@ class RingRecorder:
     def asked(self) -> int:
         """What a command asks of this process, see `cbtop.protocol.requests`; 0: nothing, or there is no ring."""
         ring = self._ring
-        return 0 if ring is None else ring.asked
+        return 0 if ring is None else ring.asked_word[0]
 
     def answer(self, word: int) -> None:
         """Say what became of that, or that this process looks at what it is asked; also in files that open later."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
 from cbtop.profiler.graph_recorder import checked
-from cbtop.profiler.held_steps import HeldStep, Part
+from cbtop.profiler.held_steps import HeldStep, HeldSteps, Part
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, Places, Scopes
 from cbtop.protocol.ring import (
@@ -98,7 +98,8 @@ class Steps:
         """Give `step` a lane: the shared one where the others are taken."""
         with self._taking:
             for lane, holder in self._holders.items():
-                if _is_free(lane, holder):
+                held_by = None if holder is None else holder()
+                if held_by is None or held_by._lane != lane:  # as _is_free
                     self._holders[lane] = ref(step)
                     step._lane = lane
                     return lane
@@ -183,18 +184,21 @@ class Steps:
         self.path.enter(position, root, 0)
 
 
+Inside = tuple[Any, Any, int]  # the scope that a step lay in, its position, and the lane of that
+
+
 class Ended:
     """What is to be recorded of a step that has ended."""
 
     __slots__ = ("end", "flags", "inside", "outside", "scope", "start")
 
-    def __init__(self, scope: Scope, outside: Any, start: Any, end: Any, flags: int) -> None:
+    def __init__(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         self.scope = scope
-        self.outside = outside  # of all steps
+        self.outside: Any = scope.parent  # of all steps
         self.start = start
         self.end = end
         self.flags = flags
-        self.inside: tuple[Scope, Position, int] | None = None  # where it lay in something, and the lane of that
+        self.inside = inside
 
 
 def _amount(value: object) -> HostTime:
@@ -262,7 +266,9 @@ class Step:
         self._ended: Ended | HeldStep | None = None  # once it has, and waits
         self._name = name
         self._model = model
-        self._key = _key(name, model)
+        self._key: tuple[object, ...] = (STEP, NO_NAME if name is None else name)
+        if model:
+            self._key += (model,)
         self._start_ns: int | None = None
         self.own_ns = 0  # what its host has paid to begin it
         self.tokens = tokens
@@ -342,7 +348,7 @@ class Step:
                 if isinstance(ended.end, int):
                     ended.end = HostTime(max(ended.end, ended_ns))
             if not self._waits:
-                self._emit(ended)
+                self._emit(ended.scope, ended.start, ended.end, ended.flags, ended.inside)
                 self._ended = self._lane = None
                 path.step_ended()
                 steps.flush()
@@ -355,9 +361,47 @@ class Step:
         """Whether it has begun, and not ended."""
         return self._position is not None
 
+    # Both are in one piece: where a model has run, the lines of each function of Python have to be fetched anew.
+
     def __enter__(self) -> Step:
         try:
-            self._begin()
+            steps, path = self._steps, self._steps.path
+            position = path.position
+            outer: Any = position.step
+            while outer is not None and outer._position is None:  # a signal cut its end short
+                outer = outer._outer
+            self._outer = outer
+            self._scope, self._is_plain, self._forks = None, False, steps.forks
+            self._is_outermost = outer is None or outer._forks != steps.forks
+            if self._is_outermost:
+                position.recording = True
+            if not (steps.is_on and position.recording):
+                self._position, position.step = position, self
+                return self
+            root = top = self._inside = position.scope
+            while root.parent is not None:
+                top, root = root, root.parent
+            if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
+                self._inside = root  # a signal cut a step's end short: nothing is inside of that one any more
+            if self._is_outermost and not steps.is_sampled(None if self._name is None else self._key):
+                self._start = _plain_mark(path)
+                self._is_plain = True
+                self._position, position.step = position, self
+                position.recording = False  # until it ends
+                return self
+            if self._name is None:
+                steps.show()  # for what runs in it has to wait for its name
+            key = UNNAMED if self._name is None or path.held_steps is not None else self._key
+            scope = root.children.get(key) or steps.scopes.define(root, key)
+            start = self._start = path.start_mark()
+            now_ns = start if isinstance(start, int) else path.now_ns()
+            # Nothing from here on can fail.
+            self._outer_held = position.held
+            position.held = [] if key is UNNAMED else None
+            position.lane = steps.take_lane(self)
+            # One that is there and has no position has ended: a handler that runs steps here must not see that.
+            self._scope, self._position, position.step = scope, position, self
+            path.enter(position, scope, now_ns)
         except BaseException as error:
             self._position = None  # nobody ends what has not begun
             if not isinstance(error, Exception):
@@ -369,114 +413,91 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         position, self._position = self._position, None
-        if position is not None:
+        if position is None:
+            return
+        try:
+            path, scope, lane, failed = self._steps.path, self._scope, self._lane or 0, kind is not None
+            for adopted in list(self._adopted):
+                adopted.let_go()
+            outer: Any = position.step
+            while outer is not None and outer._position is None:  # this one, and any that ended before one inside it
+                outer = outer._outer
+            position.step = outer
+            if self._is_outermost:
+                position.recording = True
+            if self._is_plain:
+                self._end_plain(position, failed=failed)
+            if scope is None:
+                return
+            held = None
             try:
-                self._end(position, failed=kind is not None)
-            except Exception as trouble:  # noqa: BLE001 - as above
-                self._steps.give_up(trouble)
+                end = path.end_mark()
+            finally:
+                held, position.held = position.held, self._outer_held
+                position.leave(scope)  # to where it began; to the root where the step around it has ended meanwhile
+                if position.scope.parent is None and (self._outer is None or self._outer._position is not None):
+                    path.enter(position, self._inside, 0)
+                position.lane = 0 if outer is None else outer._lane or 0
+            if path.recording:
+                flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
+                start = self._start if self._start_ns is None else HostTime(self._start_ns)
+                if path.held_steps is not None and held is not None:
+                    self._hold(path.held_steps, position, scope, held, start, end, flags)
+                else:
+                    if scope.key == UNNAMED:
+                        scope = self._give_name(scope, held or [], lane)
+                    elif scope.key != self._key:  # it was renamed where a brick ran in it
+                        path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
+                        scope = self._named(scope.parent)
+                    inside = None
+                    if position.scope is self._inside and self._inside.parent is not None:
+                        inside = self._named(self._inside), position, position.lane
+                    if self._waits:
+                        self._ended = Ended(scope, start, end, lane | flags, inside)
+                    else:
+                        self._emit(scope, start, end, lane | flags, inside)
+            if not isinstance(self._ended, Ended):
+                self._lane = None  # only now: whoever takes it next writes behind this step's end
+            if self._is_outermost:
+                path.step_ended()
+                self._steps.flush()
+        except Exception as trouble:  # noqa: BLE001 - as above
+            self._steps.give_up(trouble)
 
     _outer: Any  # the step this one lies in, if any
     _is_outermost: bool  # of this process
     _is_plain: bool  # not sampled: timed as a whole
     _forks: int  # that had led to the process it began in: with more of them, this is a child of that one
 
-    def _begin(self) -> None:
-        steps, path = self._steps, self._steps.path
-        position = path.position
-        outer: Any = position.step
-        while outer is not None and outer._position is None:  # a signal cut its end short
-            outer = outer._outer
-        self._outer = outer
-        self._scope, self._is_plain, self._forks = None, False, steps.forks
-        self._is_outermost = outer is None or outer._forks != steps.forks
-        if self._is_outermost:
-            position.recording = True
-        if not (steps.is_on and position.recording):
-            self._position, position.step = position, self
-            return
-        root = top = self._inside = position.scope
-        while root.parent is not None:
-            top, root = root, root.parent
-        if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
-            self._inside = root  # a signal cut a step's end short: nothing is inside of that one any more
-        if self._is_outermost and not steps.is_sampled(None if self._name is None else self._key):
-            self._start = _plain_mark(path)
-            self._is_plain = True
-            self._position, position.step = position, self
-            position.recording = False  # until it ends
-            return
-        if self._name is None:
-            steps.show()  # for what runs in it has to wait for its name
-        key = UNNAMED if self._name is None or path.held_steps is not None else self._key
-        scope = root.children.get(key) or steps.scopes.define(root, key)
-        start = self._start = path.start_mark()
-        now_ns = start if isinstance(start, int) else path.now_ns()
-        # Nothing from here on can fail.
-        self._outer_held = position.held
-        position.held = [] if key is UNNAMED else None
-        position.lane = steps.take_lane(self)
-        # A step that is there and has no position has ended: a signal handler that runs steps here must not see that.
-        self._scope, self._position, position.step = scope, position, self
-        path.enter(position, scope, now_ns)
-
-    def _end(self, position: Position, *, failed: bool) -> None:
-        path, scope, lane = self._steps.path, self._scope, self._lane or 0
-        for adopted in list(self._adopted):
-            adopted.let_go()
-        step: Any = position.step
-        while step is not None and step._position is None:  # this one, and any that ended before one inside it
-            step = step._outer
-        position.step = step
-        if self._is_outermost:
-            position.recording = True
-        if self._is_plain:
-            self._end_plain(position, failed=failed)
-        if scope is None:
-            return
-        held = None
-        try:
-            end = path.end_mark()
-        finally:
-            held, position.held = position.held, self._outer_held
-            self._go_back(position, scope)
-            position.lane = 0 if step is None else step._lane or 0
-        if path.recording and path.held_steps is not None and held is not None:
-            flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
-            start = self._start if self._start_ns is None else HostTime(self._start_ns)
-            kept = HeldStep(
-                self,
-                self._key,
-                scope,
-                held,
-                self._start,
-                start,
-                end,
-                self.tokens,
-                flags,
-                amounts=(_amount(self.sequences), _amount(self.cached)),
-                waits=self._waits,
-            )
-            self._ended = kept if self._waits else None
-            path.held_steps.add(kept)
-            if position.scope is self._inside and self._inside.parent is not None:
-                path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
-        elif path.recording:
-            if scope.key == UNNAMED:
-                scope = self._give_name(scope, held or [], lane)
-            elif scope.key != self._key:  # it was renamed where a brick ran in it
-                path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
-                scope = self._named(scope.parent)
-            flags = lane | (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
-            ended = self._ended_in(scope, position, end, flags)
-            if self._waits:
-                self._ended = ended
-            else:
-                self._emit(ended)
-        if not isinstance(self._ended, Ended):
-            self.leave_lane()  # only now: whoever takes it next writes behind this step's end
-        if self._is_outermost:
-            path.step_ended()
-            self._steps.flush()
+    def _hold(
+        self,
+        held_steps: HeldSteps,
+        position: Position,
+        scope: Scope,
+        held: list[HeldRecord],
+        start: Any,
+        end: Any,
+        flags: int,
+    ) -> None:
+        """Let it be recorded once its times are known."""
+        kept = HeldStep(
+            self,
+            self._key,
+            scope,
+            held,
+            self._start,
+            start,
+            end,
+            self.tokens,
+            flags,
+            amounts=(_amount(self.sequences), _amount(self.cached)),
+            waits=self._waits,
+        )
+        self._ended = kept if self._waits else None
+        held_steps.add(kept)
+        if position.scope is self._inside and self._inside.parent is not None:
+            path = self._steps.path
+            path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
 
     def _end_plain(self, position: Position, *, failed: bool) -> None:
         """Record it as a whole, under the name it has by now."""
@@ -489,32 +510,23 @@ class Step:
             root = root.parent
         # A cancelled one takes nothing along in the shared lane.
         flags = FLAG_CANCELLED | SHARED_LANE if self._cancelled else FLAG_PLAIN
+        flags = flags | FLAG_FAILED if failed else flags
         scope = root.children.get(self._key) or steps.scopes.define(root, self._key)
-        self._emit(self._ended_in(scope, position, end, flags | FLAG_FAILED if failed else flags))
-
-    def _ended_in(self, scope: Scope, position: Position, end: Any, flags: int) -> Ended:
         start = self._start if self._start_ns is None else HostTime(self._start_ns)
-        ended = Ended(scope, scope.parent, start, end, flags)
+        inside = None
         if position.scope is self._inside and self._inside.parent is not None:
-            ended.inside = self._named(self._inside), position, position.lane
-        return ended
+            inside = self._named(self._inside), position, position.lane
+        self._emit(scope, start, end, flags, inside)
 
-    def _emit(self, ended: Ended) -> None:
+    def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         """The records of this step: its own, of how much it worked on, and of what it took of where it began."""
-        path, scope = self._steps.path, ended.scope
-        path.emit(scope, None, ended.start, ended.end, self.tokens, ended.flags)
+        path = self._steps.path
+        path.emit(scope, None, start, end, self.tokens, flags)
         if (self.sequences is not None or self.cached is not None) and not self._cancelled:
             path.emit(scope, None, _amount(self.sequences), _amount(self.cached), 0, FLAG_AMOUNTS)
-        if ended.inside is not None:
-            inside, position, lane = ended.inside
-            path.emit(inside, position, self._start, ended.end, self.tokens, lane)
-
-    def _go_back(self, position: Position, scope: Scope) -> None:
-        """Out of the step, to where it began; to the root where the step around it has ended meanwhile."""
-        position.leave(scope)
-        is_at_root = position.scope.parent is None
-        if is_at_root and (self._outer is None or self._outer._position is not None):
-            self._steps.path.enter(position, self._inside, 0)
+        if inside is not None:
+            outer, position, lane = inside
+            path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def leave_to_parent(self) -> None:
         """In a forked child: the parent records this step, and what is done for it."""

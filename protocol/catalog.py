@@ -49,6 +49,7 @@ class CatalogWriter:
         self.size_bytes = 0  # of all that was taken, written or not
         self.trouble: OSError | None = None  # why the last write was refused; None when it was not
         self._waiting = bytearray()  # what the disk had no room for
+        self.is_behind = False  # something was taken that is not written yet
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
@@ -80,14 +81,10 @@ class CatalogWriter:
             return False
         frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
         self.size_bytes += size_bytes  # no call until the next line is done: no signal cuts in between
+        self.is_behind = True
         self._waiting += frame
         self.flush()
         return True
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether something was taken that is not written yet."""
-        return bool(self._waiting)
 
     def flush(self) -> bool:
         """Write what a full disk refused before; whether everything is written now."""
@@ -101,7 +98,8 @@ class CatalogWriter:
                 self.trouble = error
             else:
                 del self._waiting[:written]  # the rest of a torn frame follows with the next
-        return not self._waiting
+        self.is_behind = bool(self._waiting)
+        return not self.is_behind
 
     def close(self) -> None:
         """Let go of the file."""

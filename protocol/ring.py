@@ -226,6 +226,7 @@ class RingWriter:
         self.capacity = capacity
         self._words = self.memory.cast("q")
         self._words[CURSOR_WORD] = first
+        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # what a command asks, see `asked`
         self._laps = itertools.count(first + -first % capacity, capacity)
         # `next` of this is one C call, so no other thread comes in between. It is made of ranges alone: to make any
         # other iterator may collect garbage, and that may run any code. The numbers start again as in the tags.
@@ -268,7 +269,7 @@ class RingWriter:
     @property
     def asked(self) -> int:
         """What a command asks of this process, as `cbtop.protocol.requests` reads it; 0: nothing."""
-        return self._words[ASKED_WORD]
+        return self.asked_word[0]
 
     def answer(self, word: int) -> None:
         """Say what became of that."""

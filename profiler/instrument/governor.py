@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 from weakref import WeakSet
@@ -258,10 +259,8 @@ class GovernedProfiler(BrickProfiler):
 
     def __init__(self, allowed_percent: float, *, recorder: Recorder) -> None:
         self.governor = Governor(allowed_percent, self.announce)
+        self._step_of = partial(GovernedStep, self.governor)
         super().__init__(sample_every=FIRST_EVERY, recorder=recorder)
-
-    def _step_of(self, steps: Steps, name: str | None, tokens: int, model: str) -> Step:
-        return GovernedStep(self.governor, steps, name, tokens, model)
 
     def _is_sampled(self, key: object) -> bool:
         return self.governor.is_sampled(key)

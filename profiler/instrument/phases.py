@@ -53,17 +53,21 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
             return packed
     if not has_cache:
         return Call(ENCODE, tokens, sequences, None)
-    held = [kwargs[name] for name in _CACHES if name in kwargs and kwargs[name] is not None]
+    held = None
+    for name in _CACHES:
+        held = kwargs.get(name)
+        if held is not None:
+            break
     stand: list[Any] = []
     if not _STAND.isdisjoint(kwargs):
         stand += [kwargs[name] for name in POSITIONS if kwargs.get(name) is not None]
-    cached = cached_positions(held[0]) if held else None if stand else 0
+    cached = cached_positions(held) if held is not None else None if stand else 0
     starts = {cached} if cached is not None else _starts(stand[0], sequences, length) if stand else set()
     cached = min(starts) if len(starts) == 1 else None
     if new is not None and new.dim() == 1 and len(starts) > 1:
         sequences = 0  # they lie behind one another: nobody says where each ends
     # Where only a device knows where several new tokens stand, they are taken for a prompt.
-    is_known = bool(starts) or (bool(held) and not _counts_on_a_device(held[0]))
+    is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
     if starts == {0} or (not is_known and length > 1):
         phase = PREFILL
     elif 0 in starts:
@@ -74,7 +78,7 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
         phase = DECODE
     else:
         phase = EXTEND
-    return Call(phase, tokens, sequences, cached)
+    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # which `Call` does in a frame of Python's
 
 
 def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool) -> Call:
@@ -149,10 +153,15 @@ def cached_positions(cache: Any) -> int | None:
     """How many positions a cache holds; None where it has some, and their number lies on a device or is not kept."""
     length = getattr(cache, "get_seq_length", None)
     if length is not None:
-        layers = _layers_of(cache)
-        if _is_fresh(cache, layers):
-            return 0
-        found = length() if _counts_positions(layers) else None
+        layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
+        first = layers[0] if type(layers) is list and layers else None
+        if getattr(first, "is_initialized", None) is True and hasattr(first, "get_seq_length"):
+            found = length()  # as almost always, and fewer calls
+        else:
+            layers = _layers_of(cache)
+            if _is_fresh(cache, layers):
+                return 0
+            found = length() if _counts_positions(layers) else None
         return found if isinstance(found, int) else _on_the_host(found)
     if isinstance(cache, (tuple, list)):  # of before there were caches: layers of (keys, values)
         first = cache[0] if cache else None

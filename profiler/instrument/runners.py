@@ -70,13 +70,8 @@ def once_there(
 class Run:
     """One run of a runner: what is called as a step."""
 
-    def __init__(self, original: Function, runner: Any, what: Call) -> None:
-        self._original = original
-        self._runner = runner
+    def __init__(self, what: Call) -> None:
         self._what = what
-
-    def plain(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._original(self._runner, *args, **kwargs)
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> Call:
         return self._what
@@ -101,7 +96,7 @@ def runs(original: Function, engine: Engine) -> Function:
             what = None
         if what is None:
             return original(runner, *args, **kwargs)
-        result = attachment.steps.run(Run(original, runner, what), args, kwargs)
+        result = attachment.steps.run(Run(what), functools.partial(original, runner), args, kwargs)
         step = _waiting(runner)
         if step is not None and not _samples_later(engine, result):
             step.close()

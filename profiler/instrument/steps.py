@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 from weakref import ref
 
 import torch
+from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch.compiler import is_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
@@ -124,9 +125,6 @@ def _unless_it_fails(
 class Called(Protocol):
     """What is called as a step: a model, or a runner with its model."""
 
-    def plain(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The call as it is without us."""
-
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         """What the call with these arguments does."""
 
@@ -142,7 +140,8 @@ class OpenStep:
         self.profiler = steps.profiler
         self.is_running = True  # the model's call has not returned yet
         self.is_recorded = False
-        self.generation = generation = unit.generation
+        generations = unit.generations
+        self.generation = generation = generations[-1] if generations else None
         self.waits = called.may_wait(generation)  # for its token to be chosen
         self._unit = unit
         self._sampling: Any = None
@@ -162,23 +161,19 @@ class OpenStep:
             self._step.start_ns, duration_ns = self.generation.prepared
             if self.is_recorded:
                 self.profiler.record_elapsed(_INPUTS, duration_ns, 0)
+        steps = self.steps
         if self.is_recorded:
-            self.steps.look_again()
-        self.steps.follow(self if self.is_recorded else None)
+            steps._looks += 1
+            if steps._looks % LOOK_EVERY == 0:
+                steps.look_again()
+        steps.follow(self if self.is_recorded else None)
 
     @_unless_it_fails
-    def returned(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        """The model's call has, or has failed."""
+    def returned(self) -> None:
+        """The model's call has, and its token is waited for."""
         self.is_running = False
         if self._in_burst is not None:
             self._end_in_burst()
-        if kind is not None or not self.waits:
-            self.close(kind, error, trace)
 
     @_unless_it_fails
     def begin_sampling(self) -> None:
@@ -205,7 +200,6 @@ class OpenStep:
         if self.call.phase == VERIFY:
             self._step.tokens = tokens
 
-    @_unless_it_fails
     def close(
         self,
         kind: type[BaseException] | None = None,
@@ -213,33 +207,38 @@ class OpenStep:
         trace: TracebackType | None = None,
     ) -> None:
         """End it, and what is still open inside."""
-        self.is_running = False
-        if self._in_burst is not None:
-            self._end_in_burst()
-        opened = self._unit.open
-        if self not in opened:
-            return
         try:
-            while opened[-1] is not self:
-                opened[-1].close()
+            self.is_running = False
+            if self._in_burst is not None:
+                self._end_in_burst()
+            opened = self._unit.open
+            if self not in opened:
+                return
             try:
-                self._step.__exit__(kind, error, trace)
-            except BaseException:  # of a signal handler: what has ended by then ends no more
-                self._step.__exit__(kind, error, trace)
-                raise
-            for generation in self._unit.generations:
-                generation.prepared = None
-        finally:
-            if self in opened:
-                ended = opened[opened.index(self) :]
+                while opened[-1] is not self:
+                    opened[-1].close()
                 try:
-                    ModelSteps.ended(ended)
-                except BaseException:  # as above
-                    ModelSteps.ended(ended)
+                    self._step.__exit__(kind, error, trace)
+                except BaseException:  # of a signal handler: what has ended by then ends no more
+                    self._step.__exit__(kind, error, trace)
                     raise
-                finally:
-                    if self in opened:
-                        del opened[opened.index(self) :]
+                for generation in self._unit.generations:
+                    generation.prepared = None
+            finally:
+                if self in opened:
+                    ended = opened[opened.index(self) :]
+                    try:
+                        for step in ended:
+                            step.steps._recorded.discard(step)
+                    except BaseException:  # as above
+                        for step in ended:
+                            step.steps._recorded.discard(step)
+                        raise
+                    finally:
+                        if self in opened:
+                            del opened[opened.index(self) :]
+        except Exception as trouble:  # noqa: BLE001 - as in _unless_it_fails
+            self.steps.failed(trouble)
 
     def _begin_in_burst(self) -> bool:
         """Let its kernels be recorded instead of its times; gives whether they are."""
@@ -323,7 +322,7 @@ class ModelSteps:
         self.on_device: dict[Hashable, Hashable] = {}  # of bricks that the host times, what they are on the device
         self.measured: Callable[[str], None] = lambda how: None  # is told how the device's times come about
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
-        self._looks = 0
+        self._looks = 0  # recorded steps that have begun
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be
         self._recorded: set[OpenStep] = set()  # that run
@@ -360,13 +359,8 @@ class ModelSteps:
         found = [step for step in here.open if step.steps is self]
         return found[-1] if found else None
 
-    def run_model(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model: as a step, unless it is a runner's, whose warm-ups call it outside of any."""
-        capture = capture_here()
-        if capture is not None:
-            return self._noted(capture, call, args, kwargs)
-        if not self.is_of_runner:
-            return self.run(call, args, kwargs)
+    def run_in_runner(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model of a runner, whose warm-ups call it outside of any step."""
         try:
             if self.open_in(unit()) is None:
                 self.follow(None)
@@ -374,7 +368,7 @@ class ModelSteps:
             self.failed(error)
         return call.plain(*args, **kwargs)
 
-    def _noted(self, capture: Capture, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def noted(self, capture: Capture, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model while a graph is captured: nothing runs: it is no step, and `capture` notes the calls."""
         if not self.profiler.enabled or capture.is_in_call_of(self):
             return call.plain(*args, **kwargs)
@@ -390,17 +384,20 @@ class ModelSteps:
             if noting is not None:
                 noting.end()
 
-    def run(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model as a step; inside a step of its own it is only called."""
+    def run(self, call: Called, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `called`, which `call` stands in for, as a step; inside a step of its model it is only called."""
         step: OpenStep | None = None
         try:
             step = self._begun(call, args, kwargs)
-            result = call.plain(*args, **kwargs)
+            result = called(*args, **kwargs)
             if step is not None:
-                step.returned()
+                if step.waits:
+                    step.returned()
+                else:
+                    step.close()
         except BaseException:  # of the model, or of a signal handler
             if step is not None:
-                step.returned(*sys.exc_info())
+                step.close(*sys.exc_info())
             raise
         return result
 
@@ -414,14 +411,21 @@ class ModelSteps:
                 return None
             if self.timing.is_over:
                 self.changed()
-            here = unit()
-            mine = self.open_in(here)
+            position = self.path.position
+            here = position.unit
+            if here is None:
+                here = position.unit = unit()
+            mine = None
+            for one in here.open:
+                if one.steps is self:
+                    mine = one
             if mine is not None:
-                generates_inside = mine.generation is not here.generation and call.may_wait(here.generation)
-                if mine.is_running and not generates_inside:
-                    return None
                 if not mine.is_running:
                     mine.close()  # it waited for a token, and the next call has come
+                else:
+                    generation = here.generations[-1] if here.generations else None
+                    if mine.generation is generation or not call.may_wait(generation):
+                        return None  # else it generates inside
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
                 if not self._shared_with.keys().isdisjoint(others):
@@ -463,9 +467,8 @@ class ModelSteps:
             self._are_in = recorded is not None
 
     def look_again(self) -> None:
-        """One recorded step in so many: whether the model is what it was."""
-        self._looks += 1
-        if self._looks % LOOK_EVERY == 0 and not self._recorded and not self.is_of_runner:
+        """Whether the model is what it was."""
+        if not self._recorded and not self.is_of_runner:
             with torch._C.DisableTorchFunction():  # the host's do not see that we ask
                 self.changed()
 
@@ -482,12 +485,6 @@ class ModelSteps:
             self.calls = ()
             self._are_in = False
 
-    @staticmethod
-    def ended(steps: list[OpenStep]) -> None:
-        with ModelSteps._lock:
-            for step in steps:
-                step.steps._recorded.discard(step)
-
 
 class ModelCall(Call):
     """Stands in for a call that is a step of its own where none of this model is open."""
@@ -501,9 +498,18 @@ class ModelCall(Call):
         self._names = _positional(module)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or torch.jit.is_tracing() or is_symbolic():
+        if is_compiling() or _is_tracing() or (_len_torch_dispatch_stack() and is_symbolic()):
             return self.plain(*args, **kwargs)
-        return self._steps.run_model(self, args, kwargs)
+        steps, called = self._steps, self.instead
+        if captures:
+            capture = capture_here()
+            if capture is not None:
+                return steps.noted(capture, self, args, kwargs)
+        if steps.is_of_runner:
+            return steps.run_in_runner(self, args, kwargs)
+        if called is None:
+            called = self.module()._call_impl  # type: ignore[union-attr]  # as in `plain`, without its frame
+        return steps.run(self, called, args, kwargs)
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         is_assisted = generation is not None and generation.is_assisted

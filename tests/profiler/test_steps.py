@@ -515,7 +515,7 @@ def test_a_signal_handler_that_runs_a_step_of_its_own_while_one_begins_takes_tha
 
     def trace(frame: Any, event: str, argument: object) -> Any:
         nonlocal left  # so many opcodes
-        frame.f_trace_opcodes = frame.f_code is Step._begin.__code__
+        frame.f_trace_opcodes = frame.f_code is Step.__enter__.__code__
         if event == "opcode":
             left -= 1
             if left < 0:
