@@ -1348,21 +1348,29 @@ closed_over(PyObject *function)
     return NULL;
 }
 
-/* The FunctionCall of a wrapper, which closes over a function that closes over it. */
+/* The function that a wrapper closes over and that closes over its FunctionCall; borrowed, NULL where there is none. */
 static inline PyObject *
-call_of(PyObject *wrapper)
+timed_in(PyObject *wrapper)
 {
-    PyObject *cells = PyFunction_GET_CLOSURE(wrapper), *found = NULL;
-    for (Py_ssize_t i = 0; found == NULL && cells != NULL && i < PyTuple_GET_SIZE(cells); i++) {
+    PyObject *cells = PyFunction_GET_CLOSURE(wrapper);
+    for (Py_ssize_t i = 0; cells != NULL && i < PyTuple_GET_SIZE(cells); i++) {
         PyObject *held = PyCell_GET(PyTuple_GET_ITEM(cells, i));
-        if (held != NULL && PyFunction_Check(held))
-            found = closed_over(held);
+        if (held != NULL && PyFunction_Check(held) && closed_over(held) != NULL)
+            return held;
     }
-    return found;
+    return NULL;
 }
 
-/* What calling a wrapper of functions.py does instead of running its frame, which Dynamo sees. Python 3.11 runs the
-   frame all the same where a frame of Python's calls it by name. */
+/* The FunctionCall of a wrapper, or of the function in it. */
+static inline PyObject *
+call_of(PyObject *function)
+{
+    PyObject *found = closed_over(function), *timed = found == NULL ? timed_in(function) : NULL;
+    return timed == NULL ? found : closed_over(timed);
+}
+
+/* What calling a wrapper of functions.py, or the function in it, does instead of running their frames, which Dynamo
+   sees. Python 3.11 runs the wrapper's all the same where a frame of Python's calls it by name. */
 static PyObject *
 wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -1398,15 +1406,19 @@ done:
 static PyObject *
 compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
 {
-    if (!PyFunction_Check(function) || call_of(function) == NULL) {
+    PyObject *timed = PyFunction_Check(function) ? timed_in(function) : NULL;
+    if (timed == NULL) {
         PyErr_SetString(PyExc_TypeError, "a wrapper of a call is wanted");
         return NULL;
     }
+    PyObject *const both[] = {function, timed};
+    for (int i = 0; i < 2; i++) {
 #if PY_VERSION_HEX >= 0x030C0000
-    PyFunction_SetVectorcall((PyFunctionObject *)function, wrapper_call);
+        PyFunction_SetVectorcall((PyFunctionObject *)both[i], wrapper_call);
 #else
-    ((PyFunctionObject *)function)->vectorcall = wrapper_call;
+        ((PyFunctionObject *)both[i])->vectorcall = wrapper_call;
 #endif
+    }
     return Py_NewRef(function);
 }
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import sys
 import threading
 import time
 import warnings
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
@@ -56,6 +61,31 @@ def test_generating_is_a_prefill_and_a_decode_for_each_further_token(profiler: B
     attach(model, profiler)
     model.generate(words(2, 7), max_new_tokens=4, min_new_tokens=4)
     assert _steps(memory) == [("prefill", 14), ("decode", 2), ("decode", 2), ("decode", 2)]
+
+
+@pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
+def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> None:
+    # Each costs what it takes to fetch its lines again after a model has run: a microsecond, whatever it does.
+    gc.collect()  # where other models are timed, functions ask whose step it is
+    profiler, model, cache = BrickProfiler(), model_of("llama"), transformers.DynamicCache()
+    ran: set[str] = set()
+
+    def trace(frame: Any, event: str, argument: object) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("cbtop."):
+            ran.add(frame.f_code.co_qualname)
+
+    with contextlib.closing(profiler):
+        attach(model, profiler)
+        for _ in range(3):
+            model(words(1, 1), past_key_values=cache)
+        sys.setprofile(trace)
+        try:
+            model(words(1, 1), past_key_values=cache)
+        finally:
+            sys.setprofile(None)
+    assert "Step.__exit__" in ran
+    assert "timed.<locals>.call_timed" not in ran  # which is C's on any version of Python
+    assert len(ran) < 35, sorted(ran)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "mixtral"])

@@ -1019,6 +1019,24 @@ def test_a_size_that_is_a_symbol_is_no_number_of_elements(
     assert _timed(memory) == {"decode": 1, "decode/Brick": 1}
 
 
+def test_what_is_no_tensor_is_not_asked_what_class_it_has(
+    timed: Callable[..., Any], timer: BrickProfiler, memory: Memory
+) -> None:
+    asked: list[str] = []
+
+    class Config:
+        def __getattribute__(self, name: str) -> Any:
+            asked.append(name)
+            return super().__getattribute__(name)
+
+    timed(Config(), also=torch.ones(2, 3))  # in no step: what is asked, what is called asks
+    without_us = list(asked)
+    with timer.step("decode"):
+        timed(Config(), also=torch.ones(2, 3))
+    assert [elements for *_, elements in memory.records][:-1] == [6]
+    assert asked == 2 * without_us
+
+
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_wrapped_function_looks_as_it_did(again: Callable[[Any], Any]) -> None:
     functions, here = Functions(), sys.modules[__name__]
