@@ -251,6 +251,7 @@ class Step:
         "_waits",
         "cached",
         "own_ns",
+        "returned_ns",
         "sequences",
         "tokens",
     )
@@ -270,7 +271,8 @@ class Step:
         if model:
             self._key += (model,)
         self._start_ns: int | None = None
-        self.own_ns = 0  # what its host has paid to begin it
+        self.own_ns = 0  # what its host has paid to begin it, and for calls in it that are none
+        self.returned_ns: int | None = None  # when what it times had returned, where that is all of it
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None

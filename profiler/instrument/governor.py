@@ -138,6 +138,7 @@ class Governor:
         self._kinds: dict[object, Kind] = {}
         self._models: dict[object, _Model] = {}
         self._own: deque[float] = deque(maxlen=SAMPLES)  # what plain steps pay to begin and end, in ns
+        self.told_ns = 0  # that `ended` took the last time: part of what the next one pays
         self._seen = self._recorded = self._lived_ns = 0
         self._look_at_step, self._look_at_ns = 0, 0
         self._recent_ns = 0.0
@@ -294,7 +295,7 @@ class GovernedStep(Step):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        ending_ns = time.perf_counter_ns()
+        ending_ns = time.perf_counter_ns() if self.returned_ns is None else self.returned_ns
         super().__exit__(kind, error, trace)
         mark, self._mark = self._mark, None
         if mark is None:
@@ -303,7 +304,8 @@ class GovernedStep(Step):
             self._governor.left(self, self._model)
             if kind is None:
                 now_ns = time.perf_counter_ns()
-                own_ns = self.own_ns + now_ns - ending_ns
+                own_ns = self.own_ns + now_ns - ending_ns + self._governor.told_ns
                 self._governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
+                self._governor.told_ns = time.perf_counter_ns() - now_ns
         except Exception as trouble:  # noqa: BLE001 - as above
             self._steps.give_up(trouble)

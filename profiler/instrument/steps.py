@@ -17,9 +17,9 @@ import functools
 import inspect
 import sys
 import threading
+import time
 from _thread import get_ident
 from collections.abc import Callable, Hashable, Sequence
-from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 from weakref import ref
@@ -394,6 +394,7 @@ class ModelSteps:
                 if step.waits:
                     step.returned()
                 else:
+                    step._step.returned_ns = time.perf_counter_ns()
                     step.close()
         except BaseException:  # of the model, or of a signal handler
             if step is not None:
@@ -403,7 +404,7 @@ class ModelSteps:
 
     def _begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenStep | None:
         """The step that begins; None inside one of this model, and where it cannot."""
-        called_ns = perf_counter_ns()
+        called_ns = time.perf_counter_ns()
         step: OpenStep | None = None
         try:
             if not self.profiler.enabled:
@@ -425,6 +426,7 @@ class ModelSteps:
                 else:
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
+                        mine._step.own_ns += time.perf_counter_ns() - called_ns
                         return None  # else it generates inside
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
@@ -432,7 +434,7 @@ class ModelSteps:
                     return None
             step = OpenStep(self, here, call, args, kwargs)
             step.begin()
-            step._step.own_ns = perf_counter_ns() - called_ns
+            step._step.own_ns = time.perf_counter_ns() - called_ns
         except BaseException as error:
             if step is not None:
                 step.close()

@@ -632,21 +632,30 @@ def test_written_out_attention_is_called_so(profiler: BrickProfiler, memory: Mem
     assert (calls["Attention (eager)"], calls["Attention (fused)"]) == (3, 0)
 
 
-def test_what_a_plain_step_pays_to_be_described_is_told_as_its_cost(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["describe", "close", "told"])
+def test_what_a_plain_step_pays_is_told_as_its_cost(
+    what: str, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cbtop.profiler.instrument import steps as model_steps
+    from cbtop.profiler.instrument import governor, steps
 
-    describe = model_steps.describe
+    owner: Any
+    owner, name = {
+        "describe": (steps, "describe"),
+        "close": (steps.OpenStep, "close"),
+        "told": (governor.Kind, "add"),
+    }[what]
+    original = getattr(owner, name)
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         time.sleep(0.01)
-        return describe(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(model_steps, "describe", slow)
+    monkeypatch.setattr(owner, name, slow)
     profiler, model = GovernedProfiler(1, recorder=memory), model_of("llama")
+    monkeypatch.setattr(profiler.governor, "is_sampled", lambda key: False)
     attachment = attach(model, profiler)
     for _ in range(6):
         model(words(1, 3))
     attachment.detach()
-    assert min(profiler.governor._own) >= 10_000_000
+    assert len(profiler.governor._own) == 6
+    assert min(list(profiler.governor._own)[what == "told" :]) >= 10_000_000  # to tell is paid for by the next
