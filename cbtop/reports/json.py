@@ -15,6 +15,7 @@ from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
+from cbtop.viewmodels.layers import LayersView
 from cbtop.viewmodels.model import (
     BesideView,
     BooksView,
@@ -47,6 +48,7 @@ OTHER_ORIGINS = {
         "straggler",
         "ranks",
         "critical_path",
+        "layer_times",
         "overhead_percent",
         "low_percent",
         "high_percent",
@@ -118,6 +120,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "phases": [_steps(steps) for steps in view.phases],
         "bricks": [_brick(row) for row in view.bricks],
         "shares_close": view.shares_close,
+        "layer_times": _layers(view.layer_times),
         "ranks": None if view.ranks is None else asdict(view.ranks),
         "categories": [_category(row) for row in view.categories],
         "roofline": _roofline(view.roofline),
@@ -147,6 +150,31 @@ def _source(view: SourceView) -> dict[str, Any]:
             for check in view.checks
         ],
         "traces": [_trace(trace) for trace in view.traces],
+    }
+
+
+def _layers(layers: LayersView | None) -> dict[str, Any] | None:
+    """Each layer with the time of each brick in it; null where there are no layers."""
+    if layers is None:
+        return None
+    names = [brick.name for brick in layers.bricks]
+    return {
+        "unit": layers.unit,
+        "layers": [
+            {
+                "name": row.name,
+                "id": row.id,
+                "us": row.us,
+                "p50_us": row.p50_us,
+                "median_us": row.median_us,
+                "to_median": row.to_median,
+                "between_us": row.between_us,
+                "bricks": [
+                    {"name": name, "us": us} for name, us in zip(names, row.cells, strict=True) if us is not None
+                ],
+            }
+            for row in layers.rows
+        ],
     }
 
 

@@ -20,6 +20,7 @@ from cbtop.statistics import (
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
+from cbtop.viewmodels.layers import ODD
 from cbtop.viewmodels.model import (
     CeilingRow,
     GraphRow,
@@ -240,6 +241,22 @@ def _categories(view: SourceView) -> str:
     return "\n".join((table(rows, left=1), *_shares(view)))
 
 
+def _layers(view: SourceView) -> str:
+    """A line for each layer, and what makes it slow where it stands out among its like."""
+    layers = view.layer_times
+    if layers is None:
+        return "layers: n/a (none of this phase has been recorded)"
+    title = f"µs a {layers.unit}"
+    rows: Table = [("layer", title, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
+    for row in layers.rows:
+        odd = (row.to_median or 0.0) >= ODD
+        name, us = layers.excess(row) if odd else ("", 0.0)
+        figures = (row.us, row.p50_us, row.median_us, row.to_median, row.between_us)
+        most = f"{name} (+{fmt.duration(us)})" if odd else ""
+        rows.append((row.name, *map(fmt.number, figures), most))
+    return table(rows, left=1)
+
+
 def _roofline(view: SourceView) -> str:
     ceilings = [f"{c.name} {fmt.number(c.value)} {c.unit} ({_measured(c)})" for c in view.roofline.ceilings]
     rows: Table = [("brick", *_heads(POINT_REPORT), "")]
@@ -341,6 +358,7 @@ def _foot(view: SourceView) -> str:
 SECTIONS: dict[str, Callable[[SourceView], str]] = {
     "bricks": _bricks,
     "categories": _categories,
+    "layers": _layers,
     "roofline": _roofline,
     "tree": _tree,
     "trace": _traces,

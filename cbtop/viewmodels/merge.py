@@ -283,6 +283,7 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
         categories=tuple(sorted(categories.values(), key=lambda row: row.category)),
         roofline=_no_roof(tuple(bricks.values())),
         graph=(),
+        layer_times=None,
         critical_path=None,
         books=None,
         outside=None,

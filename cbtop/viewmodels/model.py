@@ -15,6 +15,7 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, Sourc
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.devices import DeviceRow, MachineView
+from cbtop.viewmodels.layers import LayersView
 
 OVERLAP = 1.05  # steps at once, on average: below it they ran one after the other
 
@@ -345,6 +346,7 @@ class SourceView:
     merged: MergedView | None = None  # None: one source; else `pid`, `host` and the like are its first member's
     ranks: RanksView | None = None  # with MergeMode.RANKS
     critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
+    layer_times: LayersView | None = None  # None without layers, or of what is taken from several ranks
     machines: tuple[MachineView, ...] = ()  # where it runs; of several sources merged there may be several
 
     @property

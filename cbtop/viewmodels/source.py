@@ -15,6 +15,7 @@ from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import graph_rows
+from cbtop.viewmodels.layers import layers_view
 from cbtop.viewmodels.model import CheckRow, LossView, SourceSummary, SourceView, WindowView
 from cbtop.viewmodels.roofline import roofline, under_roofs
 from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
@@ -75,6 +76,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         categories=category_rows(category_stats(bricks), totals),
         roofline=roofline(record.ceilings.values(), rows, manifest.roofs if manifest else ""),
         graph=nodes,
+        layer_times=layers_view(totals),
         books=books_view(books_of(totals, whole)),
         outside=beside_view(outside_steps(record.nodes, stats)) if totals.step is not None else None,
         loss=_loss(record),

@@ -1,0 +1,161 @@
+"""Layers × bricks: what each brick takes in each layer of one step, and how a layer compares with its like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.stats import Calls
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+
+ODD = 1.2  # times the median of its like: a layer that takes more stands out, a machine's noise does not make it so
+BETWEEN = "between bricks"
+MIN_PEERS = 3  # layers of the same stack and the same bricks, itself among them: the median of two tells nothing
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBrick:
+    """A column: one brick, in whichever layers it runs."""
+
+    name: str
+    category: BrickCategory
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One layer in the mean step (or, in a process without steps, in one call of the layer); derived."""
+
+    id: int
+    name: str  # `Layer 3`, `Layer 3 (encoder)`
+    index: str  # `3`
+    stack: str
+    us: float  # mean: bricks and what lies between them
+    p50_us: float | None  # of one call
+    cells: tuple[float | None, ...]  # exclusive µs of each of LayersView.bricks; None where that does not run in it
+    between_us: float  # of `us`, in no brick
+    median_us: (
+        float | None
+    )  # of the p50_us of its like: its stack, the same bricks; None where they are fewer than three
+
+    @property
+    def to_median(self) -> float | None:
+        """How many times the median of its like it takes, by medians: a pause that hit it once moves no median."""
+        return self.p50_us / self.median_us if self.p50_us is not None and self.median_us else None
+
+
+@dataclass(frozen=True, slots=True)
+class LayersView:
+    """Every layer of one phase, in the order in which they run."""
+
+    unit: str  # "step" or, for processes without steps, "call": what the times are of
+    bricks: tuple[LayerBrick, ...]  # in the order in which they run
+    rows: tuple[LayerRow, ...]
+
+    @staticmethod
+    def median(us: Sequence[float | None]) -> float | None:
+        """The median over the layers in which something runs; None where it runs in none."""
+        known = [value for value in us if value is not None]
+        return float(np.median(known)) if known else None
+
+    @property
+    def slowest(self) -> LayerRow | None:
+        """The layer that takes longest beside its like; None where none has enough of them."""
+        compared = [row for row in self.rows if row.to_median is not None]
+        return max(compared, key=lambda row: row.to_median or 0.0, default=None)
+
+    def excess(self, row: LayerRow) -> tuple[str, float]:
+        """The brick of `row`, or the time between its bricks, that exceeds the median of its like by most (µs)."""
+        like = [other for other in self.rows if (other.stack, _mask(other)) == (row.stack, _mask(row))]
+        names = [brick.name for brick in self.bricks]
+        over = [
+            (name, us - float(np.median([other.cells[at] or 0.0 for other in like])))
+            for at, (name, us) in enumerate(zip(names, row.cells, strict=True))
+            if us is not None
+        ]
+        over.append((BETWEEN, row.between_us - float(np.median([other.between_us for other in like]))))
+        return max(over, key=lambda one: one[1])
+
+
+def layers_view(totals: PhaseTotals) -> LayersView | None:
+    """The outermost layers of a phase; None where it has none, or none of its steps has ended."""
+    table, inside = totals.table, totals.inside
+    layer_of = _layer_of(totals)
+    layers = [node for node in inside.nodes if layer_of[node.id] == node.id]
+    steps = totals.count[totals.step.id] if totals.step else None
+    if not layers or steps == 0:
+        return None
+    time_ns = totals.columns["closed_ns" if totals.step else "total_ns"]
+    own_ns = totals.closed_exclusive_ns if totals.step else totals.exclusive_ns
+    kind_of, first_of = table.column("kind_of"), table.column("first_of")
+    ids = inside.ids[(kind_of[inside.ids] == NodeKind.BRICK) & (layer_of[inside.ids] > 0)]
+    ids = ids[~totals.adopted[ids] & (totals.columns["count"][ids] > 0)]
+    firsts, column = np.unique(first_of[ids], return_inverse=True)
+    row_of = np.zeros(len(layer_of), np.int64)
+    row_of[[layer.id for layer in layers]] = np.arange(len(layers))
+    cells_ns = np.zeros((len(layers), len(firsts)))
+    runs_in = np.zeros(cells_ns.shape, bool)
+    np.add.at(cells_ns, (row_of[layer_of[ids]], column), own_ns[ids])
+    runs_in[row_of[layer_of[ids]], column] = True
+    layer_ids = np.array([layer.id for layer in layers])
+    times = np.maximum(totals.columns["count"][layer_ids], 1) if steps is None else steps
+    layer_us = time_ns[layer_ids] / times / 1e3
+    cells_us = cells_ns / np.reshape(np.broadcast_to(times, len(layers)), (-1, 1)) / 1e3
+    p50_us = [_p50_us(calls) for calls in totals.stats.calls_of([[layer.id] for layer in layers])]
+    medians = _medians(layers, p50_us, runs_in)
+    bricks = tuple(
+        LayerBrick(node.name, node.category or BrickCategory.OTHER) for node in map(table.__getitem__, firsts)
+    )
+    rows = tuple(
+        LayerRow(
+            id=layer.id,
+            name=display_name(layer),
+            index=layer.name,
+            stack=layer.label,
+            us=float(layer_us[at]),
+            cells=tuple(float(us) if runs else None for us, runs in zip(cells_us[at], runs_in[at], strict=True)),
+            p50_us=p50_us[at],
+            between_us=float(layer_us[at] - cells_us[at].sum()),
+            median_us=medians[at],
+        )
+        for at, layer in enumerate(layers)
+        if totals.columns["count"][layer.id]
+    )
+    return LayersView("step" if totals.step else "call", bricks, rows) if rows else None
+
+
+def _layer_of(totals: PhaseTotals) -> NDArray[np.int64]:
+    """By id the outermost layer that a node lies in, itself for such a layer, 0 for what lies in none."""
+    table = totals.table
+    parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
+    found = np.zeros(len(table) + 1, np.int64)
+    for ids in totals.inside.by_depth:
+        outer = found[parent_of[ids]]
+        found[ids] = np.where((outer == 0) & (kind_of[ids] == NodeKind.LAYER), ids, outer)
+    return found
+
+
+def _medians(
+    layers: Sequence[Node], p50_us: Sequence[float | None], runs_in: NDArray[np.bool_]
+) -> list[float | None]:
+    """Of each layer the median of its like, itself among them."""
+    like: dict[tuple[str, bytes], list[float]] = {}
+    kinds = [(layer.label, runs_in[at].tobytes()) for at, layer in enumerate(layers)]
+    for kind, us in zip(kinds, p50_us, strict=True):
+        if us is not None:
+            like.setdefault(kind, []).append(us)
+    medians = {kind: float(np.median(times)) for kind, times in like.items() if len(times) >= MIN_PEERS}
+    return [medians.get(kind) for kind in kinds]
+
+
+def _p50_us(calls: Calls | None) -> float | None:
+    return None if calls is None or calls.p50_ns is None else calls.p50_ns / 1e3
+
+
+def _mask(row: LayerRow) -> tuple[bool, ...]:
+    return tuple(us is not None for us in row.cells)

@@ -1,0 +1,184 @@
+"""Layers × bricks: every cell is the time the clock made, and a layer is compared with its like alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.client.store import SourceRecord
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.reports import REPORTS
+from cbtop.viewmodels.layers import LayersView
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
+
+STEPS = 4
+
+
+def layers_of(record: SourceRecord, *, window: bool = False) -> LayersView:
+    found = source_view(record, window=window).layer_times
+    assert found is not None
+    return found
+
+
+def run_layer(profiler: BrickProfiler, clock: Clock, layer: int, stack: str = "", *, mixer: bool = False) -> None:
+    """Attention 20 µs (or a mixer 50), 10 between, Down 30; in layer 4 Down takes 90."""
+    with profiler.layer(layer, stack):
+        with profiler.brick("Mixer" if mixer else "Attention"):
+            clock.sleep_us(50 if mixer else 20)
+        clock.sleep_us(10)
+        with profiler.brick("Down"):
+            clock.sleep_us(90 if layer == 4 else 30)
+
+
+def odd_fourth(runtime: Path) -> SourceRecord:
+    """Six layers, the fifth three times as slow in Down; every step ends with a brick outside of layers."""
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for _ in range(STEPS):
+        with profiler.step("decode", tokens=1):
+            for layer in range(6):
+                run_layer(profiler, clock, layer)
+            with profiler.brick("Head"):
+                clock.sleep_us(7)
+    return record_of(source_of(runtime))
+
+
+def test_a_cell_is_the_time_of_a_brick_in_a_layer_of_one_step(runtime: Path) -> None:
+    layers = layers_of(odd_fourth(runtime))
+    assert layers.unit == "step"
+    assert [brick.name for brick in layers.bricks] == ["Attention", "Down"]
+    assert [row.name for row in layers.rows] == [f"Layer {at}" for at in range(6)]
+    assert [row.cells for row in layers.rows] == [(20, 90 if at == 4 else 30) for at in range(6)]
+    assert [row.us for row in layers.rows] == [120 if at == 4 else 60 for at in range(6)]
+    assert {row.between_us for row in layers.rows} == {10}
+
+
+def test_the_slowest_layer_is_named_with_what_makes_it_slow(runtime: Path) -> None:
+    layers = layers_of(odd_fourth(runtime))
+    slowest = layers.slowest
+    assert slowest is not None
+    assert slowest.name == "Layer 4"
+    assert (slowest.p50_us, slowest.median_us) == (pytest.approx(120, rel=0.01), pytest.approx(60, rel=0.01))
+    assert slowest.to_median == pytest.approx(2, rel=0.02)
+    assert layers.excess(slowest) == ("Down", 60)
+    assert layers.median([row.cells[1] for row in layers.rows]) == 30
+
+
+def test_a_layer_is_compared_with_those_of_its_stack_that_have_its_bricks(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", tokens=1):
+        for layer in (0, 1, 2, 3):
+            run_layer(profiler, clock, layer, mixer=layer == 1)
+        for layer in (0, 1):
+            run_layer(profiler, clock, layer, "vision")
+    rows = layers_of(record_of(source_of(runtime))).rows
+    assert [row.median_us and round(row.median_us) for row in rows] == [60, None, 60, 60, None, None]
+    assert [row.stack for row in rows] == ["", "", "", "", "vision", "vision"]
+    assert rows[1].cells == (None, 30, 50)
+
+
+def test_a_pause_that_hits_a_layer_once_makes_it_no_slow_layer(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for step in range(STEPS):
+        with profiler.step("decode", tokens=1):
+            for layer in range(4):
+                with profiler.layer(layer), profiler.brick("Attention"):
+                    clock.sleep_us(5_000 if (step, layer) == (2, 1) else 20)
+    for row in layers_of(record_of(source_of(runtime))).rows:
+        assert row.to_median == pytest.approx(1, rel=0.02)
+
+
+def test_text_and_json_name_the_slow_layer(runtime: Path) -> None:
+    view = source_view(odd_fourth(runtime))
+    text = REPORTS["text"]([view], ["layers"], None)
+    (line,) = [line for line in text.splitlines() if "Down (+60" in line]
+    assert line.split()[:3] == ["Layer", "4", "120.0"]
+    said = json.loads(REPORTS["json"]([view], [], None))["sources"][0]["layer_times"]
+    assert said["unit"] == "step"
+    assert said["layers"][4]["bricks"] == [{"name": "Attention", "us": 20}, {"name": "Down", "us": 90}]
+    assert (said["layers"][4]["us"], said["layers"][4]["between_us"]) == (120, 10)
+
+
+def test_time_between_bricks_may_be_what_makes_a_layer_slow(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", tokens=1):
+        for layer in range(5):
+            with profiler.layer(layer):
+                with profiler.brick("Attention"):
+                    clock.sleep_us(20)
+                clock.sleep_us(100 if layer == 2 else 0)
+    layers = layers_of(record_of(source_of(runtime)))
+    assert layers.slowest is not None
+    assert layers.excess(layers.slowest) == ("between bricks", 100)
+
+
+def test_layers_inside_layers_and_bricks_inside_bricks_are_counted_once(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", tokens=1):
+        for block in range(3):
+            with profiler.layer(block), profiler.brick("Experts"):
+                clock.sleep_us(5)
+                with profiler.layer(0), profiler.brick("Down"):
+                    clock.sleep_us(11)
+    rows = layers_of(record_of(source_of(runtime))).rows
+    assert [row.cells for row in rows] == [(5, 11)] * 3
+    assert {row.between_us for row in rows} == {0}
+
+
+def test_a_process_without_steps_has_the_times_of_a_call(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for _ in range(3):
+        run_layer(profiler, clock, 0)
+    layers = layers_of(record_of(source_of(runtime)))
+    assert (layers.unit, layers.rows[0].us, layers.rows[0].cells) == ("call", 60, (20, 30))
+
+
+def test_a_step_that_has_not_ended_is_in_no_layer(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for _ in range(2):
+        with profiler.step("decode", tokens=1):
+            run_layer(profiler, clock, 0)
+    with profiler.step("decode", tokens=1):
+        run_layer(profiler, clock, 0)
+        record = record_of(source_of(runtime))
+        assert layers_of(record).rows[0].us == 60
+
+
+def test_a_process_without_layers_has_none(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    with profiler.step("decode", tokens=1), profiler.brick("Head"):
+        clock.sleep_us(7)
+    assert source_view(record_of(source_of(runtime))).layer_times is None
+
+
+@given(times=st.lists(st.tuples(*[st.integers(0, 500)] * 3), min_size=1, max_size=12))
+def test_the_cells_of_a_layer_and_what_lies_between_them_are_the_layer(times: list[tuple[int, int, int]]) -> None:
+    with TemporaryDirectory() as directory:
+        clock = Clock()
+        profiler = profiler_in(Path(directory), clock)
+        with profiler.step("decode", tokens=1):
+            for layer, (first, between, last) in enumerate(times):
+                with profiler.layer(layer):
+                    with profiler.brick("first"):
+                        clock.sleep_us(first)
+                    clock.sleep_us(between)
+                    with profiler.brick("last"):
+                        clock.sleep_us(last)
+        rows = layers_of(record_of(source_of(Path(directory)))).rows
+    assert [(*row.cells, row.between_us) for row in rows] == [
+        (first, last, between) for first, between, last in times
+    ]
+    assert [row.us for row in rows] == [sum(parts) for parts in times]
