@@ -10,13 +10,23 @@ from datetime import datetime
 
 from cbtop.protocol.messages import KernelTimes, Sampling
 from cbtop.viewmodels.kernels import BurstView
-from cbtop.viewmodels.model import BesideView, BooksView, CriticalPathView, MergedView, MergeMode, StragglerView
+from cbtop.viewmodels.model import (
+    BesideView,
+    BooksView,
+    CriticalPathView,
+    MergedView,
+    MergeMode,
+    SourceView,
+    StragglerView,
+    StretchView,
+)
 
 NOT_MEASURED = "n/a"
 NONE_THERE = "–"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may claim anything
+_DATE_FROM_US = 12 * 3600e6  # of so long ago a time of day alone does not say when
 _NAMED = 3  # of many, so many are named
 _MAX_PLAIN = 9_999_999  # seven digits and two separators: the widest number a column is made for
 
@@ -135,9 +145,42 @@ def seconds(value: float) -> str:
     return f"{value:g} s"
 
 
-def last_seconds(value: float) -> str:
-    """A measured stretch of time that ends now: `last 10.4 s`."""
-    return f"last {value:.1f} s"
+def shown_time(source: SourceView, *, with_date: bool = False) -> str:
+    """The time that figures are of: `last 10.4 s`, `its last 10.4 s` of what has ended, `since 20:02:11`."""
+    if source.window is not None:
+        its = "its " if source.state in ("ended", "gone", "faulty") else ""
+        return f"{its}last {source.window.covers_s:.1f} s"
+    if source.since_s is None:
+        return "all that was seen"
+    is_days = source.stretch is not None and source.stretch.wall_us >= _DATE_FROM_US
+    return f"since {date(source.since_s)[0 if with_date else 5 if is_days else 11 :]}"
+
+
+def between_steps(found: StretchView | None) -> str:
+    """`between steps 49.7 % (4.97 s of 10.0 s)`; nothing where that is not known."""
+    if found is None or found.between_us is None:
+        return ""
+    return (
+        f"between steps {percent(found.between_percent)} ({duration(found.between_us)} of {duration(found.wall_us)})"
+    )
+
+
+def stretch(source: SourceView) -> str:
+    """`wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + since the last one ended 20 ms`."""
+    found = source.stretch
+    if found is None:
+        return ""
+    if found.in_steps_us is None:
+        return f"wall clock {duration(found.wall_us)}: in how much of it steps ran is {NOT_MEASURED}"
+    phases = ", ".join(f"{phase.name} {duration(phase.us)}" for phase in found.by_phase)
+    in_steps = f"in steps {duration(found.in_steps_us)}{f' ({phases})' if len(found.by_phase) > 1 else ''}"
+    names = f"; outside of steps ran {_longest(source.outside)}" if source.outside else ""
+    between = f"between steps {duration(found.between_us)} ({percent(found.between_percent)}{names})"
+    parts = [in_steps, between]
+    if found.since_last_us is not None:
+        says = f" (it says: {source.activity})" if source.activity else ""
+        parts.append(f"since the last one ended {duration(found.since_last_us)}{says}")
+    return f"wall clock {duration(found.wall_us)} = {' + '.join(parts)}"
 
 
 def rank(number: int | None, of: int | None) -> str:
@@ -266,9 +309,13 @@ def books_notes(books: BooksView | None, outside: BesideView | None) -> list[str
 
 def _beside(found: BesideView) -> str:
     """`5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00 ms)`."""
+    return f"{duration(found.us)} in {counted(found.calls, 'call')}, added up ({_longest(found)})"
+
+
+def _longest(found: BesideView) -> str:
+    """`Sampling 4.00 ms, detokenize 1.00 ms`."""
     named = ", ".join(f"{one.name} {duration(one.us)}" for one in found.by_name[:_NAMED])
-    more = ", …" if len(found.by_name) > _NAMED else ""
-    return f"{duration(found.us)} in {counted(found.calls, 'call')}, added up ({named}{more})"
+    return f"{named}{', …' if len(found.by_name) > _NAMED else ''}"
 
 
 def counted(value: int, what: str) -> str:

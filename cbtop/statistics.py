@@ -126,7 +126,7 @@ class Statistic:
     report_title: str = ""  # heads its column in the text report, where that is another
     word: str = ""  # stands before it in the panel of a brick, where that is another
     sort_key: str = ""  # the key of the statistic it is sorted by, where that is another
-    derived_in_window: bool = False  # measured over a whole life, not over the last seconds
+    derived_in_window: bool = False  # measured over all that was seen, not over the last seconds
 
     def value(self, row: object) -> Value:
         """Its value in `row`, None where nobody measured it."""
@@ -322,12 +322,14 @@ BRICK_COLUMNS = _places(
     Of.BRICK,
     ("percent", 7, 1),
     ("us_per_token", 8, 2),
-    ("avg_inclusive_us", 12, 7),
+    ("avg_inclusive_us", 12, 8),
     ("p50_us", 8, 4),
     ("p95_us", 8, 9),
     ("p99_us", 8, 5),
+    ("max_us", 8, 6),
+    ("min_us", 8, 12),
     ("count", 9, 11),
-    ("gb_per_sec", 6, 6),
+    ("gb_per_sec", 6, 7),
     ("gflops", 8, 10),
 )
 BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # where a brick has a budget
@@ -398,10 +400,11 @@ BRICK_PANEL = {
     "budget": _rows("budget_us_per_token", "budget_used_percent"),
 }  # fmt: skip
 
-# Tables of the text report, each for 80 columns: where the time goes, how long a call takes and what it was for, how
-# near that is to the roof.
+# Tables of the text report, each for 80 columns: where the time goes, how long calls take, alike and apart, what they
+# were for, how near that is to the roof.
 OWN_REPORT = _rows("count", "total_exclusive_us", "avg_exclusive_us", "percent")
-CALL_REPORT = _rows("count", "total_inclusive_us", "avg_inclusive_us", "p50_us", "p95_us", "p99_us")
+CALL_REPORT = _rows("count", "total_inclusive_us", "avg_inclusive_us")
+SPREAD_REPORT = _rows("p50_us", "p95_us", "p99_us", "min_us", "max_us")
 WORK_REPORT = _rows("us_per_token", "budget_us_per_token", "budget_used_percent", "budget_met",
                       "gb_per_sec", "gflops", "checks_failed")  # fmt: skip
 ROOF_REPORT = _rows("intensity", "percent_of_roof", "bound")

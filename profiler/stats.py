@@ -71,7 +71,9 @@ RARE = (
 )
 _OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
 SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
-ANY_STEP = 0  # stands for all step nodes together in `union_ns`: two phases may run at the same time. Not on the wire
+# Stands for all step nodes together in `union_ns`, for two phases may run at the same time, and in `first_ns` for all
+# nodes. On the wire these two have fields of their own.
+ANY_STEP = 0
 _MOMENTS = ("first_ns", "last_ns")
 _EXTREMES = tuple(f"{of}_{end}" for of in ("sequences", "kept") for end in ("least", "most"))
 _NO_TOTALS = frozenset(_MOMENTS + _EXTREMES)
@@ -365,6 +367,10 @@ class NodeStats:
         for (at, node), value in values.items():
             self._rare[RARE[at]][node] = value
 
+    def rare_value(self, name: str, node: int) -> int | None:
+        """A value of a rare column; None where there is none."""
+        return self._rare[name].get(node)
+
     def add_rare(self, other: NodeStats, place: Column) -> None:
         """Add the rare totals of `other`, whose node n is `place[n]` here. Moments are left out: clocks differ."""
         for name in RARE:
@@ -502,6 +508,9 @@ class NodeStats:
 
     def _cover(self, batch: Batch, step_of: Column) -> None:
         """Take note of when steps ran: of those that ran at the same time, the time counts once."""
+        if len(batch.node):
+            first_ns = int(batch.start_ns.min())
+            self._rare["first_ns"][ANY_STEP] = min(self._rare["first_ns"].get(ANY_STEP, first_ns), first_ns)
         outermost = step_of[batch.node] == batch.node
         for step in distinct(batch.node[outermost]).tolist():
             here = batch.node == step

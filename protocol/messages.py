@@ -22,7 +22,7 @@ from cbtop.protocol.attributes import (
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, DeviceKind, NodeKind, Provenance, SourceStatus
 
 PROTOCOL_MAJOR = 2  # 2: histograms travel as cells
-PROTOCOL_MINOR = 2  # 1: devices; 2: kernels in a burst
+PROTOCOL_MINOR = 3  # 1: devices; 2: kernels in a burst; 3: the time in which any step ran
 
 Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.columns`
 
@@ -403,7 +403,8 @@ class StatsUpdate:
     (the columns that few nodes have, numbered as in `cbtop.profiler.stats.RARE`; its values are float64). `cells` are
     the histogram cells that changed, ascending (the step from one to the next), and their counts: see
     `cbtop.profiler.histograms`. Cells that are more than one message takes follow in another.
-    `closed_ns` is the part of `total_ns` that lies in steps that have ended.
+    `closed_ns` is the part of `total_ns` that lies in steps that have ended. `steps_ns` is the time in which at least
+    one step ran, of whatever phase; `first_ns`, when the first record that was seen began (None: not said).
     """
 
     source: str
@@ -422,6 +423,8 @@ class StatsUpdate:
     rare_node: bytes = b""
     rare_column: bytes = b""
     rare_value: bytes = b""
+    steps_ns: int | None = None
+    first_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Views:
         return tuple(replace(summary, stale_s=seen[summary.key].stale_s) for summary in found)
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """What a source shows, of its life or its window; None for `key` is the first of `sources()`.
+        """What a source shows, of all that was seen or its window; None for `key` is the first of `sources()`.
 
         None when there is nothing yet.
         """

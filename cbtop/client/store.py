@@ -16,7 +16,7 @@ from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
-from cbtop.profiler.stats import COLUMNS, RARE, Growth, NodeStats
+from cbtop.profiler.stats import ANY_STEP, COLUMNS, RARE, Growth, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED, AnnouncedTotal
 from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
@@ -73,14 +73,16 @@ CELLS_END = (MAX_NODES + 1) * BUCKETS
 SANE = 1 << 62  # a total beyond it would overflow when two are added
 
 
+_UNION, _FIRST = RARE.index("union_ns"), RARE.index("first_ns")
+_HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
+
+
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """The totals of one phase at one moment."""
+    """The tokens of one phase until one moment."""
 
     monotonic_ns: int
-    count: int
     tokens: int
-    union_ns: int  # in which at least one step of the phase ran
 
 
 @dataclass(slots=True)
@@ -103,9 +105,13 @@ class SourceRecord:
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
     history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
-    latest: dict[str, StepSample] = field(default_factory=dict)
     busy: BusySlices | None = None  # of a rank
     names_bytes: int = 0  # of the nodes
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more is to be expected of it."""
+        return self.state is not None and self.state.state in _HAVE_ENDED
 
     @property
     def sample_every(self) -> int:
@@ -428,6 +434,11 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
     if not (_within(rare[1], 0, len(RARE)) and _are_amounts(rare[2])):
         raise DecodeError(f"an update of {record.key} with rare values out of range")
     said = dict(zip(zip(rare[1].tolist(), rare[0].tolist(), strict=True), map(int, rare[2].tolist()), strict=True))
+    for column, value in ((_UNION, update.steps_ns), (_FIRST, update.first_ns)):
+        if value is not None:
+            if not 0 <= value < SANE:
+                raise DecodeError(f"an update of {record.key} with times out of range")
+            said[column, ANY_STEP] = value
     growth = record.stats.growth(node, columns, cell, count, said)
     record.stats.set(node, columns)
     record.stats.set_buckets(cell, count)
@@ -436,25 +447,21 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
 
 
 def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
+    """It is `monotonic_ns` there, and the statistics have grown. The last seconds of what has ended end with it."""
+    if record.has_ended:
+        monotonic_ns = record.window.now_ns or monotonic_ns
     record.window.tick(monotonic_ns, growth)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
-    totals = {name: record.stats.column(name) for name in ("count", "elements")}
+    tokens = record.stats.column("elements")
     for node in record.nodes.children[None]:
-        if node.kind is NodeKind.STEP and node.id < len(record.stats):
+        if node.kind is NodeKind.STEP and node.id < len(tokens):
             phase = display_name(node)
             if phase not in record.history and len(record.history) >= MAX_PHASES:
                 continue
-            sample = StepSample(
-                monotonic_ns,
-                count=int(totals["count"][node.id]),
-                tokens=int(totals["elements"][node.id]),
-                union_ns=record.stats.rare("union_ns", (node.id,)),
-            )
-            record.latest[phase] = sample
             history = record.history.setdefault(phase, deque(maxlen=HISTORY_S + 1))
             if not history or monotonic_ns - history[-1].monotonic_ns >= 1_000_000_000:
-                history.append(sample)
+                history.append(StepSample(monotonic_ns, int(tokens[node.id])))
 
 
 def _column(data: bytes) -> Column:

@@ -1,4 +1,4 @@
-"""The last seconds of a source, beside its whole life.
+"""The last seconds of a source, beside all that was seen of it.
 
 Statistics are sums since the source began. What they grew by is kept in slices of about a second: what happened in
 the last seconds is the sum of the slices since then.
@@ -18,6 +18,18 @@ SPACING_S = 1.0
 SLICES = 10
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """From one moment to another, on the clock of the source's host."""
+
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def covers_s(self) -> float:
+        return max(0, self.end_ns - self.begin_ns) / 1e9
+
+
 @dataclass(slots=True)
 class _Slice:
     begin_ns: int
@@ -32,16 +44,16 @@ class Window:
         self.size_bytes = 0
         self._spacing_ns = round(max(SPACING_S, length_s / SLICES) * 1e9)
         self._slices: deque[_Slice] = deque()
-        self._now_ns = 0
+        self.now_ns = 0  # on the daemon's clock, as it was said last
 
     @property
     def has_begun(self) -> bool:
         """Whether any statistics came: what they held then is of no slice."""
-        return self._now_ns > 0
+        return self.now_ns > 0
 
     def tick(self, monotonic_ns: int, growth: Growth | None = None) -> None:
         """It is `monotonic_ns` on the daemon's clock, and the statistics have grown: begin a slice if one is due."""
-        self._now_ns = monotonic_ns
+        self.now_ns = monotonic_ns
         if growth is not None and self._slices:  # what was there before anybody watched is of no slice
             self._slices[-1].parts.append(growth)
             self.size_bytes += growth.size_bytes
@@ -61,12 +73,16 @@ class Window:
         """Let go of the oldest slice."""
         self.size_bytes -= sum(part.size_bytes for part in self._slices.popleft().parts)
 
-    def statistics(self, stats: NodeStats) -> tuple[NodeStats, float]:
-        """The statistics of the window, where `stats` are those of now, and how many seconds the window covers."""
+    def statistics(self, stats: NodeStats) -> tuple[NodeStats, Stretch]:
+        """The statistics of the window, where `stats` are those of now, and the time that it covers."""
         if not self._slices:
-            return NodeStats(), 0.0
-        old_enough = [at for at, one in enumerate(self._slices) if self._now_ns - one.begin_ns >= self.length_s * 1e9]
+            return NodeStats(), Stretch(self.now_ns, self.now_ns)
+        old_enough = [at for at, one in enumerate(self._slices) if self.now_ns - one.begin_ns >= self.length_s * 1e9]
         first = old_enough[-1] if old_enough else 0
         parts = [part for one in list(self._slices)[first:] for part in one.parts]
-        covers_s = max(0.0, (self._now_ns - self._slices[first].begin_ns) / 1e9)
-        return stats.since(Growth.of(parts)), covers_s
+        return stats.since(Growth.of(parts)), Stretch(self._slices[first].begin_ns, self.now_ns)
+
+    @property
+    def has_watched(self) -> bool:
+        """Whether it covers a slice: less says nothing yet, or is of what was found ended."""
+        return bool(self._slices) and self.now_ns - self._slices[0].begin_ns >= SPACING_S * 1e9

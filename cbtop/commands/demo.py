@@ -23,6 +23,7 @@ from cbtop.commands.show import (
     is_headless,
     print_report,
     show_on_screen,
+    shows_window,
     window_s,
 )
 from cbtop.errors import CbtopError, NoDataError, UsageError
@@ -193,7 +194,7 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
             raise CbtopError(f"the workload was killed by {_signal_name(process)} before its first step")
         raise NoDataError("the workload ended before its first step")
     check_phase([view], options)
-    shown = feed.view(view.key, options.phase, window=options.window is not None)
+    shown = feed.view(view.key, options.phase, window=shows_window(options, by_default=False))
     print_report([shown] if shown else [], options)
     if process.returncode < 0 and not interrupted:
         raise CbtopError(f"the workload was killed by {_signal_name(process)}; shown is what it had recorded")

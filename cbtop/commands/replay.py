@@ -15,6 +15,7 @@ from cbtop.commands.show import (
     positive_seconds,
     print_report,
     show_on_screen,
+    shows_window,
     window_s,
 )
 from cbtop.errors import NoDataError, UntrustedError, UsageError
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     with feed:
         headless = is_headless(options)
         at_s = options.at if options.at is not None else feed.duration_s if headless else 0
-        if headless and options.window is not None:
+        if headless and shows_window(options, by_default=False):
             feed.seek_from(min(at_s, feed.duration_s) - options.window, at_s)
         else:
             feed.seek(at_s)
@@ -72,7 +73,8 @@ def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
         who = f"that is --source {' or '.join(options.source)} " if options.source else ""
         raise NoDataError(f"{options.replay}: no process {who}has recorded anything by then; try another --at")
     check_phase(shown, options)
-    print_report(as_asked(feed, (view.key for view in shown), options), options, feed.replay())
+    window = shows_window(options, by_default=False)
+    print_report(as_asked(feed, (view.key for view in shown), options, window=window), options, feed.replay())
     if feed.left_out:
         sys.stderr.write(f"cbtop: {feed.left_out}\n")
     if faulty := [view for view in views if view.state is SourceStatus.FAULTY]:

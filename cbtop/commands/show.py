@@ -23,6 +23,7 @@ from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
+ALL = math.inf  # no last seconds, but all that was seen
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +40,9 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
     group.add_argument("--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode)")
     group.add_argument(
-        "--window", type=_window, metavar="SEC",
-        help=f"show only the last SEC seconds (default: the whole life; on screen `r` shows the last "
-        f"{DEFAULT_WINDOW_S:g} s)",
+        "--window", type=_window, metavar="SEC|all",
+        help=f"what figures are of: the last SEC seconds, or `all` that was seen (default: of what runs the last "
+        f"{DEFAULT_WINDOW_S:g} s, else all; on screen `r` shows the other)",
     )  # fmt: skip
     group.add_argument(
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
@@ -133,7 +134,7 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
         # With several daemons there is no one history to write down.
         save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
         app = CbtopApp(feed, interval_s=options.interval, save_history=save)
-    app.phase, app.window, app.merge = options.phase, options.window is not None, merge
+    app.phase, app.window, app.merge = options.phase, shows_window(options, by_default=app.window), merge
     code = app.run()
     end = feed.finished()
     if end and end.message:
@@ -162,7 +163,12 @@ def positive_seconds(text: str) -> float:
 
 def window_s(options: argparse.Namespace) -> float:
     """How long a window to keep in store: what was asked for, or what the screen's key will ask for."""
-    return DEFAULT_WINDOW_S if options.window is None else float(options.window)
+    return DEFAULT_WINDOW_S if options.window in (None, ALL) else float(options.window)
+
+
+def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
+    """Whether figures are of the last seconds, and not of all that was seen."""
+    return by_default if options.window is None else options.window != ALL
 
 
 def _interval(text: str) -> float:
@@ -170,7 +176,7 @@ def _interval(text: str) -> float:
 
 
 def _window(text: str) -> float:
-    return _seconds(text, MIN_WINDOW_S, MAX_WINDOW_S)
+    return ALL if text == "all" else _seconds(text, MIN_WINDOW_S, MAX_WINDOW_S)
 
 
 def _seconds(text: str, least: float, most: float) -> float:

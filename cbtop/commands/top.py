@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cbtop.client.feed import Feed
 from cbtop.client.store import SourceRecord
+from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.commands import replay
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked
 from cbtop.commands.show import (
@@ -19,6 +20,7 @@ from cbtop.commands.show import (
     positive_seconds,
     print_report,
     show_on_screen,
+    shows_window,
     window_s,
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--once",
         "-1",
         action="store_true",
-        help="print one report as soon as there is data, and exit (no screen)",
+        help="print one report and exit (no screen): as soon as what it is of was watched, with --window all at once",
     )
     parser.add_argument(
         "--duration",
@@ -85,15 +87,16 @@ def run(options: argparse.Namespace) -> int:
     if not (options.once or options.duration or is_headless(options)):
         with open_feed(options, options.source, window_s(options)) as feed:
             return show_on_screen(feed, options, options.merge)
-    with open_feed(options, options.source, window_s(options)) as feed:
+    seconds = window_s(options) if options.window is not None else options.duration or DEFAULT_WINDOW_S
+    with open_feed(options, options.source, seconds) as feed:
         _wait_for_data(feed, options)
         if options.view == DEVICES:
             _wait_for_devices(feed, options.timeout)
         was_live = bool(running(feed))
         if not options.once and (options.headless or options.duration):
             _watch(feed, options, options.duration)
-        elif options.window is not None:
-            _watch(feed, options, options.window)
+        elif shows_window(options, by_default=options.view != DEVICES):
+            _watch(feed, options, seconds)
         elif runs_ranks(feed):
             _watch(feed, options, RANKS_WATCH_S)
         return _report(feed, options, was_live)
@@ -136,7 +139,8 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     # What has ended is only of interest where nothing runs, and then the last of it.
     shown = [record for record in live or records if has_data(record, options.phase)][: None if live else 1]
     if shown:
-        print_report(as_asked(feed, (record.key for record in shown), options), options)
+        window = shows_window(options, by_default=bool(live or options.duration))
+        print_report(as_asked(feed, (record.key for record in shown), options, window=window), options)
     if shown and feed.unanswered:
         sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
     if shown and feed.unread:

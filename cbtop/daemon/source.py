@@ -11,7 +11,7 @@ import numpy as np
 
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.histograms import MAX_CELLS, Column, distinct
-from cbtop.profiler.stats import COLUMNS, NodeStats, sane
+from cbtop.profiler.stats import ANY_STEP, COLUMNS, NodeStats, sane
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked
@@ -293,6 +293,8 @@ class Source:
             rare_node=_bytes(rare[0]),
             rare_column=_bytes(rare[1]),
             rare_value=rare[2].astype("<f8", copy=False).tobytes(),
+            steps_ns=self.stats.rare_value("union_ns", ANY_STEP),
+            first_ns=self.stats.rare_value("first_ns", ANY_STEP),
             **columns,
         )
 

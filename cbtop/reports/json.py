@@ -27,6 +27,7 @@ from cbtop.viewmodels.model import (
     SourceView,
     StepsView,
     StragglerView,
+    StretchView,
     TraceView,
 )
 
@@ -37,7 +38,9 @@ OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [
         "tokens_per_sec",
-        "tokens_per_wall_sec",
+        "tokens_per_sec_in_steps",
+        "since_s",
+        "stretch",
         "union_us",
         "at_once",
         "books",
@@ -115,6 +118,8 @@ def _source(view: SourceView) -> dict[str, Any]:
         "weights_bytes": view.weights_bytes,
         "window_s": view.window.asked_s if view.window else None,
         "window_covers_s": view.window.covers_s if view.window else None,
+        "since_s": view.since_s,
+        "stretch": _stretch(view.stretch),
         "phase": view.phase,
         "steps": _steps(view.steps),
         "phases": [_steps(steps) for steps in view.phases],
@@ -202,9 +207,8 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
         "is_sample": steps.is_sample,
         "tokens": steps.tokens,
         "tokens_per_sec": steps.tokens_per_sec,
-        "tokens_per_wall_sec": steps.tokens_per_wall_sec,
+        "tokens_per_sec_in_steps": steps.tokens_per_sec_in_steps,
         "union_us": steps.union_us,
-        "elapsed_us": steps.wall_us,
         "at_once": steps.at_once,
         "sequences": None if steps.sequences is None else asdict(steps.sequences),
         "cached_positions": None if steps.cached is None else asdict(steps.cached),
@@ -213,7 +217,22 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
             "p50": steps.p50_us,
             "p95": steps.p95_us,
             "p99": steps.p99_us,
+            "min": steps.min_us,
+            "max": steps.max_us,
         },
+    }
+
+
+def _stretch(stretch: StretchView | None) -> dict[str, Any] | None:
+    if stretch is None:
+        return None
+    return {
+        "wall_us": stretch.wall_us,
+        "in_steps_us": stretch.in_steps_us,
+        "in_steps_by_phase": [asdict(phase) for phase in stretch.by_phase],
+        "between_steps_us": stretch.between_us,
+        "between_steps_percent": stretch.between_percent,
+        "since_last_step_us": stretch.since_last_us,
     }
 
 

@@ -15,6 +15,8 @@ SCHEMA = "cbtop.sources/1"
 PROVENANCE = {
     "derived from measured": [
         "tokens_per_sec",
+        "tokens_per_sec_in_steps",
+        "since_s",
         "clock_offset_us",
         "clock_monotonic_offset_us",
         "clock_uncertainty_us",
@@ -26,9 +28,11 @@ PROVENANCE = {
 
 def sources_text(views: Sequence[SourceView]) -> str:
     """One line a source, in the order given; then the stragglers and the clocks that are not ours."""
-    rows: Table = [("pid", "host", "rank", "program", "model", "state", "phase", "tokens/s", "step p50", "drops")]
+    rows: Table = [
+        ("pid", "host", "rank", "program", "model", "state", "phase", "since", "tokens/s", "step p50", "drops")
+    ]
     rows += [_row(view) for view in views]
-    lines = [table(rows, left=7)]
+    lines = [table(rows, left=8)]
     lines += [f"straggler: {fmt.straggler(found)} (derived)" for found in _stragglers(views)]
     lines += [
         f"pid {view.pid} of {view.host}: {view.loss.left_out} announcements left out"
@@ -70,6 +74,7 @@ def _row(view: SourceView) -> tuple[str, ...]:
         view.model or fmt.NOT_MEASURED,
         state,
         view.phase or fmt.NOT_MEASURED,
+        fmt.shown_time(view).removeprefix("since ") if view.since_s is not None else fmt.NOT_MEASURED,
         fmt.number(view.steps.tokens_per_sec if view.steps else None),
         fmt.duration(view.steps.p50_us if view.steps else None),
         fmt.count(view.loss.dropped),
@@ -93,7 +98,9 @@ def _source(view: SourceView) -> dict[str, Any]:
         "phase": view.phase,
         "steps": view.steps.count if view.steps else None,
         "recorded_steps": view.steps.recorded if view.steps else None,
+        "since_s": view.since_s,
         "tokens_per_sec": view.steps.tokens_per_sec if view.steps else None,
+        "tokens_per_sec_in_steps": view.steps.tokens_per_sec_in_steps if view.steps else None,
         "step_p50_us": view.steps.p50_us if view.steps else None,
         "produced": view.loss.produced,
         "dropped": view.loss.dropped,

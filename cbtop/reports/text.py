@@ -14,6 +14,7 @@ from cbtop.statistics import (
     OWN_REPORT,
     POINT_REPORT,
     ROOF_REPORT,
+    SPREAD_REPORT,
     WORK_REPORT,
     Statistic,
 )
@@ -29,15 +30,15 @@ from cbtop.viewmodels.model import (
     SourceView,
     SpanView,
     StepsView,
+    StretchView,
     TraceView,
-    WindowView,
 )
 from cbtop.viewmodels.roofline import missing_ceilings
 
 DEVICES = "devices"  # the section that is of no source
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
-    "excl is without the bricks that ran inside (derived), incl and p50 to p99 with them; avg × count = total"
+    "excl is without the bricks that ran inside (derived), incl and p50 to max with them; avg × count = total"
 )
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
 NO_BRICKS = "n/a (no brick of this phase has been recorded)"
@@ -93,16 +94,16 @@ def _head(view: SourceView) -> str:
         lines.append(f"{sample}; what lies in steps is of the recorded ones, nothing is multiplied")
     if view.overhead is not None:
         lines.append(fmt.overhead(view.overhead))
-    if view.window is not None:
-        lines.append(_window(view.window))
+    lines.append(_shown_time(view))
     for steps in view.phases:
         chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
             f"{chosen}{steps.phase}: {_counted(steps)}, {fmt.count(steps.tokens)} tokens, "
             f"{fmt.number(steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
-            f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}"
+            f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}, "
+            f"min {fmt.duration(steps.min_us)}, max {fmt.duration(steps.max_us)}"
         )
-        lines.append(f"{'' if len(view.phases) == 1 else '  '}{_wall(steps)}")
+        lines.append(f"{'' if len(view.phases) == 1 else '  '}{_in_steps(steps, view.stretch)}")
         if steps.sequences or steps.cached:
             lines.append(f"{'' if len(view.phases) == 1 else '  '}{_held(steps)}")
     if len(view.phases) > 1:
@@ -122,13 +123,11 @@ def _counted(steps: StepsView) -> str:
     return f"{fmt.count(steps.count)} steps"
 
 
-def _wall(steps: StepsView) -> str:
-    """The rate by the wall's clock beside that of the steps, and how many of them ran at once."""
+def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:
+    """The rate over the time in which steps ran, and how many of them ran at once."""
     at_once = f"; {fmt.number(steps.at_once)} steps at once" if steps.overlap else ""
-    return (
-        f"  {fmt.number(steps.tokens_per_wall_sec)} tokens/s of wall time: steps ran "
-        f"{fmt.duration(steps.union_us)} of {fmt.duration(steps.wall_us)}{at_once}"
-    )
+    ran = f"steps ran {fmt.duration(steps.union_us)} of {fmt.duration(stretch.wall_us if stretch else None)}"
+    return f"  {fmt.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}"
 
 
 def _held(steps: StepsView) -> str:
@@ -147,10 +146,13 @@ def _span(span: SpanView) -> str:
     return str(span.least) if span.least == span.most else f"{span.least} to {span.most}"
 
 
-def _window(window: WindowView) -> str:
-    less = window.covers_s < window.asked_s
-    why = f" ({fmt.seconds(window.asked_s)} were asked for: that is all there is)" if less else ""
-    return f"only the {fmt.last_seconds(window.covers_s)}{why}; records, checks and traces: the whole life"
+def _shown_time(view: SourceView) -> str:
+    """Which time the figures are of."""
+    shown, window = fmt.shown_time(view, with_date=True), view.window
+    if window is None:
+        return f"figures: {shown}"
+    why = f" ({fmt.seconds(window.asked_s)} were asked for: that is all there is)" if window.is_short else ""
+    return f"figures: the {shown}{why}; records, checks and traces: all that was seen"
 
 
 def _bricks(view: SourceView) -> str:
@@ -162,15 +164,17 @@ def _bricks(view: SourceView) -> str:
     of_ranks = any(row.rank is not None for row in view.bricks)
     owns = [("brick", "category", *_heads(OWN_REPORT), *(("of",) if of_ranks else ()))]
     calls = [("brick", *_heads(CALL_REPORT))]
+    spreads = [("brick", *_heads(SPREAD_REPORT))]
     works = [("brick", *_heads(WORK_REPORT))]
     roofs = [("brick", *_heads(ROOF_REPORT))]
     for row in view.bricks:
         rank = (row.rank or "",) if of_ranks else ()
         owns.append((row.name, row.category.display_name, *_cells(OWN_REPORT, row), *rank))
         calls.append((row.name, *_cells(CALL_REPORT, row)))
+        spreads.append((row.name, *_cells(SPREAD_REPORT, row)))
         works.append((row.name, *_cells(WORK_REPORT, row)))
         roofs.append((row.name, *_cells(ROOF_REPORT, row)))
-    tables = [table(owns, left=2), "", table(calls, left=1), "", table(works, left=1)]
+    tables = [table(owns, left=2), "", table(calls, left=1), "", table(spreads, left=1), "", table(works, left=1)]
     if view.roofline.points:
         tables += ["", table(roofs, left=1)]
     notes = [TIMES_LINE, PROVENANCE_LINE, BUDGET_LINE, *_shares(view), _books(view)]
@@ -220,10 +224,12 @@ def _books(view: SourceView) -> str:
         return "books: n/a (the process marks no steps)"
     gaps = "".join(f" + {gap.name} {fmt.duration(gap.us)}" for gap in books.gaps)
     still_open = f"; {fmt.duration(books.open_us)} in a step still running" if books.open_us else ""
+    stretch = fmt.stretch(view)
     return (
         f"books: wall {fmt.duration(books.wall_us)}{_of_recorded(view.steps)} "
         f"= bricks {fmt.duration(books.bricks_us)}{gaps} "
         f"+ unattributed {fmt.duration(books.unattributed_us)} ({fmt.percent(books.residual_percent)}){still_open}"
+        + (f"\n{stretch}" if stretch else "")
     )
 
 

@@ -73,7 +73,7 @@ class AppFeed(Protocol):
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
         """Source `key` (None: the newest live one) in `phase` (None: the default); None: none seen yet.
 
-        Its statistics are of its whole life, or of the `window`, the last seconds.
+        Its statistics are of all that was seen, or of the `window`, the last seconds.
         """
 
     def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
@@ -107,7 +107,7 @@ class CbtopApp(App[int]):
         Binding("tab", "step_view(1)", "next view", show=False, priority=True),
         Binding("shift+tab", "step_view(-1)", "previous view", show=False, priority=True),
         Binding("p", "phase", "phase"),
-        Binding("r", "recent", "recent"),
+        Binding("r", "recent", "window"),
         Binding("m", "merge", "merge: sum, slowest, side by side, off", show=False),
         Binding("space", "pause", "pause"),
         Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
@@ -139,7 +139,7 @@ class CbtopApp(App[int]):
         self.source: SourceView | None = None
         self.source_key: str | None = None
         self.phase: str | None = None
-        self.window = False
+        self.window = True
         self.merge: MergeMode | None = None
         self._tick_timer: Timer | None = None
 
@@ -261,7 +261,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_recent(self) -> None:
-        """Show the last seconds instead of the whole life, or the other way round."""
+        """Show all that was seen instead of the last seconds, or the other way round."""
         self.window = not self.window
         self.show()
 

@@ -33,6 +33,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
     def __init__(self, feed: ReplayFeed, *, interval_s: float = 0.5) -> None:
         super().__init__(feed, interval_s=interval_s)
         self._recording = feed
+        self.window = False
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The help and the filter keep their arrows."""

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from cbtop.client.store import SourceRecord
-from cbtop.client.window import Window
+from cbtop.client.window import Stretch, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.histograms import BUCKETS, Column
 from cbtop.profiler.stats import COLUMNS, NodeStats
@@ -24,17 +24,20 @@ from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.model import (
     MergedView,
     MergeMode,
+    NamedTime,
     RankColumn,
     RankRow,
     RanksView,
     RooflineView,
     SourceView,
     StepsView,
+    StretchView,
 )
 from cbtop.viewmodels.roofline import roofline
-from cbtop.viewmodels.source import source_view, state_of
-from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
+from cbtop.viewmodels.source import shown, source_view, state_of
+from cbtop.viewmodels.steps import tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
+from cbtop.viewmodels.stretch import since_s
 
 # Two places are one when they lie in the same place and all that is static about them is the same.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
@@ -54,7 +57,8 @@ def merged_view(
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
-    view = _with_rates(source_view(summed, phase, window=window), taken, window=window)
+    window = window and summed.window.has_watched
+    view = _with_rates(source_view(summed, phase, window=window), _watched(taken) if window else taken, window=window)
     names = tuple(_name(record) for record in taken)
     merged = MergedView(mode, names, tuple(record.key for record in taken), left_out=len(ordered) - len(taken))
     # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
@@ -119,14 +123,25 @@ def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
 
 
 class _WindowOfAll(Window):
-    """The windows of several sources, summed."""
+    """The windows of several sources, summed: its seconds are as many as each of them covers."""
 
-    def __init__(self, length_s: float, statistics: Callable[[], tuple[NodeStats, float]]) -> None:
+    def __init__(self, length_s: float, has_watched: bool, statistics: Callable[[], tuple[NodeStats, Stretch]]):
         super().__init__(length_s)
+        self._has_watched = has_watched
         self._statistics = statistics
 
-    def statistics(self, stats: NodeStats) -> tuple[NodeStats, float]:
+    @property
+    def has_watched(self) -> bool:
+        return self._has_watched
+
+    def statistics(self, stats: NodeStats) -> tuple[NodeStats, Stretch]:
         return self._statistics()
+
+
+def _watched(records: Sequence[SourceRecord]) -> list[SourceRecord]:
+    """Those with a window: what has ended did nothing in the last seconds of the others."""
+    has_ended = all(record.has_ended for record in records)
+    return [record for record in records if record.window.has_watched and record.has_ended == has_ended]
 
 
 def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceRecord]]:
@@ -146,14 +161,19 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         taken.append(record)
         places.append(place)
 
-    def windows() -> tuple[NodeStats, float]:
-        found = [record.window.statistics(record.stats) for record in taken]
-        return _sum_of_stats([stats for stats, _ in found], places, len(table)), min(s for _, s in found)
+    watched = _watched(taken)
+
+    def windows() -> tuple[NodeStats, Stretch]:
+        found = [record.window.statistics(record.stats) for record in watched]
+        place_of = {record.key: place for record, place in zip(taken, places, strict=True)}
+        their_places = [place_of[record.key] for record in watched]
+        covered_ns = min(stretch.end_ns - stretch.begin_ns for _, stretch in found)
+        return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), Stretch(0, covered_ns)
 
     first = taken[0]
     summed = SourceRecord(
         key="+".join(record.key for record in taken),
-        window=_WindowOfAll(first.window.length_s, windows),
+        window=_WindowOfAll(first.window.length_s, bool(watched), windows),
         hello=first.hello,
         nodes=table,
         dependencies=dependencies,
@@ -219,39 +239,62 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
 
 
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], *, window: bool) -> SourceView:
-    """The sum with the tokens a second of its members added up, each over the time in which its own steps ran."""
-    found = [record.window.statistics(record.stats) if window else (record.stats, None) for record in records]
-    members = [steps for record, of in zip(records, found, strict=True) for steps in steps_views(record, *of)]
-    phases = tuple(_with_rates_of(s, [m for m in members if m.phase == s.phase]) for s in view.phases)
-    histories = [tokens_per_sec_history(record, view.phase) for record in records]
-    length = min(map(len, histories))  # the newest with the newest: hosts need not agree on the time
+    """The sum with the tokens a second of its members added up, each over the time that is its own."""
+    members = [shown(record, window=window) for record in records]
+    every = [steps for member in members for steps in member.phases]
+    phases = tuple(_with_rates_of(steps, [m for m in every if m.phase == steps.phase]) for steps in view.phases)
+    histories = [
+        tokens_per_sec_history(record, steps)
+        for record, member in zip(records, members, strict=True)
+        for steps in member.phases
+        if steps.phase == view.phase
+    ]
+    length = min(map(len, histories), default=0)  # the newest with the newest: hosts need not agree on the time
     return replace(
         view,
         phases=phases,
         steps=next((steps for steps in phases if steps.phase == view.phase), None),
         tokens_per_sec_history=tuple(map(sum, zip(*(h[len(h) - length :] for h in histories), strict=True))),
+        since_s=min((began_s for record in records if (began_s := since_s(record)) is not None), default=None),
+        stretch=_sum_of_stretches([found for member in members if (found := member.stretch_view) is not None]),
     )
 
 
 def _with_rates_of(steps: StepsView, members: Sequence[StepsView]) -> StepsView:
-    walls_us = [member.wall_us for member in members]
     return replace(
         steps,
-        tokens_per_sec=_sum_of_rates(members, "tokens_per_sec"),
-        recent_tokens_per_sec=_sum_of_rates(members, "recent_tokens_per_sec"),
-        tokens_per_wall_sec=_sum_of_rates(members, "tokens_per_wall_sec"),
-        wall_us=sum(us or 0 for us in walls_us) if any(walls_us) else None,
+        tokens_per_sec=_sum_of_rates([(member.tokens_per_sec, member.count) for member in members]),
+        tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members]),
         at_once=members[0].at_once if len(members) == 1 else None,  # whose ran at the same time is not known
         is_sample=any(member.is_sample for member in members),
     )
 
 
-def _sum_of_rates(members: Sequence[StepsView], name: str) -> float | None:
+def _sum_of_rates(rates: Iterable[tuple[float | None, int]]) -> float | None:
     """None where the rate of a member that ran steps is not known: part of a sum is none."""
-    is_unknown = any(member.count and member.tokens_per_sec is None for member in members)
-    is_unknown |= name == "tokens_per_wall_sec" and any(m.count and m.tokens_per_wall_sec is None for m in members)
-    rates = [rate for member in members if (rate := getattr(member, name)) is not None]
-    return sum(rates) if rates and not is_unknown else None
+    found = [(rate, count) for rate, count in rates if rate is not None or count]
+    known = [rate for rate, _ in found if rate is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def _sum_of_stretches(members: Sequence[StretchView]) -> StretchView | None:
+    if not members:
+        return None
+    by_phase: dict[str, float] = {}
+    for phase in (phase for member in members for phase in member.by_phase):
+        by_phase[phase.name] = by_phase.get(phase.name, 0) + phase.us
+    return StretchView(
+        wall_us=sum(member.wall_us for member in members),
+        in_steps_us=_sum_or_none([member.in_steps_us for member in members]),
+        by_phase=tuple(NamedTime(name, us) for name, us in by_phase.items()),
+        between_us=_sum_or_none([member.between_us for member in members]),
+        since_last_us=_sum_or_none([member.since_last_us for member in members]),
+    )
+
+
+def _sum_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 # --- the slowest, and side by side ----------------------------------------------------------------------------
@@ -288,6 +331,8 @@ def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
         books=None,
         outside=None,
         tokens_per_sec_history=slowest.tokens_per_sec_history,
+        since_s=slowest.since_s,
+        stretch=slowest.stretch,
     )
 
 

@@ -37,19 +37,20 @@ class StepsView:
     phase: str
     count: int
     tokens: int
-    tokens_per_sec: float | None  # tokens / union_us
-    recent_tokens_per_sec: float | None  # the same over the last seconds; None while nothing moves
+    tokens_per_sec: float | None  # of wall-clock time, over the stretch that is shown
     recorded: int  # of them: what lies in steps is known of these
+    tokens_per_sec_in_steps: float | None = None  # tokens / union_us
     mean_us: float | None = None
+    min_us: float | None = None
+    max_us: float | None = None
     p50_us: float | None = None
     p95_us: float | None = None
     p99_us: float | None = None
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
+    us_per_token_max: float | None = None
     union_us: float | None = None  # the time in which at least one step ran
     at_once: float | None = None  # how many of them ran then, on average: their time / union_us
-    wall_us: float | None = None  # from the first step's start to the last one's end; of a window, the window
-    tokens_per_wall_sec: float | None = None  # tokens / wall_us
     sequences: SpanView | None = None  # that a step works on
     cached: SpanView | None = None  # positions that the cache of each sequence holds before a step
     is_sample: bool = False  # some that were not recorded may have left nothing: then these are not all steps
@@ -160,6 +161,26 @@ class BooksView:
 
 
 @dataclass(frozen=True, slots=True)
+class StretchView:
+    """The wall-clock time that figures are of: wall = in steps + between steps + since the last one ended; derived.
+
+    It begins with the first step that was seen, or with the window, and ends now, or with the last step of a process
+    that has ended. A step counts where it ended, with at most the time there was. Whether one runs since the last one
+    ended is not known. None: in how much of it steps ran is not known, or when the last one ended.
+    """
+
+    wall_us: float
+    in_steps_us: float | None
+    by_phase: tuple[NamedTime, ...]  # the time in which steps of each phase ran; some may have run at the same time
+    between_us: float | None
+    since_last_us: float | None
+
+    @property
+    def between_percent(self) -> float | None:
+        return 100 * self.between_us / self.wall_us if self.between_us is not None and self.wall_us else None
+
+
+@dataclass(frozen=True, slots=True)
 class LossView:
     """produced == received + dropped, always. `before_attach` is the part of `dropped` that was overwritten
     before the daemon first read the ring; `rejected` the part that named no known node; `on_the_wire` the part that
@@ -223,10 +244,15 @@ class ClockView:
 
 @dataclass(frozen=True, slots=True)
 class WindowView:
-    """The last seconds, instead of a process's whole life."""
+    """The last seconds, instead of all that was seen; of a process that has ended, those before its end."""
 
     asked_s: float
     covers_s: float  # what the numbers really are of: less where it has not been watched so long
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is less than what was asked for by more than the second in which figures come."""
+        return self.covers_s < self.asked_s - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +329,7 @@ class SourceView:
     """Everything one profiled process shows, for one phase of its steps.
 
     With a `window` its steps, bricks, categories, roofline, graph and books are of those seconds; `loss`, `checks`
-    and `traces` are always of its whole life.
+    and `traces` are always of all that was seen.
     """
 
     key: str  # host:pid:start, stable for the life of the process
@@ -333,7 +359,9 @@ class SourceView:
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
     traces: tuple[TraceView, ...] = ()  # none where the process traces nothing
-    window: WindowView | None = None  # None: its whole life
+    window: WindowView | None = None  # None: all that was seen
+    since_s: float | None = None  # Unix time at which what was seen of it began; None where that is not known
+    stretch: StretchView | None = None  # None without steps, or while none has ended
     rank: int | None = None  # what its launcher said
     local_rank: int | None = None
     world_size: int | None = None

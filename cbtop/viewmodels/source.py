@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cbtop.client.store import SourceRecord
+from cbtop.client.window import Stretch
 from cbtop.profiler.books import books_of, outside_steps
 from cbtop.profiler.brick_stats import brick_stats, category_stats
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import graph_rows
 from cbtop.viewmodels.layers import layers_view
-from cbtop.viewmodels.model import CheckRow, LossView, SourceSummary, SourceView, WindowView
+from cbtop.viewmodels.model import (
+    CheckRow,
+    LossView,
+    SourceSummary,
+    SourceView,
+    StepsView,
+    StretchView,
+    WindowView,
+)
 from cbtop.viewmodels.roofline import roofline, under_roofs
 from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
+from cbtop.viewmodels.stretch import since_s, stretch_of, stretch_view
 from cbtop.viewmodels.traces import trace_views
 
 DEFAULT_PHASE = "decode"
@@ -30,20 +41,47 @@ def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
     return tuple(SourceSummary(record.key, _label(record), state_of(record)) for record in ordered)
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a source is shown: statistics, the time that they are of, and the steps in it."""
+
+    stats: NodeStats
+    stretch: Stretch | None  # None: no step has been seen
+    window: Stretch | None  # None: all that was seen
+    phases: tuple[StepsView, ...]
+    stretch_view: StretchView | None
+
+
+def shown(record: SourceRecord, *, window: bool) -> Shown:
+    """All that was seen of `record`, or its window.
+
+    What was not watched for a second, or was found ended, has no window: of that all is shown.
+    """
+    is_all = not (window and record.window.has_watched)
+    stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
+    stretch = stretch_of(record, seconds)
+    phases = steps_views(record, stats, stretch)
+    view = None if stretch is None else stretch_view(record, stats, stretch)
+    if view and any(steps.is_sample for steps in phases):
+        # Steps that left nothing ran in what would pass for the time between the others.
+        view = replace(view, in_steps_us=None, between_us=None)
+    return Shown(stats, stretch, seconds and (stretch or seconds), phases, view)
+
+
 def source_view(record: SourceRecord, phase: str | None = None, *, window: bool = False) -> SourceView:
-    """Everything `record` shows for `phase` (None: decode, or whatever it has), of its life or of its window."""
-    stats, covers_s = record.window.statistics(record.stats) if window else (record.stats, 0.0)
-    phases = steps_views(record, stats, covers_s if window else None)
-    shown = _shown_phase(record, phase)
-    whole = PhaseTotals.of(record.nodes, record.stats, shown)
-    totals = PhaseTotals.of(record.nodes, stats, shown) if window else whole
+    """Everything `record` shows for `phase` (None: decode, or whatever it has): of its window, or all of it."""
+    found = shown(record, window=window)
+    stats, phases = found.stats, found.phases
+    name = _shown_phase(record, phase)
+    whole = PhaseTotals.of(record.nodes, record.stats, name)
+    totals = PhaseTotals.of(record.nodes, stats, name) if found.window else whole
     checks = tuple(
         CheckRow(check.brick, check.assertion, check.passed, check.max_error, check.tolerance)
         for check in record.checks.values()
     )
-    steps = next((steps for steps in phases if steps.phase == shown), None)
+    steps = next((steps for steps in phases if steps.phase == name), None)
     bricks = brick_stats(totals)
-    if window and totals.step is not None:
+    if found.window and totals.step is not None:
         # A brick that the window's edge cuts off from those inside it would have an exclusive time below 0.
         bricks = [replace(one, exclusive_ns=one.closed.exclusive_ns + one.adopted_ns) for one in bricks]
     passed: dict[str, list[bool]] = {}
@@ -69,7 +107,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         threads=manifest.threads if manifest else None,
         layers=manifest.layers if manifest else None,
         weights_bytes=manifest.weights_bytes if manifest else None,
-        phase=shown,
+        phase=name,
         phases=phases,
         steps=steps,
         bricks=rows,
@@ -81,14 +119,16 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         outside=beside_view(outside_steps(record.nodes, stats)) if totals.step is not None else None,
         loss=_loss(record),
         checks=checks,
-        tokens_per_sec_history=tokens_per_sec_history(record, shown),
+        tokens_per_sec_history=tokens_per_sec_history(record, steps),
         traces=trace_views(record.traces.values()),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
         sample_every=record.sample_every,
         overhead=record.sampling,
-        window=WindowView(record.window.length_s, covers_s) if window else None,
+        window=WindowView(record.window.length_s, found.window.covers_s) if found.window else None,
+        since_s=since_s(record),
+        stretch=found.stretch_view,
         critical_path=path,
     )
 

@@ -34,8 +34,8 @@ class ScriptedFeed:
         return tuple(SourceSummary(view.key, view.program, view.state) for view in self.seen)
 
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        seen = samples.RECENT if window else None
-        wanted = [seen or view for view in self.seen if key in (None, view.key)]
+        shown = samples.RECENT.window if window else None
+        wanted = [replace(view, window=shown) for view in self.seen if key in (None, view.key)]
         if not wanted:
             return None
         if phase == "prefill":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cbtop.client.store import SourceRecord, Store
@@ -14,7 +14,16 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import codec
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Message
+from cbtop.protocol.messages import (
+    Ceiling,
+    CheckResult,
+    Heartbeat,
+    HostHello,
+    Manifest,
+    Message,
+    SourceCatalog,
+    StatsUpdate,
+)
 from cbtop.protocol.vocabulary import BrickId, Provenance
 
 
@@ -54,6 +63,19 @@ def record_of(source: Source) -> SourceRecord:
     store = Store()
     apply(store, [*source.snapshot()])
     return store.sources[source.key]
+
+
+def seen_at(source: Source, at_ns: int) -> list[Message]:
+    """All that a daemon says at `at_ns` of a process that runs on that clock and began at 0."""
+    source.poll()
+    state = source.state_message()
+    found: list[Message] = []
+    for message in source.snapshot():
+        if isinstance(message, SourceCatalog):
+            said = [replace(m, monotonic_ns=0) if isinstance(m, HostHello) else m for m in message.messages]
+            message = replace(message, messages=tuple(said))
+        found.append(replace(message, monotonic_ns=at_ns) if isinstance(message, StatsUpdate) else message)
+    return [*found, Heartbeat(at_ns, (state,))]
 
 
 def decode_run(directory: Path, steps: int = 10) -> SourceRecord:

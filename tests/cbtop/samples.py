@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 from cbtop.profiler.roofline import distance
 from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Unknown
@@ -26,6 +27,7 @@ from cbtop.viewmodels.model import (
     SourceView,
     StepsView,
     StragglerView,
+    StretchView,
     WindowView,
 )
 from tests.cbtop.made_machines import machine
@@ -158,30 +160,36 @@ def _graph() -> tuple[GraphRow, ...]:
     return tuple(rows)
 
 
+PREFILL_STEPS, PREFILL_US = 4, 812_000.0
+IN_STEPS_US = WALL_US * STEPS + PREFILL_US * PREFILL_STEPS
+SEEN_US = 1.05 * IN_STEPS_US
+
+
 def _steps(phase: str, count: int, tokens: int, wall_us: float) -> StepsView:
     per_token = wall_us * count / tokens
     return StepsView(
         phase=phase,
         count=count,
         tokens=tokens,
-        tokens_per_sec=1e6 / per_token,
-        recent_tokens_per_sec=1.02e6 / per_token,
+        tokens_per_sec=1e6 * tokens / SEEN_US,
+        tokens_per_sec_in_steps=1e6 / per_token,
         recorded=count,
         mean_us=wall_us,
+        min_us=wall_us * 0.96,
+        max_us=wall_us * 1.4,
         p50_us=wall_us * 0.99,
         p95_us=wall_us * 1.06,
         p99_us=wall_us * 1.22,
         us_per_token_p50=per_token * 0.99,
         us_per_token_p99=per_token * 1.22,
+        us_per_token_max=per_token * 1.4,
         union_us=wall_us * count,
         at_once=1.0,
-        wall_us=wall_us * count * 1.25,
-        tokens_per_wall_sec=0.8e6 / per_token,
     )
 
 
 DECODE = _steps("decode", STEPS, STEPS, WALL_US)
-PREFILL = _steps("prefill", 4, 2_048, 812_000.0)
+PREFILL = _steps("prefill", PREFILL_STEPS, 2_048, PREFILL_US)
 
 CHECKS = (
     CheckRow("QkvProjection", "equals the NumPy reference", True, 1.2e-6, 1e-3),
@@ -228,7 +236,15 @@ LIVE = SourceView(
     loss=LossView(produced=208_000, received=208_000, dropped=0, before_attach=0, rejected=0),
     checks=CHECKS,
     tokens_per_sec_history=tuple(
-        112.0 + 6 * ((index * 7) % 11) / 11 - (30 if index == 40 else 0) for index in range(90)
+        82.0 + 6 * ((index * 7) % 11) / 11 - (30 if index == 40 else 0) for index in range(90)
+    ),
+    since_s=datetime(2026, 3, 1, 20, 2, 11).timestamp(),
+    stretch=StretchView(
+        wall_us=SEEN_US,
+        in_steps_us=IN_STEPS_US,
+        by_phase=(NamedTime("decode", WALL_US * STEPS), NamedTime("prefill", PREFILL_US * PREFILL_STEPS)),
+        between_us=SEEN_US - IN_STEPS_US - 3_000.0,
+        since_last_us=3_000.0,
     ),
 )
 

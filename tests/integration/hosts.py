@@ -115,7 +115,7 @@ def once_answered(monkeypatch: pytest.MonkeyPatch, unanswered: int = 0) -> None:
 
 def snapshot(*arguments: str) -> list[dict[str, Any]]:
     """The sources that `cbtop --headless --once --format json` prints."""
-    done = cbtop("--headless", "--once", *PATIENTLY, "--format", "json", *arguments)
+    done = cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--format", "json", *arguments)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)["sources"]
     return found

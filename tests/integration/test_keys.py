@@ -17,7 +17,7 @@ from cbtop.protocol.keys import make_pair
 from tests.integration.hosts import CBTOP, DEADLINE_S, PATIENTLY, SEEING, cbtop, eventually, host, wait_until_seen
 from tests.integration.test_terminal import terminal
 
-ONCE = ("--headless", "--once", *PATIENTLY, "--format", "json")
+ONCE = ("--headless", "--once", "--window=all", *PATIENTLY, "--format", "json")
 
 
 class Machine:

@@ -89,7 +89,9 @@ def test_a_daemon_that_does_not_answer_is_named_and_the_others_are_shown(monkeyp
     with elsewhere() as (first, _, process), nobody() as silent:
         snapshot("--connect", first)  # there is something to show
         once_answered(monkeypatch, unanswered=1)
-        done = cbtop("--headless", "--once", "--timeout", "0.5", "--connect", first, "--connect", silent)
+        done = cbtop(
+            "--headless", "--once", "--window=all", "--timeout", "0.5", "--connect", first, "--connect", silent
+        )
     assert done.returncode == 0
     assert f"pid {process.pid}" in done.stdout
     assert f"no daemon answers at {silent}" in done.stderr

@@ -97,7 +97,8 @@ def test_in_too_little_memory_every_process_is_shown_or_named() -> None:
     with ExitStack() as running:
         hosts = [running.enter_context(host()) for _ in range(8)]
         eventually(lambda: len(snapshot()) == len(hosts))
-        command = ["sh", "-c", f'ulimit -v {LITTLE_KIB}; exec "$@"', "sh", *CBTOP, "--once", "--view", "bricks"]
+        cbtop = [*CBTOP, "--once", "--window=all", "--view", "bricks"]
+        command = ["sh", "-c", f'ulimit -v {LITTLE_KIB}; exec "$@"', "sh", *cbtop]
         done = subprocess.run(
             [*command, *PATIENTLY],
             capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE_S, check=False,

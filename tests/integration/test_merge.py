@@ -37,7 +37,7 @@ def all_have_steps() -> bool:
 
 
 def merged(mode: str, *arguments: str) -> dict[str, Any]:
-    done = cbtop("--headless", "--once", *PATIENTLY, "--format", "json", "--merge", mode, *arguments)
+    done = cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--format", "json", "--merge", mode, *arguments)
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     assert isinstance(source, dict)
@@ -55,7 +55,7 @@ def test_the_sum_of_three_ranks_closes_its_books() -> None:
         books["bricks_us"] + books["open_us"]
     )
     assert loss["produced"] == loss["received"] + loss["dropped"]
-    assert "sum of 3: rank 0–2" in cbtop("--headless", "--once", *PATIENTLY, "--merge", "sum").stdout
+    assert "sum of 3: rank 0–2" in cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--merge", "sum").stdout
 
 
 @pytest.mark.usefixtures("three_ranks")
@@ -66,7 +66,7 @@ def test_side_by_side_and_slowest_name_the_rank_of_every_figure() -> None:
         assert row["us"][row["slowest"]] == max(row["us"])
     assert {row["of"] for row in slowest["bricks"]} <= {"rank 0", "rank 1", "rank 2"}
     assert slowest["books"] is None
-    text = cbtop("--headless", "--once", *PATIENTLY, "--merge", "ranks", "--view", "bricks").stdout
+    text = cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--merge", "ranks", "--view", "bricks").stdout
     head = next(line for line in text.splitlines() if line.startswith("µs a step"))
     assert head.split()[3:9] == ["rank", "0", "rank", "1", "rank", "2"]
 

@@ -130,7 +130,7 @@ def test_once_names_the_straggler_in_text_and_json(runtime: Path) -> None:
     with daemon(), ranks() as processes, kept_running(processes):
         # A look may be too short.
         sources = eventually(lambda: (seen := snapshot()) and all(one["straggler"] for one in seen) and seen)
-        once = ("--headless", "--once", *PATIENTLY, "--view", "bricks")
+        once = ("--headless", "--once", "--window=all", *PATIENTLY, "--view", "bricks")
         text = eventually(lambda: "straggler:" in (seen := cbtop(*once).stdout) and seen)
     assert {source["straggler"]["rank"] for source in sources} == {SLOW_RANK}
     (line,) = [line for line in text.splitlines() if line.startswith("straggler:")]

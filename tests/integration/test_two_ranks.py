@@ -116,7 +116,7 @@ def test_two_ranks_are_one_report_with_collectives_by_layer_and_the_rank_that_sl
 ) -> None:
     (tmp_path / "main.py").write_text(PARALLEL)
     stop = tmp_path / "stop"
-    main, look = ["main.py", str(SLOW_RANK), str(stop)], ("--once", *PATIENTLY)
+    main, look = ["main.py", str(SLOW_RANK), str(stop)], ("--once", "--window=all", *PATIENTLY)
     if launched == "by a shell":
         command = ["--overhead", "100%", "--", "sh", "-c", BY_A_SHELL, "sh", str(_free_port()), sys.executable, *main]
     else:

@@ -31,7 +31,7 @@ from tests.integration.hosts import (
     wait_until_seen,
 )
 
-ONCE = f"{sys.executable} -m cbtop --headless --once {' '.join(PATIENTLY)}"
+ONCE = f"{sys.executable} -m cbtop --headless --once --window=all {' '.join(PATIENTLY)}"
 
 
 def see(feed: Feed, pid: int) -> SourceView | None:
@@ -78,7 +78,7 @@ def test_a_process_that_marks_steps_and_no_bricks_is_shown_by_its_steps() -> Non
     with subprocess.Popen([sys.executable, "-c", BARE_STEPS]) as process:
         try:
             (source,) = snapshot()
-            done = cbtop("--headless", "--once", *PATIENTLY)
+            done = cbtop("--headless", "--once", "--window=all", *PATIENTLY)
             listed = json.loads(cbtop("ls", *PATIENTLY, "--format", "json").stdout)["sources"]
             line = cbtop("ls", *PATIENTLY).stdout.splitlines()[1]
         finally:
@@ -101,7 +101,7 @@ def test_a_process_that_marks_steps_and_no_bricks_is_shown_by_its_steps() -> Non
 
 def test_with_nothing_running_it_exits_3_and_says_how_to_start_something(monkeypatch: pytest.MonkeyPatch) -> None:
     once_answered(monkeypatch)
-    done = cbtop("--headless", "--once", "--timeout", "0.5")
+    done = cbtop("--headless", "--once", "--window=all", "--timeout", "0.5")
     assert (done.returncode, done.stdout) == (3, "")
     assert "nothing is running" in done.stderr
     assert "cbtop demo" in done.stderr
@@ -119,7 +119,7 @@ time.sleep(600)
 def test_a_process_of_which_nothing_has_come_yet_is_named_beside_the_report() -> None:
     with host(), subprocess.Popen([sys.executable, "-c", IDLE]) as idle:
         try:
-            done = eventually(lambda: (found := cbtop("--once", *PATIENTLY)).stderr and found)
+            done = eventually(lambda: (found := cbtop("--once", "--window=all", *PATIENTLY)).stderr and found)
         finally:
             idle.kill()
     assert done.returncode == 0
@@ -133,7 +133,7 @@ def test_all_that_a_daemon_has_said_is_read_before_it_is_printed_or_it_is_said(
     with daemon(), host() as one, host() as other:
         eventually(lambda: {source["pid"] for source in snapshot()} == {one.pid, other.pid})
         once_answered(monkeypatch)
-        done = cbtop("--once", "--timeout", "1e-9")
+        done = cbtop("--once", "--window=all", "--timeout", "1e-9")
     assert (done.returncode, done.stdout) == (3, "")
     assert "time is up, and there is more to read from ipc://" in done.stderr
     assert "raise --timeout" in done.stderr
@@ -151,7 +151,7 @@ def test_a_process_left_behind_is_shown_as_ended_but_nothing_runs(monkeypatch: p
     once_answered(monkeypatch)
     with host(steps=20) as process:
         process.wait()
-    done = cbtop("--headless", "--once", "--timeout", "0.5")
+    done = cbtop("--headless", "--once", "--window=all", "--timeout", "0.5")
     assert done.returncode == 3
     assert "ENDED" in done.stdout
     assert f"shown is pid {process.pid}, ended" in done.stderr
@@ -185,7 +185,7 @@ def test_a_host_killed_with_9_keeps_its_last_data_and_is_marked(monkeypatch: pyt
         assert view.steps is not None
         assert view.steps.count > 20
         assert view.loss.produced == view.loss.received + view.loss.dropped
-        done = cbtop("--headless", "--once", "--timeout", "0.5", "--format", "json")
+        done = cbtop("--headless", "--once", "--window=all", "--timeout", "0.5", "--format", "json")
         (printed,) = json.loads(done.stdout)["sources"]
         assert (done.returncode, printed["pid"], printed["state"]) == (3, process.pid, "gone")
 
@@ -299,7 +299,7 @@ def test_ctrl_c_while_watching_prints_what_was_seen() -> None:
     "bad", [["--connect", "tcp://10.0.0.1:5"], ["--view", "nonsense"], ["--interval", "0"], ["x"]]
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(bad: list[str]) -> None:
-    done = cbtop("--headless", "--once", *bad)
+    done = cbtop("--headless", "--once", "--window=all", *bad)
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -309,7 +309,7 @@ def test_a_phase_that_has_not_run_is_waited_for_and_then_named(monkeypatch: pyte
     with host() as process:
         snapshot()  # it is there
         once_answered(monkeypatch)
-        done = cbtop("--headless", "--once", "--phase", "prefill", "--timeout", "1")
+        done = cbtop("--headless", "--once", "--window=all", "--phase", "prefill", "--timeout", "1")
     assert (done.returncode, done.stdout) == (3, "")
     assert f"pid {process.pid} is there, but no prefill step has come yet" in done.stderr
 
@@ -331,7 +331,7 @@ def test_a_source_that_cannot_be_trusted_is_named_with_the_reason_and_exit_code_
         try:
             assert process.stdout
             process.stdout.readline()
-            done = cbtop("--headless", "--once", "--timeout", "0.5")
+            done = cbtop("--headless", "--once", "--window=all", "--timeout", "0.5")
         finally:
             process.kill()
     assert done.returncode == 5
@@ -340,12 +340,14 @@ def test_a_source_that_cannot_be_trusted_is_named_with_the_reason_and_exit_code_
 
 def test_an_address_where_nobody_answers_is_named() -> None:
     with nobody() as address:
-        done = cbtop("--headless", "--once", "--timeout", "0.5", "--connect", address)
+        done = cbtop("--headless", "--once", "--window=all", "--timeout", "0.5", "--connect", address)
     assert done.returncode == 3
     assert f"no daemon answers at {address}" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["--headless --once --timeout 1", "ls --timeout 1", "record -o x", "daemon"])
+@pytest.mark.parametrize(
+    "command", ["--headless --once --window=all --timeout 1", "ls --timeout 1", "record -o x", "daemon"]
+)
 def test_a_viewer_that_was_suspended_while_it_serves_the_others_is_named_with_the_way_out(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

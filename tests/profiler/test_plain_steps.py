@@ -185,6 +185,8 @@ def held_against(view: SourceView, ended: list[Made]) -> None:
         if not step.cancelled:
             by_name[str(step.name)].append(step)
     assert {phase.phase for phase in view.phases} == set(by_name)
+    seen = [step for steps in by_name.values() for step in steps]
+    wall = max((step.end_ns for step in seen), default=0) - min((step.start_ns for step in seen), default=0)
     for phase in view.phases:
         steps = by_name[phase.phase]
         recorded = [step for step in steps if step.recorded]
@@ -197,13 +199,13 @@ def held_against(view: SourceView, ended: list[Made]) -> None:
         for shown, part in ((phase.p50_us, 0.50), (phase.p99_us, 0.99)):
             assert shown == pytest.approx(durations[max(1, ceil(part * len(steps))) - 1] / 1e3, rel=0.01)
         is_counted = all(isinstance(step.tokens, int) for step in steps)
-        assert phase.tokens_per_sec == (pytest.approx(1e9 * phase.tokens / union) if is_counted and union else None)
-        wall = max(step.end_ns for step in steps) - min(step.start_ns for step in steps)
+        in_steps = pytest.approx(1e9 * phase.tokens / union) if is_counted and union else None
+        assert phase.tokens_per_sec_in_steps == in_steps
         # Where no step of the name was plain, steps that left nothing look the same; so do those in a plain one.
         is_inside = any(step.name == phase.phase and step.outer is not None for step in there)
         assert phase.is_sample == (len(recorded) == len(steps) or is_inside)
         is_known = not phase.is_sample and is_counted and wall
-        assert phase.tokens_per_wall_sec == (pytest.approx(1e9 * phase.tokens / wall) if is_known else None)
+        assert phase.tokens_per_sec == (pytest.approx(1e9 * phase.tokens / wall) if is_known else None)
         is_known = not phase.is_sample and union
         assert phase.at_once == (pytest.approx(sum(durations) / union) if is_known else None)
 
@@ -289,7 +291,7 @@ def test_of_the_same_steps_all_is_the_same_but_what_lies_inside_however_few_are_
     every, few = (view.steps for view in views)
     assert isinstance(every, StepsView)
     assert isinstance(few, StepsView)
-    assert (every.tokens_per_sec, every.tokens_per_wall_sec, every.at_once) != (None, None, None)
+    assert (every.tokens_per_sec, every.tokens_per_sec_in_steps, every.at_once) != (None, None, None)
     assert few.recorded == 3
     assert replace(few, recorded=12) == every
     assert few.sequences is not None
@@ -685,7 +687,7 @@ def test_in_a_merge_plain_steps_are_summed_and_a_bricks_time_a_step_is_of_the_re
     summed = merged_view(records, MergeMode.SUM)
     assert summed.steps is not None
     assert (summed.steps.count, summed.steps.recorded, summed.steps.tokens) == (16, 8, 48)
-    assert summed.steps.tokens_per_wall_sec == pytest.approx(24e6 / 2000 + 24e6 / 2200)
+    assert summed.steps.tokens_per_sec == pytest.approx(24e6 / 2000 + 24e6 / 2200)
     assert summed.bricks[0].us_per_token == pytest.approx(105)
     assert summed.books is not None
     assert (summed.books.wall_us, summed.books.unattributed_us) == (840.0, 0.0)
@@ -744,7 +746,7 @@ def test_the_last_seconds_of_a_viewer_hold_both(make: MAKE, runtime: Path) -> No
     assert view.books is not None
     assert (view.steps.count, view.steps.recorded, view.steps.tokens, view.bricks[0].count) == (20, 10, 60, 10)
     assert (view.books.wall_us, view.books.bricks_us, view.bricks[0].us_per_token) == (4000.0, 4000.0, 400 / 3)
-    assert view.steps.tokens_per_wall_sec == pytest.approx(6)
+    assert view.steps.tokens_per_sec == pytest.approx(6)
 
 
 def test_the_screen_shows_books_of_a_recorded_step_and_how_many_there_are(make: MAKE, runtime: Path) -> None:

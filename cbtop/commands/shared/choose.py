@@ -27,10 +27,9 @@ def add_merge_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace) -> list[SourceView]:
-    """The sources `keys`, of their lives or of the window, merged or not."""
+def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
+    """The sources `keys`, of all that was seen or of the window, merged or not."""
     found: dict[str, SourceView] = {}
-    window = options.window is not None
     for key in keys:
         if options.merge is None:
             view = feed.view(key, options.phase, window=window)

@@ -12,6 +12,7 @@ from cbtop.tui.widgets.lines import Line, Span, clean, fit_line, join_fitting, r
 from cbtop.viewmodels.model import BooksView, SourceView
 
 RESIDUAL_BOUND_PERCENT = 5.0  # more of a step than this without a name is worth a warning
+BETWEEN_BOUND_PERCENT = 10.0  # more of the time than this between steps, too
 
 
 class Books(SourceDrawing):
@@ -41,15 +42,26 @@ def recorded_steps(source: SourceView) -> int:
 def books_rule(source: SourceView, title: str, width: int) -> Line:
     """A rule over the books, with what stands beside them at its right end."""
     room = width - len(title) - 8
-    return rule(((title, "dim"),), width, join_fitting(beside_books(source), room, " · "))
+    beside = beside_books(source)
+    if not _is_much_between(source) and (between := formatting.between_steps(source.stretch)):
+        beside.append(((between, "dim"),))
+    return rule(((title, "dim"),), width, join_fitting(beside, room, " · "))
 
 
 def beside_books(source: SourceView) -> list[Line]:
-    """That the books do not close, and whatever is no part of the wall time that they are of; the worst first."""
+    """What must be known beside the books, the worst first: that they do not close, much time between steps, and
+    whatever is no part of the wall time that they are of."""
     trouble = formatting.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []
+    if _is_much_between(source):
+        found.append(((formatting.between_steps(source.stretch), "warn"),))
     notes = formatting.books_notes(source.books, source.outside)
     return [*found, *(((clean(note.split(", ")[0]), "warn"),) for note in notes)]
+
+
+def _is_much_between(source: SourceView) -> bool:
+    percent = source.stretch.between_percent if source.stretch else None
+    return percent is not None and percent > BETWEEN_BOUND_PERCENT
 
 
 def books_parts(source: SourceView) -> list[Part]:

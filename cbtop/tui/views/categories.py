@@ -57,10 +57,13 @@ STEP_COLUMNS: tuple[Column[StepsView], ...] = (
     Column("steps", 10, 2, lambda row, _: ((formatting.count(row.count), ""),), ""),
     Column("tokens", 10, 4, lambda row, _: ((formatting.count(row.tokens), ""),), ""),
     Column("tok/s", 9, 1, lambda row, _: ((formatting.number(row.tokens_per_sec), "strong"),), ""),
-    Column("mean ms", 9, 6, lambda row, _: ((formatting.milliseconds(row.mean_us), ""),), ""),
+    Column("in steps", 9, 6, lambda row, _: ((formatting.number(row.tokens_per_sec_in_steps), ""),), ""),
+    Column("mean ms", 9, 8, lambda row, _: ((formatting.milliseconds(row.mean_us), ""),), ""),
     Column("p50 ms", 9, 3, lambda row, _: ((formatting.milliseconds(row.p50_us), ""),), ""),
-    Column("p95 ms", 9, 7, lambda row, _: ((formatting.milliseconds(row.p95_us), ""),), ""),
+    Column("p95 ms", 9, 9, lambda row, _: ((formatting.milliseconds(row.p95_us), ""),), ""),
     Column("p99 ms", 9, 5, lambda row, _: ((formatting.milliseconds(row.p99_us), ""),), ""),
+    Column("max ms", 9, 7, lambda row, _: ((formatting.milliseconds(row.max_us), ""),), ""),
+    Column("min ms", 9, 10, lambda row, _: ((formatting.milliseconds(row.min_us), ""),), ""),
 )
 
 

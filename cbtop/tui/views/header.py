@@ -81,9 +81,7 @@ def _of(source: SourceView) -> Line:
     percent = source.overhead.high_percent if source.overhead else None
     cost = f"up to {percent:.1f}%" if percent is not None else formatting.NOT_MEASURED
     of_steps: Line = ((f"  {sample}{f', costs {cost}' if source.overhead else ''}", "warn"),) if sample else ()
-    if source.window is None:
-        return (("life", "dim"), *of_steps)
-    return ((formatting.last_seconds(source.window.covers_s), "accent strong"), *of_steps)
+    return ((formatting.shown_time(source), "dim" if source.window is None else "accent"), *of_steps)
 
 
 def _facts(source: SourceView) -> list[str]:
@@ -109,6 +107,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
     tiles = [
         _Tile("ms/token p50", ((_ms(steps.us_per_token_p50 if steps else None), "strong"),)),
         _Tile("p99", ((_ms(steps.us_per_token_p99 if steps else None), "strong"),)),
+        _Tile("max", ((_ms(steps.us_per_token_max if steps else None), "strong"),)),
         _Tile("phase", ((clean(source.phase or formatting.NOT_MEASURED), "accent"),)),
         _Tile("steps", ((formatting.count(steps.count if steps else 0), ""), *_recorded(steps))),
         _Tile("mean", ((_ms(steps.mean_us if steps else None), ""), (" ms/step", "dim"))),
@@ -116,13 +115,13 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         _Tile("records", ((formatting.si(source.loss.received), ""),)),
     ]
     if gpu := _gpu_tile(source):
-        tiles.insert(2, gpu)
-    if steps and steps.tokens_per_wall_sec is not None:
-        tiles.insert(3, _Tile("tok/s wall", ((formatting.number(steps.tokens_per_wall_sec), ""),)))
+        tiles.insert(3, gpu)
+    if steps and steps.tokens_per_sec_in_steps is not None:
+        tiles.insert(5, _Tile("tok/s in steps", ((formatting.number(steps.tokens_per_sec_in_steps), ""),)))
     if steps and steps.overlap:
-        tiles.insert(3, _Tile("at once", ((formatting.number(steps.at_once), ""),)))
+        tiles.insert(5, _Tile("at once", ((formatting.number(steps.at_once), ""),)))
     # Losses come first: whatever else falls off a narrow screen, they do not.
-    tiles.insert(0 if source.loss.dropped else 2, _Tile("drops", drops(source.loss)))
+    tiles.insert(0 if source.loss.dropped else 3, _Tile("drops", drops(source.loss)))
     return tiles
 
 
@@ -151,7 +150,7 @@ def _ms(us: float | None) -> str:
 
 
 def _rate(source: SourceView) -> float | None:
-    return source.steps.recent_tokens_per_sec if source.steps else None
+    return source.steps.tokens_per_sec if source.steps else None
 
 
 def _tiles(source: SourceView, width: int) -> list[Line]:

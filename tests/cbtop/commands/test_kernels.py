@@ -133,7 +133,7 @@ def test_the_graph_shows_the_kernels_of_the_last_burst_and_their_times_are_named
     with Host(directory, answers):
         assert main(["kernels", "--timeout", f"{DEADLINE_S:g}"]) == 0
         capsys.readouterr()
-        shown = ["--headless", "--once", "--phase", "decode", "--timeout", f"{DEADLINE_S:g}"]
+        shown = ["--headless", "--once", "--window=all", "--phase", "decode", "--timeout", f"{DEADLINE_S:g}"]
         assert main([*shown, "--view", "tree"]) == 0
         text = capsys.readouterr().out
         assert main([*shown, "--format", "json"]) == 0

@@ -61,7 +61,7 @@ def test_the_json_holds_what_was_promised(view: SourceView) -> None:
     assert {"pid", "host", "state", "model", "backend", "steps", "bricks", "categories", "roofline", "graph", "books",
             "loss"} <= source.keys()  # fmt: skip
     assert {"count", "tokens", "tokens_per_sec", "wall_us"} <= source["steps"].keys()
-    assert source["steps"]["wall_us"].keys() == {"mean", "p50", "p95", "p99"}
+    assert source["steps"]["wall_us"].keys() == {"mean", "p50", "p95", "p99", "min", "max"}
     assert {"name", "category", "count", "total_inclusive_us", "total_exclusive_us", "avg_inclusive_us",
             "avg_exclusive_us", "p50_us", "p95_us", "p99_us",
             "elements", "flops", "bytes", "percent"} <= source["bricks"][0].keys()  # fmt: skip
@@ -140,6 +140,7 @@ def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     columns = {"count": "count", "excl µs": "total_exclusive_us", "excl avg µs": "avg_exclusive_us", "%": "percent",
                "incl µs": "total_inclusive_us", "incl avg µs": "avg_inclusive_us", "p50 µs": "p50_us",
+               "min µs": "min_us", "max µs": "max_us",
                "p95 µs": "p95_us", "p99 µs": "p99_us", "µs/token": "us_per_token",
                "GB/s": "gb_per_sec",
                "GFLOP/s": "gflops", "budget": "budget_us_per_token", "used %": "budget_used_percent"}  # fmt: skip
@@ -291,7 +292,7 @@ def tables(text: str) -> list[list[dict[str, str]]]:
 def test_a_report_on_a_window_says_so(view: SourceView) -> None:
     recent = replace(view, window=WindowView(asked_s=10.0, covers_s=3.25))
     head = REPORTS["text"]([recent], ["bricks"]).split("\n\n")[0]
-    assert "only the last 3.2 s (10 s were asked for: that is all there is)" in head
+    assert "figures: the last 3.2 s (10 s were asked for: that is all there is)" in head
     found = json.loads(REPORTS["json"]([recent, view], []))
     assert [(s["window_s"], s["window_covers_s"]) for s in found["sources"]] == [(10.0, 3.25), (None, None)]
     assert "min_us" in found["provenance"]["derived from measured"]
@@ -307,7 +308,7 @@ def _table(text: str) -> dict[str, dict[str, str]]:
     """The brick tables of a text report, by brick and column."""
     found: dict[str, dict[str, Any]] = {}
     for block in (part.splitlines() for part in text.split("\n\n") if part.startswith("brick")):
-        notes = ("books", "times", "budgets", "excl is")
+        notes = ("books", "times", "budgets", "excl is", "wall clock")
         head, *rows = [re.split(r"\s{2,}", line.strip()) for line in block if not line.startswith(notes)]
         for row in rows:
             found.setdefault(row[0], {}).update(zip(head, row, strict=True))

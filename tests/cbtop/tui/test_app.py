@@ -107,12 +107,14 @@ async def shows_the_next_phase(pilot: AppPilot, key: str) -> None:
     assert "prefill" not in await press(pilot, key)
 
 
-async def shows_the_last_seconds_or_the_whole_life(pilot: AppPilot, key: str) -> None:
-    assert "life" in screen_text(app_of(pilot)).splitlines()[0]
+async def shows_the_last_seconds_or_all_that_was_seen(pilot: AppPilot, key: str) -> None:
+    shown = "since 20:02:11" if isinstance(app_of(pilot), ReplayApp) else "last 10.4 s"
+    assert shown in screen_text(app_of(pilot)).splitlines()[0]
+    (other,) = {"since 20:02:11", "last 10.4 s"} - {shown}
     for view in range(1, len(VIEWS) + 1):
         await press(pilot, str(view))
-        assert "last 10.4 s" in await press(pilot, key)
-        assert "last 10.4 s" not in await press(pilot, key)
+        assert other in await press(pilot, key)
+        assert shown in await press(pilot, key)
 
 
 async def pauses_and_goes_on(pilot: AppPilot, key: str) -> None:
@@ -123,7 +125,7 @@ async def pauses_and_goes_on(pilot: AppPilot, key: str) -> None:
 async def merges_all_like_it(pilot: AppPilot, key: str) -> None:
     for mode in ("sum of 1", "slowest of 1", "side by side of 1"):
         assert f"{mode}: pid 4242" in await press(pilot, key)
-    assert "of 1" not in await press(pilot, key)
+    assert "of 1: pid" not in await press(pilot, key)
 
 
 async def shows_another_source(pilot: AppPilot, key: str) -> None:
@@ -286,7 +288,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (CbtopApp, "step_view(1)"): goes_to_the_next_view,
     (CbtopApp, "step_view(-1)"): goes_to_the_previous_view,
     (CbtopApp, "phase"): shows_the_next_phase,
-    (CbtopApp, "recent"): shows_the_last_seconds_or_the_whole_life,
+    (CbtopApp, "recent"): shows_the_last_seconds_or_all_that_was_seen,
     (CbtopApp, "merge"): merges_all_like_it,
     (CbtopApp, "pause"): pauses_and_goes_on,
     (CbtopApp, "step_source(-1)"): shows_another_source,

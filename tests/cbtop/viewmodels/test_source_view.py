@@ -33,7 +33,7 @@ def test_steps_count_tokens_once_a_forward_pass(view: SourceView) -> None:
     assert view.steps is not None
     assert (view.phase, view.steps.count, view.steps.tokens) == ("decode", 10, 10)
     assert view.steps.mean_us == 100
-    assert view.steps.tokens_per_sec == pytest.approx(10_000)
+    assert view.steps.tokens_per_sec_in_steps == pytest.approx(10_000)
     prefill = next(steps for steps in view.phases if steps.phase == "prefill")
     assert (prefill.count, prefill.tokens) == (1, 4)
 

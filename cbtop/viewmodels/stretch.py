@@ -1,0 +1,88 @@
+"""The wall-clock time that figures are of: when it began, how long it is, and how much of it steps ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbtop.client.store import SourceRecord
+from cbtop.client.window import Stretch
+from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.stats import ANY_STEP, NodeStats
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.viewmodels.model import NamedTime, StretchView
+
+# A process says hello as it writes its first record. Whose records are earlier by more than this carry another clock
+# than its host's: when they were is not known, nor how long ago.
+HELLO_WITHIN_NS = 10_000_000_000
+
+
+def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
+    """The time that the `window`, or else all that was seen, is of; None where no step has been seen.
+
+    It begins with the first step and ends now, or with the last step of what has ended.
+    """
+    steps = _steps(record)
+    if not steps:
+        return None
+    last_ns = _last_ns(record, steps)
+    if window is not None:
+        if not (record.has_ended and _is_of_host(record, last_ns)):
+            return window
+        return Stretch(window.begin_ns, min(max(last_ns, window.begin_ns), window.end_ns))
+    first_ns = min(record.stats.rare("first_ns", (step.id,)) for step in steps)
+    is_ended = record.has_ended or not _is_of_host(record, last_ns)
+    return Stretch(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns))
+
+
+def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> StretchView:
+    """What ran in `stretch`, where `stats` are those of it."""
+    steps = _steps(record)
+    wall_ns, last_ns = stretch.end_ns - stretch.begin_ns, _last_ns(record, steps)
+    since_last_ns = None
+    if _is_of_host(record, last_ns):
+        since_last_ns = min(max(stretch.end_ns - last_ns, 0), wall_ns)
+    room_ns = wall_ns - (since_last_ns or 0)
+    in_steps_ns = _in_steps_ns(record, stats, steps)
+    in_steps_us = None if in_steps_ns is None else min(in_steps_ns, room_ns) / 1e3
+    ran = [(display_name(step), stats.rare("union_ns", (step.id,))) for step in steps]
+    return StretchView(
+        wall_us=wall_ns / 1e3,
+        in_steps_us=in_steps_us,
+        by_phase=tuple(NamedTime(phase, min(ns, room_ns) / 1e3) for phase, ns in ran if ns),
+        between_us=None if in_steps_us is None else room_ns / 1e3 - in_steps_us,
+        since_last_us=None if since_last_ns is None else since_last_ns / 1e3,
+    )
+
+
+def since_s(record: SourceRecord) -> float | None:
+    """Unix time at which what was seen of it began: its first step or, where it marks none, its first record."""
+    steps, hello = _steps(record), record.hello
+    first_ns = record.stats.rare_value("first_ns", ANY_STEP)
+    if steps:
+        first_ns = min(record.stats.rare("first_ns", (step.id,)) for step in steps)
+    if first_ns is None or hello is None or not _is_of_host(record, first_ns):
+        return None
+    return (hello.realtime_ns + first_ns - hello.monotonic_ns) / 1e9
+
+
+def _steps(record: SourceRecord) -> list[Node]:
+    """The phases of which any step has ended."""
+    known = record.stats.nodes_with("first_ns")
+    return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
+
+
+def _last_ns(record: SourceRecord, steps: Sequence[Node]) -> int:
+    return max(record.stats.rare("last_ns", (step.id,)) for step in steps)
+
+
+def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
+    """Whether a moment that a record carries is one of its host's clock."""
+    return record.hello is not None and moment_ns + HELLO_WITHIN_NS >= record.hello.monotonic_ns
+
+
+def _in_steps_ns(record: SourceRecord, stats: NodeStats, steps: Sequence[Node]) -> int | None:
+    if record.stats.rare_value("union_ns", ANY_STEP) is not None:
+        return stats.rare("union_ns", (ANY_STEP,))
+    # Its daemon does not say it: of several phases it is not known whether they ran at the same time.
+    return stats.rare("union_ns", (steps[0].id,)) if len(steps) == 1 else None

@@ -1,0 +1,289 @@
+"""Tokens a second, of wall-clock time: one number, wherever it stands. Every moment here is made, nothing sleeps."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbtop.client.store import SourceRecord, Store
+from cbtop.daemon.source import Source
+from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.reports import REPORTS
+from cbtop.reports.sources import sources_json, sources_text
+from cbtop.telemetry.metrics import TOKENS
+from cbtop.telemetry.snapshot import snapshot
+from cbtop.tui.views.books import books_rule
+from cbtop.tui.views.header import _tiles
+from cbtop.viewmodels.merge import merged_view
+from cbtop.viewmodels.model import MergeMode, SourceView
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
+
+MS = 1_000_000
+
+
+class Paced:
+    """A process whose steps take 30 ms for a token and that sleeps 30 ms between them, looked at every 100 ms."""
+
+    def __init__(self, directory: Path, ring_bytes: int = 1 << 20) -> None:
+        directory.mkdir(exist_ok=True)
+        self.clock = Clock(0)
+        self.profiler = profiler_in(directory, self.clock, ring_bytes)
+        self.store = Store()
+        self._directory = directory
+        self._source: Source | None = None
+        self._looked_ns = 0
+
+    def step(self, ms: float = 30, phase: str = "decode", tokens: int = 1) -> None:
+        with self.profiler.step(phase, tokens), self.profiler.brick("Work", 1):
+            self.clock.sleep_us(1000 * ms)
+
+    def run(self, seconds: float, sleep_ms: float = 30) -> None:
+        until_ns = self.clock.now_ns + seconds * 1e9
+        while self.clock.now_ns < until_ns:
+            self.step()
+            self.sleep(sleep_ms)
+
+    def sleep(self, ms: float, then_ms: float = 100) -> None:
+        """Do nothing for so long; the daemon looks."""
+        until_ns = self.clock.now_ns + round(ms * MS)
+        while self._looked_ns + then_ms * MS <= until_ns:
+            self.clock.now_ns = max(self.clock.now_ns, self._looked_ns + round(then_ms * MS))
+            self.look()
+        self.clock.now_ns = until_ns
+
+    def look(self) -> None:
+        self._looked_ns = self.clock.now_ns
+        if any(self._directory.glob("*.ring")):
+            apply(self.store, seen_at(self.source, self.clock.now_ns))
+
+    @property
+    def source(self) -> Source:
+        self._source = self._source or source_of(self._directory)
+        return self._source
+
+    @property
+    def record(self) -> SourceRecord:
+        (record,) = self.store.sources.values()
+        return record
+
+    def view(self, *, window: bool = True, phase: str | None = None) -> SourceView:
+        return source_view(self.record, phase, window=window)
+
+    def end(self) -> None:
+        """It leaves, and the daemon notes it."""
+        self.source._end(SourceStatus.ENDED, "done")
+        apply(self.store, [self.source.state_message()])
+
+
+@pytest.fixture
+def paced(tmp_path: Path) -> Iterator[Paced]:
+    made = Paced(tmp_path)
+    yield made
+    made.profiler.close()
+
+
+def header_of(view: SourceView) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in _tiles(view, 200))
+
+
+def shown_rates(view: SourceView, name: str) -> dict[str, float]:
+    """The number as each output has it; `name` is how the JSON calls it."""
+    said = json.loads(REPORTS["json"]([view], []))["sources"][0]["steps"]
+    text = REPORTS["text"]([view], ["bricks"])
+    above, below = header_of(view).split("\n")
+    if name == "tokens_per_sec":
+        (in_text,) = re.findall(r"([\d,.]+) tokens/s", text)
+        found = {"header": below.split()[0], "text": in_text}
+        found["ls"] = re.findall(r"  ([\d.]+) +[\d.]+ ms +\d+$", sources_text([view]), re.MULTILINE)[0]
+    else:
+        (in_text,) = re.findall(r"([\d,.]+) tok/s in steps", text)
+        at = above.index("tok/s in steps")
+        found = {"header": below[at:].split()[0], "text": in_text}
+    listed = json.loads(sources_json([view]))["sources"][0][name]
+    return {"JSON": said[name], "JSON of ls": listed, **{where: float(value) for where, value in found.items()}}
+
+
+def test_a_process_that_sleeps_between_steps_shows_its_tokens_of_wall_clock_time_everywhere(paced: Paced) -> None:
+    paced.run(30)
+    for window in (True, False):
+        view = paced.view(window=window)
+        for where, rate in shown_rates(view, "tokens_per_sec").items():
+            assert rate == pytest.approx(16.7, abs=0.15), where
+        for where, rate in shown_rates(view, "tokens_per_sec_in_steps").items():
+            assert rate == pytest.approx(33.3, abs=0.1), where
+        assert view.tokens_per_sec_history
+        assert all(15 <= rate <= 18 for rate in view.tokens_per_sec_history)
+
+
+def test_screen_text_list_and_json_hold_the_same_tokens_per_second(paced: Paced) -> None:
+    for pause_ms in (0, 7, 300):
+        paced.run(3, pause_ms)
+        for window in (True, False):
+            for name in ("tokens_per_sec", "tokens_per_sec_in_steps"):
+                rates = shown_rates(paced.view(window=window), name)
+                assert all(rate == pytest.approx(rates["JSON"], abs=0.006) for rate in rates.values()), rates
+
+
+def test_what_prometheus_computes_from_the_counter_is_the_same_number(paced: Paced) -> None:
+    counted = []
+    for _ in range(2):
+        paced.run(10.2)
+        paced.look()
+        (point,) = snapshot(paced.store, 0)[TOKENS]
+        counted.append((point.value, paced.clock.now_ns / 1e9))
+    (tokens, at_s), (later, later_s) = counted
+    steps = paced.view().steps
+    assert steps is not None
+    assert steps.tokens_per_sec == pytest.approx((later - tokens) / (later_s - at_s), rel=0.02)
+
+
+def test_between_steps_is_a_line_that_closes_on_screen_in_text_and_in_json(paced: Paced) -> None:
+    paced.run(30)
+    for window in (True, False):
+        view = paced.view(window=window)
+        said = json.loads(REPORTS["json"]([view], []))["sources"][0]["stretch"]
+        parts = said["in_steps_us"] + said["between_steps_us"] + said["since_last_step_us"]
+        assert said["wall_us"] == pytest.approx(parts)
+        assert said["between_steps_percent"] == pytest.approx(50, abs=1)
+        line = next(line for line in REPORTS["text"]([view], ["bricks"]).splitlines() if line.startswith("wall "))
+        for key in ("wall_us", "in_steps_us", "between_steps_us"):
+            assert f" {said[key] / 1e6:.2f} s" in line
+        rule = "".join(text for text, _ in books_rule(view, "where a step's time goes", 80))
+        assert f"between steps {said['between_steps_percent']:.1f} %" in rule
+
+
+def test_a_prefill_is_not_time_between_decode_steps_and_each_phase_has_its_share_of_the_wall_clock(
+    paced: Paced,
+) -> None:
+    paced.sleep(100)
+    for _ in range(20):
+        paced.step(500, "prefill", tokens=100)
+        paced.step(400)
+        paced.sleep(100)
+    view = paced.view(window=False)
+    assert view.stretch is not None
+    assert {phase.name: phase.us for phase in view.stretch.by_phase} == {"prefill": 10e6, "decode": 8e6}
+    assert (view.stretch.in_steps_us, view.stretch.between_us) == (18e6, pytest.approx(1.9e6))
+    rates = {steps.phase: steps.tokens_per_sec for steps in view.phases}
+    assert rates == {"prefill": pytest.approx(2000 / 20, rel=0.01), "decode": pytest.approx(20 / 20, rel=0.01)}
+    assert "in steps 18.00 s (prefill 10.00 s, decode 8.00 s) + between" in REPORTS["text"]([view], ["bricks"])
+
+
+def test_steps_that_run_at_the_same_time_in_two_phases_count_that_time_once(paced: Paced) -> None:
+    with paced.profiler.step("outer", 1):
+        paced.step(1000, "inner")
+        paced.clock.sleep_us(1e6)
+    paced.sleep(1000)
+    stretch = paced.view(window=False).stretch
+    assert stretch is not None
+    assert (stretch.in_steps_us, stretch.between_us, stretch.since_last_us) == (2e6, 0, 1e6)
+
+
+def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Paced) -> None:
+    paced.run(20)
+    rates = []
+    for _ in range(6):
+        paced.sleep(2000)
+        view = paced.view()
+        assert view.steps is not None
+        rates.append(view.steps.tokens_per_sec)
+    assert rates[0] == pytest.approx(13.3, rel=0.1)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == 0
+    assert view.tokens_per_sec_history[-1] == 0
+    assert view.stretch is not None
+    assert view.stretch.between_us == 0  # it may well run a step
+    assert view.stretch.since_last_us == view.stretch.wall_us
+
+
+def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: Paced) -> None:
+    paced.run(20)
+    before = {window: paced.view(window=window) for window in (True, False)}
+    paced.end()
+    paced.sleep(60_000, then_ms=5000)  # keyframes say it again
+    for window, running in before.items():
+        ended = paced.view(window=window)
+        assert ended.steps is not None
+        assert running.steps is not None
+        assert ended.steps.count == running.steps.count
+        assert ended.steps.tokens_per_sec == pytest.approx(16.7, abs=0.15)
+        assert ended.stretch is not None
+        assert ended.stretch.since_last_us == 0
+    assert paced.view().tokens_per_sec_history == before[True].tokens_per_sec_history
+
+
+def test_since_is_when_the_first_record_that_was_seen_began_and_not_when_the_process_did(tmp_path: Path) -> None:
+    late = Paced(tmp_path, ring_bytes=1 << 16)
+    for _ in range(5000):  # the ring holds 2,048 records
+        late.step()
+        late.clock.sleep_us(30_000)
+    late.look()
+    view = late.view(window=False)
+    hello = late.record.hello
+    assert hello is not None
+    assert view.since_s is not None
+    assert view.loss.before_attach > 0
+    assert view.steps is not None
+    seen_s = 5000 * 0.06 - (view.since_s - hello.realtime_ns / 1e9)
+    assert seen_s == pytest.approx(view.steps.count * 0.06, abs=0.001)
+    assert view.steps.tokens_per_sec == pytest.approx(16.7, abs=0.1)
+    said = json.loads(REPORTS["json"]([view], []))["sources"][0]
+    assert said["since_s"] == view.since_s
+    late.profiler.close()
+
+
+def test_where_the_clock_of_the_records_is_another_no_time_of_day_is_made_of_it(paced: Paced) -> None:
+    paced.run(3)
+    record = paced.record
+    assert record.hello is not None
+    record.hello = replace(record.hello, monotonic_ns=10**15)
+    view = paced.view(window=False)
+    assert view.since_s is None
+    assert view.steps is not None
+    assert view.steps.tokens_per_sec == pytest.approx(16.7, rel=0.02)
+    assert "figures: all that was seen" in REPORTS["text"]([view], ["bricks"])
+
+
+def test_before_a_second_was_watched_all_that_was_seen_is_shown_and_said(paced: Paced) -> None:
+    paced.run(0.5)
+    assert paced.view().window is None
+    assert "figures: since " in REPORTS["text"]([paced.view()], ["bricks"])
+    paced.run(2)
+    assert paced.view().window is not None
+    assert "figures: the last " in REPORTS["text"]([paced.view()], ["bricks"])
+
+
+def test_what_is_found_ended_shows_all_that_was_seen(paced: Paced) -> None:
+    for _ in range(10):
+        paced.step()
+        paced.clock.sleep_us(30_000)
+    paced.look()
+    paced.end()
+    view = paced.view()
+    assert view.window is None
+    assert view.steps is not None
+    assert (view.steps.count, view.steps.tokens_per_sec) == (10, pytest.approx(10 / 0.57))
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_the_rate_of_a_sum_is_the_sum_of_the_rates_and_its_time_closes(tmp_path: Path, window: bool) -> None:
+    members = [Paced(tmp_path / str(at)) for at in range(2)]
+    for at, member in enumerate(members):
+        member.run(15, sleep_ms=30 + 40 * at)
+    records = [replace(member.record, key=str(at)) for at, member in enumerate(members)]
+    view = merged_view(records, MergeMode.SUM, window=window)
+    assert view.steps is not None
+    assert view.steps.tokens_per_sec == pytest.approx(16.7 + 10, abs=0.2)
+    assert view.steps.tokens_per_sec_in_steps == pytest.approx(66.7, abs=0.1)
+    assert view.stretch is not None
+    assert None not in (view.stretch.in_steps_us, view.stretch.between_us, view.stretch.since_last_us)
+    parts = (view.stretch.in_steps_us or 0) + (view.stretch.between_us or 0) + (view.stretch.since_last_us or 0)
+    assert view.stretch.wall_us == pytest.approx(parts)
+    for member in members:
+        member.profiler.close()
