@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from textual.containers import Vertical
-from textual.reactive import reactive
+from textual.reactive import var
 from textual.widget import Widget
 
 from cbtop.tui.widgets.drawing import Drawing
@@ -21,7 +21,7 @@ class View(Vertical):
     columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: what each column says
     details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # and what opens with its details
 
-    source: reactive[SourceView | None] = reactive(None, always_update=False)
+    source: var[SourceView | None] = var(None)  # a reactive would repaint every line: the drawings know which changed
 
     def watch_source(self, source: SourceView | None) -> None:
         if source is not None and self.is_mounted:

@@ -1,9 +1,10 @@
-"""The widget everything on the screen is made of: it paints lines and repaints only those that changed."""
+"""The widget everything on the screen is made of: it paints lines and repaints only the spans that changed."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.events import Resize
@@ -11,7 +12,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from cbtop.tui.widgets.lines import BLANK, Line
+from cbtop.tui.widgets.lines import BLANK, Line, width_of
 
 # The app owns the roles (its COMPONENT_CLASSES): thirty in each widget would double the time to the first frame.
 
@@ -29,16 +30,16 @@ class Drawing(Widget):
         """The lines to show in `width` x `height` cells; missing ones are blank, further ones not shown."""
 
     def redraw(self) -> None:
-        """Draw again and repaint the lines that differ from those on the screen."""
+        """Draw again and repaint what differs from what is on the screen."""
         width, height = self.size
         if not (width and height and self.is_mounted):
             return
         before = self._lines
         self._lines = tuple(self.draw(width, height)[:height])
         changed = [
-            Region(0, y, width, 1)
+            Region(cells[0], y, cells[1] - cells[0], 1)
             for y in range(max(len(before), len(self._lines)))
-            if _line_at(before, y) != _line_at(self._lines, y)
+            if (cells := changed_cells(_line_at(before, y), _line_at(self._lines, y), width))
         ]
         if changed:
             self.refresh(*changed)
@@ -64,6 +65,31 @@ class Drawing(Widget):
                 style += self.app.get_component_styles(role).partial_rich_style
             self._role_styles[roles] = style
         return style
+
+
+def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
+    """Where `now` differs from `before` in `width` cells: the first column that does, and the one after the last.
+
+    One stretch of whole spans: of several Textual would send what lies to the left of each again.
+    """
+    if before == now:
+        return None
+    known = set(_placed(before))
+    new = [(begin, begin + cell_len(text)) for begin, text, role in _placed(now) if (begin, text, role) not in known]
+    drawn, was_drawn = width_of(now), width_of(before)
+    if drawn < was_drawn:
+        new.append((drawn, was_drawn))
+    inside = [(begin, min(end, width)) for begin, end in new if begin < min(end, width)]
+    return (inside[0][0], max(end for _, end in inside)) if inside else None
+
+
+def _placed(line: Line) -> list[tuple[int, str, str]]:
+    """The spans of `line`, each with the column that it begins in."""
+    found, column = [], 0
+    for text, role in line:
+        found.append((column, text, role))
+        column += cell_len(text)
+    return found
 
 
 def _line_at(lines: tuple[Line, ...], y: int) -> Line:

@@ -1,0 +1,79 @@
+"""What the terminal is sent: nothing while nothing changes, and of a change the cells that it is of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from textual._compositor import CompositorUpdate
+from textual.pilot import Pilot
+from textual.screen import Screen
+
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.views import VIEWS
+from cbtop.viewmodels.model import SourceView
+from tests.cbtop import samples
+from tests.cbtop.conftest import ScriptedFeed
+
+MOVE = re.compile(r"\x1b\[(\d+);(\d+)H")
+NUMBERS = [str(number) for number in range(1, len(VIEWS) + 1)]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What would be written: under test Textual writes nothing."""
+    found: list[str] = []
+
+    def display(app: CbtopApp, screen: Screen[object], renderable: CompositorUpdate | None) -> None:
+        if renderable is not None:
+            found.append(renderable.render_segments(app.console))
+
+    monkeypatch.setattr(CbtopApp, "_display", display)
+    return found
+
+
+async def sent_in_a_tick(
+    sent: list[str], key: str, *turns: SourceView, size: tuple[int, int] = (120, 40)
+) -> Sequence[str]:
+    """What is sent when the source becomes the last of `turns`, once the screen of a key stands still."""
+    feed = ScriptedFeed(samples.LIVE)
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        await pilot.press(key)
+        await stands_still(app, pilot, sent)
+        for turn in turns:
+            sent.clear()
+            feed.seen = [turn]
+            await ticks(app, pilot)
+        return list(sent)
+
+
+async def ticks(app: CbtopApp, pilot: Pilot[int]) -> None:
+    app.tick()
+    await pilot.pause()
+    app.screen._on_timer_update()  # what a timer does sixty times a second
+
+
+async def stands_still(app: CbtopApp, pilot: Pilot[int], sent: list[str]) -> None:
+    for _ in range(20):
+        sent.clear()
+        await ticks(app, pilot)
+        if not sent:
+            return
+    raise AssertionError(f"never at rest: {sent}")
+
+
+@pytest.mark.parametrize("key", NUMBERS, ids=[view.title for view in VIEWS])
+async def test_nothing_is_sent_while_nothing_changes(sent: list[str], key: str) -> None:
+    assert await sent_in_a_tick(sent, key, replace(samples.LIVE)) == []
+
+
+async def test_of_a_figure_that_moved_its_line_is_sent_and_no_blank_one(sent: list[str]) -> None:
+    first, *others = samples.LIVE.bricks
+    turns = (replace(samples.LIVE, bricks=(replace(first, p50_us=us), *others)) for us in (1.5, 2.5))
+    written = "".join(await sent_in_a_tick(sent, NUMBERS[0], *turns))
+    assert len({row for row, _ in MOVE.findall(written)}) == 1
+    assert "2.50" in written
+    assert "2,111" not in written  # p99, to the right of it

@@ -1,0 +1,85 @@
+"""What is repainted: enough that the screen is right, and nothing of a line that stays as it is."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.app import App, ComposeResult
+from textual.geometry import Region
+
+from cbtop.tui.widgets.drawing import Drawing, changed_cells
+from cbtop.tui.widgets.lines import ROLES, Line, width_of
+
+WIDTH = 24
+lines = st.lists(
+    st.tuples(st.text("ab 世█", min_size=0, max_size=6), st.sampled_from(["", "dim", "good"])), max_size=6
+).map(tuple)
+
+
+def cells(line: Line, width: int) -> list[tuple[str, str]]:
+    """What stands in each cell; the second of a wide character is told by its first."""
+    found: list[tuple[str, str]] = []
+    for text, role in line:
+        for character in text:
+            found += [(character, role), ("", character)][: width_of(((character, ""),))]
+    return (found + [(" ", "")] * width)[:width]
+
+
+@given(lines, lines)
+def test_repainting_what_has_changed_makes_the_new_line(before: Line, now: Line) -> None:
+    screen, wanted = cells(before, WIDTH), cells(now, WIDTH)
+    if changed := changed_cells(before, now, WIDTH):
+        begin, end = changed
+        assert 0 <= begin < end <= WIDTH
+        screen[begin:end] = wanted[begin:end]
+    assert screen == wanted
+
+
+@given(lines)
+def test_nothing_is_repainted_where_nothing_has_changed(line: Line) -> None:
+    assert changed_cells(line, line, WIDTH) is None
+
+
+def test_of_a_row_of_figures_those_are_repainted_that_moved() -> None:
+    before: Line = (("RmsNorm ", "strong"), ("12.3", ""), ("  ", ""), ("45 %", "dim"))
+    now: Line = (("RmsNorm ", "strong"), ("12.4", ""), ("  ", ""), ("45 %", "dim"))
+    assert changed_cells(before, now, WIDTH) == (8, 12)
+    assert changed_cells(before, now[:2], WIDTH) == (8, 18)
+
+
+class Counter(Drawing):
+    """A head that stays, and a number that grows."""
+
+    def __init__(self) -> None:
+        super().__init__(id="counter")
+        self.count = 0
+        self.repainted: list[Region] = []
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return [(("calls", "dim"),), (("  n ", ""), (str(self.count), "strong"), (" a step", "dim"))]
+
+    def refresh(self, *regions: Region, **how: bool) -> Counter:
+        self.repainted += regions
+        super().refresh(*regions, **how)
+        return self
+
+
+class OneCounter(App[None]):
+    COMPONENT_CLASSES = set(ROLES)  # noqa: RUF012 - as CbtopApp has it
+
+    def compose(self) -> ComposeResult:
+        yield Counter()
+
+
+async def test_a_drawing_asks_for_the_changed_cells_alone() -> None:
+    app = OneCounter()
+    async with app.run_test(size=(40, 5)) as pilot:
+        counter = app.query_one(Counter)
+        counter.redraw()
+        await pilot.pause()
+        counter.repainted.clear()
+        counter.redraw()
+        assert counter.repainted == []
+        counter.count = 1
+        counter.redraw()
+        assert counter.repainted == [Region(4, 1, 1, 1)]
