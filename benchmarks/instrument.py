@@ -170,7 +170,7 @@ def _kineto() -> Callable[[], None]:
 
 
 def _tokens(threads: int) -> Figure:
-    """Tokens over the time in which steps ran, as it is shown, of threads that generate; against the wall's clock."""
+    """Tokens a second, as they are shown, of threads that generate; against the wall's clock."""
     import torch
 
     model = _decoder(64).model

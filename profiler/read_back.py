@@ -76,7 +76,7 @@ class ReadBack:
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens a second of the time in which steps ran; None without steps."""
+        """Tokens a second of wall-clock time, from the first step to the end of the last; None without steps."""
         return self.report().tokens_per_sec
 
     def execution_graph(self) -> ExecutionGraph:

@@ -55,6 +55,7 @@ class Report:
     wall_ns: int  # of the steps, each for itself; 0 without steps
     recorded_ns: int  # of these those whose inside was recorded
     union_ns: int  # in which at least one step ran
+    elapsed_ns: int  # from the first step's start to the last one's end; of a window, its length
     overwritten: int
     rejected: int
     uncounted_steps: int = 0  # that gave no count of tokens: then no rate is known
@@ -77,12 +78,22 @@ class Report:
 
     @property
     def tokens_per_sec(self) -> float | None:
+        """Tokens a second of wall-clock time, pauses between steps included; None without steps."""
+        return self._a_second_of(self.elapsed_ns)
+
+    @property
+    def tokens_per_sec_in_steps(self) -> float | None:
         """Tokens a second of the time in which steps ran, where several did counted once; None without steps."""
-        return 1e9 * self.tokens / self.union_ns if self.union_ns and not self.uncounted_steps else None
+        return self._a_second_of(self.union_ns)
+
+    def _a_second_of(self, time_ns: int) -> float | None:
+        return 1e9 * self.tokens / time_ns if self.union_ns and time_ns and not self.uncounted_steps else None
 
     def __str__(self) -> str:
         """The report as text, as `print(profiler.report())` shows it."""
         rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:.1f} tokens/s"
+        if self.tokens_per_sec_in_steps is not None:
+            rate += f" ({self.tokens_per_sec_in_steps:.1f} in steps)"
         of_it = "it" if self.recorded_steps == self.steps else "what was recorded"
         coverage = "n/a" if self.coverage is None else f"{100 * self.coverage:.1f} % of {of_it} in bricks"
         span = "" if self.window_s is None else f"the last {self.window_s:.1f} s: "
@@ -226,6 +237,9 @@ class Session:
         by_phase = [PhaseTotals.below(node, self._table, totals.stats) for node in phases]
         books = [(display_name(node), books_of(of, of)) for node, of in zip(phases, by_phase, strict=True)]
         counted = totals.stats.calls(steps)
+        ran = [step for step in steps if step in totals.stats.nodes_with("first_ns")]
+        first_ns = min((totals.stats.rare("first_ns", (step,)) for step in ran), default=0)
+        last_ns = max((totals.stats.rare("last_ns", (step,)) for step in ran), default=0)
         return Report(
             bricks=bricks,
             categories=tuple(category_stats(bricks)),
@@ -235,6 +249,7 @@ class Session:
             wall_ns=counted.total_ns if counted else 0,
             recorded_ns=int(totals.stats.of_recorded("total_ns")[steps].sum()),
             union_ns=totals.stats.rare("union_ns", (ANY_STEP,)),
+            elapsed_ns=last_ns - first_ns if window_s is None else round(window_s * 1e9),
             overwritten=overwritten,
             rejected=rejected,
             uncounted_steps=int(totals.stats.rare("uncounted", steps)),

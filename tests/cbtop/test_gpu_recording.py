@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,16 @@ from tests.cbtop.conftest import screen_text
 
 RECORDED = Path(__file__).with_name("h100.cbtop")
 DECODE_S = 20.0  # after the model was made, while it serves
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times of day are shown as local ones."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.fixture

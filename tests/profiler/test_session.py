@@ -56,7 +56,7 @@ def test_nested_bricks_are_not_counted_twice_and_tokens_are_not_elements(profile
     assert {stats.name: stats.exclusive_ns for stats in (inner, outer)} == {"outer": 2000, "inner": 1000}
     assert (report.steps, report.tokens, report.wall_ns, report.total_ns) == (1, 2, 5000, 3000)
     assert report.coverage == pytest.approx(0.6)
-    assert report.tokens_per_sec == pytest.approx(2 / 5e-6)
+    assert report.tokens_per_sec == report.tokens_per_sec_in_steps == pytest.approx(2 / 5e-6)
     assert "60.0 % of it in bricks" in str(report)
 
 
