@@ -170,8 +170,11 @@ def stretch(source: SourceView) -> str:
     found = source.stretch
     if found is None:
         return ""
+    is_sum = source.merged is not None and source.merged.mode is not MergeMode.MAX
+    added = f" (of {len(source.merged.members)} processes, added up)" if source.merged and is_sum else ""
+    wall = f"wall clock {duration(found.wall_us)}{added}"
     if found.in_steps_us is None:
-        return f"wall clock {duration(found.wall_us)}: in how much of it steps ran is {NOT_MEASURED}"
+        return f"{wall}: in how much of it steps ran is {NOT_MEASURED}"
     phases = ", ".join(f"{phase.name} {duration(phase.us)}" for phase in found.by_phase)
     in_steps = f"in steps {duration(found.in_steps_us)}{f' ({phases})' if len(found.by_phase) > 1 else ''}"
     names = f"; outside of steps ran {_longest(source.outside)}" if source.outside else ""
@@ -180,7 +183,7 @@ def stretch(source: SourceView) -> str:
     if found.since_last_us is not None:
         says = f" (it says: {source.activity})" if source.activity else ""
         parts.append(f"since the last one ended {duration(found.since_last_us)}{says}")
-    return f"wall clock {duration(found.wall_us)} = {' + '.join(parts)}"
+    return f"{wall} = {' + '.join(parts)}"
 
 
 def rank(number: int | None, of: int | None) -> str:

@@ -12,6 +12,9 @@ import pytest
 
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
+from cbtop.profiler.stats import ANY_STEP
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.messages import StatsUpdate
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import REPORTS
 from cbtop.reports.sources import sources_json, sources_text
@@ -176,13 +179,42 @@ def test_a_prefill_is_not_time_between_decode_steps_and_each_phase_has_its_share
 
 
 def test_steps_that_run_at_the_same_time_in_two_phases_count_that_time_once(paced: Paced) -> None:
-    with paced.profiler.step("outer", 1):
-        paced.step(1000, "inner")
-        paced.clock.sleep_us(1e6)
-    paced.sleep(1000)
+    for _ in range(2):
+        with paced.profiler.step("outer", 1):
+            paced.step(1000, "inner")
+            paced.clock.sleep_us(1e6)
+        paced.sleep(5000)
     stretch = paced.view(window=False).stretch
     assert stretch is not None
-    assert (stretch.in_steps_us, stretch.between_us, stretch.since_last_us) == (2e6, 0, 1e6)
+    assert (stretch.in_steps_us, stretch.between_us, stretch.since_last_us) == (4e6, 5e6, 5e6)
+
+
+def test_where_the_daemon_does_not_say_in_how_much_time_any_step_ran_that_is_known_of_one_phase_alone(
+    paced: Paced,
+) -> None:
+    paced.step(1000)
+    paced.sleep(500)
+    del paced.record.stats._rare["union_ns"][ANY_STEP]
+    stretch = paced.view(window=False).stretch
+    assert stretch is not None
+    assert stretch.in_steps_us == 1e6
+    paced.step(1000, "prefill")
+    paced.sleep(500)
+    del paced.record.stats._rare["union_ns"][ANY_STEP]
+    view = paced.view(window=False)
+    assert view.stretch is not None
+    assert (view.stretch.in_steps_us, view.stretch.between_us) == (None, None)
+    assert "wall clock 3.00 s: in how much of it steps ran is n/a" in REPORTS["text"]([view], ["bricks"])
+    assert json.loads(REPORTS["json"]([view], []))["sources"][0]["stretch"]["between_steps_us"] is None
+
+
+@pytest.mark.parametrize("field", ["steps_ns", "first_ns"])
+def test_times_that_cannot_be_are_refused(paced: Paced, field: str) -> None:
+    paced.run(1)
+    said = [message for message in paced.source.snapshot() if isinstance(message, StatsUpdate)]
+    for value in (-1, 1 << 62):
+        with pytest.raises(DecodeError, match="times out of range"):
+            apply(paced.store, [replace(said[0], **{field: value})])
 
 
 def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Paced) -> None:
@@ -285,5 +317,6 @@ def test_the_rate_of_a_sum_is_the_sum_of_the_rates_and_its_time_closes(tmp_path:
     assert None not in (view.stretch.in_steps_us, view.stretch.between_us, view.stretch.since_last_us)
     parts = (view.stretch.in_steps_us or 0) + (view.stretch.between_us or 0) + (view.stretch.since_last_us or 0)
     assert view.stretch.wall_us == pytest.approx(parts)
+    assert " (of 2 processes, added up) = in steps " in REPORTS["text"]([view], ["bricks"])
     for member in members:
         member.profiler.close()

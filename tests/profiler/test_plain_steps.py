@@ -187,6 +187,7 @@ def held_against(view: SourceView, ended: list[Made]) -> None:
     assert {phase.phase for phase in view.phases} == set(by_name)
     seen = [step for steps in by_name.values() for step in steps]
     wall = max((step.end_ns for step in seen), default=0) - min((step.start_ns for step in seen), default=0)
+    assert view.stretch is None or (view.stretch.in_steps_us is None) == any(one.is_sample for one in view.phases)
     for phase in view.phases:
         steps = by_name[phase.phase]
         recorded = [step for step in steps if step.recorded]

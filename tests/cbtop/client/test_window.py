@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from cbtop.client import window
 from cbtop.client.store import SourceRecord, Store
+from cbtop.commands import top
 from cbtop.daemon.source import Source
 from cbtop.profiler.histograms import BUCKETS
 from cbtop.profiler.profiler import BrickProfiler
@@ -20,7 +22,7 @@ from cbtop.protocol.messages import Heartbeat, StatsUpdate
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
-from tests.integration.hosts import PATIENTLY, host
+from tests.integration.hosts import DEADLINE_S, PATIENTLY, host
 from tests.integration.hosts import cbtop as run
 
 
@@ -94,9 +96,14 @@ def test_the_window_holds_what_ran_in_it_and_nothing_before(runtime: Path) -> No
     assert view.loss == life.loss
 
 
-def test_the_command_line_watches_a_window_long_and_prints_only_that() -> None:
+@pytest.mark.parametrize("arguments", ["--once", "--once --window 1.5", "--duration 1.5"])
+def test_the_command_line_watches_a_window_long_and_prints_only_that(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert top.DEFAULT_WINDOW_S == 10
+    monkeypatch.setattr(top, "DEFAULT_WINDOW_S", 1.5)
     with host():
-        done = run("--once", "--window", "1.5", "--format", "json", *PATIENTLY)
+        done = run(*arguments.split(), "--format", "json", *PATIENTLY)
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     assert source["window_s"] == 1.5
@@ -104,6 +111,14 @@ def test_the_command_line_watches_a_window_long_and_prints_only_that() -> None:
     assert 0 < source["steps"]["count"] * 4 < source["loss"]["received"]
     books = source["books"]
     assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
+
+
+def test_the_command_line_prints_all_that_was_seen_at_once_where_it_is_asked_for() -> None:
+    with host():
+        done = run("--once", "--window", "all", "--format", "json", *PATIENTLY)
+    (source,) = json.loads(done.stdout)["sources"]
+    assert (source["window_s"], source["window_covers_s"]) == (None, None)
+    assert source["since_s"] == pytest.approx(time.time(), abs=DEADLINE_S)
 
 
 def test_a_window_cut_through_a_step_still_closes_its_books(runtime: Path) -> None:
