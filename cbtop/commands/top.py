@@ -12,6 +12,7 @@ from cbtop.client.store import SourceRecord
 from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.commands import replay
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked
+from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import (
     add_connect_arguments,
     add_show_arguments,
@@ -122,14 +123,18 @@ def _wait_for_devices(feed: Feed, timeout_s: float) -> None:
 
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
     """Until the duration is over, or, without one, until nothing is live any more or Ctrl-C."""
-    deadline_s = time.monotonic() + duration_s if duration_s else None
+    begun_s, line = time.monotonic(), ProgressLine(sys.stderr)
     try:
-        while running(feed) and (deadline_s is None or time.monotonic() < deadline_s):
+        while running(feed) and (duration_s is None or time.monotonic() < begun_s + duration_s):
+            if duration_s is not None and sys.stderr.isatty():
+                line.show("watching", (time.monotonic() - begun_s) / duration_s)
             feed.poll(POLL_MS)
             if feed.refused:
                 raise CbtopError(feed.refused)
     except KeyboardInterrupt:
         return  # enough seen: print it
+    finally:
+        line.clear()
 
 
 def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cbtop import formatting
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
 from cbtop.profiler.stats import ANY_STEP
@@ -247,6 +248,7 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
         assert ended.steps.tokens_per_sec == pytest.approx(16.7, abs=0.15)
         assert ended.stretch is not None
         assert ended.stretch.since_last_us == 0
+        assert formatting.shown_time(ended).startswith("its last 10." if window else "since ")
     assert paced.view().tokens_per_sec_history == before[True].tokens_per_sec_history
 
 
