@@ -17,6 +17,7 @@ from cbtop.viewmodels.model import (
     MergedView,
     MergeMode,
     SourceView,
+    StallView,
     StragglerView,
     StretchView,
 )
@@ -358,6 +359,28 @@ def labels(found: Sequence[str]) -> str:
 def stale(seconds: float) -> str:
     """How old what is shown is: `nothing heard for 12 s`."""
     return f"nothing heard for {seconds:.0f} s"
+
+
+def standing(view: SourceView) -> str:
+    """How a process is, in capitals, and for how long it has not gone on: `LIVE`, `STALLED 32 s`, `GONE`."""
+    age = f" {view.stall.age_s:.0f} s" if view.stall else ""
+    return f"{view.standing.upper()}{age}"
+
+
+def stall(found: StallView) -> str:
+    """`stalled for 32 s in decode → Layer 17 → AllReduce (p99 of decode: 12.3 ms)`."""
+    place, after = " → ".join(found.place), " → ".join(found.after)
+    member = f"{found.member}: " if found.member else ""
+    parts = [f"{member}{found.word} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
+    if after:
+        parts.append(f", after {after}")
+    if found.threads > 1:
+        parts.append(f", begun last of {found.threads} threads or tasks that are in something")
+    if found.why:
+        parts.append(f": {found.why}")
+    if found.usual_s is not None:
+        parts.append(f" (p99 of {found.usual_of}: {duration(1e6 * found.usual_s)})")
+    return "".join(parts)
 
 
 def clock_offset(offset_us: float, uncertainty_us: float) -> str:

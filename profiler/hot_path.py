@@ -26,7 +26,6 @@ from cbtop.protocol.vocabulary import NodeKind
 TOO_MANY = 1 << 63  # elements
 BEFORE_ALL_NS = -(1 << 63)
 NOWHERE = -1  # a place that no memory has
-HELD = -1  # stands for the node of what runs in a step that has no name yet: its records wait for one
 MAX_HELD = 1 << 16  # so many of them; what comes after is recorded against no node, and so counted as rejected
 
 HeldRecord = tuple["Scope", Any, Any, int, int]  # scope, start, end, elements, flags

@@ -10,10 +10,10 @@ from typing import Any
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.graph.node_of import nodes_of
 from cbtop.profiler.graph.node_table import MAX_DEPTH, MAX_NODES
-from cbtop.profiler.hot_path import HELD, Scope
+from cbtop.profiler.hot_path import Scope
 from cbtop.protocol import codec
 from cbtop.protocol.messages import CatalogMessage, Node
-from cbtop.protocol.ring import NO_NODE
+from cbtop.protocol.ring import HELD, NO_NODE
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import NodeKind
 

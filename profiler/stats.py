@@ -225,6 +225,10 @@ class NodeStats:
         others = sum(self._rare["amounts"].values()) + sum(self._rare["cancelled"].values())
         return int(self.column("count").sum()) + others
 
+    def is_open(self, step: int, lane: int) -> bool:
+        """Whether something has ended in a step that has not, of that node and in that lane."""
+        return step * LANES + lane in self._open
+
     def histogram(self, nodes: Iterable[int]) -> Column:
         """The histograms of `nodes`, summed."""
         return self._histograms.sum(nodes)

@@ -22,7 +22,7 @@ from cbtop.protocol.attributes import (
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, DeviceKind, NodeKind, Provenance, SourceStatus
 
 PROTOCOL_MAJOR = 2  # 2: histograms travel as cells
-PROTOCOL_MINOR = 3  # 1: devices; 2: kernels in a burst; 3: the time in which any step ran
+PROTOCOL_MINOR = 3  # 1: devices; 2: kernels in a burst; 3: the time in which any step ran, what a quiet process is in
 
 Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.columns`
 
@@ -373,13 +373,34 @@ class SourceCatalog:
 
 
 @dataclass(frozen=True, slots=True)
+class Quiet:
+    """That a process has not gone on for `quiet_ns`: nothing was recorded and nothing began. It lies flat in a state.
+
+    `in_flight` is the innermost node that was begun last and has not ended (0: none is known, -1: a step that has
+    no name yet), `in_flight_ns` for how long it has run (None: not known), `threads` how many threads, tasks or
+    greenlets are in one. Where `is_watched`, all that were ever in one say so: with none in flight, nothing that is
+    recorded runs. `last` is the node of the newest record (0: there is none). `is_suspended`: stopped by a signal or
+    a debugger.
+    """
+
+    quiet_ns: int
+    in_flight: int = 0
+    in_flight_ns: int | None = None
+    threads: int = 0
+    is_watched: bool = False
+    last: int = 0
+    is_suspended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SourceState:
     """How a source is, and its counters.
 
     `produced == received + overwritten + rejected`: records read so far; those in the statistics; those overwritten
     in the ring before they were read (`before_attach` of them before the daemon first looked); those that named no
     node the catalog knows, or ran backwards. `unread` more are written, and not read. `left_out` announcements of
-    the process are not in its catalog, or in no place here: there were more than the bounds allow.
+    the process are not in its catalog, or in no place here: there were more than the bounds allow. While it goes on,
+    and once it has ended, `quiet` is None.
     """
 
     source: str
@@ -392,6 +413,7 @@ class SourceState:
     rejected: int
     unread: int
     left_out: int = 0
+    quiet: Quiet | None = None
 
 
 @dataclass(frozen=True, slots=True)

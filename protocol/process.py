@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PROC = "/proc"  # Linux has it; elsewhere, and in some sandboxes, there is none
-_STARTTIME_FIELD = 22  # proc_pid_stat(5), counted from 1, in clock ticks since boot
+_STATE_FIELD, _STARTTIME_FIELD = 3, 22  # proc_pid_stat(5), counted from 1; the latter in clock ticks since boot
 
 
 def pid_namespace() -> int | None:
@@ -62,8 +62,7 @@ def process_start(pid: int) -> int | None:
     Raises OSError when there is no descriptor left to look with.
     """
     try:
-        with open(f"{_PROC}/{pid}/stat", "rb") as file:
-            text = file.read()
+        fields = _stat_from_state(pid)
     except FileNotFoundError:
         return None if os.path.exists(f"{_PROC}/self/stat") else _start_without_proc(pid)
     except OSError as error:
@@ -71,9 +70,23 @@ def process_start(pid: int) -> int | None:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         return None  # the process ended between open and read (ESRCH), or is not ours to see
+    return None if fields[0] in (b"Z", b"X") else int(fields[_STARTTIME_FIELD - _STATE_FIELD])
+
+
+def is_suspended(pid: int) -> bool:
+    """Whether `pid` is stopped by a signal (SIGSTOP) or a debugger; False where the kernel does not say."""
+    try:
+        return _stat_from_state(pid)[0] in (b"T", b"t")
+    except OSError as error:
+        let_through(error)
+        return False
+
+
+def _stat_from_state(pid: int) -> list[bytes]:
+    with open(f"{_PROC}/{pid}/stat", "rb") as file:
+        text = file.read()
     # The command name may hold spaces and parentheses: fields are counted from the last one.
-    fields = text[text.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[_STARTTIME_FIELD - 3])
+    return text[text.rindex(b")") + 2 :].split()
 
 
 def _start_without_proc(pid: int) -> int | None:

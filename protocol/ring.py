@@ -11,7 +11,8 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 12    what a command asks of the process; word 13: its answer, see `cbtop.protocol.requests`
     word 16    cursor: at least so many records were begun (a cache line of its own)
     word 24    61 slots of 8 words, one a thread, task or greenlet: native thread id (0: free), the node it is in (0:
-               none), since when in ns (0: not known, because a brick inside that node has ended since)
+               none, -1: a step that has no name yet), since when in ns (0: not known, because a brick inside that
+               node has ended since)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
     tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31. Amounts lie in no
                lane: with the lane's lowest bit set, they are no amounts but a plain step (FLAG_PLAIN)
@@ -104,6 +105,7 @@ NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
 NEVER_WRITTEN = 0  # as a whole tag
+HELD = -1  # in a slot: in a step that has no name yet, where what runs has no node of its own
 NO_NODE = 0  # a record against it is counted as rejected: bad arguments, or a node table that was full
 FLAG_FAILED = 1 << 24  # the brick ended in an exception
 FLAG_CANCELLED = 1 << 25  # a step that does not count, nor does what ran in it
@@ -357,7 +359,8 @@ class Batch:
 class InFlight:
     """The innermost node that a thread, task or greenlet has started and not ended; its parents run too.
 
-    `start_ns` is None where it is not known, because a brick inside the node has ended since.
+    `node` is NO_NODE where it is in none, and HELD in a step that has no name yet. `start_ns` is None where it is not
+    known, because a brick inside the node has ended since.
     """
 
     thread_id: int
@@ -508,11 +511,17 @@ class RingReader:
         )
 
     def in_flight(self) -> list[InFlight]:
-        """What each thread, task or greenlet of the writer is in, or was in when it was killed.
+        """The node that each thread, task or greenlet of the writer is in, or was in when it was killed.
 
-        Three kinds are left out: who is in no node, who moves on while it is looked at, and a slot with values that
-        no writer would write. The list is always empty where the hot path is Python's. Raises
-        RingError when the file has been cut short.
+        Who is in none that has a name is left out. Raises RingError as `threads`.
+        """
+        return [thread for thread in self.threads() if thread.node > NO_NODE]
+
+    def threads(self) -> list[InFlight]:
+        """Each thread, task or greenlet that has a slot, and what it is in.
+
+        Left out are who moves on while it is looked at, and a slot with values that no writer would write. The list
+        is always empty where the hot path is Python's. Raises RingError when the file has been cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
@@ -527,7 +536,7 @@ class RingReader:
         return [
             InFlight(thread_id, node, start_ns or None)
             for thread_id, node, start_ns in found
-            if 0 < thread_id <= MAX_THREAD_ID and NO_NODE < node <= MAX_NODE and start_ns >= 0
+            if 0 < thread_id <= MAX_THREAD_ID and HELD <= node <= MAX_NODE and start_ns >= 0
         ]
 
     def newest_end_ns(self) -> int | None:

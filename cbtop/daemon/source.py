@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from cbtop.daemon.quiet import QuietWatch
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.histograms import MAX_CELLS, Column, distinct
 from cbtop.profiler.stats import ANY_STEP, COLUMNS, NodeStats, sane
@@ -25,14 +27,15 @@ from cbtop.protocol.messages import (
     HostHello,
     Node,
     Packed,
+    Quiet,
     RecordBatch,
     SourceCatalog,
     SourceState,
     StatsUpdate,
 )
-from cbtop.protocol.process import has_mapped, pid_namespace, process_start
+from cbtop.protocol.process import has_mapped, is_suspended, pid_namespace, process_start
 from cbtop.protocol.record_batch import batches, joined
-from cbtop.protocol.ring import Batch, RingReader
+from cbtop.protocol.ring import LANE_SHIFT, LANES, NO_NODE, Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")
@@ -71,7 +74,10 @@ class Source:
         self._changed_cells: list[Column] = []
         self._fresh: list[Batch] = []
         self._handed_out = 0  # the ring's records below this number
+        self._last = NO_NODE, 0  # the node of the newest record, and its lane
+        self._came = self.version  # records and messages, when it was last looked whether some came
         self._ring = RingReader(ring_path)
+        self._watch = QuietWatch(self._ring)
         try:
             self._catalog_reader = CatalogReader(ring_path.with_suffix(".catalog"))
         except DecodeError:
@@ -124,6 +130,8 @@ class Source:
                 self._end(SourceStatus.ENDED, self._goodbye.reason)
             elif not alive:
                 self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit or exec")
+            else:
+                self._watch_on(batch)
         except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
             self.fail(error)
 
@@ -146,6 +154,7 @@ class Source:
             rejected=self._rejected,
             unread=self._unread,
             left_out=self._left_out_there + self._left_out,
+            quiet=self._quiet() if self.state is SourceStatus.LIVE else None,
         )
 
     def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
@@ -224,6 +233,30 @@ class Source:
         except OSError:  # no descriptor left to look with
             return True
 
+    def _now_ns(self) -> int:
+        return int(self._clock_s() * 1e9)
+
+    def _watch_on(self, batch: Batch) -> None:
+        """Note whether it has gone on since the last poll."""
+        now_ns = self._now_ns()
+        if self.version != self._came:
+            self._came = self.version
+            end_ns = batch.calls().end_ns
+            self._watch.recorded(int(end_ns.max()) if len(end_ns) else None, now_ns)
+        self._watch.look(now_ns)  # also at first: it may have been quiet for long
+
+    def _quiet(self) -> Quiet | None:
+        """That it does not go on, and what it is in; None while it does."""
+        last, lane = self._last
+        quiet = self._watch.quiet(self._now_ns(), last)
+        if quiet is None or self.hello is None:
+            return quiet
+        here = self.hello.pid_namespace == pid_namespace()
+        step = int(self._nodes.step_of[last])
+        if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.is_open(step, lane):
+            quiet = replace(quiet, in_flight=step)  # of which something was recorded, and not its end
+        return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
+
     def _end(self, state: SourceStatus, reason: str) -> None:
         self.state, self.reason, self._unread = state, reason, 0
         if state is not SourceStatus.FAULTY:  # what is faulty may live on, and keeps its files as long
@@ -268,6 +301,8 @@ class Source:
             return
         self._received += len(batch.node)
         self._fresh.append(batch)
+        if len((calls := batch.calls()).node):
+            self._last = int(calls.node[-1]), int(calls.flags[-1]) >> LANE_SHIFT & LANES - 1
         self.stats.grow(len(self._nodes) + 1)
         nodes, cells = self.stats.add(batch, *self._nodes.columns())
         self._changed_nodes.append(nodes)

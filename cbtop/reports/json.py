@@ -25,6 +25,7 @@ from cbtop.viewmodels.model import (
     ReplayView,
     RooflineView,
     SourceView,
+    StallView,
     StepsView,
     StragglerView,
     StretchView,
@@ -103,8 +104,9 @@ def _source(view: SourceView) -> dict[str, Any]:
         "world_size": view.world_size,
         "sample_every": view.sample_every,
         "overhead": None if view.overhead is None else asdict(view.overhead),
-        "state": view.state,
+        "state": view.standing,
         "state_reason": view.state_reason,
+        "stall": stall_fields(view.stall),
         "stale_s": view.stale_s,
         **clock_fields(view.clock),
         "straggler": straggler_fields(view.straggler),
@@ -190,6 +192,11 @@ def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
         "clock_monotonic_offset_us": clock.monotonic_offset_us if clock else None,
         "clock_uncertainty_us": clock.uncertainty_us if clock else None,
     }
+
+
+def stall_fields(found: StallView | None) -> dict[str, Any] | None:
+    """How a process that runs does not go on; null where it does."""
+    return None if found is None else asdict(found)
 
 
 def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cbtop import formatting as fmt
-from cbtop.reports.json import clock_fields, straggler_fields
+from cbtop.reports.json import clock_fields, stall_fields, straggler_fields
 from cbtop.reports.tables import Table, table
 from cbtop.viewmodels.model import SourceView, StragglerView
 
@@ -33,6 +33,7 @@ def sources_text(views: Sequence[SourceView]) -> str:
     ]
     rows += [_row(view) for view in views]
     lines = [table(rows, left=8)]
+    lines += [f"pid {view.pid} of {view.host}: {fmt.stall(view.stall)}" for view in views if view.stall]
     lines += [f"straggler: {fmt.straggler(found)} (derived)" for found in _stragglers(views)]
     lines += [
         f"pid {view.pid} of {view.host}: {view.loss.left_out} announcements left out"
@@ -65,7 +66,8 @@ def sources_json(views: Sequence[SourceView]) -> str:
 
 def _row(view: SourceView) -> tuple[str, ...]:
     rank = "–" if view.rank is None else f"{view.rank}/{'?' if view.world_size is None else view.world_size}"
-    state = view.state.upper() if view.stale_s is None else f"{view.state.upper()}, {fmt.stale(view.stale_s)}"
+    state = fmt.standing(view)
+    state = state if view.stale_s is None else f"{state}, {fmt.stale(view.stale_s)}"
     return (
         str(view.pid),
         view.host,
@@ -92,8 +94,9 @@ def _source(view: SourceView) -> dict[str, Any]:
         "sample_every": view.sample_every,
         "program": view.program,
         "model": view.model,
-        "state": view.state,
+        "state": view.standing,
         "state_reason": view.state_reason,
+        "stall": stall_fields(view.stall),
         "stale_s": view.stale_s,
         "phase": view.phase,
         "steps": view.steps.count if view.steps else None,

@@ -70,7 +70,7 @@ def _source(view: SourceView, sections: Sequence[str]) -> str:
 
 
 def _head(view: SourceView) -> str:
-    state = view.state.upper() + (f" ({view.state_reason})" if view.state_reason else "")
+    state = fmt.standing(view) + (f" ({view.state_reason})" if view.state_reason else "")
     facts = [view.model, view.architecture, view.quantization, view.backend]
     who = [view.program, f"pid {view.pid} on {view.host}", fmt.rank(view.rank, view.world_size)]
     if view.merged is not None:
@@ -81,6 +81,8 @@ def _head(view: SourceView) -> str:
     ]
     if view.merged is not None:
         lines.append(f"derived: {fmt.MERGED_MEANS[view.merged.mode]}")
+    if view.stall is not None:
+        lines.append(fmt.stall(view.stall))
     if view.straggler is not None and (view.merged is not None or view.straggler.key == view.key):
         lines.append(
             f"straggler: {fmt.straggler(view.straggler)} (derived, over the last {view.straggler.steps} steps)"

@@ -47,7 +47,17 @@ SOURCE = Metric(
     "steps is recorded of one in sample_every: what is said of bricks is of those, and nothing is multiplied.",
 )
 STATE = Metric(
-    "cbtop_source_state", Kind.GAUGE, ("source", "state"), "1 for the state it is in: live, ended, gone or faulty."
+    "cbtop_source_state",
+    Kind.GAUGE,
+    ("source", "state"),
+    "1 for the state it is in: live, stalled, suspended, idle, quiet, ended, gone or faulty.",
+)
+QUIET = Metric(
+    "cbtop_source_quiet",
+    Kind.GAUGE,
+    ("source", "phase", "layer", "brick"),
+    "Time for which a process that is stalled, suspended, idle or quiet has not gone on, and what it is in.",
+    "seconds",
 )
 WEIGHTS = Metric("cbtop_source_weights", Kind.GAUGE, ("source",), "The model's weights (static).", "bytes")
 PRODUCED = Metric(
@@ -163,6 +173,7 @@ METRICS = (
     LEFT_OUT,
     SOURCE,
     STATE,
+    QUIET,
     WEIGHTS,
     PRODUCED,
     RECEIVED,

@@ -47,6 +47,7 @@ from cbtop.telemetry.metrics import (
     MAX_SERIES,
     METRICS,
     PRODUCED,
+    QUIET,
     RECEIVED,
     RECORDED_STEPS,
     RECORDED_TOKENS,
@@ -67,6 +68,7 @@ from cbtop.telemetry.metrics import (
 )
 from cbtop.viewmodels.devices import DeviceRow, ProcessRow, machine_view
 from cbtop.viewmodels.source import summaries
+from cbtop.viewmodels.stall import stall_view
 
 _log = logging.getLogger("cbtop.daemon")
 
@@ -215,7 +217,10 @@ def _source(record: SourceRecord) -> Iterator[Value]:
         yield WEIGHTS, (key,), manifest.weights_bytes
     yield SOURCE, (key, *who, *what), 1
     if state:
-        yield STATE, (key, state.state), 1
+        stall = stall_view(record)
+        yield STATE, (key, stall.word if stall else state.state), 1
+        if stall:
+            yield QUIET, (key, stall.phase or "", stall.layer or "", stall.brick or ""), stall.age_s
         yield PRODUCED, (key,), state.produced
         yield RECEIVED, (key,), state.received
         yield DROPPED, (key, "before_attach"), state.before_attach

@@ -268,8 +268,21 @@ class CbtopApp(App[int]):
     def action_merge(self) -> None:
         """Show all that run the same model as one: the sum, the slowest, side by side, and then one alone again."""
         modes = (None, *MergeMode)
-        self.merge = modes[(modes.index(self.merge) + 1) % len(modes)]
+        mode = modes[(modes.index(self.merge) + 1) % len(modes)]
+        if mode is not None and (why := self._why_not_merged(mode)):
+            self.notify(clean(why), title="merge", severity="warning", markup=False)
+            return
+        self.merge = mode
         self.show()
+
+    def _why_not_merged(self, mode: MergeMode) -> str:
+        """Why what is shown cannot be merged; empty where it is one of several."""
+        found = self.feed.merged(mode, self.source_key, self.phase, window=self.window)
+        if found is None:
+            return "there is no process yet that could be merged"
+        if self.merge is not None or found.merged is None or len(found.merged.members) > 1:
+            return ""
+        return f"{found.merged.members[0]} alone runs this model in this program: a merge needs two"
 
     def action_step_source(self, steps: int) -> None:
         """Show the next source, and stay with it."""

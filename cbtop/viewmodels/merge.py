@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from math import inf
 from operator import attrgetter
 from statistics import median
 
@@ -30,11 +31,14 @@ from cbtop.viewmodels.model import (
     RanksView,
     RooflineView,
     SourceView,
+    StallView,
+    Standstill,
     StepsView,
     StretchView,
 )
 from cbtop.viewmodels.roofline import roofline
 from cbtop.viewmodels.source import shown, source_view, state_of
+from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.stretch import since_s
@@ -42,8 +46,17 @@ from cbtop.viewmodels.stretch import since_s
 # Two places are one when they lie in the same place and all that is static about them is the same.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
-# From good to bad: a merge is in the state of its worst member.
-_BAD = (SourceStatus.LIVE, SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
+# From good to bad: a merge stands as its worst member does.
+_BAD: tuple[SourceStatus | Standstill, ...] = (
+    SourceStatus.LIVE,
+    Standstill.IDLE,
+    Standstill.QUIET,
+    SourceStatus.ENDED,
+    Standstill.SUSPENDED,
+    Standstill.STALLED,
+    SourceStatus.GONE,
+    SourceStatus.FAULTY,
+)
 
 
 def merged_view(
@@ -71,6 +84,7 @@ def merged_view(
         sample_every=factors.pop() if len(factors) == 1 else None,
         overhead=None,
         merged=merged,
+        stall=_stall_of_worst(taken),
     )
     if mode is MergeMode.SUM:
         return plain
@@ -83,11 +97,13 @@ def merged_view(
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
     """Those of `records` that a merge of `record` is of: the same model in the same program, and in the same state.
 
-    Of the ranks of a job it is the newest process of each, in whatever state: one that died is missed.
+    One that was killed beside others that run stays with them: it is missed. Of the ranks of a job it is the newest
+    process of each, in whatever state.
     """
     job = job_of(record)
     if job is None:
-        return [other for other in records if job_of(other) is None and _what_runs(other) == _what_runs(record)]
+        alike = [other for other in records if job_of(other) is None and _what_runs(other) == _what_runs(record)]
+        return [other for other in alike if other is record or _go_together(record, other)]
     ranks: dict[int, SourceRecord] = {}
     for other in records:
         hello = other.hello
@@ -98,9 +114,26 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
     return list(ranks.values())
 
 
-def _what_runs(record: SourceRecord) -> tuple[str, str, SourceStatus]:
+def _what_runs(record: SourceRecord) -> tuple[str, str]:
     hello, manifest = record.hello, record.manifest
-    return hello.program if hello else "", manifest.model if manifest else "", state_of(record)
+    return hello.program if hello else "", manifest.model if manifest else ""
+
+
+def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
+    """Whether two processes are in the same state; where one was killed, whether they ran at the same time."""
+    states = {state_of(one), state_of(other)}
+    if not (SourceStatus.GONE in states and states <= {SourceStatus.LIVE, SourceStatus.GONE}):
+        return len(states) == 1
+    if one.hello is None or other.hello is None or one.hello.boot_id != other.hello.boot_id:
+        return False
+    return one.hello.monotonic_ns <= _ran_until_ns(other) and other.hello.monotonic_ns <= _ran_until_ns(one)
+
+
+def _ran_until_ns(record: SourceRecord) -> float:
+    """When the last step of one that was killed ended, on its host's monotonic clock."""
+    if state_of(record) is SourceStatus.LIVE:
+        return inf
+    return max((record.stats.rare("last_ns", (node.id,)) for node in record.nodes.children[None]), default=0)
 
 
 def _name(record: SourceRecord) -> str:
@@ -231,11 +264,27 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
     states = [record.state for record in records if record.state]
     if not states:
         return None
-    worst = max(records, key=lambda record: _BAD.index(state_of(record)))
+    worst = _worst(records)
     reason = worst.state.reason if worst.state else ""
-    counters = [f.name for f in fields(SourceState) if f.name not in ("source", "state", "reason")]
+    counters = [f.name for f in fields(SourceState) if f.name not in ("source", "state", "reason", "quiet")]
     sums = {name: sum(getattr(state, name) for state in states) for name in counters}
     return SourceState("", state_of(worst), f"{_name(worst)}: {reason}" if reason else "", **sums)
+
+
+def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
+    """The one that stands worst; of several that have stopped going on, the one that did so longest ago."""
+
+    def badness(record: SourceRecord) -> tuple[int, float]:
+        stall = stall_view(record)
+        return _BAD.index(stall.word if stall else state_of(record)), stall.age_s if stall else 0.0
+
+    return max(records, key=badness)
+
+
+def _stall_of_worst(records: Sequence[SourceRecord]) -> StallView | None:
+    worst = _worst(records)
+    stall = stall_view(worst)
+    return None if stall is None else replace(stall, member=_name(worst))
 
 
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], *, window: bool) -> SourceView:

@@ -273,6 +273,39 @@ class StragglerView:
     brick_excess_us: float  # a step, over the median of the others
 
 
+class Standstill(StrEnum):
+    """How a process that runs does not go on."""
+
+    STALLED = "stalled"  # something has run for far longer than it usually does
+    SUSPENDED = "suspended"  # a signal or a debugger has stopped it
+    IDLE = "idle"  # it is between two steps
+    QUIET = "quiet"  # which of these is not known: `why`
+
+
+@dataclass(frozen=True, slots=True)
+class StallView:
+    """That a process that runs has not gone on: for `age_s` nothing was recorded there, and nothing began.
+
+    `place` is what runs since, from the step down (`decode`, `Layer 17`, `AllReduce`), of `threads` that are in
+    something the one that began last; empty where none is known. `after` is what ended last in it.
+    """
+
+    word: Standstill
+    age_s: float
+    limit_s: float  # from which age on it is said
+    place: tuple[str, ...] = ()
+    phase: str | None = None  # of the step that runs
+    layer: str | None = None
+    brick: str | None = None
+    runs_s: float | None = None  # for so long the last of `place` has; None where that is not known
+    after: tuple[str, ...] = ()
+    threads: int = 0
+    usual_s: float | None = None  # p99 of `usual_of`; None where that is not known, or nothing to compare with
+    usual_of: str = ""
+    why: str = ""  # what more is known, or why that is all
+    member: str = ""  # of several processes merged: whose this is
+
+
 class MergeMode(StrEnum):
     """How several sources are shown as one."""
 
@@ -368,6 +401,7 @@ class SourceView:
     sample_every: int | None = 1  # of its steps it records one in so many; None: of several processes, each its own
     overhead: Sampling | None = None  # what recording costs it; None where it does not measure that
     outside: BesideView | None = None  # what ran outside of every step; None where nothing did, or without steps
+    stall: StallView | None = None  # None while it goes on, and where it has ended
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
     clock: ClockView | None = None  # None while no offset is known
     straggler: StragglerView | None = None  # of the ranks it is one of
@@ -376,6 +410,11 @@ class SourceView:
     critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
     layer_times: LayersView | None = None  # None without layers, or of what is taken from several ranks
     machines: tuple[MachineView, ...] = ()  # where it runs; of several sources merged there may be several
+
+    @property
+    def standing(self) -> str:
+        """In one word how it is: `live` where it runs and goes on."""
+        return self.stall.word if self.stall else self.state
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:

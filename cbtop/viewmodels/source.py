@@ -28,6 +28,7 @@ from cbtop.viewmodels.model import (
     WindowView,
 )
 from cbtop.viewmodels.roofline import roofline, under_roofs
+from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
 from cbtop.viewmodels.stretch import since_s, stretch_of, stretch_view
 from cbtop.viewmodels.traces import trace_views
@@ -130,6 +131,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         since_s=since_s(record),
         stretch=found.stretch_view,
         critical_path=path,
+        stall=stall_view(record),
     )
 
 

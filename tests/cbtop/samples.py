@@ -25,6 +25,8 @@ from cbtop.viewmodels.model import (
     RanksView,
     RooflineView,
     SourceView,
+    StallView,
+    Standstill,
     StepsView,
     StragglerView,
     StretchView,
@@ -336,6 +338,40 @@ STRAGGLING = replace(
     ),
 )
 STALE = replace(LIVE, stale_s=12.0)
+STALLED = replace(
+    LIVE,
+    stall=StallView(
+        Standstill.STALLED,
+        age_s=32.4,
+        limit_s=2.0,
+        place=("decode", "Layer 17", "AllReduce"),
+        phase="decode",
+        layer="Layer 17",
+        brick="AllReduce",
+        runs_s=32.4,
+        threads=1,
+        usual_s=0.0103,
+        usual_of="decode",
+    ),
+)
+SUSPENDED = replace(LIVE, stall=StallView(Standstill.SUSPENDED, 6.1, 2.0, ("decode",), "decode", threads=1))
+IDLE = replace(LIVE, stall=StallView(Standstill.IDLE, 32.4, 2.0, why="no step runs"))
+QUIET = replace(
+    LIVE,
+    stall=StallView(
+        Standstill.QUIET,
+        32.4,
+        8.1,
+        usual_s=0.81,
+        usual_of="the slowest steps",
+        why="whether a step runs is not known",
+    ),
+)
+STALLED_IN_A_SUM = replace(
+    STALLED,
+    merged=MergedView(MergeMode.SUM, ("rank 0", "rank 1"), (), left_out=0),
+    stall=replace(STALLED.stall, member="rank 1") if STALLED.stall else None,
+)
 
 # The softmax runs beside the projections.
 OVERLAPPED = replace(

@@ -31,6 +31,7 @@ from cbtop.protocol.ring import (
     FLAG_FAILED,
     FLAG_UNCOUNTED,
     HEADER_BYTES,
+    HELD,
     MAX_NODE,
     NEVER_WRITTEN,
     NO_NODE,
@@ -362,14 +363,23 @@ def test_what_a_thread_is_in_is_read_from_its_slot(path: Path) -> None:
     assert reader.in_flight() == [InFlight(77, 5, 1000), InFlight(78, MAX_NODE, None)]
 
 
+def test_of_a_thread_it_is_told_apart_whether_it_is_in_nothing_or_in_a_step_without_a_name(path: Path) -> None:
+    RingWriter(path)
+    _write_slot(path, 0, 77, NO_NODE, 0)
+    _write_slot(path, 1, 78, HELD, 1000)
+    reader = RingReader(path)
+    assert reader.threads() == [InFlight(77, NO_NODE, None), InFlight(78, HELD, 1000)]
+    assert reader.in_flight() == []
+
+
 @pytest.mark.parametrize(
-    "slot", [(0, 5, 1), (-1, 5, 1), (1 << 40, 5, 1), (7, -1, 1), (7, MAX_NODE + 1, 1), (7, 5, -1)]
+    "slot", [(0, 5, 1), (-1, 5, 1), (1 << 40, 5, 1), (7, HELD - 1, 1), (7, MAX_NODE + 1, 1), (7, 5, -1)]
 )
 def test_a_slot_that_no_writer_would_write_is_left_out(path: Path, slot: tuple[int, int, int]) -> None:
     RingWriter(path)
     _write_slot(path, 0, *slot)
     _write_slot(path, 1, 8, 5, 1)
-    assert RingReader(path).in_flight() == [InFlight(8, 5, 1)]
+    assert RingReader(path).threads() == RingReader(path).in_flight() == [InFlight(8, 5, 1)]
 
 
 @pytest.mark.parametrize("size_bytes", [0, 100, HEADER_BYTES, HEADER_BYTES + 512 * RECORD_BYTES])

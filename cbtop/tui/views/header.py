@@ -10,7 +10,7 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.braille import area
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, both_ends, clean, fit_line, join_fitting, width_of
-from cbtop.viewmodels.model import LossView, ReplayView, SourceView, StepsView
+from cbtop.viewmodels.model import LossView, ReplayView, SourceView, Standstill, StepsView
 
 _HISTORY_WIDTH = 30
 _BAR_WIDTH = 30
@@ -47,12 +47,14 @@ class Header(Drawing):
 
 def _identity(heading: Heading, width: int) -> Line:
     source, replay = heading.source, heading.replay
-    state = "waiting" if source is None else source.state if source.stale_s is None else "stale"
+    state, stall = "waiting" if source is None else source.standing, source.stall if source else None
+    if source is not None and source.stale_s is not None:
+        state, stall = "stale", None
     badges: Line = ((" cbtop ", "brand"), *(state_badge("replay") if replay else ()))
     if heading.paused:
         badges += state_badge("paused")
-    if not (heading.paused or replay) or (source is not None and source.state != "live"):
-        badges += state_badge(state)
+    if not (heading.paused or replay) or (source is not None and source.standing != "live"):
+        badges += state_badge(state, f"{stall.age_s:.0f} s" if stall else "")
     if replay:
         at = f"{formatting.date(replay.recorded_s + replay.at_s)}  {formatting.position(replay.at_s)}"
         badges += (("  ", ""), (f"{at}/{formatting.position(replay.duration_s)}", "accent"))
@@ -242,6 +244,8 @@ def _urgent(source: SourceView) -> Line:
         return ((f"  ✗ {formatting.stale(source.stale_s)}: ", "bad strong"), ("its daemon does not answer", ""))
     if source.state in ("gone", "faulty"):
         return ((f"  ✗ {source.state}: ", "bad strong"), (clean(source.state_reason), ""))
+    if (stall := source.stall) is not None and stall.word in (Standstill.STALLED, Standstill.SUSPENDED):
+        return (("  ✗ ", "bad strong"), (clean(formatting.stall(stall)), ""))
     if failed := [check for check in source.checks if not check.passed]:
         names = ", ".join(clean(f"{check.brick} {check.assertion}") for check in failed)
         return (
@@ -250,6 +254,8 @@ def _urgent(source: SourceView) -> Line:
         )
     if source.straggler is not None:
         return (("  straggler: ", "warn strong"), (clean(formatting.straggler(source.straggler)), ""))
+    if stall is not None:
+        return (("  ", ""), (clean(formatting.stall(stall)), "dim"))
     if source.state == "live" and source.activity:
         return (("  ", ""), *activity_line(source, _BAR_WIDTH))
     if source.merged is not None:

@@ -28,6 +28,10 @@ CATEGORY_LOOKS = {
 _BADGES = {
     "waiting": ("◌ WAITING", "badge-calm"),
     "live": ("● LIVE", "badge-live"),
+    "idle": ("○ IDLE", "badge-calm"),
+    "quiet": ("◌ QUIET", "badge-warn"),
+    "suspended": ("‖ SUSPENDED", "badge-warn"),
+    "stalled": ("✗ STALLED", "badge-bad"),
     "stale": ("◌ STALE", "badge-warn"),
     "replay": ("▶ REPLAY", "badge-calm"),
     "paused": ("‖ PAUSED", "badge-warn"),
@@ -37,7 +41,7 @@ _BADGES = {
 }
 
 
-def state_badge(state: str) -> Line:
-    """A state as a badge; one this viewer has never heard of is shown by its own name."""
+def state_badge(state: str, age: str = "") -> Line:
+    """A state as a badge, and for how long; one this viewer has never heard of is shown by its own name."""
     text, role = _BADGES.get(state, (state.upper(), "badge-warn"))
-    return ((f" {text} ", role),)
+    return ((f" {text} {age} " if age else f" {text} ", role),)

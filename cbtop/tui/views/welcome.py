@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from cbtop import formatting
 from cbtop.tui.views.header import activity_line
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, width_of
@@ -60,6 +61,8 @@ class Welcome(Drawing):
 
 def _preparing(source: SourceView, bar_width: int) -> tuple[Line, ...]:
     what = activity_line(source, bar_width) if source.activity else (("waiting for the first step …", "accent"),)
+    if source.stall is not None:
+        what = ((clean(formatting.stall(source.stall)), "warn"),)
     who: Line = ((clean(source.program), "strong"), (" is getting ready", "dim"))
     return (who, BLANK, what, BLANK, (("The views open with its first step.", "dim"),))
 

@@ -15,7 +15,7 @@ from cbtop.client.window import DEFAULT_WINDOW_S, Window
 from cbtop.profiler.brick_stats import BrickStats
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import MAX_HISTOGRAM_NODES, NodeStats
-from cbtop.protocol.messages import CheckResult, Node, SourceState
+from cbtop.protocol.messages import CheckResult, Node, Quiet, SourceState
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.telemetry import metrics
@@ -55,6 +55,23 @@ def series(found: Snapshot) -> int:
         for points in found.values()
         for point in points
     )
+
+
+def test_a_stalled_process_is_in_no_other_state_and_its_age_has_phase_layer_and_brick(tmp_path: Path) -> None:
+    record = decode_run(tmp_path)
+    live = snapshot(store_of(record), NOW_NS)
+    assert (values(live, metrics.STATE, state="live"), live[metrics.QUIET]) == ([1], [])
+    brick = next(node.id for node in record.nodes.nodes if node.name == "DownProjection")
+    assert record.state is not None
+    record.state = replace(record.state, quiet=Quiet(32_400_000_000, in_flight=brick, threads=1))
+    found = snapshot(store_of(record), NOW_NS)
+    assert [point.labels for point in found[metrics.STATE]] == [(record.key, "stalled")]
+    where = {"source": record.key, "phase": "prefill", "layer": "Layer 0", "brick": "DownProjection"}
+    assert values(found, metrics.QUIET, **where) == [32.4]
+    record.state = replace(record.state, quiet=Quiet(32_400_000_000, is_watched=True))
+    found = snapshot(store_of(record), NOW_NS)
+    assert values(found, metrics.STATE, state="idle") == [1]
+    assert [point.labels for point in found[metrics.QUIET]] == [(record.key, "", "", "")]
 
 
 def test_the_numbers_are_those_that_reports_and_screens_show(tmp_path: Path) -> None:

@@ -123,9 +123,12 @@ async def pauses_and_goes_on(pilot: AppPilot, key: str) -> None:
 
 
 async def merges_all_like_it(pilot: AppPilot, key: str) -> None:
-    for mode in ("sum of 1", "slowest of 1", "side by side of 1"):
-        assert f"{mode}: pid 4242" in await press(pilot, key)
-    assert "of 1: pid" not in await press(pilot, key)
+    feed = app_of(pilot).feed
+    assert isinstance(feed, ScriptedFeed)
+    feed.seen.append(replace(samples.LIVE, key="other", pid=4243))
+    for mode in ("sum of 2", "slowest of 2", "side by side of 2"):
+        assert f"{mode}: pid 4242, pid 4243" in await press(pilot, key)
+    assert "of 2: pid" not in await press(pilot, key)
 
 
 async def shows_another_source(pilot: AppPilot, key: str) -> None:
@@ -462,11 +465,28 @@ async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(run
     ],
 )
 async def test_shift_k_says_why_what_is_shown_cannot_be_asked(source: SourceView | None, keys: str, why: str) -> None:
-    app = CbtopApp(ScriptedFeed(*([source] if source else [])), interval_s=60)
+    others = [replace(source, key="other")] if source else []
+    app = CbtopApp(ScriptedFeed(*([source] if source else []), *others), interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press(*keys)
         assert why in await what_is_told(pilot)
         assert len(app._notifications) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [(None, "there is no process yet"), (samples.LIVE, "pid 4242 alone runs this model in this program")],
+)
+async def test_a_merge_of_fewer_than_two_is_refused_with_the_reason_and_changes_nothing(
+    source: SourceView | None, why: str
+) -> None:
+    app = CbtopApp(ScriptedFeed(*([source] if source else [])), interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        before = app.source
+        await pilot.press("m")
+        assert why in await what_is_told(pilot)
+        assert (app.merge, app.source) == (None, before)
 
 
 async def test_shift_k_asks_nobody_of_a_recording() -> None:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop import formatting
 from cbtop.client.store import SourceRecord, StepSample
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.messages import Manifest
+from cbtop.protocol.messages import Manifest, Quiet
 from cbtop.protocol.vocabulary import BrickId, SourceStatus
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView
@@ -160,6 +161,45 @@ def test_what_is_no_rank_is_merged_with_what_is_in_its_own_state(tmp_path: Path)
     records[1].state = replace(records[1].state, state=SourceStatus.ENDED)
     assert members_of(records[0], records) == [records[0], records[2]]
     assert members_of(records[1], records) == [records[1]]
+
+
+def test_one_that_was_killed_stays_with_those_it_ran_beside_and_with_no_later_run(tmp_path: Path) -> None:
+    lives, killed, later, elsewhere = [rank_run(tmp_path, rank, [10]) for rank in range(4)]
+    for record, begun_ns in ((lives, 0), (killed, 500), (later, 10**9), (elsewhere, 0)):
+        assert record.hello is not None
+        record.hello = replace(record.hello, rank=None, world_size=None, monotonic_ns=begun_ns, boot_id="this")
+    assert killed.state is not None
+    assert elsewhere.hello is not None
+    killed.state = replace(killed.state, state=SourceStatus.GONE, reason="killed")
+    elsewhere.hello = replace(elsewhere.hello, boot_id="another")
+    every = [lives, killed, later, elsewhere]  # the last step of the killed one ended after 1 ms
+    assert members_of(lives, every) == every
+    assert members_of(killed, every) == [lives, killed]
+    assert members_of(later, every) == [lives, later, elsewhere]
+    view = merged_view([lives, killed], MergeMode.SUM)
+    assert view.merged is not None
+    assert (view.standing, view.state_reason.partition(": ")[2]) == ("gone", "killed")
+
+
+@pytest.mark.parametrize("mode", MergeMode)
+def test_a_merge_with_a_stalled_one_is_stalled_and_says_which_and_in_what(tmp_path: Path, mode: MergeMode) -> None:
+    records = [rank_run(tmp_path, rank, [10] * 5) for rank in range(4)]
+    known = {1: Quiet(5 * 10**9, is_watched=True), 2: Quiet(32 * 10**9, in_flight=4, threads=1)}
+    for rank, quiet in known.items():
+        state = records[rank].state
+        assert state is not None
+        records[rank].state = replace(state, quiet=quiet)
+    view = merged_view(records, mode)
+    assert view.stall is not None
+    assert (view.standing, view.state_reason) == ("stalled", "")
+    assert formatting.stall(view.stall).startswith("rank 2: stalled for 32 s in decode → Layer 0 → DownProjection")
+    assert view.loss.produced == sum(record.state.produced for record in records if record.state)
+    assert merged_view([records[0], records[1]], mode).standing == "idle"
+    assert merged_view([records[0], records[3]], mode).standing == "live"
+    last = records[3].state
+    assert last is not None
+    records[3].state = replace(last, state=SourceStatus.GONE)
+    assert merged_view(records, mode).standing == "gone"
 
 
 def test_what_only_one_rank_has_is_in_the_sum_once_and_what_all_have_is_one_place(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS, devices
-from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, RooflineView, SourceView
+from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, RooflineView, SourceView, StallView, Standstill
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.made_machines import PID, START
@@ -78,6 +78,11 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("slowest-of-ranks", samples.SLOWEST, ()),
         ("straggler", samples.STRAGGLING, ()),
         ("stale", samples.STALE, ()),
+        ("stalled", samples.STALLED, ()),
+        ("stalled-in-a-sum", samples.STALLED_IN_A_SUM, ()),
+        ("suspended", samples.SUSPENDED, ()),
+        ("idle", samples.IDLE, ()),
+        ("quiet", samples.QUIET, ()),
         ("critical-path", samples.OVERLAPPED, ("4",)),
         ("help", samples.LIVE, ("question_mark",)),
         *((f"devices-{name.lower()}", on(name), ("5",)) for name in MACHINES),
@@ -170,6 +175,30 @@ async def test_roofs_without_a_point_are_drawn_with_their_day_and_what_may_have_
     assert f"DRAM read {roofs[0].value:.2f} GB/s" in text  # there is no room for its day
     assert low in text
     assert "not placed, no FLOP or no bytes declared: RmsNorm" in text
+
+
+async def test_what_has_stopped_going_on_never_reads_live_and_an_older_end_or_silence_comes_first() -> None:
+    for source in (samples.STALLED, samples.STALLED_IN_A_SUM, samples.SUSPENDED, samples.IDLE, samples.QUIET):
+        assert source.stall is not None
+        for size in ((80, 24), (40, 10)):
+            text = await shown(source, size)
+            assert f"{source.stall.word.upper()} {source.stall.age_s:.0f} s" in text
+            assert "LIVE" not in text
+        silent = await shown(replace(source, stale_s=5.0), (80, 24))
+        assert "STALE" in silent
+        assert "nothing heard for 5 s" in silent
+        assert f"{source.stall.word.upper()} " not in silent
+    paused = await shown(samples.STALLED, (80, 24), "space")
+    assert "stalled for 32 s in decode → Layer 17 → AllReduce" in paused
+    assert "PAUSED" in paused
+
+
+async def test_a_process_that_hangs_in_its_first_step_says_so_before_the_views_open() -> None:
+    why = "none of these has ended yet"
+    stall = StallView(Standstill.QUIET, 32.4, 2.0, ("prefill", "Layer 3", "AllReduce"), threads=1, why=why)
+    text = await shown(replace(samples.COMPILING, activity="", stall=stall), (120, 34))
+    assert "QUIET 32 s" in text
+    assert f"quiet for 32 s in prefill → Layer 3 → AllReduce: {why}" in text
 
 
 async def test_losses_are_on_the_screen_at_every_size() -> None:

@@ -1,0 +1,70 @@
+"""Since when a process has not gone on, and what it is in meanwhile."""
+
+# It goes on when a record or an announcement comes, or when one of its threads begins, ends or is in something else
+# than before: what runs in a step that has no name yet leaves no record until it ends.
+
+from __future__ import annotations
+
+from cbtop.protocol.messages import Quiet
+from cbtop.protocol.ring import NO_NODE, SLOTS, InFlight, RingReader
+
+MIN_QUIET_NS = 1_000_000_000  # of less nothing is said
+LOOK_NS = 500_000_000  # at the threads of one that is quiet
+
+
+class QuietWatch:
+    """Watches one process by its ring. All times are of the monotonic clock of this host, which is the process's."""
+
+    def __init__(self, ring: RingReader) -> None:
+        self._ring = ring
+        self._moved_ns: int | None = None  # when it was last seen to go on, other than to begin what runs now
+        self._threads: list[InFlight] = []
+        self._looked_ns: int | None = None  # at these; None: not since anything was recorded
+
+    def recorded(self, ended_ns: int | None, now_ns: int) -> None:
+        """Something came, which a look at `now_ns` found; of records the newest ended at `ended_ns`.
+
+        Who comes late learns from that end how long it has been quiet. An end that lies before what is known or in
+        the future is not of this clock, or was told late: then what counts is that something came.
+        """
+        earliest_ns = self._ring.monotonic_ns if self._moved_ns is None else self._moved_ns
+        self._moved_ns = ended_ns if ended_ns is not None and earliest_ns <= ended_ns <= now_ns else now_ns
+        self._threads, self._looked_ns = [], None
+
+    def look(self, now_ns: int) -> None:
+        """See what its threads are in, where it has been quiet for long enough."""
+        if self._moved_ns is None:
+            self._moved_ns = now_ns
+        is_due = self._looked_ns is None or now_ns - self._looked_ns >= LOOK_NS
+        if now_ns - self._moved_ns < MIN_QUIET_NS or not is_due:
+            return
+        threads = self._ring.threads()
+        if self._looked_ns is not None and threads != self._threads:
+            self._moved_ns = now_ns
+        self._threads, self._looked_ns = threads, now_ns
+
+    def quiet(self, now_ns: int, last: int) -> Quiet | None:
+        """What is known, where it has been quiet for long enough; `last` is the node of its newest record."""
+        if self._looked_ns is None or self._moved_ns is None:
+            return None
+        inside = [thread for thread in self._threads if thread.node != NO_NODE]
+        # Of several the one that began last is what it went on with, and then no more.
+        # Where it is not known when, something in it has ended since: that is when the process was last seen to move.
+        moved_ns = self._moved_ns
+        newest = max(inside, key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, default=None)
+        begun_ns = None if newest is None else self._begun_ns(newest, now_ns)
+        quiet_ns = now_ns - max(self._moved_ns, begun_ns or 0)
+        if quiet_ns < MIN_QUIET_NS:
+            return None
+        return Quiet(
+            quiet_ns=quiet_ns,
+            in_flight=NO_NODE if newest is None else newest.node,
+            in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
+            threads=len(inside),
+            is_watched=0 < len(self._threads) < SLOTS,  # there are no more slots: others may have none
+            last=last,
+        )
+
+    def _begun_ns(self, thread: InFlight, now_ns: int) -> int | None:
+        start_ns = thread.start_ns
+        return start_ns if start_ns is not None and self._ring.monotonic_ns <= start_ns <= now_ns else None

@@ -1,0 +1,264 @@
+"""A source says since when its process does not go on, and what that is in: on a clock that the test moves."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.daemon.quiet import MIN_QUIET_NS, QuietWatch
+from cbtop.daemon.source import Source
+from cbtop.profiler.hot_path import chosen
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol import codec
+from cbtop.protocol.messages import Quiet, SourceState
+from cbtop.protocol.ring import HELD, RingReader, RingWriter
+from tests.cbtop.recorded import Clock, profiler_in
+
+SECOND_NS = 1_000_000_000
+SECOND_US = 1_000_000
+
+compiled = pytest.mark.skipif(chosen().implementation != "compiled", reason="Python's does not say what it is in")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """This machine's clock, a little ahead, which records and daemon share: it goes when it is told to."""
+    return Clock(time.perf_counter_ns() + SECOND_NS)
+
+
+@pytest.fixture
+def profiler(runtime: Path, clock: Clock) -> Iterator[BrickProfiler]:
+    profiler = profiler_in(runtime, clock)
+    yield profiler
+    profiler.close()
+
+
+def watched(directory: Path, clock: Clock) -> Source:
+    (ring,) = directory.glob("*.ring")
+    source = Source(ring, clock_s=lambda: clock.now_ns / 1e9)
+    source.poll()
+    return source
+
+
+def quiet_of(source: Source) -> Quiet | None:
+    source.poll()
+    said = codec.decode(codec.encode(source.state_message()))
+    assert isinstance(said, SourceState)
+    return said.quiet
+
+
+def decode(profiler: BrickProfiler, clock: Clock, inside: Callable[[], object] = lambda: None) -> None:
+    with profiler.step("decode", 1), profiler.layer(3):
+        with profiler.brick("RmsNorm"):
+            clock.sleep_us(100)
+        with profiler.brick("AllReduce"):
+            clock.sleep_us(100)
+            inside()
+
+
+def name_of(source: Source, node: int) -> str:
+    return source._nodes[node].name
+
+
+def test_a_process_that_goes_on_is_not_quiet(runtime: Path, clock: Clock, profiler: BrickProfiler) -> None:
+    decode(profiler, clock)
+    source = watched(runtime, clock)
+    for _ in range(50):
+        clock.sleep_us(SECOND_US / 2)
+        decode(profiler, clock)
+        assert quiet_of(source) is None
+
+
+@compiled
+def test_what_hangs_in_a_brick_is_named_with_its_age_from_when_it_began(
+    runtime: Path, clock: Clock, profiler: BrickProfiler
+) -> None:
+    decode(profiler, clock)
+    source = watched(runtime, clock)
+
+    def hang() -> None:
+        clock.sleep_us(32 * SECOND_US)
+        quiet = quiet_of(source)
+        assert quiet is not None
+        assert name_of(source, quiet.in_flight) == "AllReduce"
+        assert quiet.in_flight_ns == quiet.quiet_ns == 32 * SECOND_NS + 100_000
+        assert (quiet.threads, quiet.is_suspended) == (1, False)
+
+    decode(profiler, clock, hang)
+    assert quiet_of(source) is None
+
+
+@compiled
+def test_who_comes_late_knows_at_once_for_how_long_it_has_hung(
+    runtime: Path, clock: Clock, profiler: BrickProfiler
+) -> None:
+    def hang() -> None:
+        clock.sleep_us(600 * SECOND_US)
+        quiet = watched(runtime, clock).state_message().quiet
+        assert quiet is not None
+        assert quiet.quiet_ns == 600 * SECOND_NS + 100_000
+
+    decode(profiler, clock, hang)
+
+
+@compiled
+def test_between_two_steps_nothing_is_in_flight_and_that_is_known(
+    runtime: Path, clock: Clock, profiler: BrickProfiler
+) -> None:
+    decode(profiler, clock)
+    source = watched(runtime, clock)
+    clock.sleep_us(20 * SECOND_US)
+    quiet = quiet_of(source)
+    assert quiet is not None
+    assert (quiet.quiet_ns, quiet.in_flight, quiet.threads, quiet.is_watched) == (20 * SECOND_NS, 0, 0, True)
+    assert name_of(source, quiet.last) == "decode"
+
+
+@compiled
+def test_a_step_that_begins_after_a_long_pause_is_as_old_as_itself(
+    runtime: Path, clock: Clock, profiler: BrickProfiler
+) -> None:
+    decode(profiler, clock)
+    source = watched(runtime, clock)
+    for _ in range(60):
+        clock.sleep_us(SECOND_US)
+        quiet_of(source)
+
+    def hang() -> None:
+        assert quiet_of(source) is None
+        clock.sleep_us(3 * SECOND_US)
+        quiet = quiet_of(source)
+        assert quiet is not None
+        assert 3 * SECOND_NS <= quiet.quiet_ns < 4 * SECOND_NS
+
+    decode(profiler, clock, hang)
+
+
+@compiled
+def test_a_long_first_step_without_a_name_goes_on_while_bricks_begin_in_it(
+    runtime: Path, clock: Clock, profiler: BrickProfiler
+) -> None:
+    decode(profiler, clock)
+    source = watched(runtime, clock)
+    with profiler.step() as step:
+        for _ in range(60):
+            with profiler.brick("AttentionScore"):
+                clock.sleep_us(SECOND_US * 0.9)
+                assert quiet_of(source) is None
+        with profiler.brick("AttentionScore"):
+            clock.sleep_us(SECOND_US)
+            assert quiet_of(source) is None
+            clock.sleep_us(5 * SECOND_US)
+            quiet = quiet_of(source)
+            assert quiet is not None
+            assert (quiet.in_flight, quiet.quiet_ns) == (HELD, 5 * SECOND_NS)
+        step.name, step.tokens = "prefill", 4
+
+
+@compiled
+def test_of_several_threads_the_one_that_began_last_is_named(
+    runtime: Path, clock: Clock, profiler: BrickProfiler
+) -> None:
+    decode(profiler, clock)
+    source = watched(runtime, clock)
+    let_go, waits = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with profiler.step("prefill", 1), profiler.brick("queue"):
+            waits.set()
+            let_go.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    waits.wait()
+    clock.sleep_us(5 * SECOND_US)
+
+    def hang() -> None:
+        clock.sleep_us(5 * SECOND_US)
+        quiet = quiet_of(source)
+        assert quiet is not None
+        assert (name_of(source, quiet.in_flight), quiet.threads) == ("AllReduce", 2)
+        assert quiet.quiet_ns < 6 * SECOND_NS
+
+    decode(profiler, clock, hang)
+    let_go.set()
+    thread.join()
+
+
+def test_in_python_a_step_that_has_not_ended_is_known_by_what_ended_in_it(
+    runtime: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CBTOP_PURE_PYTHON", "1")
+    profiler = profiler_in(runtime, clock)
+    assert profiler.implementation == "python"
+    decode(profiler, clock)
+    source = watched(runtime, clock)
+    clock.sleep_us(5 * SECOND_US)
+    idle = quiet_of(source)
+    assert idle is not None
+    assert (idle.in_flight, idle.is_watched) == (0, False)  # it may have begun a step: nobody knows
+
+    def hang() -> None:
+        clock.sleep_us(5 * SECOND_US)
+        quiet_of(source)
+        clock.sleep_us(5 * SECOND_US)
+        quiet = quiet_of(source)
+        assert quiet is not None
+        assert [name_of(source, node) for node in (quiet.in_flight, quiet.last)] == ["decode", "RmsNorm"]
+        assert (quiet.in_flight_ns, quiet.quiet_ns) == (None, 10 * SECOND_NS + 100_000)
+
+    decode(profiler, clock, hang)
+    profiler.close()
+
+
+def test_a_process_that_has_ended_is_not_quiet(runtime: Path, clock: Clock) -> None:
+    profiler = profiler_in(runtime, clock)
+    decode(profiler, clock)
+    source = watched(runtime, clock)
+    profiler.close()
+    clock.sleep_us(30 * SECOND_US)
+    assert quiet_of(source) is None
+    assert source.state == "ended"
+
+
+def test_on_a_clock_of_its_own_a_process_is_as_old_as_it_was_seen(runtime: Path) -> None:
+    made = Clock()  # of the process: it knows nothing of this machine's
+    profiler = profiler_in(runtime, made)
+    with profiler.step("decode", 1):
+        made.sleep_us(100)
+    clock = Clock(time.perf_counter_ns())
+    source = watched(runtime, clock)
+    assert source.state_message().quiet is None
+    clock.sleep_us(3 * SECOND_US)
+    quiet = quiet_of(source)
+    assert quiet is not None
+    assert quiet.quiet_ns == 3 * SECOND_NS
+    profiler.close()
+
+
+@given(waits_s=st.lists(st.floats(0, 30), min_size=1, max_size=10))
+def test_the_age_never_exceeds_the_time_since_the_last_record_and_grows_with_it(waits_s: list[float]) -> None:
+    directory = Path(os.environ["CBTOP_RUNTIME_DIR"])
+    writer = RingWriter(directory / "1-2-0.ring")
+    reader = RingReader(writer.path)
+    watch, now_ns = QuietWatch(reader), reader.monotonic_ns
+    watch.recorded(now_ns, now_ns)
+    before_ns = 0
+    for wait_s in waits_s:
+        now_ns += int(wait_s * SECOND_NS)
+        watch.look(now_ns)
+        quiet, since_ns = watch.quiet(now_ns, 0), now_ns - reader.monotonic_ns
+        assert (quiet is None) == (since_ns < MIN_QUIET_NS)
+        if quiet is not None:
+            assert before_ns <= quiet.quiet_ns == since_ns
+            before_ns = quiet.quiet_ns
+    reader.close()
+    writer.close()
+    writer.path.unlink()
