@@ -32,6 +32,7 @@ from cbtop.viewmodels.model import (
     StretchView,
     WindowView,
 )
+from cbtop.viewmodels.stall import STEP_UNKNOWN
 from tests.cbtop.made_machines import machine
 
 STEPS = 1_200
@@ -364,7 +365,7 @@ QUIET = replace(
         8.1,
         usual_s=0.81,
         usual_of="the slowest steps",
-        why="whether a step runs is not known",
+        why=STEP_UNKNOWN,
     ),
 )
 STALLED_IN_A_SUM = replace(

@@ -244,8 +244,11 @@ def _urgent(source: SourceView) -> Line:
         return ((f"  ✗ {formatting.stale(source.stale_s)}: ", "bad strong"), ("its daemon does not answer", ""))
     if source.state in ("gone", "faulty"):
         return ((f"  ✗ {source.state}: ", "bad strong"), (clean(source.state_reason), ""))
-    if (stall := source.stall) is not None and stall.word in (Standstill.STALLED, Standstill.SUSPENDED):
+    stall = source.stall
+    if stall is not None and stall.word is Standstill.STALLED:
         return (("  ✗ ", "bad strong"), (clean(formatting.stall(stall)), ""))
+    if stall is not None and stall.word is Standstill.SUSPENDED:
+        return (("  ‖ ", "warn strong"), (clean(formatting.stall(stall)), ""))
     if failed := [check for check in source.checks if not check.passed]:
         names = ", ".join(clean(f"{check.brick} {check.assertion}") for check in failed)
         return (
