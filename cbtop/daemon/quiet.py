@@ -18,8 +18,9 @@ class QuietWatch:
     def __init__(self, ring: RingReader) -> None:
         self._ring = ring
         self._moved_ns: int | None = None  # when it was last seen to go on, other than to begin what runs now
-        self._threads: list[InFlight] = []
-        self._looked_ns: int | None = None  # at these; None: not since anything was recorded
+        self._threads: list[InFlight] | None = None  # as they were at the last look; None: since then something came
+        self._looked_ns = -LOOK_NS
+        self._say = False  # whether any of its threads was ever seen to say what it is in
 
     def recorded(self, ended_ns: int | None, now_ns: int) -> None:
         """Something came, which a look at `now_ns` found; of records the newest ended at `ended_ns`.
@@ -29,23 +30,30 @@ class QuietWatch:
         """
         earliest_ns = self._ring.monotonic_ns if self._moved_ns is None else self._moved_ns
         self._moved_ns = ended_ns if ended_ns is not None and earliest_ns <= ended_ns <= now_ns else now_ns
-        self._threads, self._looked_ns = [], None
+        self._threads = None
 
     def look(self, now_ns: int) -> None:
-        """See what its threads are in, where it has been quiet for long enough."""
+        """See what its threads are in, where it has been quiet for long enough; and before, whether they say it.
+
+        One that has ended, as that of a request does, has given its slot back.
+        """
         if self._moved_ns is None:
             self._moved_ns = now_ns
-        is_due = self._looked_ns is None or now_ns - self._looked_ns >= LOOK_NS
-        if now_ns - self._moved_ns < MIN_QUIET_NS or not is_due:
+        is_quiet = now_ns - self._moved_ns >= MIN_QUIET_NS
+        if now_ns - self._looked_ns < LOOK_NS or (self._say and not is_quiet):
             return
+        self._looked_ns = now_ns
         threads = self._ring.threads()
-        if self._looked_ns is not None and threads != self._threads:
+        self._say = self._say or bool(threads)
+        if not is_quiet:
+            return
+        if self._threads is not None and threads != self._threads:
             self._moved_ns = now_ns
-        self._threads, self._looked_ns = threads, now_ns
+        self._threads = threads
 
     def quiet(self, now_ns: int, last: int) -> Quiet | None:
         """What is known, where it has been quiet for long enough; `last` is the node of its newest record."""
-        if self._looked_ns is None or self._moved_ns is None:
+        if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
         # Of several the one that began last is what it went on with, and then no more.
@@ -61,7 +69,7 @@ class QuietWatch:
             in_flight=NO_NODE if newest is None else newest.node,
             in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
             threads=len(inside),
-            is_watched=0 < len(self._threads) < SLOTS,  # there are no more slots: others may have none
+            is_watched=self._say and len(self._threads) < SLOTS,  # there are no more slots: others may have none
             last=last,
         )
 

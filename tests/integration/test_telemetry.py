@@ -131,7 +131,7 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
         (source,) = snapshot()
     here = {"source": source["key"]}
     assert value_of(families, "cbtop_source_info", **here, pid=str(process.pid), program=source["program"]) == 1
-    assert value_of(families, "cbtop_source_state", **here, state="live") == 1
+    assert value_of(families, "cbtop_source_state", **here) == 1  # live, and idle after two seconds
     assert value_of(families, "cbtop_tokens_total", **here, phase="decode") == source["steps"]["tokens"] == 100
     loss = source["loss"]
     assert value_of(families, "cbtop_records_produced_total", **here) == loss["produced"]

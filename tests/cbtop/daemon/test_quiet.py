@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -175,7 +176,7 @@ def test_of_several_threads_the_one_that_began_last_is_named(
             waits.set()
             let_go.wait()
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=other, daemon=True)
     thread.start()
     waits.wait()
     clock.sleep_us(5 * SECOND_US)
@@ -190,6 +191,30 @@ def test_of_several_threads_the_one_that_began_last_is_named(
     decode(profiler, clock, hang)
     let_go.set()
     thread.join()
+
+
+@compiled
+def test_a_server_whose_threads_end_with_their_requests_is_known_to_be_in_no_step(
+    runtime: Path, clock: Clock, profiler: BrickProfiler
+) -> None:
+    source: Source | None = None
+
+    def look() -> None:
+        nonlocal source
+        source = source or watched(runtime, clock)
+        source.poll()
+
+    for _ in range(3):
+        clock.sleep_us(SECOND_US / 2)
+        thread = threading.Thread(target=decode, args=(profiler, clock, look))
+        thread.start()
+        thread.join()
+    assert source is not None
+    clock.sleep_us(20 * SECOND_US)
+    gc.collect()
+    quiet = quiet_of(source)
+    assert quiet is not None
+    assert (quiet.in_flight, quiet.threads, quiet.is_watched) == (0, 0, True)
 
 
 def test_in_python_a_step_that_has_not_ended_is_known_by_what_ended_in_it(
@@ -222,6 +247,8 @@ def test_a_process_that_has_ended_is_not_quiet(runtime: Path, clock: Clock) -> N
     profiler = profiler_in(runtime, clock)
     decode(profiler, clock)
     source = watched(runtime, clock)
+    clock.sleep_us(30 * SECOND_US)
+    assert quiet_of(source) is not None
     profiler.close()
     clock.sleep_us(30 * SECOND_US)
     assert quiet_of(source) is None
@@ -240,6 +267,12 @@ def test_on_a_clock_of_its_own_a_process_is_as_old_as_it_was_seen(runtime: Path)
     quiet = quiet_of(source)
     assert quiet is not None
     assert quiet.quiet_ns == 3 * SECOND_NS
+    with profiler.step("decode", 1):
+        for _ in range(2):
+            clock.sleep_us(3 * SECOND_US)
+            quiet = quiet_of(source)
+    assert quiet is not None
+    assert (quiet.quiet_ns, quiet.in_flight_ns) in ((3 * SECOND_NS, None), (9 * SECOND_NS, None))
     profiler.close()
 
 
