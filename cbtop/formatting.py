@@ -13,6 +13,7 @@ from cbtop.viewmodels.kernels import BurstView
 from cbtop.viewmodels.model import (
     BesideView,
     BooksView,
+    CeilingRow,
     CriticalPathView,
     MergedView,
     MergeMode,
@@ -24,6 +25,7 @@ from cbtop.viewmodels.model import (
 
 NOT_MEASURED = "n/a"
 NONE_THERE = "–"
+BUSY_PERCENT = 5  # of a machine: what an idle system does is less
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may claim anything
@@ -129,6 +131,42 @@ def position(value_s: float) -> str:
     whole = int(value_s)
     hours = f"{whole // 3600}:{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
     return f"{hours}:{whole % 60:02}"
+
+
+def age(value_s: float | None) -> str:
+    """How long ago something was measured: `40 s`, `12 min`, `5 h`, `3 days`."""
+    if value_s is None:
+        return NOT_MEASURED
+    for unit_s, limit_s, unit in ((1, 120, "s"), (60, 7_200, "min"), (3_600, 172_800, "h")):
+        if value_s < limit_s:
+            return f"{value_s / unit_s:.0f} {unit}"
+    return f"{value_s / 86_400:,.0f} days"
+
+
+def day(moment: str) -> str:
+    """The day of a moment such as `2026-11-22T10:30:59+01:00`."""
+    return moment[: len("2026-11-22")]
+
+
+def ceiling_rounds(row: CeilingRow) -> str:
+    """How its rounds were, and the load meanwhile: `median 19.00, lowest 12.50, spread 5.0 %, others used 3 %`."""
+    unsure = ": unsure" if row.is_unsure else ""
+    load = with_unit(whole(row.load_percent), "%")
+    spread = f"spread {percent(row.spread_percent)}{unsure}"
+    return f"median {number(row.median)}, lowest {number(row.lowest)}, {spread}, load {load}"
+
+
+def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
+    """Why roofs may not be what the machine can do: rounds far apart, and what others used of it meanwhile."""
+    found = []
+    if unsure := [row for row in ceilings if row.is_unsure]:
+        named = ", ".join(f"{row.name} (spread {percent(row.spread_percent)})" for row in unsure)
+        found.append(f"unsure, and what is made of it: {named}")
+    if busy := [row for row in ceilings if (row.load_percent or 0) >= BUSY_PERCENT]:
+        most = max(row.load_percent or 0 for row in busy)
+        names = ", ".join(row.name for row in busy)
+        found.append(f"may be low: others used up to {whole(most)} % of the machine while {names} was measured")
+    return found
 
 
 def date(unix_s: float) -> str:

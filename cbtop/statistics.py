@@ -205,7 +205,11 @@ STATISTICS = (
     Statistic("percent_of_roof", "% roof", "%", Origin.MEASUREMENTS,
               "of what the roof allows at this intensity; ⚠ above it: look at the flops, the bytes or the caches",
               report_title="% of roof", word="of the roof"),
-    Statistic("bound", "bound", "word", Origin.MEASUREMENTS, "which ceiling limits it", word="bound by"),
+    Statistic("bound", "bound", "word", Origin.MEASUREMENTS,
+              "which roof it comes near to, memory or compute; below 60 % of every roof it is latency or overhead",
+              word="bound by"),
+    Statistic("roof_unsure", "unsure", "yes or no", Origin.MEASUREMENTS,
+              "whether the rounds that its roof is of lie more than 10 % apart"),
     Statistic("above_roof", "above", "yes or no", Origin.MEASUREMENTS, "faster than its roof allows"),
     Statistic("budget_us_per_token", "set", "µs/token", Origin.DECLARED, "the µs/token set for it",
               report_title="budget", word="µs/token"),
@@ -336,12 +340,12 @@ BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # where a bri
 CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # where a brick was checked
 POINT_COLUMNS = _places(
     Of.BRICK,
-    ("intensity", 7, 3),
-    ("gflops", 8, 4),
-    ("gb_per_sec", 6, 2),
+    ("intensity", 7, 4),
+    ("gflops", 8, 6),
+    ("gb_per_sec", 6, 3),
     ("percent_of_roof", 8, 1),
-    ("bound", 7, 5),
-    ("percent", 7, 6),
+    ("bound", 19, 2),
+    ("percent", 7, 5),
 )
 CATEGORY_COLUMNS = _places(
     Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 11, 2), ("avg_exclusive_us", 11, 4), ("count", 10, 5)

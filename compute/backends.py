@@ -63,7 +63,7 @@ class OtherProcesses:
     def percent(self) -> float:
         """Their share of all processors so far; 0 where that is not said."""
         available_s = (time.monotonic() - self._begun_s) * (os.cpu_count() or 1)
-        return max(100 * (_others_s() - self._others_s) / available_s, 0.0)
+        return min(max(100 * (_others_s() - self._others_s) / available_s, 0.0), 100.0)
 
 
 def _others_s() -> float:

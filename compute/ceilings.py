@@ -8,13 +8,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from datetime import date
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cbtop.compute.backends import available_threads, torch_on
+from cbtop.compute.backends import OtherProcesses, available_threads, torch_on
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.compile import jit_parallel, prange
 from cbtop.protocol.messages import Ceiling
@@ -83,14 +85,12 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     _read(buffer, sums)
 
     flops = 2.0 * threads * COMPUTE_LANES * COMPUTE_REPEATS * FMAS_PER_VISIT
-    dram = _seconds(lambda: _read(buffer, sums))
-    compute = _seconds(lambda: _multiply_add(values, factor, term, COMPUTE_REPEATS))
-    found = [ceiling("dram_read", "bandwidth", buffer.nbytes, dram)]
+    found = [_measured("dram_read", "bandwidth", buffer.nbytes, lambda: _read(buffer, sums))]
     if weights_bytes is not None:
         weights = buffer[: max(min(weights_bytes, buffer.nbytes) // 8, threads)]
-        read = _seconds(lambda: _read(weights, sums))
-        found.append(ceiling("weights_read", "bandwidth", weights.nbytes, read))
-    return [*found, ceiling("fma_float32", "compute", flops, compute)]
+        found.append(_measured("weights_read", "bandwidth", weights.nbytes, lambda: _read(weights, sums)))
+    multiply_add = partial(_multiply_add, values, factor, term, COMPUTE_REPEATS)
+    return [*found, _measured("fma_float32", "compute", flops, multiply_add)]
 
 
 def measure_product(threads: int) -> Ceiling:
@@ -107,7 +107,7 @@ def measure_product(threads: int) -> Ceiling:
             size = largest_size(PRODUCT_SIZES, min(_seconds(product(smallest))), PRODUCT_S)
             run = product(size)
             run()
-            return ceiling("matmul_bfloat16", "compute", 2.0 * size**3, _seconds(run))
+            return _measured("matmul_bfloat16", "compute", 2.0 * size**3, run)
     except RuntimeError as error:
         raise ComputeError(f"torch: {error}") from error
 
@@ -124,8 +124,15 @@ def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float]) -> Ce
     """
     rates = sorted(amount / each / 1e9 for each in seconds)
     unit = "GB/s" if kind == "bandwidth" else "GFLOP/s"
-    today = date.today().isoformat()
-    return Ceiling(name, kind, rates[-1], unit, Provenance.MEASURED, statistics.median(rates), rates[0], today)
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return Ceiling(name, kind, rates[-1], unit, Provenance.MEASURED, statistics.median(rates), rates[0], now)
+
+
+def _measured(name: str, kind: str, amount: float, run: Callable[[], object]) -> Ceiling:
+    """A roof of the processors, and how much of them others used meanwhile."""
+    others = OtherProcesses()
+    found = ceiling(name, kind, amount, _seconds(run))
+    return replace(found, load_percent=others.percent())
 
 
 def dram_buffer_bytes() -> int:

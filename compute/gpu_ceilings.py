@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +38,6 @@ LOAD_BYTES = 16
 PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
 PRODUCT_SIZES = (8192, 4096, 2048)
 PRODUCT_S = 0.3
-BUSY_PERCENT = 1
 
 SOURCE = """
 extern "C" __global__ void memory_read(const uint4* from, uint4* to)
@@ -74,7 +74,7 @@ def _measure(library: Library, gpu: Gpu, progress: Progress) -> tuple[DeviceRoof
     found: list[Ceiling] = []
     missing = [f"power limit and other processes n/a: {managed.missing}"] if managed.missing else []
     progress(f"{gpu.name}: looking who uses it", None)
-    before_percent, since_s = managed.used_percent() or 0, time.time()
+    before_percent, since_s = managed.used_percent(), time.time()
     work: dict[str, Callable[[], Ceiling]] = {
         "memory_read": partial(_bandwidth, library, gpu, "memory_read", 1),
         "memory_copy": partial(_bandwidth, library, gpu, "memory_copy", 2),
@@ -86,13 +86,11 @@ def _measure(library: Library, gpu: Gpu, progress: Progress) -> tuple[DeviceRoof
             found.append(measure())
         except (ComputeError, RuntimeError, MemoryError) as error:  # as torch and CuPy say what CUDA does not do
             missing.append(f"{name} n/a: {str(error).partition(chr(10))[0] or type(error).__name__}")
-    others_percent = max(before_percent, managed.others_percent(since_s) or 0)
-    note = ""
-    if others_percent >= BUSY_PERCENT:
-        note = f"another process used the GPU, {others_percent} % of the time: its roofs may be low"
+    loads = [one for one in (before_percent, managed.others_percent(since_s)) if one is not None]
+    load_percent = min(max(loads), 100) if loads else None
+    ceilings = tuple(replace(one, load_percent=load_percent, gpu=gpu.uuid) for one in found)
     limit_w = managed.power_limit_w()
-    roofs = DeviceRoofs(gpu.name, tuple(found), None, gpu.uuid, gpu.multiprocessors, driver_version(), limit_w, note)
-    return roofs, missing
+    return DeviceRoofs(gpu.name, ceilings, None, gpu.uuid, gpu.multiprocessors, driver_version(), limit_w), missing
 
 
 def _bandwidth(library: Library, gpu: Gpu, name: str, ways: int) -> Ceiling:

@@ -7,7 +7,11 @@ attainable FLOP/s = min(peak FLOP/s, intensity x peak bandwidth).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+LIMITING_PERCENT = 60  # of a roof: what is below that of every roof is limited by something else
+MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +20,8 @@ class Distance:
 
     attainable_gflops: float
     percent_of_roof: float
-    bound: str  # "memory" left of the ridge, "compute" right of it
+    bound: str  # MEMORY, COMPUTE or NO_ROOF
+    is_unsure: bool | None = None  # the roof above it is; None: that is not known
 
     @property
     def above_roof(self) -> bool:
@@ -32,13 +37,23 @@ def intensity(flops: float | None, moved_bytes: float | None) -> float | None:
 
 
 def distance(
-    flop_per_byte: float, gflops: float, peak_gflops: float | None, peak_gb_per_sec: float | None
+    flop_per_byte: float, gflops: float, peaks_gflops: Sequence[float], peaks_gb_per_sec: Sequence[float]
 ) -> Distance | None:
-    """The roof above a point; None unless both ceilings are known."""
-    if not peak_gflops or not peak_gb_per_sec:
+    """The roof above a point, which the highest ceiling of each kind makes; None unless both kinds are known.
+
+    The lower ones (DRAM under a cache) limit a point, too, that comes near to one of them.
+    """
+    if not peaks_gflops or not peaks_gb_per_sec:
         return None
-    slope = flop_per_byte * peak_gb_per_sec
-    attainable = min(peak_gflops, slope)
+    peak, slope = max(peaks_gflops), flop_per_byte * max(peaks_gb_per_sec)
+    attainable = min(peak, slope)
     if not 0 < attainable < math.inf:
         return None  # the product of two extreme numbers: no roof to stand under
-    return Distance(attainable, 100 * gflops / attainable, "memory" if slope < peak_gflops else "compute")
+    percent, bound = 100 * gflops / attainable, MEMORY if slope < peak else COMPUTE
+    if percent < LIMITING_PERCENT:
+        lower = [(flop_per_byte * each, MEMORY) for each in peaks_gb_per_sec] + [
+            (each, COMPUTE) for each in peaks_gflops
+        ]
+        lowest, its_kind = min(lower)
+        bound = its_kind if 100 * gflops >= LIMITING_PERCENT * lowest else NO_ROOF
+    return Distance(attainable, percent, bound)

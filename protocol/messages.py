@@ -6,6 +6,7 @@ Adding one: write the class here, add it to the union below, and give it a `case
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import NewType
 
 from cbtop.protocol.attributes import (
@@ -104,7 +105,7 @@ class Dependency:
 class Manifest:
     """What model is being run, read from its file (static).
 
-    `roofs`: why roofs over it are not known and the way out, or what may have kept them low; "": nothing to say.
+    `roofs`: why roofs over it are not known, and the way out; "": nothing to say.
     """
 
     model: str
@@ -124,8 +125,10 @@ class Manifest:
 class Ceiling:
     """A roof of this machine. `kind` is `bandwidth` (unit GB/s) or `compute` (unit GFLOP/s).
 
-    Of one that was measured in rounds `value` is the best of them, `median` and `lowest` say how the others were;
-    `measured_on` is the day (2026-11-22). `withdrawn`: it is no roof over what runs now.
+    Of one that was measured in rounds `value` is the best of them, `median` and `lowest` say how the others were, and
+    `load_percent` how much of the processors or the GPU others used meanwhile. `measured_on` is the moment
+    (2026-11-22T10:30:59+01:00; of older ones the day alone), `gpu` the UUID of the GPU that it is of; "": of the
+    processors. `withdrawn`: it is no roof over what runs now.
     """
 
     name: str
@@ -137,11 +140,25 @@ class Ceiling:
     lowest: float | None = None
     measured_on: str = ""
     withdrawn: bool = False
+    load_percent: float | None = None
+    gpu: str = ""
 
     def __post_init__(self) -> None:
         for value in (self.value, self.median, self.lowest):
             if value is not None and not 0 < value < MAX_QUANTITY:
                 raise ValueError(f"ceiling {self.name!r} is {value}; a finite value above zero is wanted")
+        if self.load_percent is not None and not 0 <= self.load_percent <= 100:
+            raise ValueError(f"ceiling {self.name!r}: a load of {self.load_percent} %; 0 to 100 are wanted")
+
+    @property
+    def measured_s(self) -> float | None:
+        """The moment it was measured, in Unix time; None where no more than the day is known."""
+        if len(self.measured_on) <= len("2026-11-22"):
+            return None
+        try:
+            return datetime.fromisoformat(self.measured_on).timestamp()
+        except (ValueError, OverflowError):  # whoever announces it may say anything
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,25 +50,27 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    note: str = ""  # what may have kept the roofs low
+    weights_bytes: int | None = None  # of the model that one of them was measured for
 
     @property
     def key(self) -> tuple[object, ...]:
         """Measured again under the same key, it replaces what was measured before."""
-        return self.device, self.threads, self.uuid, self.multiprocessors, self.driver, self.power_limit_w
+        gpu = self.uuid, self.multiprocessors, self.driver, self.power_limit_w
+        return self.device, self.threads, self.weights_bytes, *gpu
 
     @property
     def title(self) -> str:
         """What they are the roofs of."""
         if self.threads is not None:
-            return f"{self.device}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+            weights = "" if self.weights_bytes is None else f", {self.weights_bytes:,} bytes of weights"
+            return f"{self.device}, {self.threads} thread{'s' if self.threads > 1 else ''}{weights}"
         limit = "n/a" if self.power_limit_w is None else f"{self.power_limit_w} W"
         return f"{self.device}, {self.uuid}, driver {self.driver or 'n/a'}, power limit {limit}"
 
     @property
     def measured_on(self) -> str:
         """The day."""
-        return self.ceilings[0].measured_on if self.ceilings else ""
+        return self.ceilings[0].measured_on[: len("2026-11-22")] if self.ceilings else ""
 
 
 _read = reader_for(DeviceRoofs)
@@ -124,10 +126,10 @@ def _writing() -> Iterator[Path]:
         raise RoofsError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
-def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int) -> DeviceRoofs | None:
-    """Those of this machine's processor with so many threads, the newest."""
-    name = cpu_name()
-    found = [one for one in known if one.threads == threads and one.device == name]
+def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int, weights_bytes: int | None = None) -> DeviceRoofs | None:
+    """Those of this machine's processor with so many threads, measured for such weights or for none; the newest."""
+    wanted = cpu_name(), threads, weights_bytes
+    found = [one for one in known if (one.device, one.threads, one.weights_bytes) == wanted]
     return found[-1] if found else None
 
 

@@ -8,11 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Self
 
+from cbtop.client.kept_roofs import KeptRoofs
 from cbtop.client.link import Link
 from cbtop.client.store import Budget, SourceRecord, Store
 from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.protocol.keys import ViewerKeys
+from cbtop.protocol.messages import Ceiling
 from cbtop.viewmodels.devices import MachineView, machine_view
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import ClockView, MergeMode, SourceSummary, SourceView, StragglerView
@@ -45,6 +47,10 @@ class Views:
     def seen(self) -> Mapping[str, Seen]:
         """Every source by its key."""
 
+    def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
+        """The roofs over a source: those it announced."""
+        return record.ceilings.values()
+
     def sources(self) -> tuple[SourceSummary, ...]:
         """Every source, the newest live one first."""
         seen = self.seen()
@@ -63,7 +69,7 @@ class Views:
         source = seen.get(key or "")
         if source is None:
             return None
-        view = source_view(source.record, phase, window=window)
+        view = source_view(source.record, phase, window=window, ceilings=self.ceilings(source.record))
         found = _straggler(seen, source.record, view.phase)
         machines = _machines([source])
         return replace(view, stale_s=source.stale_s, clock=source.clock, straggler=found, machines=machines)
@@ -122,6 +128,7 @@ class Feed(Views):
     ) -> None:
         self.keys = keys
         self._selected = selected
+        self._kept_roofs = KeptRoofs()
         with ExitStack() as opened:
             self._links: list[Link] = []
             budget = Budget()
@@ -144,6 +151,10 @@ class Feed(Views):
             for key, record in link.store.sources.items()
             if not self._selected or is_selected(record, self._selected)
         }
+
+    def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
+        """The roofs over a source: those it announced or, of this machine, those measured again since."""
+        return self._kept_roofs.over(record)
 
     def key_of(self, pid: int) -> str | None:
         """The source whose process is `pid`; None while it has not appeared."""

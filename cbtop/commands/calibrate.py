@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,6 @@ from cbtop import formatting as fmt
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.errors import NoDataError, UsageError
-from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import (
     DeviceRoofs,
     cpu_name,
@@ -21,6 +21,8 @@ from cbtop.protocol.roofs import (
     roofs_file,
     try_to_keep,
 )
+from cbtop.viewmodels.model import CeilingRow
+from cbtop.viewmodels.roofline import ceiling_rows
 
 DESCRIPTION = (
     "Measure how fast this machine reads memory and computes: its processor with one thread, a thread a core and all "
@@ -33,13 +35,16 @@ whether others used it. Roofs are shown to programs that start later, on the sam
 on the same GPU with the same driver. Measured again, they are replaced.
 """
 
-BUSY_PERCENT = 5  # of a processor: what an idle system does is less
 INSTALL = "install torch for CUDA, or CuPy (cupy-cuda12x, cupy-cuda13x)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", action="store_true", help="print what is known, and measure nothing")
     parser.add_argument("--threads", type=count, metavar="N", help="the processor with N threads alone")
+    parser.add_argument(
+        "--weights", type=count, metavar="BYTES",
+        help="measure reading as many bytes as a model's weights, too: those of a small one may stay in the cache",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     try_to_keep()  # before seconds are measured for nothing
     line = ProgressLine(sys.stderr)
     measured = []
-    for roofs, missing in _measured(options.threads, line):
+    for roofs, missing in _measured(options.threads, options.weights, line):
         line.clear()
         if roofs is not None:
             measured.append(roofs)
@@ -67,7 +72,9 @@ def _show() -> int:
     return 0
 
 
-def _measured(threads: int | None, line: ProgressLine) -> Iterator[tuple[DeviceRoofs | None, Sequence[str]]]:
+def _measured(
+    threads: int | None, weights_bytes: int | None, line: ProgressLine
+) -> Iterator[tuple[DeviceRoofs | None, Sequence[str]]]:
     """What is measured of each device in turn, and in words what could not be."""
     # Numba, torch and CuPy take their time to load.
     from cbtop.compute.backends import available_threads, cpu_backend, physical_cores
@@ -80,7 +87,7 @@ def _measured(threads: int | None, line: ProgressLine) -> Iterator[tuple[DeviceR
     except ComputeError as error:
         raise UsageError(str(error)) from error
     for number in [threads] if threads else sorted({1, physical_cores(), available_threads()}):
-        yield _processor(number, line)
+        yield _processor(number, weights_bytes, line)
     if threads:
         return
     line.show("looking for GPUs")
@@ -90,36 +97,34 @@ def _measured(threads: int | None, line: ProgressLine) -> Iterator[tuple[DeviceR
         yield None, [f"NVIDIA GPU n/a: {error}" + (f"; {INSTALL}" if driver_version() else "")]
 
 
-def _processor(threads: int, line: ProgressLine) -> tuple[DeviceRoofs, Sequence[str]]:
-    from cbtop.compute.backends import OtherProcesses
+def _processor(threads: int, weights_bytes: int | None, line: ProgressLine) -> tuple[DeviceRoofs, Sequence[str]]:
     from cbtop.compute.ceilings import measure_ceilings, measure_product
     from cbtop.compute.errors import ComputeError
 
     missing = []
-    roofs, others = DeviceRoofs(cpu_name(), (), threads), OtherProcesses()
+    roofs = DeviceRoofs(cpu_name(), (), threads, weights_bytes=weights_bytes)
     line.show(f"{roofs.title}: dram_read, fma_float32")
-    ceilings = measure_ceilings(threads)
+    ceilings = measure_ceilings(threads, weights_bytes)
     line.show(f"{roofs.title}: matmul_bfloat16")
     try:
         ceilings.append(measure_product(threads))
     except ComputeError as error:
         missing.append(f"matmul_bfloat16 n/a: {error}")
-    note = ""
-    if (percent := others.percent()) >= BUSY_PERCENT:
-        note = f"other processes used {percent:.0f} % of the processors: its roofs may be low"
-    return replace(roofs, ceilings=tuple(ceilings), note=note), missing
+    return replace(roofs, ceilings=tuple(ceilings)), missing
 
 
 def _text(roofs: DeviceRoofs | None, missing: Sequence[str] = ()) -> str:
     lines = []
     if roofs is not None:
-        lines.append(f"{roofs.title} ({roofs.measured_on or fmt.NOT_MEASURED})")
-        lines += map(_row, roofs.ceilings)
-        lines += [f"  ⚠ {roofs.note}"] if roofs.note else []
+        rows = ceiling_rows(roofs.ceilings, time.time())
+        age = fmt.age(max((row.age_s for row in rows if row.age_s is not None), default=None))
+        lines.append(f"{roofs.title} ({roofs.measured_on or fmt.NOT_MEASURED}, age {age})")
+        lines += map(_row, rows)
+        lines += [f"  ⚠ {doubt}" for doubt in fmt.ceiling_doubts(rows)]
     lines += [f"  {one}" if roofs is not None else one for one in missing]
     return "".join(f"{one}\n" for one in lines)
 
 
-def _row(ceiling: Ceiling) -> str:
-    spread = f"median {fmt.number(ceiling.median)}, lowest {fmt.number(ceiling.lowest)}"
-    return f"  {ceiling.name:<18}{fmt.number(ceiling.value):>10} {ceiling.unit:<8}  {spread}"
+def _row(ceiling: CeilingRow) -> str:
+    value = f"{fmt.number(ceiling.value):>10} {ceiling.unit:<8}"
+    return f"  {ceiling.name:<18}{value}  {fmt.ceiling_rounds(ceiling)}"

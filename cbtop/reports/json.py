@@ -33,7 +33,15 @@ from cbtop.viewmodels.model import (
 )
 
 SCHEMA = "cbtop.snapshot/1"
-_POINT_KEYS = ("intensity", "gflops", "gb_per_sec", "attainable_gflops", "percent_of_roof", "above_roof")
+_POINT_KEYS = (
+    "intensity",
+    "gflops",
+    "gb_per_sec",
+    "attainable_gflops",
+    "percent_of_roof",
+    "above_roof",
+    "roof_unsure",
+)
 # What the figures of a source are, beside the statistics; all others are counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
@@ -53,6 +61,10 @@ OTHER_ORIGINS = {
         "ranks",
         "critical_path",
         "layer_times",
+        "ridges",
+        "spread_percent",
+        "unsure",
+        "age_s",
         "overhead_percent",
         "low_percent",
         "high_percent",
@@ -272,10 +284,15 @@ def _roofline(view: RooflineView) -> dict[str, Any]:
                 "provenance": row.provenance.value,
                 "median": row.median,
                 "lowest": row.lowest,
+                "spread_percent": row.spread_percent,
+                "unsure": row.is_unsure,
+                "load_percent": row.load_percent,
                 "measured_on": row.measured_on or None,
+                "age_s": row.age_s,
             }
             for row in view.ceilings
         ],
+        "ridges": [asdict(ridge) for ridge in view.ridges],
         "ceilings_note": view.note or None,
         "points": [
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
-from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE
+from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.tables import Table, table
 from cbtop.statistics import (
@@ -266,13 +266,18 @@ def _layers(view: SourceView) -> str:
 
 
 def _roofline(view: SourceView) -> str:
-    ceilings = [f"{c.name} {fmt.number(c.value)} {c.unit} ({_measured(c)})" for c in view.roofline.ceilings]
+    roofs = view.roofline
     rows: Table = [("brick", *_heads(POINT_REPORT), "")]
-    for point in view.roofline.points:
+    for point in roofs.points:
         above = "above the roof: from a nearer cache, or the work declared is too much" if point.above_roof else ""
-        rows.append((point.name, *_cells(POINT_REPORT, point), above))
-    lines = ["ceilings: " + ", ".join(ceilings)] if ceilings else []
-    lines += filter(None, [missing_ceilings(view.roofline) or view.roofline.note])
+        rows.append((point.name, *_cells(POINT_REPORT, point), above or ("unsure" if point.roof_unsure else "")))
+    lines = [f"ceiling: {c.name} {fmt.number(c.value)} {c.unit} ({_measured(c)})" for c in roofs.ceilings]
+    lines += [
+        f"ridge point: {fmt.number(one.flop_per_byte)} FLOP/byte of {one.bandwidth} and {one.compute}"
+        for one in roofs.ridges
+    ]
+    lines += [f"roofs {doubt}" for doubt in fmt.ceiling_doubts(roofs.ceilings)]
+    lines += filter(None, [missing_ceilings(roofs) or roofs.note])
     if view.roofline.points:
         lines += [table(rows, left=2), PROVENANCE_LINE]
     if view.roofline.without_work:
@@ -282,10 +287,10 @@ def _roofline(view: SourceView) -> str:
 
 def _measured(ceiling: CeilingRow) -> str:
     """How it is known: measured on a day, by rounds of which it is the best."""
-    day = f" {ceiling.measured_on}" if ceiling.measured_on else ""
-    spread = "" if ceiling.median is None else f", median {fmt.number(ceiling.median)}"
-    spread += "" if ceiling.lowest is None else f", lowest {fmt.number(ceiling.lowest)}"
-    return f"{ceiling.provenance.value}{day}{spread}"
+    if ceiling.provenance is not Provenance.MEASURED:
+        return ceiling.provenance.value
+    day = f" {fmt.day(ceiling.measured_on)}" if ceiling.measured_on else ""
+    return f"{ceiling.provenance.value}{day}, age {fmt.age(ceiling.age_s)}, {fmt.ceiling_rounds(ceiling)}"
 
 
 def _tree(view: SourceView) -> str:

@@ -85,8 +85,13 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """`memory` or `compute`: the ceiling above it."""
+        """`memory` or `compute`: the roof that it comes near to; `latency or overhead` where it is far below all."""
         return self.roof.bound if self.roof else None
+
+    @property
+    def roof_unsure(self) -> bool | None:
+        """Whether the ceiling above it is unsure; None where that is not known."""
+        return self.roof.is_unsure if self.roof else None
 
     @property
     def above_roof(self) -> bool:

@@ -17,6 +17,7 @@ from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.layers import LayersView
 
+UNSURE_PERCENT = 10  # of a ceiling: rounds further apart than that say little of what is possible
 OVERLAP = 1.05  # steps at once, on average: below it they ran one after the other
 
 
@@ -72,7 +73,31 @@ class CeilingRow:
     provenance: Provenance
     median: float | None = None  # of the rounds that it is the best of
     lowest: float | None = None
-    measured_on: str = ""  # a day
+    measured_on: str = ""  # a moment, or only its day
+    load_percent: float | None = None  # of the processors or the GPU: what others used of it meanwhile
+    age_s: float | None = None
+    gpu: str = ""  # its UUID; "": of the processors
+
+    @property
+    def spread_percent(self) -> float | None:
+        """How far the median round is below the best; None where there is no more than one number."""
+        return None if self.median is None else 100 * max(self.value - self.median, 0.0) / self.value
+
+    @property
+    def is_unsure(self) -> bool | None:
+        """Whether its rounds lie so far apart that what is made of it is; None where that is not known."""
+        spread = self.spread_percent
+        return None if spread is None else spread > UNSURE_PERCENT
+
+
+@dataclass(frozen=True, slots=True)
+class RidgeRow:
+    """Where a bandwidth reaches a compute ceiling: left of it memory is the lower roof."""
+
+    bandwidth: str
+    compute: str
+    flop_per_byte: float
+    gflops: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +105,17 @@ class RooflineView:
     ceilings: tuple[CeilingRow, ...]
     points: tuple[BrickRow, ...]  # those that have an intensity
     without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes: they have no intensity
-    note: str = ""  # why ceilings are not known and the way out, or what may have kept them low
+    note: str = ""  # why ceilings are not known, and the way out
+
+    @property
+    def ridges(self) -> tuple[RidgeRow, ...]:
+        """Where each bandwidth reaches each compute ceiling."""
+        return tuple(
+            RidgeRow(bandwidth.name, peak.name, peak.value / bandwidth.value, peak.value)
+            for peak in self.ceilings
+            for bandwidth in self.ceilings
+            if (peak.kind, bandwidth.kind) == ("compute", "bandwidth")
+        )
 
 
 @dataclass(frozen=True, slots=True)

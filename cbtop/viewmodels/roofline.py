@@ -11,22 +11,29 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CeilingRow, RooflineView
 
 
-def under_roofs(bricks: Iterable[BrickRow], ceilings: Iterable[Ceiling]) -> tuple[BrickRow, ...]:
+def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tuple[CeilingRow, ...]:
+    """The ceilings, as old as they are `now_s` (Unix time)."""
+    return tuple(
+        CeilingRow(
+            c.name, c.kind, c.value, c.unit, c.provenance, c.median, c.lowest, c.measured_on, c.load_percent,
+            None if now_s is None or c.measured_s is None else max(now_s - c.measured_s, 0.0),
+            c.gpu,
+        )
+        for c in ceilings
+    )  # fmt: skip
+
+
+def under_roofs(bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow]) -> tuple[BrickRow, ...]:
     """Every brick with its distance from the roof above it, where its work and both roofs are known."""
-    # The highest roof of a kind bounds what any brick can reach; lower ones (DRAM under cache) stand beside it.
-    peaks: dict[str, float] = {}
-    for ceiling in ceilings:
-        peaks[ceiling.kind] = max(ceiling.value, peaks.get(ceiling.kind, ceiling.value))
-    return tuple(replace(row, roof=_roof(row, peaks.get("compute"), peaks.get("bandwidth"))) for row in bricks)
+    peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
+    bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
+    return tuple(replace(row, roof=_roof(row, peaks, bandwidths)) for row in bricks)
 
 
-def roofline(ceilings: Iterable[Ceiling], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:
+def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:
     """Every brick that declared flops and bytes as a point; the rest by name."""
     return RooflineView(
-        ceilings=tuple(
-            CeilingRow(c.name, c.kind, c.value, c.unit, c.provenance, c.median, c.lowest, c.measured_on)
-            for c in ceilings
-        ),
+        ceilings=tuple(ceilings),
         points=tuple(brick for brick in bricks if _is_point(brick)),
         without_work=tuple(brick.name for brick in bricks if not _is_point(brick)),
         note=note,
@@ -44,7 +51,16 @@ def _is_point(brick: BrickRow) -> bool:
     return brick.intensity is not None and brick.gflops is not None and brick.gb_per_sec is not None
 
 
-def _roof(brick: BrickRow, peak_gflops: float | None, peak_gb_per_sec: float | None) -> Distance | None:
+def _roof(brick: BrickRow, peaks: Sequence[CeilingRow], bandwidths: Sequence[CeilingRow]) -> Distance | None:
     if brick.intensity is None or brick.gflops is None:
         return None
-    return distance(brick.intensity, brick.gflops, peak_gflops, peak_gb_per_sec)
+    found = distance(brick.intensity, brick.gflops, [c.value for c in peaks], [c.value for c in bandwidths])
+    if found is None:
+        return None
+    highest = max(peaks, key=_value)
+    above = highest if found.attainable_gflops >= highest.value else max(bandwidths, key=_value)
+    return replace(found, is_unsure=above.is_unsure)
+
+
+def _value(ceiling: CeilingRow) -> float:
+    return ceiling.value

@@ -12,6 +12,7 @@ from cbtop.profiler.brick_stats import brick_stats, category_stats
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import NodeStats
+from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.bricks import brick_rows
@@ -27,7 +28,7 @@ from cbtop.viewmodels.model import (
     StretchView,
     WindowView,
 )
-from cbtop.viewmodels.roofline import roofline, under_roofs
+from cbtop.viewmodels.roofline import ceiling_rows, roofline, under_roofs
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import steps_views, tokens_per_sec_history
 from cbtop.viewmodels.stretch import since_s, stretch_of, stretch_view
@@ -69,8 +70,17 @@ def shown(record: SourceRecord, *, window: bool) -> Shown:
     return Shown(stats, stretch, seconds and (stretch or seconds), phases, view)
 
 
-def source_view(record: SourceRecord, phase: str | None = None, *, window: bool = False) -> SourceView:
-    """Everything `record` shows for `phase` (None: decode, or whatever it has): of its window, or all of it."""
+def source_view(
+    record: SourceRecord,
+    phase: str | None = None,
+    *,
+    window: bool = False,
+    ceilings: Iterable[Ceiling] | None = None,
+) -> SourceView:
+    """Everything `record` shows for `phase` (None: decode, or whatever it has): of its window, or all of it.
+
+    `ceilings`: the roofs over it; None: those that it announced.
+    """
     found = shown(record, window=window)
     stats, phases = found.stats, found.phases
     name = _shown_phase(record, phase)
@@ -88,7 +98,8 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
     passed: dict[str, list[bool]] = {}
     for check in checks:
         passed.setdefault(check.brick, []).append(check.passed)
-    rows = under_roofs(brick_rows(bricks, totals, passed), record.ceilings.values())
+    roofs = ceiling_rows(record.ceilings.values() if ceilings is None else ceilings, _heard_s(record))
+    rows = under_roofs(brick_rows(bricks, totals, passed), roofs)
     in_burst = {one.node: one for one in record.burst.kernels} if record.burst else None
     nodes, path = graph_rows(totals, record.dependencies, in_burst)
     hello, manifest, state = record.hello, record.manifest, record.state
@@ -113,7 +124,7 @@ def source_view(record: SourceRecord, phase: str | None = None, *, window: bool 
         steps=steps,
         bricks=rows,
         categories=category_rows(category_stats(bricks), totals),
-        roofline=roofline(record.ceilings.values(), rows, manifest.roofs if manifest else ""),
+        roofline=roofline(roofs, rows, manifest.roofs if manifest else ""),
         graph=nodes,
         layer_times=layers_view(totals),
         books=books_view(books_of(totals, whole)),
@@ -166,6 +177,14 @@ def state_of(record: SourceRecord) -> SourceStatus:
 def is_live(record: SourceRecord) -> bool:
     """Whether the process still runs, as far as is known."""
     return state_of(record) is SourceStatus.LIVE
+
+
+def _heard_s(record: SourceRecord) -> float | None:
+    """When it was heard of last, in Unix time of its host."""
+    hello, now_ns = record.hello, record.window.now_ns
+    if hello is None:
+        return None
+    return (hello.realtime_ns + max(now_ns - hello.monotonic_ns, 0)) / 1e9
 
 
 def _shown_phase(record: SourceRecord, phase: str | None) -> str | None:

@@ -31,7 +31,7 @@ _COMPUTE = {
 
 
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
-    """The roofs over `model`, and in words why some are not known, or may be low ("": nothing to say)."""
+    """The roofs over `model`, and in words why some are not known ("": nothing to say)."""
     try:
         return _roofs_over(list(model.parameters()))
     except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
@@ -53,8 +53,8 @@ def _roofs_over(parameters: Sequence[Any]) -> tuple[Sequence[Ceiling], str]:
     wanted = _COMPUTE.get(dtype, ())
     over = [one for one in roofs.ceilings if one.kind == "bandwidth" or one.name in wanted]
     if all([one.kind == "bandwidth" for one in over]):
-        return over, "; ".join(filter(None, (f"none was measured for weights in {dtype}", roofs.note)))
-    return over, roofs.note
+        return over, f"none was measured for weights in {dtype}"
+    return over, ""
 
 
 def _measured_of(device: torch.device) -> tuple[DeviceRoofs | None, str]:

@@ -70,7 +70,7 @@ def _brick(
     roof = (
         None
         if mflop is None or mb is None
-        else distance(mflop / mb, mflop * 1e3 / avg, _PEAK_GFLOPS, _BANDWIDTH_GB_S)
+        else distance(mflop / mb, mflop * 1e3 / avg, [_PEAK_GFLOPS], [_BANDWIDTH_GB_S])
     )
     return BrickRow(
         name=name,

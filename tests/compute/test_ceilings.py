@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from datetime import date
+import time
+from dataclasses import replace
 
 import pytest
 
-from cbtop.compute import ceilings
+from cbtop.compute import backends, ceilings
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import Provenance
 
 
 def test_a_roof_is_the_best_round_beside_the_median_and_the_lowest() -> None:
-    today = date.today().isoformat()
-    assert ceilings.ceiling("read", "bandwidth", 6e9, [3.0, 2.0, 1.0]) == Ceiling(
-        "read", "bandwidth", 6.0, "GB/s", Provenance.MEASURED, 3.0, 2.0, today
-    )
+    before_s = int(time.time())
+    found = ceilings.ceiling("read", "bandwidth", 6e9, [3.0, 2.0, 1.0])
+    assert replace(found, measured_on="") == Ceiling("read", "bandwidth", 6.0, "GB/s", Provenance.MEASURED, 3.0, 2.0)
+    assert found.measured_s is not None
+    assert before_s <= found.measured_s <= time.time()
+
+
+def test_a_roof_of_the_processors_says_how_much_of_them_others_used_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used_s = iter([10.0, 10.0])
+    monkeypatch.setattr(backends, "_others_s", lambda: next(used_s))
+    assert ceilings._measured("read", "bandwidth", 1.0, lambda: None).load_percent == 0
+    used_s = iter([10.0, 1e9])  # more than there is: the clock of the system counts in hundredths
+    assert ceilings._measured("read", "bandwidth", 1.0, lambda: None).load_percent == 100
 
 
 @pytest.mark.parametrize(("longest_s", "size"), [(1.0, 1024), (64.0, 4096), (63.0, 2048), (0.5, 1024)])

@@ -145,20 +145,22 @@ OURS, OTHER = 10, 11
 @pytest.mark.parametrize(
     ("before_percent", "processes", "said"),
     [
-        (0, [(OURS, 99)], ""),
-        (0, [(OURS, 60), (OTHER, 40)], "another process used the GPU, 40 % of the time: its roofs may be low"),
-        (30, [(OURS, 99)], "another process used the GPU, 30 % of the time: its roofs may be low"),
-        (0, [(OTHER, 99)], ""),  # it may be ours, by the number it has outside of its container
-        (0, [], ""),
+        (0, [(OURS, 99)], 0),
+        (0, [(OURS, 60), (OTHER, 40)], 40),
+        (30, [(OURS, 99)], 30),
+        (0, [(OTHER, 99)], 0),  # it may be ours, by the number it has outside of its container
+        (0, [], 0),
     ],
 )
-def test_who_else_uses_the_gpu_is_said(
-    before_percent: int, processes: list[tuple[int, int]], said: str, monkeypatch: pytest.MonkeyPatch
+def test_how_much_others_use_the_gpu_is_said(
+    before_percent: int, processes: list[tuple[int, int]], said: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(before_percent, processes))
     monkeypatch.setattr("os.getpid", lambda: OURS)
     roofs, missing = measured(Made(), monkeypatch)
-    assert (roofs.note, roofs.power_limit_w) == (said, 700)
+    assert {one.load_percent for one in roofs.ceilings} == {said}
+    assert {one.gpu for one in roofs.ceilings} == {"18a9-c4"}
+    assert roofs.power_limit_w == 700
     assert len(missing) == 1  # the product that fails
 
 
@@ -168,6 +170,7 @@ def test_a_gpu_that_nvml_does_not_know_is_measured_all_the_same(monkeypatch: pyt
     monkeypatch.setattr(library, "use", lambda index: Gpu("Made 100", "of another kind", 16, 1 << 20, GIB))
     roofs, missing = measured(library, monkeypatch)
     assert len(roofs.ceilings) == 5
+    assert {one.load_percent for one in roofs.ceilings} == {None}
     assert "power limit and other processes n/a: NVML: Not Found" in missing
 
 

@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cbtop.profiler.roofline import distance, intensity
+
+ROOFS = st.floats(1, 1000)
 
 
 def test_left_of_the_ridge_bandwidth_bounds_and_right_of_it_the_peak() -> None:
     # 100 GFLOP/s over 20 GB/s: the ridge lies at 5 FLOP/byte.
-    memory = distance(2.0, 10.0, peak_gflops=100, peak_gb_per_sec=20)
+    memory = distance(2.0, 30.0, [100], [20])
     assert memory is not None
-    assert (memory.attainable_gflops, memory.percent_of_roof, memory.bound) == (40, 25, "memory")
-    compute = distance(50.0, 60.0, peak_gflops=100, peak_gb_per_sec=20)
+    assert (memory.attainable_gflops, memory.percent_of_roof, memory.bound) == (40, 75, "memory")
+    compute = distance(50.0, 60.0, [100], [20])
     assert compute is not None
     assert (compute.attainable_gflops, compute.percent_of_roof, compute.bound) == (100, 60, "compute")
 
 
+@given(st.floats(0.01, 1000), st.floats(0.1, 2), st.lists(ROOFS, min_size=1), st.lists(ROOFS, min_size=1))
+def test_below_60_percent_of_every_roof_it_is_latency_or_overhead_and_else_a_roof_that_it_comes_near_to(
+    intensity: float, part: float, peaks: list[float], bandwidths: list[float]
+) -> None:
+    gflops = part * min(max(peaks), intensity * max(bandwidths))
+    found = distance(intensity, gflops, peaks, bandwidths)
+    assert found is not None
+    near = {"compute"} if any(gflops >= 0.6 * one for one in peaks) else set()
+    near |= {"memory"} if any(gflops >= 0.6 * intensity * one for one in bandwidths) else set()
+    assert found.bound in near if near else found.bound == "latency or overhead"
+
+
+def test_near_to_dram_and_far_from_the_cache_above_it_is_memory_that_bounds() -> None:
+    found = distance(1.0, 28.0, [1000], [100, 30])
+    assert found is not None
+    assert (found.percent_of_roof, found.bound) == (28, "memory")
+    assert distance(1.0, 28.0, [1000], [100]).bound == "latency or overhead"  # type: ignore[union-attr]
+
+
 def test_a_point_above_the_roof_is_flagged_not_hidden() -> None:
-    found = distance(1.0, 30.0, peak_gflops=100, peak_gb_per_sec=20)
+    found = distance(1.0, 30.0, [100], [20])
     assert found is not None
     assert found.above_roof
     assert found.percent_of_roof == 150
@@ -30,9 +53,9 @@ def test_what_is_unknown_or_nothing_has_no_intensity(flops: float | None, moved:
 
 
 def test_extreme_numbers_have_no_roof_rather_than_a_division_by_zero() -> None:
-    assert distance(1e-300, 1.0, peak_gflops=5e-324, peak_gb_per_sec=5e-324) is None
+    assert distance(1e-300, 1.0, [5e-324], [5e-324]) is None
 
 
-@pytest.mark.parametrize(("peak", "bandwidth"), [(None, 1.0), (1.0, None), (0.0, 1.0)])
-def test_without_both_ceilings_there_is_no_roof(peak: float | None, bandwidth: float | None) -> None:
-    assert distance(1.0, 1.0, peak, bandwidth) is None
+@pytest.mark.parametrize(("peaks", "bandwidths"), [([], [1.0]), ([1.0], []), ([0.0], [1.0])])
+def test_without_both_kinds_of_ceilings_there_is_no_roof(peaks: list[float], bandwidths: list[float]) -> None:
+    assert distance(1.0, 1.0, peaks, bandwidths) is None

@@ -13,7 +13,9 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, wid
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CheckRow, SourceView
 
-Fact = tuple[str, str]  # what, how much
+Fact = tuple[str, str, str]  # what, how much, its role
+
+ROOFED = ("percent_of_roof", "bound")  # what is made of a roof: grey, behind a ?, where that is unsure
 
 _FACT_WIDTH = 28
 _LABEL_WIDTH = 13
@@ -48,7 +50,7 @@ def detail_lines(brick: BrickRow, source: SourceView, width: int, *, roomy: bool
         facts = _facts(rows, brick, is_window=source.window is not None)
         provenance = _provenance(rows)
         if heading == "budget" and brick.budget_us_per_token is None:
-            facts, provenance = [("budget", "none set")], Provenance.STATIC.value
+            facts, provenance = [("budget", "none set", "")], Provenance.STATIC.value
         lines += _group(heading, provenance, facts, width)
         if roomy:
             lines.append(BLANK)
@@ -61,8 +63,11 @@ def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> li
     facts = []
     for statistic in rows:
         derived = " derived" if is_window and statistic.derived_in_window else ""
+        value, role = clean(statistic.in_full(brick)), ""
+        if statistic.key in ROOFED and brick.roof_unsure:
+            value, role = f"? {value}", "faint"
         mark = " ⚠ above" if statistic.key == "percent_of_roof" and brick.above_roof else ""
-        facts.append(((statistic.word or statistic.title) + derived, clean(statistic.in_full(brick)) + mark))
+        facts.append(((statistic.word or statistic.title) + derived, value + mark, role))
     return facts
 
 
@@ -78,8 +83,8 @@ def _group(heading: str, provenance: str, facts: list[Fact], width: int) -> list
     lines: list[Line] = [_heading(heading, provenance, width)]
     for start in range(0, len(facts), across):
         line: Line = ((" ", ""),)
-        for label, value in facts[start : start + across]:
-            role = "faint" if value == formatting.NOT_MEASURED else ""
+        for label, value, role in facts[start : start + across]:
+            role = "faint" if value == formatting.NOT_MEASURED else role
             line += ((" " + fit(label, _LABEL_WIDTH), "dim"), (fit(value, each - _LABEL_WIDTH - 1), role))
         lines.append(line)
     return lines

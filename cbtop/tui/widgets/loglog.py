@@ -1,4 +1,4 @@
-"""A plot with two logarithmic axes, in braille dots, with tick labels and lettered points."""
+"""A plot with two logarithmic axes, in braille dots, with tick labels and marks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.tui.widgets.lines import Line, fit
 
 _TICK_WIDTH = 6
 _GRID_ROLE = "faint"
-_NEIGHBOURS = ((0, 0), (1, 0), (-1, 0), (0, -1), (0, 1), (2, 0), (-2, 0), (1, -1), (-1, -1), (1, 1), (-1, 1))
+_FENCE = 1.5  # times the distance between the quartiles: Tukey, "Exploratory Data Analysis", 1977
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,9 @@ class Span1D:
 
     def value(self, position: float) -> float:
         return float(self.low * (self.high / self.low) ** position)
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
 
     def decades(self) -> Iterator[float]:
         """The powers of ten inside."""
@@ -49,6 +52,26 @@ def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
     return Span1D(low, high)
 
 
+def usual(values: Sequence[float]) -> Span1D:
+    """Where `values` (positive) usually lie: what is outside is so far from the others that it would squeeze them.
+
+    Tukey's fences around the quartiles of the logarithms, at least a decade away from them.
+    """
+    ordered = sorted(map(math.log10, values))
+    if not ordered:
+        return Span1D(0.1, 10.0)
+    low, high = (_quantile(ordered, part) for part in (0.25, 0.75))
+    room = max(_FENCE * (high - low), 1.0)
+    return Span1D(10 ** (low - room), 10 ** (high + room))
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    at = part * (len(ordered) - 1)
+    below = math.floor(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+
+
 @dataclass(frozen=True, slots=True)
 class Spot:
     """A place for a label: it begins at a point (`right`: it ends there), or so many cells away from it."""
@@ -61,19 +84,18 @@ class Spot:
 
 
 class LogLogPlot:
-    """Lines and points on `width` x `height` cells, axes included.
+    """Lines and marks on `width` x `height` cells, axes included.
 
-    What is written stays readable: title, marks and labels take cells that nothing else is written into. So draw
-    the lines first, then the marks, which are small, then the labels, which find no room sooner.
+    A mark stands in the cell of its values and nowhere else; title and labels take cells that nothing else is
+    written into. So draw the lines first, then the marks, then the title and the labels.
     """
 
-    def __init__(self, width: int, height: int, x: Span1D, y: Span1D, y_title: str) -> None:
+    def __init__(self, width: int, height: int, x: Span1D, y: Span1D) -> None:
         self.x = x
         self.y = y
         self._canvas = BrailleCanvas(max(1, width - _TICK_WIDTH - 1), max(1, height - 2))
         self._width = width
-        self._y_title = y_title
-        self._taken = {(column, 0) for column in range(len(y_title) + 2)}
+        self._taken: set[tuple[int, int]] = set()
 
     def grid(self) -> None:
         """Faint dots where the decades cross."""
@@ -90,7 +112,7 @@ class LogLogPlot:
         size = cell_len(text)
         places = []
         for spot in spots:
-            column, row = self._cell(spot.x, spot.y)
+            column, row = self.cell(spot.x, spot.y)
             start, row = column + spot.columns_right - (size - 1 if spot.right else 0), row - spot.rows_up
             # One free cell on either side keeps two texts apart.
             around = {(at, row) for at in range(start - 1, start + size + 1)}
@@ -107,22 +129,36 @@ class LogLogPlot:
     def _is_clear(self, column: int, row: int, size: int) -> bool:
         return all(self._canvas.role(at, row) in ("", _GRID_ROLE) for at in range(column, column + size))
 
-    def mark(self, x: float, y: float, letter: str, role: str) -> None:
-        """A lettered point; where another stands already it takes a cell beside it, or they become `+`."""
-        column, row = self._cell(x, y)
-        for across, down in _NEIGHBOURS:
-            cell = (column + across, row + down)
-            if cell not in self._taken and self._canvas.holds(*cell):
-                self._taken.add(cell)
-                self._canvas.write(*cell, letter, role)
-                return
-        self._canvas.write(column, row, "+", role)
+    def mark(self, cell: tuple[int, int], glyph: str, role: str) -> None:
+        """One character in a cell: that of its values, see `cell`."""
+        self._taken.add(cell)
+        self._canvas.write(*cell, glyph, role)
+
+    def mark_if_free(self, cell: tuple[int, int], glyph: str, role: str) -> None:
+        """The same, where no mark stands yet."""
+        if cell not in self._taken:
+            self.mark(cell, glyph, role)
+
+    def title(self, text: str) -> bool:
+        """What the y axis counts, on top, from the left on where there is room; False: nowhere."""
+        for start in range(1, self._canvas.width - len(text)):
+            cells = {(column, 0) for column in range(start - 1, start + len(text) + 1)}
+            if not cells & self._taken:
+                self._canvas.write(start, 0, text, "dim")
+                self._taken |= cells
+                return True
+        return False
+
+    def cell(self, x: float, y: float) -> tuple[int, int]:
+        """The column and row of the cell with the dot nearest to the values; at the edge for what is outside."""
+        column = round(self._dot_x(x)) // DOTS_ACROSS
+        row = round(self._dot_y(y)) // DOTS_DOWN
+        return max(0, min(column, self._canvas.width - 1)), max(0, min(row, self._canvas.height - 1))
 
     def lines(self, x_title: str) -> list[Line]:
-        """The plot with its axes: ticks at the decades, the y title on top, the x title lower right."""
-        self._canvas.write(1, 0, self._y_title, "dim")
+        """The plot with its axes: ticks at the decades, the x title lower right."""
         rows = self._canvas.lines()
-        ticks = {self._cell(self.x.low, value)[1]: _tick(value) for value in self.y.decades()}
+        ticks = {self.cell(self.x.low, value)[1]: _tick(value) for value in self.y.decades()}
         body: list[Line] = [
             (
                 (fit(ticks.get(index, ""), _TICK_WIDTH, "right"), "dim"),
@@ -138,7 +174,7 @@ class LogLogPlot:
     def _axis(self) -> str:
         cells = ["─"] * self._canvas.width
         for value in self.x.decades():
-            cells[self._cell(value, self.y.low)[0]] = "┬"
+            cells[self.cell(value, self.y.low)[0]] = "┬"
         return "".join(cells)
 
     def _x_ticks(self, title: str) -> str:
@@ -146,7 +182,7 @@ class LogLogPlot:
         reserved = self._width - len(title) - 1
         for value in self.x.decades():
             tick = _tick(value)
-            start = _TICK_WIDTH + 1 + self._cell(value, self.y.low)[0] - len(tick) // 2
+            start = _TICK_WIDTH + 1 + self.cell(value, self.y.low)[0] - len(tick) // 2
             if start >= 0 and start + len(tick) < reserved:
                 text[start : start + len(tick)] = tick
         text[reserved + 1 :] = title
@@ -157,11 +193,6 @@ class LogLogPlot:
 
     def _dot_y(self, value: float) -> float:
         return (1 - self.y.position(value)) * (self._canvas.height * DOTS_DOWN - 1)
-
-    def _cell(self, x: float, y: float) -> tuple[int, int]:
-        column = round(self._dot_x(x)) // DOTS_ACROSS
-        row = round(self._dot_y(y)) // DOTS_DOWN
-        return max(0, min(column, self._canvas.width - 1)), max(0, min(row, self._canvas.height - 1))
 
 
 def _tick(value: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from cbtop.cli import main
 from cbtop.compute import backends, ceilings, gpu_ceilings
 from cbtop.compute.errors import ComputeError
 from cbtop.protocol.messages import Ceiling
-from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, try_to_keep
+from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, try_to_keep
 from cbtop.protocol.vocabulary import Provenance
 
 READ = Ceiling("memory_read", "bandwidth", 3188.0, "GB/s", Provenance.MEASURED, 3186.0, 3177.0, "2026-11-22")
-GPU = DeviceRoofs("Made 100", (READ,), None, "18a9-c4", 132, "580.159.04", 700, "another process used the GPU")
+BUSY = replace(READ, median=2500.0, load_percent=40.0)
+GPU = DeviceRoofs("Made 100", (BUSY,), None, "18a9-c4", 132, "580.159.04", 700)
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +38,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(backends, "available_threads", lambda: 4)
     monkeypatch.setattr(backends, "physical_cores", lambda: 2)
-    monkeypatch.setattr(backends.OtherProcesses, "percent", lambda self: 4.0)
     monkeypatch.setattr(backends, "cpu_backend", lambda threads: None)
-    monkeypatch.setattr(ceilings, "measure_ceilings", lambda threads: [READ])
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda threads, weights_bytes: [READ])
     monkeypatch.setattr(ceilings, "measure_product", product)
     monkeypatch.setattr(gpu_ceilings, "measure_gpus", gpus)
 
@@ -48,15 +49,16 @@ def test_every_device_is_measured_printed_and_kept(tmp_path: Path, capsys: pytes
     assert main(["calibrate"]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines()[:4] == [
-        f"{cpu_name()}, 1 thread (2026-11-22)",
-        "  memory_read            3,188 GB/s      median 3,186, lowest 3,177",
+        f"{cpu_name()}, 1 thread (2026-11-22, age n/a)",
+        "  memory_read            3,188 GB/s      median 3,186, lowest 3,177, spread 0.1 %, load n/a",
         "  matmul_bfloat16 n/a: torch is not installed",
-        f"{cpu_name()}, 2 threads (2026-11-22)",
+        f"{cpu_name()}, 2 threads (2026-11-22, age n/a)",
     ]
-    assert said.out.splitlines()[-5:] == [
-        "Made 100, 18a9-c4, driver 580.159.04, power limit 700 W (2026-11-22)",
-        "  memory_read            3,188 GB/s      median 3,186, lowest 3,177",
-        "  ⚠ another process used the GPU",
+    assert said.out.splitlines()[-6:] == [
+        "Made 100, 18a9-c4, driver 580.159.04, power limit 700 W (2026-11-22, age n/a)",
+        "  memory_read            3,188 GB/s      median 2,500, lowest 3,177, spread 21.6 %: unsure, load 40 %",
+        "  ⚠ unsure, and what is made of it: memory_read (spread 21.6 %)",
+        "  ⚠ may be low: others used up to 40 % of the machine while memory_read was measured",
         "  matmul_float32 n/a: CUDA error",
         f"kept in {tmp_path / 'roofs.json'}",
     ]
@@ -67,13 +69,12 @@ def test_every_device_is_measured_printed_and_kept(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.usefixtures("made")
-def test_on_a_busy_machine_it_is_said_that_roofs_may_be_low(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backends.OtherProcesses, "percent", lambda self: 40.0)
-    assert main(["calibrate", "--threads", "1"]) == 0
-    assert "  ⚠ other processes used 40 % of the processors: its roofs may be low" in capsys.readouterr().out
-    assert "may be low" in known_roofs()[0].note
+def test_with_weights_they_are_kept_apart_from_the_roofs_of_other_models() -> None:
+    for more in ([], ["--weights", "1000"], ["--weights", "2000"]):
+        assert main(["calibrate", "--threads", "2", *more]) == 0
+    assert [roofs.weights_bytes for roofs in known_roofs()] == [None, 1000, 2000]
+    assert roofs_of_cpu(known_roofs(), 2) == known_roofs()[0]
+    assert known_roofs()[1].title == f"{cpu_name()}, 2 threads, 1,000 bytes of weights"
 
 
 @pytest.mark.usefixtures("made")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import has_data, source_view
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
+
+READ = Ceiling("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, 98.0, 90.0)
 
 
 @pytest.fixture
@@ -89,7 +93,7 @@ def test_the_graph_is_the_tree_the_text_draws(view: SourceView) -> None:
 def test_bricks_without_work_are_named_not_placed(view: SourceView) -> None:
     assert view.roofline.without_work == ("DownProjection",)
     qkv = next(point for point in view.roofline.points if point.name == "QkvProjection")
-    assert qkv.bound == "memory"
+    assert qkv.bound == "latency or overhead"  # far below both roofs
     assert qkv.intensity is not None
     assert qkv.attainable_gflops == pytest.approx(qkv.intensity * 20)
 
@@ -99,20 +103,67 @@ def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) 
     way_out = "none was measured for weights in bfloat16"
     profiler.announce(Manifest("toy", "qwen2", "torch", "bfloat16", 2, 2, 64, 512, 1000, 2000, roofs=way_out))
     profiler.announce(
-        Ceiling("dram_read", "bandwidth", 20.0, "GB/s", Provenance.MEASURED, 19.0, 12.5, measured_on="2026-11-22")
+        Ceiling(
+            "dram_read", "bandwidth", 20.0, "GB/s", Provenance.MEASURED, 19.0, 12.5, "2026-11-22", load_percent=3.4
+        )
     )
     with profiler.step("decode", 1), profiler.brick("a"):
         pass
     view = source_view(record_of(source_of(runtime)))
     text = REPORTS["text"]([view], ["roofline"])
-    assert "ceilings: dram_read 20.00 GB/s (measured 2026-11-22, median 19.00, lowest 12.50)\n" in text
+    assert (
+        "ceiling: dram_read 20.00 GB/s "
+        "(measured 2026-11-22, age n/a, median 19.00, lowest 12.50, spread 5.0 %, load 3 %)\n"
+    ) in text
     assert f"compute ceiling n/a: {way_out}" in text
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     assert source["roofline"]["ceilings_note"] == way_out
     assert source["roofline"]["ceilings"] == [
         {"name": "dram_read", "kind": "bandwidth", "value": 20.0, "unit": "GB/s", "provenance": "measured",
-         "median": 19.0, "lowest": 12.5, "measured_on": "2026-11-22"}
+         "median": 19.0, "lowest": 12.5, "spread_percent": 5.0, "unsure": False, "load_percent": 3.4,
+         "measured_on": "2026-11-22", "age_s": None}
     ]  # fmt: skip
+
+
+UNSURE, SURE, UNKNOWN = 80.0, 95.0, None  # the median of rounds whose best is 100
+
+
+@pytest.mark.parametrize(("median", "unsure"), [(UNSURE, True), (90.0, False), (SURE, False), (UNKNOWN, None)])
+def test_what_is_made_of_a_roof_whose_rounds_lie_more_than_10_percent_apart_is_unsure_on_screen_in_text_and_in_json(
+    runtime: Path, median: float | None, unsure: bool | None
+) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    profiler.announce(Ceiling("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, median))
+    profiler.announce(Ceiling("fma", "compute", 1000.0, "GFLOP/s", Provenance.MEASURED, 999.0))
+    for name, flops in (("left", 1.0), ("right", 1000.0)):
+        work = Work(flops_per_element=flops, bytes_per_element=1.0)
+        with profiler.step("decode", 1), profiler.brick(BrickDefinition(name, BrickCategory.FFN, work=work), 100):
+            clock.sleep_us(1)
+    view = source_view(record_of(source_of(runtime)))
+    assert {point.name: point.roof_unsure for point in view.roofline.points} == {"left": unsure, "right": False}
+    text = REPORTS["text"]([view], ["roofline"])
+    assert ("roofs unsure, and what is made of it: read (spread 20.0 %)" in text) == bool(unsure)
+    assert [line.split()[-1] == "unsure" for line in text.splitlines() if line.startswith("left")] == [bool(unsure)]
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    assert [one["unsure"] for one in source["roofline"]["ceilings"]] == [unsure, False]
+    points = {one["brick"]: one["roof_unsure"] for one in source["roofline"]["points"]}
+    assert points == {"left": unsure, "right": False}
+
+
+def test_a_roof_is_as_old_as_it_was_when_its_process_was_heard_of(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    profiler.announce(replace(READ, measured_on="2026-11-22T10:00:00+00:00"))
+    profiler.announce(replace(READ, name="nonsense", measured_on="yesterday, at ten"))
+    with profiler.step("decode", 1), profiler.brick("a"):
+        pass
+    record = record_of(source_of(runtime))
+    assert record.hello is not None
+    record.hello = replace(record.hello, realtime_ns=int(datetime(2026, 11, 22, 11, tzinfo=UTC).timestamp()) * 10**9)
+    ages_s = [row.age_s for row in source_view(record).roofline.ceilings]
+    assert ages_s == [pytest.approx(3600, abs=60), None]
+    record.hello = replace(record.hello, realtime_ns=0)  # a clock that was set back
+    assert source_view(record).roofline.ceilings[0].age_s == 0
 
 
 @pytest.mark.parametrize("phase", [None, "decode", "prefill", "other"])

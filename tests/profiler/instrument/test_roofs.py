@@ -66,6 +66,12 @@ def announced(model: Any) -> tuple[list[Ceiling], str]:
     return [said for said in memory.said if isinstance(said, Ceiling)], manifest.roofs
 
 
+def test_roofs_for_the_weights_of_a_certain_model_are_not_those_of_another() -> None:
+    keep(READ, FMA)
+    keep(roof("weights_read", "bandwidth"), weights_bytes=1000)
+    assert announced(model())[0] == [READ, FMA]
+
+
 def test_what_was_measured_with_as_many_threads_is_announced_with_its_spread_and_day() -> None:
     keep(READ, FMA, PRODUCT)
     assert announced(model()) == ([READ, FMA], "")
@@ -124,11 +130,6 @@ def test_of_a_type_that_none_was_measured_for_the_bandwidth_alone_is_announced_a
     keep(READ, FMA)
     assert announced(model(torch.bfloat16)) == ([READ], "none was measured for weights in bfloat16")
     assert announced(model(torch.float64)) == ([READ], "none was measured for weights in float64")
-
-
-def test_what_may_have_kept_the_roofs_low_is_said() -> None:
-    keep(READ, FMA, note="another process used it")
-    assert announced(model()) == ([READ, FMA], "another process used it")
 
 
 def test_a_file_that_is_damaged_keeps_no_model_from_being_shown() -> None:

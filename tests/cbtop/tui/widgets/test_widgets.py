@@ -115,18 +115,9 @@ def test_no_row_stands_behind_one_it_is_clearly_ahead_of(values: dict[str, float
             assert values[str(ahead)] >= values[str(behind)] * (1 - 0.05) - 1e-9
 
 
-def test_points_that_share_a_cell_stand_side_by_side() -> None:
-    plot = LogLogPlot(30, 8, Span1D(0.1, 10), Span1D(1, 100), "y")
-    for letter in "abcdefghijklmnop":
-        plot.mark(1, 10, letter, "")
-    text = "\n".join(plain(line) for line in plot.lines("x"))
-    assert all(letter in text for letter in "bcdefghijk")
-    assert "+" in text
-
-
 def test_a_label_takes_no_cell_of_a_point_or_of_another_label() -> None:
-    plot = LogLogPlot(40, 8, Span1D(0.1, 10), Span1D(1, 100), "y")
-    plot.mark(1, 10, "Q", "")
+    plot = LogLogPlot(40, 8, Span1D(0.1, 10), Span1D(1, 100))
+    plot.mark(plot.cell(1, 10), "Q", "")
     here = [Spot(0.5, 10), Spot(0.5, 10, rows_up=1)]
     assert [plot.label(text, "", here) for text in ("first label", "other", "third")] == [True, False, False]
     text = [plain(line) for line in plot.lines("x")]

@@ -1,0 +1,54 @@
+"""Roofs of this machine that were measured after a process announced its own: they take the place of those."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from cbtop.client.store import SourceRecord
+from cbtop.protocol.errors import RoofsError
+from cbtop.protocol.messages import Ceiling, Manifest
+from cbtop.protocol.process import boot_id
+from cbtop.protocol.roofs import DeviceRoofs, known_roofs, roofs_file, roofs_of_cpu
+from cbtop.protocol.vocabulary import Provenance
+
+WEIGHTS = "weights_read"  # over a working set of a model's own size
+
+
+class KeptRoofs:
+    """What `cbtop calibrate` keeps, read again when it has changed."""
+
+    def __init__(self) -> None:
+        self._boot_id = boot_id()
+        self._stamp: tuple[int, ...] | None = None
+        self._known: tuple[DeviceRoofs, ...] = ()
+
+    def over(self, record: SourceRecord) -> Iterable[Ceiling]:
+        """The roofs over a source: each as it was announced, or as it was measured here since, on the same device."""
+        announced = record.ceilings.values()
+        hello, manifest = record.hello, record.manifest
+        if not announced or hello is None or manifest is None or not self._boot_id or hello.boot_id != self._boot_id:
+            return announced
+        self._read()
+        return [self._newest(one, manifest, WEIGHTS in record.ceilings) for one in announced]
+
+    def _newest(self, announced: Ceiling, manifest: Manifest, with_weights: bool) -> Ceiling:
+        if announced.provenance is not Provenance.MEASURED:
+            return announced
+        if announced.gpu:
+            found = next((one for one in reversed(self._known) if one.uuid == announced.gpu), None)
+        else:
+            found = roofs_of_cpu(self._known, manifest.threads, manifest.weights_bytes if with_weights else None)
+        for kept in found.ceilings if found else ():
+            if kept.name == announced.name and (kept.measured_s or 0.0) > (announced.measured_s or 0.0):
+                return kept
+        return announced
+
+    def _read(self) -> None:
+        try:
+            found = os.stat(roofs_file())
+            stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if stamp != self._stamp:
+                self._stamp, self._known = stamp, known_roofs()
+        except (OSError, RoofsError):  # none are kept, or nobody can read them: `cbtop calibrate` says why
+            self._known = ()

@@ -1,0 +1,220 @@
+"""The plot of the roofline: ceilings, ridge points, and a mark where each brick is."""
+
+# Rules
+# - A mark stands in the cell of its values. Several in one cell are their number, and the lines below the plot name
+#   their letters, in the order of their cells from left to right.
+# - A brick that lies so far from the others that it would squeeze them is named there, too, and not drawn.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from string import ascii_letters
+
+from cbtop import formatting
+from cbtop.protocol.vocabulary import Provenance
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, width_of
+from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around, usual
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import CeilingRow, RooflineView
+
+RIDGE = "◆"
+MANY = "+"  # ten or more marks in a cell
+# Where names of roofs are tried, best first: parts of the plot's width and height.
+_ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
+_UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
+_LEAST_PLOT = 4  # rows, axis and ticks with them: before it has as many, the lines below it go
+
+Cells = dict[tuple[int, int], list["LetteredPoint"]]
+
+
+def letter(number: int) -> str:
+    """The mark of one brick in so many, from 0 on; beyond 52 there is no letter left."""
+    return ascii_letters[number] if number < len(ascii_letters) else "*"
+
+
+@dataclass(frozen=True, slots=True)
+class LetteredPoint:
+    """A point with the letter that marks it in the plot."""
+
+    letter: str
+    point: BrickRow
+
+    @property
+    def flop_per_byte(self) -> float:
+        """0 has no place on a logarithmic axis."""
+        return self.point.intensity or 0.0
+
+    @property
+    def gflops(self) -> float:
+        return self.point.gflops or 0.0
+
+    def role(self, selected: str) -> str:
+        return "strong lit" if self.letter == selected else f"strong {CATEGORY_LOOKS[self.point.category].role}"
+
+
+class RooflinePlot(Drawing):
+    """The plot itself."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._roofline = RooflineView((), (), ())
+        self._points: Sequence[LetteredPoint] = ()
+        self._selected: LetteredPoint | None = None
+
+    def show_points(
+        self, roofline: RooflineView, points: Sequence[LetteredPoint], selected: LetteredPoint | None
+    ) -> None:
+        self._roofline, self._points, self._selected = roofline, points, selected
+        self.redraw()
+
+    def select(self, point: LetteredPoint | None) -> None:
+        self._selected = point
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        selected = self._selected.letter if self._selected else ""
+        return roofline_lines(self._roofline, self._points, selected, width, height)
+
+
+def roofline_lines(
+    roofline: RooflineView, points: Sequence[LetteredPoint], selected: str, width: int, height: int
+) -> list[Line]:
+    """The plot in `width` x `height` cells, and below it what its marks hold and what is outside of it."""
+    drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
+    x, y = axes(roofline, drawable)
+    inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
+    outside = [row for row in drawable if not (x.holds(row.flop_per_byte) and y.holds(row.gflops))]
+    named: list[Line] = []
+    while True:  # the lines below take rows of the plot, whose cells then hold other marks
+        plot = LogLogPlot(width, height - len(named), x, y)
+        cells = _cells(plot, inside)
+        wanted = _wrapped([*_clusters(cells, selected, width), *_outliers(outside, selected)], width)
+        if len(wanted) <= len(named) or height - len(wanted) < _LEAST_PLOT:
+            break
+        named = wanted
+    return [*_drawn(plot, roofline, cells, selected), *wanted][:height]
+
+
+def axes(roofline: RooflineView, points: Sequence[LetteredPoint]) -> tuple[Span1D, Span1D]:
+    """As long as the roofs, and the points that lie where points usually do, need them."""
+    across, up = usual([row.flop_per_byte for row in points]), usual([row.gflops for row in points])
+    rows = [row for row in points if across.holds(row.flop_per_byte) and up.holds(row.gflops)]
+    ridges, peaks = roofline.ridges, _of_kind(roofline, "compute")
+    x = span_around([*(row.flop_per_byte for row in rows), *(ridge.flop_per_byte for ridge in ridges)], margin=2.0)
+    return x, span_around([*(row.gflops for row in rows), *(peak.value for peak in peaks)], margin=2.5)
+
+
+def _of_kind(roofline: RooflineView, kind: str) -> list[CeilingRow]:
+    return [ceiling for ceiling in roofline.ceilings if ceiling.kind == kind and ceiling.value > 0]
+
+
+def _cells(plot: LogLogPlot, points: Sequence[LetteredPoint]) -> Cells:
+    """The points by the cell that their values belong to."""
+    cells: Cells = {}
+    for row in points:
+        cells.setdefault(plot.cell(row.flop_per_byte, row.gflops), []).append(row)
+    return cells
+
+
+def _mark(rows: Sequence[LetteredPoint]) -> str:
+    return rows[0].letter if len(rows) == 1 else str(len(rows)) if len(rows) < 10 else MANY
+
+
+def _clusters(cells: Cells, selected: str, width: int) -> Iterator[Line]:
+    """`2=cd`, `4=efgh`, from left to right; of many letters in pieces that fit."""
+    for _, rows in sorted(cells.items()):
+        if len(rows) > 1:
+            room = max(width - 5, 1)
+            parts = [rows[start : start + room] for start in range(0, len(rows), room)]
+            for part in parts:
+                head: Line = ((f"{_mark(rows)}=", "dim"),) if part is parts[0] else BLANK
+                yield (*head, *((row.letter, row.role(selected)) for row in part))
+
+
+def _outliers(points: Sequence[LetteredPoint], selected: str) -> Iterator[Line]:
+    for row in points:
+        where = f"{formatting.number(row.flop_per_byte)} FLOP/B, {formatting.number(row.gflops)} GFLOP/s"
+        yield (("outside: ", "dim"), (row.letter, row.role(selected)), (f" {where}", "dim"))
+
+
+def _wrapped(parts: Sequence[Line], width: int) -> list[Line]:
+    """As many lines as it takes, no part broken; one that is wider is cut."""
+    lines: list[Line] = []
+    for part in parts:
+        longer = join((lines[-1], part)) if lines else BLANK
+        if lines and width_of(longer) < width:
+            lines[-1] = longer
+        else:
+            lines.append(((" ", ""), *part))
+    return [fit_line(line, min(width_of(line), width)) for line in lines]
+
+
+def _drawn(plot: LogLogPlot, roofline: RooflineView, cells: Cells, selected: str) -> list[Line]:
+    """Decades, roofs, marks, then the names. A name that finds no room is left out, and how many are is said."""
+    bandwidths, peaks = _of_kind(roofline, "bandwidth"), _of_kind(roofline, "compute")
+    x, y = plot.x, plot.y
+    plot.grid()
+    roof = max((peak.value for peak in peaks), default=None)
+    for bandwidth in bandwidths:
+        top = min(y.high, roof or y.high)
+        x0 = max(x.low, y.low / bandwidth.value)
+        x1 = min(x.high, top / bandwidth.value)
+        if x0 < x1:
+            plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
+    for peak in peaks:
+        plot.segment(_begin(peak, bandwidths, x), peak.value, x.high, peak.value, _role(peak))
+    for cell, rows in cells.items():
+        lit = next((row for row in rows if row.letter == selected), rows[0])
+        plot.mark(cell, _mark(rows), lit.role(selected))
+    for ridge in roofline.ridges:
+        plot.mark_if_free(plot.cell(ridge.flop_per_byte, ridge.gflops), RIDGE, "dim")
+    titles = [] if plot.title("GFLOP/s") else ["GFLOP/s over"]
+    unnamed = 0
+    for peak in peaks:
+        spots = [Spot(x.value(along), peak.value, up, right=True) for up in (1, 2) for along in _ALONG_PEAK]
+        spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))  # in front of it
+        unnamed += not _name_roof(plot, peak, spots)
+    # Of several the highest bandwidth is named on its upper side, the others below: no name crosses a roof.
+    for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
+        heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]
+        points_on_it = [(at / bandwidth.value, at) for at in heights if x.low <= at / bandwidth.value <= x.high]
+        above = [Spot(*point, columns_right=-3, right=True) for point in points_on_it]
+        below = [Spot(*point, columns_right=3) for point in points_on_it]
+        spots = below if index else above if len(bandwidths) > 1 else above + below
+        unnamed += not _name_roof(plot, bandwidth, spots)
+    for ridge in roofline.ridges:
+        spots = [Spot(ridge.flop_per_byte, ridge.gflops, up, columns_right=2) for up in (-2, -3, -1, -4)]
+        spots += [Spot(ridge.flop_per_byte, ridge.gflops, up, columns_right=-2, right=True) for up in (0, 1)]
+        plot.label(f"ridge {formatting.number(ridge.flop_per_byte)}", "dim", spots)
+    if unnamed:
+        titles.insert(0, f"{unnamed} roof{'s' if unnamed > 1 else ''} unnamed ·")
+    return plot.lines(" ".join([*titles, "FLOP/B"]))
+
+
+def _role(ceiling: CeilingRow) -> str:
+    """Grey where it is unsure."""
+    return "faint" if ceiling.is_unsure else "accent" if ceiling.kind == "bandwidth" else "warn"
+
+
+def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> float:
+    """The intensity from which on memory could feed a compute roof."""
+    return max(x.low, min((peak.value / bandwidth.value for bandwidth in bandwidths), default=x.low))
+
+
+def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, spots: Sequence[Spot]) -> bool:
+    """Write what is known of a roof where there is room for it; a measured value can do without the word."""
+    unsure = "? " if ceiling.is_unsure else ""
+    short = f"{unsure}{clean(ceiling.name)} {formatting.number(ceiling.value)} {clean(ceiling.unit)}"
+    texts = [f"{short} ({ceiling.provenance.value})"]
+    if ceiling.measured_on:
+        day = f"{ceiling.provenance.value} {clean(formatting.day(ceiling.measured_on))}"
+        texts.insert(0, f"{short} ({day})")
+        if ceiling.age_s is not None:
+            texts.insert(0, f"{short} ({day}, age {formatting.age(ceiling.age_s)})")
+    if ceiling.provenance is Provenance.MEASURED:
+        texts.append(short)
+    role = "dim" if ceiling.is_unsure else _role(ceiling)
+    return any(plot.label(text, role, spots) for text in texts)

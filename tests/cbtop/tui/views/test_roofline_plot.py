@@ -1,0 +1,135 @@
+"""Where the marks of the roofline stand: each in the cell of its values, or counted there, and its letter named."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.protocol.vocabulary import Provenance
+from cbtop.tui.views import roofline_plot
+from cbtop.tui.views.roofline_plot import LetteredPoint, axes, letter, roofline_lines
+from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.tui.widgets.loglog import usual
+from cbtop.viewmodels.model import CeilingRow, RooflineView
+from tests.cbtop import samples
+
+BEFORE_THE_PLOT = 7  # cells: ticks and the axis
+MEMORY = CeilingRow("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, 98.0, 90.0)
+PEAK = CeilingRow("fma", "compute", 1000.0, "GFLOP/s", Provenance.MEASURED, 990.0, 980.0)
+BARE = RooflineView((), (), ())
+ROOFED = RooflineView((MEMORY, PEAK), (), ())
+
+powers = st.floats(-2, 3).map(lambda power: float(10**power))
+places = st.lists(st.tuples(powers, powers), max_size=60)
+sizes = st.tuples(st.integers(1, 200), st.integers(1, 60))
+
+
+def lettered(values: Sequence[tuple[float, float]]) -> list[LetteredPoint]:
+    return [
+        LetteredPoint(letter(at), replace(samples.BRICKS[0], name=f"b{at}", flops=x, bytes=1.0, gflops=y))
+        for at, (x, y) in enumerate(values)
+    ]
+
+
+def drawn(roofline: RooflineView, points: Sequence[LetteredPoint], size: tuple[int, int]) -> tuple[list[str], str]:
+    """The rows of the plot without its axes, and what is written below it."""
+    lines = [plain(line) for line in roofline_lines(roofline, points, "a", *size)]
+    assert len(lines) <= size[1]
+    axis = next((at for at, line in enumerate(lines) if "└" in line), len(lines))
+    return [line[BEFORE_THE_PLOT:] for line in lines[:axis]], "\n".join(lines[axis + 2 :])
+
+
+def cell_of(
+    point: LetteredPoint, roofline: RooflineView, points: Sequence[LetteredPoint], rows: list[str]
+) -> tuple[int, int]:
+    """Worked out again from the ends of the axes alone: the dot nearest to the values, in cells of two by four."""
+    x, y = axes(roofline, points)
+    right = math.log(point.flop_per_byte / x.low) / math.log(x.high / x.low)
+    up = math.log(point.gflops / y.low) / math.log(y.high / y.low)
+    return round(right * (2 * len(rows[0]) - 1)) // 2, round((1 - up) * (4 * len(rows) - 1)) // 4
+
+
+def inside_of(points: Sequence[LetteredPoint], roofline: RooflineView) -> list[LetteredPoint]:
+    x, y = axes(roofline, points)
+    return [one for one in points if x.low <= one.flop_per_byte <= x.high and y.low <= one.gflops <= y.high]
+
+
+@pytest.mark.parametrize("roofline", [BARE, ROOFED], ids=["without roofs", "under roofs"])
+@given(places, sizes)
+def test_a_mark_stands_in_the_cell_of_its_values_or_in_one_that_counts_them(
+    roofline: RooflineView, values: list[tuple[float, float]], size: tuple[int, int]
+) -> None:
+    points = lettered(values)
+    inside = inside_of(points, roofline)
+    rows, below = drawn(roofline, points, size)
+    cells: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for point in inside:
+        cells[cell_of(point, roofline, points, rows)].append(point.letter)
+    for (column, row), letters in cells.items():
+        wanted = letters[0] if len(letters) == 1 else str(len(letters)) if len(letters) < 10 else "+"
+        assert rows[row][column] == wanted
+    if size[0] >= 40 and size[1] >= 20:  # there is room to name them all
+        named = re.findall(r"[2-9+]=([^=]*?)(?=\s+[2-9+]=|\s+outside|$)", below, re.DOTALL)
+        together = [letters for _, letters in sorted(cells.items()) if len(letters) > 1]
+        assert [re.sub(r"\s", "", one) for one in named] == ["".join(letters) for letters in together]
+        assert re.findall(r"outside: (.)", below) == [one.letter for one in points if one not in inside]
+
+
+@given(places, st.tuples(st.integers(8, 200), st.integers(4, 60)))
+def test_without_roofs_nothing_but_the_marks_and_the_title_is_written_into_the_plot(
+    values: list[tuple[float, float]], size: tuple[int, int]
+) -> None:
+    points = lettered(values)
+    inside = inside_of(points, BARE)
+    rows, _ = drawn(BARE, points, size)
+    written = "".join(rows).replace("GFLOP/s", "")
+    glyphs = [one for one in written if one != " " and not "⠀" <= one <= "⣿"]
+    assert len(glyphs) == len({cell_of(point, BARE, points, rows) for point in inside})
+
+
+@given(places, sizes)
+def test_no_line_of_the_plot_is_wider_than_it_may_be(
+    values: list[tuple[float, float]], size: tuple[int, int]
+) -> None:
+    for line in roofline_lines(ROOFED, lettered(values), "a", max(size[0], 16), size[1]):
+        assert width_of(line) <= max(size[0], 16)
+
+
+def test_one_brick_far_from_the_others_does_not_squeeze_them_and_is_listed() -> None:
+    near = [(3.9 + at / 100, 5e3 + 500 * at) for at in range(7)]
+    rows, below = drawn(BARE, lettered([(0.89, 1.94), *near]), (60, 24))
+    assert "outside: a 0.89 FLOP/B, 1.94 GFLOP/s" in below
+    assert not any("a" in row for row in rows)
+    assert sum("1" <= one <= "9" or one.isalpha() for one in "".join(rows).replace("GFLOP/s", "")) >= 4
+
+
+@given(st.lists(powers, min_size=1, max_size=40))
+def test_at_least_half_of_all_values_and_whatever_is_within_a_decade_of_one_of_them_is_usual(
+    values: list[float],
+) -> None:
+    span = usual(values)
+    held = [one for one in values if span.holds(one)]
+    assert 2 * len(held) >= len(values)
+    middle = sorted(values)[len(values) // 2]
+    assert all(span.holds(one) for one in values if middle / 9 <= one <= middle * 9)
+
+
+def test_where_memory_reaches_a_peak_the_ridge_point_is_marked_with_its_intensity() -> None:
+    rows, _ = drawn(ROOFED, (), (60, 20))
+    assert sum(row.count(roofline_plot.RIDGE) for row in rows) == 1
+    assert any("ridge 10.00" in row for row in rows)
+
+
+def test_a_roof_that_is_unsure_is_grey_and_says_so_without_colour() -> None:
+    unsure = RooflineView((replace(MEMORY, median=80.0), PEAK), (), ())
+    roles = {text: role for line in roofline_lines(unsure, (), "", 60, 20) for text, role in line}
+    assert next(role for text, role in roles.items() if "? read" in text) == "dim"
+    assert "accent" not in roles.values()  # of its line
+    assert next(role for text, role in roles.items() if "fma" in text) == "warn"
