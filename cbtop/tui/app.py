@@ -22,6 +22,7 @@ from textual.widgets import ContentSwitcher
 from textual.worker import get_current_worker
 
 from cbtop import formatting
+from cbtop.client.calibration import Calibration, why_not_measured
 from cbtop.client.kernel_request import POLL_S, KernelRequest, own_source
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
@@ -115,6 +116,7 @@ class CbtopApp(App[int]):
         Binding("plus,equals_sign", "faster", "refresh more often", show=False),
         Binding("minus", "slower", "refresh less often", show=False),
         Binding("K", "kernels", "kernels: record those of its next 3 steps, for the graph", show=False),
+        Binding("C", "measure_roofs", "roofs: measure those of this machine again, seconds at work", show=False),
         Binding("w", "save_history", "write the last minutes to a file", show=False),
         Binding("t", "theme", "light or dark", show=False),
         Binding("question_mark,f1", "help", "help", key_display="?"),
@@ -370,6 +372,47 @@ class CbtopApp(App[int]):
     def _tell_kernels(self, *lines: str, severity: SeverityLevel = "information") -> None:
         text = "\n".join(clean(line) for line in lines if line)
         self.notify(text, title="kernels", severity=severity, timeout=READ_S, markup=False)
+
+    def action_measure_roofs(self) -> None:
+        """Measure the roofs over the process shown again. It takes a while: a thread waits for it."""
+        if why := self._why_not_measured():
+            self._tell_roofs(why, severity="warning")
+        elif self.source is not None:
+            self.run_worker(partial(self._measure_roofs, self.source), thread=True, group="roofs")
+
+    def _why_not_measured(self) -> str:
+        """Why the roofs over what is shown cannot be measured; empty where they can."""
+        if self.replay() is not None:
+            return "this is a recording: its roofs are those of then"
+        if self.source is None:
+            return "there is no process yet whose roofs could be measured"
+        if any(worker.group == "roofs" and not worker.is_finished for worker in self.workers):
+            return "they are being measured already"
+        return why_not_measured(self.source)
+
+    def _measure_roofs(self, source: SourceView) -> None:
+        worker = get_current_worker()
+        shown = ""
+        try:
+            with Calibration(source) as calibration:
+                while (found := calibration.poll()) is None:
+                    if worker.is_cancelled:  # nobody looks any more
+                        return
+                    if shown != calibration.status:
+                        shown = calibration.status
+                        self.call_from_thread(self._notice.show_progress, shown)
+                    worker.cancelled_event.wait(POLL_S)
+        except (CbtopError, OSError) as error:
+            tell = partial(self._tell_roofs, str(error), severity="error")
+        else:
+            later = "" if source.roofline.ceilings else "programs that start from now on are shown under them"
+            tell = partial(self._tell_roofs, *found, later)
+        self.call_from_thread(self._notice.show_progress, "")
+        self.call_from_thread(tell)
+
+    def _tell_roofs(self, *lines: str, severity: SeverityLevel = "information") -> None:
+        text = "\n".join(clean(line) for line in lines if line)
+        self.notify(text, title="roofs", severity=severity, timeout=READ_S, markup=False)
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS), self.SHOWN))

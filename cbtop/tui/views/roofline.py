@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from cbtop import formatting, statistics
@@ -66,12 +69,15 @@ class Roofline(View):
     doc = (
         "Each letter is a brick: to the right more arithmetic for each byte, upwards more of it in a second. "
         "The slanted lines are memory bandwidths, the flat ones compute ceilings, measured on this machine, by the "
-        "process itself or by `cbtop calibrate`; ◆ is a ridge point, left of which memory is the "
+        "process itself or by `cbtop calibrate`, which C runs; ◆ is a ridge point, left of which memory is the "
         "lower roof. A letter stands where its values are. A digit is so many bricks in one place, + ten or more; "
         "below the plot, from left to right, their letters are named, and bricks so far away that they would squeeze "
         "the others. A roof whose rounds lie more than 10 % apart is unsure: it is grey, with what is made of it, "
         "behind a ?. The row under the cursor is lit."
     )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("C", "app.measure_roofs", "measure roofs"),  # which works everywhere, and is seen here
+    ]
     columns_doc = tuple((column.title, column.doc) for column in POINT_COLUMNS)
 
     def compose(self) -> ComposeResult:

@@ -161,6 +161,11 @@ async def says_that_the_process_does_not_run_here(pilot: AppPilot, key: str) -> 
     assert "no process of yours" in await what_is_told(pilot)
 
 
+async def says_that_its_roofs_are_of_another_machine(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    assert await what_is_told(pilot) == "pid 4242 runs on buildbox: run `cbtop calibrate` there"
+
+
 async def turns_light_and_dark(pilot: AppPilot, key: str) -> None:
     await press(pilot, key)
     assert pilot.app.theme == "cbtop-light"
@@ -300,6 +305,8 @@ CHECKS: dict[tuple[type, str], Check] = {
     (CbtopApp, "slower"): refreshes_less_often,
     (CbtopApp, "save_history"): says_that_nothing_can_be_saved_here,
     (CbtopApp, "kernels"): says_that_the_process_does_not_run_here,
+    (CbtopApp, "measure_roofs"): says_that_its_roofs_are_of_another_machine,
+    (Roofline, "app.measure_roofs"): says_that_its_roofs_are_of_another_machine,
     (CbtopApp, "theme"): turns_light_and_dark,
     (CbtopApp, "help"): opens_the_help,
     (CbtopApp, "quit"): quits,
@@ -494,6 +501,86 @@ async def test_shift_k_asks_nobody_of_a_recording() -> None:
         async with ReplayApp(feed, interval_s=60).run_test(size=SIZE) as pilot:
             await pilot.press("K")
             assert "this is a recording" in await what_is_told(pilot)
+
+
+HERE = replace(samples.LIVE, host=socket.gethostname())
+
+
+@pytest.mark.parametrize(
+    ("source", "keys", "why"),
+    [
+        (None, "C", "there is no process yet"),
+        (samples.LIVE, "mC", "press m until one is shown"),
+        (samples.LIVE, "C", "run `cbtop calibrate` there"),
+    ],
+)
+async def test_shift_c_says_why_the_roofs_of_what_is_shown_cannot_be_measured(
+    source: SourceView | None, keys: str, why: str
+) -> None:
+    app = CbtopApp(ScriptedFeed(*([source] if source else [])), interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press(*keys)
+        assert why in await what_is_told(pilot)
+
+
+class MadeCalibration:
+    """Takes until it is told what it measured."""
+
+    def __init__(self, source: SourceView) -> None:
+        self.status, self.closed = "measuring roofs: 2 threads", False
+        self.found: list[str] | CbtopError | None = None
+
+    def poll(self) -> list[str] | None:
+        if isinstance(self.found, CbtopError):
+            raise self.found
+        return self.found
+
+    def __enter__(self) -> MadeCalibration:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[MadeCalibration]:
+    made: list[MadeCalibration] = []
+
+    def begin(source: SourceView) -> MadeCalibration:
+        made.append(MadeCalibration(source))
+        return made[-1]
+
+    monkeypatch.setattr("cbtop.tui.app.Calibration", begin)
+    return made
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_shift_c_measures_the_roofs_in_a_thread_says_how_far_it_is_and_what_was_found(
+    fails: bool, calibrations: list[MadeCalibration]
+) -> None:
+    app = CbtopApp(ScriptedFeed(HERE), interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("C")
+        await shown(pilot, "measuring roofs: 2 threads")
+        text = await press(pilot, "C", "3")  # the screen goes on
+        assert "Roofline" in text
+        assert [note.message for note in app._notifications] == ["they are being measured already"]
+        calibrations[0].found = CbtopError("no room") if fails else ["dram_read 20.00 GB/s", "kept in /x"]
+        wanted = "no room" if fails else "dram_read 20.00 GB/s\nkept in /x"
+        assert await what_is_told(pilot) == wanted
+        assert "measuring roofs" not in screen_text(app)
+        assert [one.closed for one in calibrations] == [True]
+
+
+async def test_who_leaves_while_roofs_are_measured_ends_that(calibrations: list[MadeCalibration]) -> None:
+    async with CbtopApp(ScriptedFeed(HERE), interval_s=60).run_test(size=SIZE) as pilot:
+        await pilot.press("C")
+        await shown(pilot, "measuring roofs")
+        await pilot.press("q")
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not calibrations[0].closed:
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.02)
 
 
 async def test_the_first_source_opens_the_view_and_gets_the_keys(feed: ScriptedFeed) -> None:

@@ -1,0 +1,85 @@
+"""Runs `cbtop calibrate` for the roofs over one source, and waits for it: measuring is nothing to do in a screen."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Self
+
+from cbtop.client.kept_roofs import WEIGHTS
+from cbtop.errors import CbtopError
+from cbtop.viewmodels.model import SourceView
+
+END_WITHIN_S = 5.0
+MAX_SAID_BYTES = 1 << 16
+GOES_ON = " …"  # as ProgressLine ends what it says to no terminal
+
+
+def why_not_measured(source: SourceView) -> str:
+    """Why the roofs over what is shown cannot be measured here; empty where they can."""
+    if source.merged is not None:
+        return "these are several processes, and a roof is of one machine: press m until one is shown"
+    if source.host != socket.gethostname():
+        return f"pid {source.pid} runs on {source.host or 'another machine'}: run `cbtop calibrate` there"
+    return ""
+
+
+class Calibration:
+    """A `cbtop calibrate` of what `source` runs on. `poll` until it has ended; closing ends it before.
+
+    Its roofs are kept in the file, where whoever shows a source of this machine finds them.
+    """
+
+    def __init__(self, source: SourceView) -> None:
+        self.status = "measuring roofs"
+        self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed in `close`
+        command = [sys.executable, "-m", "cbtop", "calibrate", *arguments(source)]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=self._said, stderr=subprocess.STDOUT
+            )
+        except BaseException:
+            self._said.close()
+            raise
+
+    def poll(self) -> list[str] | None:
+        """What it says of the roofs, line by line; None while it runs. Raises CbtopError where it fails."""
+        exit_code = self._process.poll()
+        # Not by reading on: where the file is read is where the process writes next.
+        lines = os.pread(self._said.fileno(), MAX_SAID_BYTES, 0).decode("utf-8", "replace").splitlines()
+        steps = [line for line in lines if line.endswith(GOES_ON)]
+        if exit_code is None:
+            self.status = f"measuring roofs: {steps[-1].removesuffix(GOES_ON)}" if steps else self.status
+            return None
+        found = [line for line in lines if line not in steps]
+        if exit_code:
+            raise CbtopError(found[-1].removeprefix("cbtop: ") if found else f"it ended with {exit_code}")
+        return found
+
+    def close(self) -> None:
+        """End it, if it runs still: then nothing is kept."""
+        self._process.terminate()
+        try:
+            self._process.wait(END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._said.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def arguments(source: SourceView) -> list[str]:
+    """What it is to measure: as many threads, and weights as large; of what runs on a GPU, all there is."""
+    roofs = source.roofline.ceilings
+    if source.threads is None or any(roof.gpu for roof in roofs):
+        return []
+    of_weights = any(roof.name == WEIGHTS for roof in roofs) and source.weights_bytes
+    return ["--threads", str(source.threads), *(["--weights", str(source.weights_bytes)] if of_weights else [])]
