@@ -21,11 +21,14 @@ from cbtop.profiler.clocks import HostClock
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.vocabulary import BrickId, SyncMode
+from cbtop.reports.tables import Table, table
+from cbtop.viewmodels.straggler import bound_of_median
 
 DESCRIPTION = (
     "Measure what timing one brick costs in each sync mode, beside two bare reads of the clock, and what it costs "
     "a real decode step, also one that is not sampled and timed as a whole. Rounds take turns, so that a busy "
-    "machine hits all alike; the medians are shown."
+    "machine hits all alike; shown are medians, and the interval in which each lies (95 %). A ratio whose interval "
+    "includes 1 is below noise: it was not told from nothing."
 )
 EPILOG = "The modes run on the host's own clock, which never waits: on a GPU, waiting comes on top.\n"
 
@@ -33,6 +36,7 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
+ALPHA = 0.025  # that an interval ends above what it is of, and as much below
 FLOOR = "two clock reads"
 NOTHING = "nothing"
 OFF = "disabled"
@@ -40,14 +44,32 @@ PLAIN = "plain step"  # one that is not sampled: timed as a whole
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A median, and the interval it lies in with 95 %; None where there were too few rounds for one."""
+
+    median: float
+    low: float | None
+    high: float | None
+
+    @property
+    def below_noise(self) -> bool | None:
+        """Of a ratio: whether it may as well be 1."""
+        return None if self.low is None or self.high is None else self.low <= 1 <= self.high
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
-    """What one way of profiling costs. `step_ratio` is a decode step's time over that of a disabled profiler's."""
+    """What one way of profiling costs.
+
+    `times_floor` is over two clock reads, `step_ratio` a decode step's time over that with a disabled profiler: each
+    the median over pairs of one round. What they are ratios to has none.
+    """
 
     mode: str
-    ns_per_brick: float
-    times_floor: float
-    step_us: float | None
-    step_ratio: float | None
+    ns_per_brick: Measured
+    times_floor: Measured | None
+    step_us: Measured | None
+    step_ratio: Measured | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     line.clear()
     recorder = profilers["host clock"].implementation
     if options.json:
-        document = {"schema": "cbtop.overhead/1", "recorder": recorder, "costs": [asdict(cost) for cost in costs]}
+        document = {"schema": "cbtop.overhead/2", "recorder": recorder, "costs": [_plain(cost) for cost in costs]}
         sys.stdout.write(json.dumps(document) + "\n")
     else:
         sys.stdout.write(_text(costs, recorder))
@@ -83,8 +105,8 @@ def _profilers(directory: Path) -> dict[str, BrickProfiler]:
     return {OFF: profiler(enabled=False), PLAIN: profiler(sample_every=1 << 40), "host clock": profiler()} | modes
 
 
-def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, float]:
-    """The time (ns) of one start and stop with each profiler, and of the floor, less that of a loop of nothing."""
+def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, list[float]]:
+    """The times (ns) of one start and stop with each profiler, and of the floor, less those of a loop of nothing."""
     loops = {NOTHING: _nothing, FLOOR: _clock_reads} | {name: _pairs(one) for name, one in profilers.items()}
     found: dict[str, list[float]] = {name: [] for name in loops}
     step = profilers[PLAIN].step("bricks")
@@ -98,10 +120,7 @@ def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[s
                 loop(BRICKS_A_ROUND)
                 found[name].append((time.perf_counter_ns() - begun_ns) / BRICKS_A_ROUND)
     nothing = found.pop(NOTHING)
-    return {
-        name: statistics.median(took - empty for took, empty in zip(times, nothing, strict=True))
-        for name, times in found.items()
-    }
+    return {name: [took - empty for took, empty in zip(times, nothing, strict=True)] for name, times in found.items()}
 
 
 def _nothing(times: int) -> None:
@@ -155,32 +174,63 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
     return found
 
 
-def _costs(brick_ns: dict[str, float], step_us: dict[str, list[float]]) -> list[Cost]:
-    floor = brick_ns[FLOOR]
+def _costs(brick_ns: dict[str, list[float]], step_us: dict[str, list[float]]) -> list[Cost]:
     costs = []
     for name, ns in brick_ns.items():
         steps = step_us.get(name)
-        ratios = [on / off for on, off in zip(steps, step_us[OFF], strict=True)] if steps else None
         costs.append(
             Cost(
                 name,
-                ns,
-                ns / floor,
-                statistics.median(steps) if steps else None,
-                statistics.median(ratios) if ratios else None,
+                _measured(ns),
+                None if name == FLOOR else _ratio(ns, brick_ns[FLOOR]),
+                _measured(steps) if steps else None,
+                None if steps is None or name == OFF else _ratio(steps, step_us[OFF]),
             )
         )
     return costs
 
 
+def _ratio(times: list[float], others: list[float]) -> Measured:
+    return _measured([one / other for one, other in zip(times, others, strict=True)])
+
+
+def _measured(values: list[float]) -> Measured:
+    """Their median between order statistics, whatever they are distributed like."""
+    ordered, k = sorted(values), bound_of_median(len(values), ALPHA)
+    return Measured(statistics.median(ordered), *((ordered[k - 1], ordered[-k]) if k else (None, None)))
+
+
+def _plain(cost: Cost) -> dict[str, object]:
+    """For JSON: each figure with its interval, each ratio with whether it is below noise."""
+    ratios = {"times_floor": cost.times_floor, "step_ratio": cost.step_ratio}
+    noise = {f"{name}_below_noise": one.below_noise if one else None for name, one in ratios.items()}
+    return {**asdict(cost), **noise}
+
+
 def _text(costs: list[Cost], recorder: str) -> str:
-    lines = [
-        f"recorder: {recorder}; {len(os.sched_getaffinity(0))} processors; every figure measured now\n",
-        f"{'mode':<16}{'ns/brick':>10}{'× floor':>9}{'µs/step':>11}{'× disabled':>12}",
-    ]
-    for cost in costs:
-        ratio = fmt.NOT_MEASURED if cost.step_ratio is None else f"{cost.step_ratio:.3f}"
-        lines.append(
-            f"{cost.mode:<16}{cost.ns_per_brick:>10.0f}{cost.times_floor:>9.2f}{fmt.number(cost.step_us):>11}{ratio:>12}"
+    rows: Table = [("mode", "ns/brick", "× floor", "µs/step", "× disabled")]
+    rows += [
+        (
+            cost.mode,
+            _between(cost.ns_per_brick, ".0f"),
+            _between(cost.times_floor, ".2f", is_ratio=True),
+            _between(cost.step_us, ".1f"),
+            _between(cost.step_ratio, ".3f", is_ratio=True),
         )
-    return "\n".join(lines) + "\n"
+        for cost in costs
+    ]
+    head = (
+        f"recorder: {recorder}; {len(os.sched_getaffinity(0))} processors; every figure measured now, 95 % intervals"
+    )
+    return f"{head}\n{table(rows, left=1)}\n"
+
+
+def _between(found: Measured | None, digits: str, *, is_ratio: bool = False) -> str:
+    """`1.012 (0.998–1.031) below noise`."""
+    if found is None:
+        return fmt.NONE_THERE
+    interval = fmt.NOT_MEASURED
+    if found.low is not None and found.high is not None:
+        interval = f"{found.low:{digits}}–{found.high:{digits}}"
+    noise = " below noise" if is_ratio and found.below_noise else ""
+    return f"{found.median:{digits}} ({interval}){noise}"

@@ -61,13 +61,13 @@ class _Rank:
 
 
 @cache
-def bound_of_median(count: int) -> int:
-    """The highest k so that the k-th smallest of `count` values lies above their median at most ALPHA of the time.
+def bound_of_median(count: int, alpha: float = ALPHA) -> int:
+    """The highest k so that the k-th smallest of `count` values lies above their median at most `alpha` of the time.
 
     0 where there is none. A value is below the median as often as above it: how many are is binomial.
     """
     at_most, k = 0.0, 0
-    while (at_most := at_most + comb(count, k) / 2**count) <= ALPHA:
+    while (at_most := at_most + comb(count, k) / 2**count) <= alpha:
         k += 1
     return k
 

@@ -1,10 +1,13 @@
-"""What `cbtop overhead` says about the recorder that it measured."""
+"""What `cbtop overhead` says: medians with intervals, what is below noise, and which recorder it measured."""
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cbtop.cli import main
 from cbtop.commands import overhead
@@ -14,8 +17,49 @@ SAID = "measured of the recorder in Python"
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overhead, "_brick_ns", lambda *_: {overhead.FLOOR: 50.0, overhead.OFF: 10.0})
+    monkeypatch.setattr(overhead, "_brick_ns", lambda *_: {overhead.FLOOR: [50.0], overhead.OFF: [10.0]})
     monkeypatch.setattr(overhead, "_step_us", lambda *_: {overhead.OFF: [100.0]})
+
+
+OFF = [100.0 + at for at in range(15)]
+
+
+def test_a_ratio_whose_interval_includes_1_is_below_noise_and_one_that_does_not_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = {
+        overhead.OFF: OFF,
+        "host clock": [one * (1 + (at - 7) / 100) for at, one in enumerate(OFF)],  # 0.93 to 1.07, as often below
+        "immediate": [one * (1.05 + at / 1000) for at, one in enumerate(OFF)],
+    }
+    bricks = {overhead.FLOOR: [50.0] * 15, **dict.fromkeys(turns, [55.0] * 15)}
+    monkeypatch.setattr(overhead, "_brick_ns", lambda *_: bricks)
+    monkeypatch.setattr(overhead, "_step_us", lambda *_: turns)
+    assert main(["overhead"]) == 0
+    rows = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["host clock"].endswith("1.000 (0.960–1.040) below noise")
+    assert rows["immediate"].endswith("1.057 (1.053–1.061)")
+    assert rows["immediate"].count("1.10 (1.10–1.10)") == 1
+    assert rows[overhead.FLOOR].split()[-3:] == ["–", "–", "–"]
+    assert main(["overhead", "--json"]) == 0
+    costs = {cost["mode"]: cost for cost in json.loads(capsys.readouterr().out)["costs"]}
+    assert costs["host clock"]["step_ratio_below_noise"] is True
+    assert costs["immediate"]["step_ratio_below_noise"] is False
+    assert costs["immediate"]["step_ratio"]["low"] == pytest.approx(1.053)
+    assert costs[overhead.OFF]["step_ratio"] is costs[overhead.OFF]["step_ratio_below_noise"] is None
+
+
+def test_of_too_few_rounds_there_is_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["overhead"]) == 0
+    assert "10 (n/a)" in capsys.readouterr().out
+
+
+@given(st.lists(st.floats(1, 1000), min_size=1, max_size=60))
+def test_an_interval_holds_its_median(values: list[float]) -> None:
+    found = overhead._measured(values)
+    assert (found.low is None) == (found.high is None) == (len(values) < 6)
+    if found.low is not None and found.high is not None:
+        assert min(values) <= found.low <= found.median <= found.high <= max(values)
 
 
 def test_without_the_compiled_part_it_says_so_once_with_the_way_out(
