@@ -161,11 +161,10 @@ def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
     found = []
     if unsure := [row for row in ceilings if row.is_unsure]:
         named = ", ".join(f"{row.name} (spread {percent(row.spread_percent)})" for row in unsure)
-        found.append(f"unsure, and what is made of it: {named}")
+        found.append(f"unsure: {named}")
     if busy := [row for row in ceilings if (row.load_percent or 0) >= BUSY_PERCENT]:
         most = max(row.load_percent or 0 for row in busy)
-        names = ", ".join(row.name for row in busy)
-        found.append(f"may be low: others used up to {whole(most)} % of the machine while {names} was measured")
+        found.append(f"may be low: others used up to {whole(most)} % of the machine meanwhile")
     return found
 
 

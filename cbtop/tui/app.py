@@ -406,7 +406,7 @@ class CbtopApp(App[int]):
             tell = partial(self._tell_roofs, str(error), severity="error")
         else:
             later = "" if source.roofline.ceilings else "programs that start from now on are shown under them"
-            tell = partial(self._tell_roofs, *found, later)
+            tell = partial(self._tell_roofs, *(" ".join(line.split()) for line in found), later)
         self.call_from_thread(self._notice.show_progress, "")
         self.call_from_thread(tell)
 

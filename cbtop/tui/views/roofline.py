@@ -17,7 +17,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.roofline_plot import LetteredPoint, RooflinePlot, letter
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import Line, clean, clip, fit_line
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.model import RooflineView, SourceView
@@ -127,19 +127,23 @@ class Notes(Drawing):
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
-        return [fit_line(roofline_note(self._roofline), width)]
+        lines = roofline_notes(self._roofline)
+        if len(lines) > height:
+            lines = [*lines[: height - 1], join(lines[height - 1 :], "")]
+        return [*[BLANK] * (height - len(lines)), *(fit_line(line, width) for line in lines)]
 
 
-def roofline_note(roofline: RooflineView) -> Line:
-    """One line: missing or doubtful ceilings, points above the roof, bricks without declared work."""
+def roofline_notes(roofline: RooflineView) -> list[Line]:
+    """Missing or doubtful ceilings, then points above the roof and bricks without declared work."""
+    said = [missing_ceilings(roofline) or roofline.note]
+    said += (f"roofs {doubt}" for doubt in formatting.ceiling_doubts(roofline.ceilings))
+    doubts: Line = tuple((f" {clean(one)} ", "warn") for one in said if one)
     spans: Line = ()
-    said = missing_ceilings(roofline) or roofline.note
-    for one in filter(None, [said, *(f"roofs {doubt}" for doubt in formatting.ceiling_doubts(roofline.ceilings))]):
-        spans += ((f" {clean(one)} ", "warn"),)
     above = [clean(point.name) for point in roofline.points if point.above_roof]
     if above:
         spans += ((f" ⚠ above the roof: {', '.join(above)} ", "warn"),)
     if roofline.without_work:
         names = ", ".join(clean(name) for name in roofline.without_work)
         spans += ((f" not placed, no FLOP or no bytes declared: {names}", "dim"),)
-    return spans or ((" every brick that ran is in the plot", "dim"),)
+    lines = [line for line in (doubts, spans) if line]
+    return lines or [((" every brick that ran is in the plot or named below it", "dim"),)]

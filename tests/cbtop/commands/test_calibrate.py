@@ -57,8 +57,8 @@ def test_every_device_is_measured_printed_and_kept(tmp_path: Path, capsys: pytes
     assert said.out.splitlines()[-6:] == [
         "Made 100, 18a9-c4, driver 580.159.04, power limit 700 W (2026-11-22, age n/a)",
         "  memory_read            3,188 GB/s      median 2,500, lowest 3,177, spread 21.6 %: unsure, load 40 %",
-        "  ⚠ unsure, and what is made of it: memory_read (spread 21.6 %)",
-        "  ⚠ may be low: others used up to 40 % of the machine while memory_read was measured",
+        "  ⚠ unsure: memory_read (spread 21.6 %)",
+        "  ⚠ may be low: others used up to 40 % of the machine meanwhile",
         "  matmul_float32 n/a: CUDA error",
         f"kept in {tmp_path / 'roofs.json'}",
     ]

@@ -143,7 +143,7 @@ def test_what_is_made_of_a_roof_whose_rounds_lie_more_than_10_percent_apart_is_u
     view = source_view(record_of(source_of(runtime)))
     assert {point.name: point.roof_unsure for point in view.roofline.points} == {"left": unsure, "right": False}
     text = REPORTS["text"]([view], ["roofline"])
-    assert ("roofs unsure, and what is made of it: read (spread 20.0 %)" in text) == bool(unsure)
+    assert ("roofs unsure: read (spread 20.0 %)" in text) == bool(unsure)
     assert [line.split()[-1] == "unsure" for line in text.splitlines() if line.startswith("left")] == [bool(unsure)]
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     assert [one["unsure"] for one in source["roofline"]["ceilings"]] == [unsure, False]
