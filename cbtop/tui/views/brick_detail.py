@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
+
 from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.statistics import BRICK_PANEL, Statistic
@@ -65,7 +67,7 @@ def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> li
         derived = " derived" if is_window and statistic.derived_in_window else ""
         value, role = clean(statistic.in_full(brick)), ""
         if statistic.key in ROOFED and brick.roof_unsure:
-            value, role = f"? {value}", "faint"
+            value, role = f"? {value}", "dim"
         mark = " ⚠ above" if statistic.key == "percent_of_roof" and brick.above_roof else ""
         facts.append(((statistic.word or statistic.title) + derived, value + mark, role))
     return facts
@@ -80,13 +82,20 @@ def _provenance(rows: Sequence[Statistic]) -> str:
 def _group(heading: str, provenance: str, facts: list[Fact], width: int) -> list[Line]:
     across = max(1, min(2 if width < 96 else 3, (width - 2) // _FACT_WIDTH))
     each = (width - 2) // across
+    room = each - _LABEL_WIDTH - 1
+    rows: list[list[Fact]] = []
+    for fact in facts:
+        if not rows or len(rows[-1]) == across or cell_len(fact[1]) > room:  # words may take a line of their own
+            rows.append([])
+        rows[-1].append(fact)
     lines: list[Line] = [_heading(heading, provenance, width)]
-    for start in range(0, len(facts), across):
+    for row in rows:
         line: Line = ((" ", ""),)
-        for label, value, role in facts[start : start + across]:
+        for label, value, role in row:
             role = "faint" if value == formatting.NOT_MEASURED else role
-            line += ((" " + fit(label, _LABEL_WIDTH), "dim"), (fit(value, each - _LABEL_WIDTH - 1), role))
-        lines.append(line)
+            size = max(room, cell_len(value)) if len(row) == 1 else room
+            line += ((" " + fit(label, _LABEL_WIDTH), "dim"), (fit(value, size), role))
+        lines.append(fit_line(line, width))
     return lines
 
 

@@ -32,13 +32,13 @@ def _brick(row: LetteredPoint, width: int) -> Line:
 def _of_roof(row: LetteredPoint) -> Line:
     text = formatting.percent_number(row.point.percent_of_roof)
     if row.point.roof_unsure:
-        return ((f"? {text}", "faint"),)
+        return ((f"? {text}", "dim"),)
     return ((f"⚠ {text}", "warn"),) if row.point.above_roof else figure(text, "strong")
 
 
 def _bound(row: LetteredPoint) -> Line:
     text = statistics.statistic("bound").bare(row.point)
-    return figure(text, "faint" if row.point.roof_unsure else "")
+    return figure(text, "dim" if row.point.roof_unsure else "")
 
 
 POINT_COLUMNS: tuple[Column[LetteredPoint], ...] = (

@@ -187,7 +187,7 @@ def _drawn(plot: LogLogPlot, roofline: RooflineView, cells: Cells, selected: str
         unnamed += not _name_roof(plot, bandwidth, spots)
     for ridge in roofline.ridges:
         spots = [Spot(ridge.flop_per_byte, ridge.gflops, up, columns_right=2) for up in (-2, -3, -1, -4)]
-        spots += [Spot(ridge.flop_per_byte, ridge.gflops, up, columns_right=-2, right=True) for up in (0, 1)]
+        spots += [Spot(ridge.flop_per_byte, ridge.gflops, up, right=True) for up in (1, 2)]
         plot.label(f"ridge {formatting.number(ridge.flop_per_byte)}", "dim", spots)
     if unnamed:
         titles.insert(0, f"{unnamed} roof{'s' if unnamed > 1 else ''} unnamed ·")
@@ -196,7 +196,7 @@ def _drawn(plot: LogLogPlot, roofline: RooflineView, cells: Cells, selected: str
 
 def _role(ceiling: CeilingRow) -> str:
     """Grey where it is unsure."""
-    return "faint" if ceiling.is_unsure else "accent" if ceiling.kind == "bandwidth" else "warn"
+    return "dim" if ceiling.is_unsure else "accent" if ceiling.kind == "bandwidth" else "warn"
 
 
 def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> float:
@@ -216,5 +216,4 @@ def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, spots: Sequence[Spot]) -> 
             texts.insert(0, f"{short} ({day}, age {formatting.age(ceiling.age_s)})")
     if ceiling.provenance is Provenance.MEASURED:
         texts.append(short)
-    role = "dim" if ceiling.is_unsure else _role(ceiling)
-    return any(plot.label(text, role, spots) for text in texts)
+    return any(plot.label(text, _role(ceiling), spots) for text in texts)

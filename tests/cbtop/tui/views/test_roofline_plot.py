@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop.profiler.roofline import Distance
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.views import roofline_plot
+from cbtop.tui.views.brick_detail import detail_lines
+from cbtop.tui.views.roofline import POINT_COLUMNS
 from cbtop.tui.views.roofline_plot import LetteredPoint, axes, letter, roofline_lines
 from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.tui.widgets.loglog import usual
@@ -133,3 +136,30 @@ def test_a_roof_that_is_unsure_is_grey_and_says_so_without_colour() -> None:
     assert next(role for text, role in roles.items() if "? read" in text) == "dim"
     assert "accent" not in roles.values()  # of its line
     assert next(role for text, role in roles.items() if "fma" in text) == "warn"
+
+
+@pytest.mark.parametrize(("unsure", "role"), [(True, "dim"), (False, "strong"), (None, "strong")])
+def test_a_share_of_an_unsure_roof_is_grey_behind_a_question_mark_in_the_table_and_the_details(
+    unsure: bool | None, role: str
+) -> None:
+    brick = replace(samples.BRICKS[0], roof=Distance(100.0, 44.1, "memory", unsure))
+    cells = {
+        column.title: column.cell(LetteredPoint("a", brick), 20)
+        for column in POINT_COLUMNS
+        if column.title in ("% roof", "bound")
+    }
+    question = "? " if unsure else ""
+    assert cells["% roof"] == ((f"{question}44.1", role),)
+    assert cells["bound"] == (("memory", "dim" if unsure else ""),)
+    details = [span for line in detail_lines(brick, samples.LIVE, 60, roomy=False) for span in line]
+    for text in ("44.1 %", "memory"):
+        found = next(span for span in details if span[0].strip() == f"{question}{text}")
+        assert found[1] == ("dim" if unsure else "")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_what_limits_a_brick_is_whole_in_its_details(width: int) -> None:
+    brick = replace(samples.BRICKS[0], roof=Distance(100.0, 4.1, "latency or overhead"))
+    lines = detail_lines(brick, samples.LIVE, width, roomy=False)
+    assert any("latency or overhead" in plain(line) for line in lines)
+    assert all(width_of(line) <= width for line in lines)
