@@ -41,9 +41,15 @@ def bucket_of(duration_ns: Column) -> Column:
 def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
     """The middle of each bucket, in ns."""
     octave = np.maximum(bucket // SUB_BUCKETS - 1, 0)
-    low = (bucket - octave * SUB_BUCKETS) << octave
-    middle: NDArray[np.float64] = low + ((1 << octave) - 1) / 2
+    middle: NDArray[np.float64] = bucket_begin_ns(bucket) + ((1 << octave) - 1) / 2
     return middle
+
+
+def bucket_begin_ns(bucket: Column) -> Column:
+    """The shortest duration that falls into each bucket, in ns."""
+    octave = np.maximum(bucket // SUB_BUCKETS - 1, 0)
+    found: Column = (bucket - octave * SUB_BUCKETS) << octave
+    return found
 
 
 def distinct(values: Column) -> Column:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Self
@@ -20,6 +20,7 @@ from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import ClockView, MergeMode, SourceSummary, SourceView, StragglerView
 from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
 from cbtop.viewmodels.straggler import job_of, straggler
+from cbtop.viewmodels.verdicts import judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Seen:
 
 class Views:
     """The views made from all that is seen."""
+
+    silenced: Collection[str] = ()  # ids of verdicts that nobody wants to read
 
     @abstractmethod
     def seen(self) -> Mapping[str, Seen]:
@@ -72,7 +75,8 @@ class Views:
         view = source_view(source.record, phase, window=window, ceilings=self.ceilings(source.record))
         found = _straggler(seen, source.record, view.phase)
         machines = _machines([source])
-        return replace(view, stale_s=source.stale_s, clock=source.clock, straggler=found, machines=machines)
+        view = replace(view, stale_s=source.stale_s, clock=source.clock, straggler=found, machines=machines)
+        return judged(view, self.silenced)
 
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
@@ -91,9 +95,9 @@ class Views:
         found = _straggler(seen, seen[key].record, view.phase)
         assert view.merged is not None
         merged = replace(view.merged, left_out=len(alike) - len(view.merged.members))
-        return replace(
-            view, merged=merged, stale_s=heard[0].stale_s, straggler=found, machines=_machines(heard)
-        )  # fmt: skip
+        machines = _machines(heard)
+        view = replace(view, merged=merged, stale_s=heard[0].stale_s, straggler=found, machines=machines)
+        return judged(view, self.silenced)
 
 
 class StoreViews(Views):

@@ -79,10 +79,14 @@ _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """The tokens of one phase until one moment."""
+    """The totals of one phase until one moment."""
 
     monotonic_ns: int
     tokens: int
+    count: int = 0  # steps
+    time_ns: int = 0  # theirs, added up
+    cached: int = 0  # positions in caches before them, added up over those that said it
+    cached_given: int = 0  # how many did
 
 
 @dataclass(slots=True)
@@ -453,7 +457,7 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
     record.window.tick(monotonic_ns, growth)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
-    tokens = record.stats.column("elements")
+    tokens, count, time_ns = (record.stats.column(name) for name in ("elements", "count", "total_ns"))
     for node in record.nodes.children[None]:
         if node.kind is NodeKind.STEP and node.id < len(tokens):
             phase = display_name(node)
@@ -461,7 +465,9 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
                 continue
             history = record.history.setdefault(phase, deque(maxlen=HISTORY_S + 1))
             if not history or monotonic_ns - history[-1].monotonic_ns >= 1_000_000_000:
-                history.append(StepSample(monotonic_ns, int(tokens[node.id])))
+                cached = (record.stats.rare(name, (node.id,)) for name in ("kept", "kept_given"))
+                totals = (int(column[node.id]) for column in (tokens, count, time_ns))
+                history.append(StepSample(monotonic_ns, *totals, *cached))
 
 
 def _column(data: bytes) -> Column:

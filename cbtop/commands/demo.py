@@ -194,6 +194,7 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
             raise CbtopError(f"the workload was killed by {_signal_name(process)} before its first step")
         raise NoDataError("the workload ended before its first step")
     check_phase([view], options)
+    feed.silenced = options.silence
     shown = feed.view(view.key, options.phase, window=shows_window(options, by_default=False))
     print_report([shown] if shown else [], options)
     if process.returncode < 0 and not interrupted:

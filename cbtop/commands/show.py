@@ -20,6 +20,7 @@ from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.keys import VIEWER_KEY, ViewerKeys, keys_dir, load_pair, parse_public_key
 from cbtop.reports import REPORTS, VIEWS
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
+from cbtop.viewmodels.verdicts import VERDICTS
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
@@ -43,6 +44,10 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         "--window", type=_window, metavar="SEC|all",
         help=f"what figures are of: the last SEC seconds, or `all` that was seen (default: of what runs the last "
         f"{DEFAULT_WINDOW_S:g} s, else all; on screen `r` shows the other)",
+    )  # fmt: skip
+    group.add_argument(
+        "--silence", choices=[rule.id for rule in VERDICTS], action="append", default=[], metavar="ID",
+        help="leave out this verdict; more than once for several: " + ", ".join(rule.id for rule in VERDICTS),
     )  # fmt: skip
     group.add_argument(
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
@@ -127,6 +132,7 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     from cbtop.tui.app import CbtopApp
     from cbtop.tui.replay_app import ReplayApp
 
+    feed.silenced = options.silence
     app: CbtopApp
     if isinstance(feed, ReplayFeed):
         app = ReplayApp(feed, interval_s=options.interval)

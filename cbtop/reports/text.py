@@ -32,6 +32,7 @@ from cbtop.viewmodels.model import (
     StepsView,
     StretchView,
     TraceView,
+    Verdict,
 )
 from cbtop.viewmodels.roofline import missing_ceilings
 
@@ -62,7 +63,7 @@ def _replay(replay: ReplayView) -> str:
 
 
 def _source(view: SourceView, sections: Sequence[str]) -> str:
-    parts = [_head(view)]
+    parts = [_head(view), _verdicts(view.verdicts)]
     drawn = [SECTIONS[section](view) for section in sections]
     parts += drawn if any(drawn) or not sections else [f"{', '.join(sections)}: n/a (the process sent none)"]
     parts.append(_foot(view))
@@ -112,6 +113,16 @@ def _head(view: SourceView) -> str:
         lines.append(f"* what follows is {view.phase}")
     if any(row.backend.endswith(UNTIL_THERE) for row in view.bricks):
         lines.append(f"{LAUNCH_BOUND}: the device waited for the host; times are {UNTIL_THERE}, and no rate is made")
+    return "\n".join(lines)
+
+
+def _verdicts(verdicts: Sequence[Verdict]) -> str:
+    """What is wrong and what limits it, each with what to do; nothing where there is nothing to say."""
+    lines = ["verdicts"] if verdicts else []
+    for verdict in verdicts:
+        lines.append(f"  {verdict.severity} {verdict.id}: {verdict.sentence}")
+        gain = fmt.gain(verdict)
+        lines.append(f"    {f'{gain}. ' if gain else ''}{verdict.advice}")
     return "\n".join(lines)
 
 

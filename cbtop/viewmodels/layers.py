@@ -69,9 +69,13 @@ class LayersView:
         compared = [row for row in self.rows if row.to_median is not None]
         return max(compared, key=lambda row: row.to_median or 0.0, default=None)
 
+    def like(self, row: LayerRow) -> list[LayerRow]:
+        """The layers that `row` compares with: of its stack, with the same bricks; itself among them."""
+        return [other for other in self.rows if (other.stack, _mask(other)) == (row.stack, _mask(row))]
+
     def excess(self, row: LayerRow) -> tuple[str, float]:
         """The brick of `row`, or the time between its bricks, that exceeds the median of its like by most (µs)."""
-        like = [other for other in self.rows if (other.stack, _mask(other)) == (row.stack, _mask(row))]
+        like = self.like(row)
         names = [brick.name for brick in self.bricks]
         over = [
             (name, us - float(np.median([other.cells[at] or 0.0 for other in like])))

@@ -32,6 +32,25 @@ class SpanView:
 
 
 @dataclass(frozen=True, slots=True)
+class DurationBar:
+    """So many calls took from `from_us` to less than `to_us`."""
+
+    from_us: float
+    to_us: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PaceView:
+    """The steps of a phase that ended within about a second; the first of several is of all before these."""
+
+    ago_s: float  # before the newest of them
+    steps: int
+    us: float  # of one, mean
+    cached: float | None  # positions in the cache of a sequence before a step, mean; None where none says it
+
+
+@dataclass(frozen=True, slots=True)
 class StepsView:
     """The steps of one phase (`decode`, `prefill`): figures of whole steps, recorded inside or not."""
 
@@ -55,6 +74,7 @@ class StepsView:
     sequences: SpanView | None = None  # that a step works on
     cached: SpanView | None = None  # positions that the cache of each sequence holds before a step
     is_sample: bool = False  # some that were not recorded may have left nothing: then these are not all steps
+    durations: tuple[DurationBar, ...] = ()  # of the steps: bars side by side, from the shortest to the longest
 
     @property
     def overlap(self) -> bool:
@@ -341,6 +361,61 @@ class StallView:
     member: str = ""  # of several processes merged: whose this is
 
 
+class Severity(StrEnum):
+    """How bad a verdict is."""
+
+    ERROR = "error"  # what is shown cannot be trusted, or nothing runs
+    WARNING = "warning"  # time is lost that need not be
+    NOTE = "note"  # what bounds it, or what a figure does not say
+
+
+class About(StrEnum):
+    """What a verdict is of."""
+
+    SOURCE = "source"
+    RANK = "rank"
+    DEVICE = "device"
+    STEPS = "steps"
+    LAYER = "layer"
+    BRICK = "brick"
+    ROOF = "roof"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a verdict is of, by its name; of a layer also the id of its node."""
+
+    kind: About
+    name: str
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A number that a verdict rests on."""
+
+    name: str
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong or what limits it, why that is said, and what to do; `cbtop.viewmodels.verdicts` has them all.
+
+    What it would gain is derived: that many tokens/s more of wall-clock time, by Amdahl's law, `gain_if` so.
+    """
+
+    id: str
+    severity: Severity
+    sentence: str
+    evidence: tuple[Evidence, ...]
+    advice: str
+    about: Subject
+    gain_tokens_per_sec: float | None = None
+    gain_if: str = ""
+
+
 class MergeMode(StrEnum):
     """How several sources are shown as one."""
 
@@ -445,6 +520,8 @@ class SourceView:
     critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
     layer_times: LayersView | None = None  # None without layers, or of what is taken from several ranks
     machines: tuple[MachineView, ...] = ()  # where it runs; of several sources merged there may be several
+    pace: tuple[PaceView, ...] = ()  # of the steps shown, in the last two minutes; none of a merge
+    verdicts: tuple[Verdict, ...] = ()  # of the stretch shown, the worst first
 
     @property
     def standing(self) -> str:

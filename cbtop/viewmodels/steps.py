@@ -6,14 +6,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.store import SourceRecord, StepSample
 from cbtop.client.window import Stretch
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.histograms import bucket_begin_ns
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.model import SpanView, StepsView
+from cbtop.viewmodels.model import DurationBar, PaceView, SpanView, StepsView
+
+BUCKETS_A_BAR = 4  # 16 bars an octave: a bar is 3 to 6 % of its value wide
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None) -> tuple[StepsView, ...]:
@@ -40,6 +43,19 @@ def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tup
     return tuple(
         _rate(new.tokens - old.tokens, new.monotonic_ns - old.monotonic_ns) or 0.0 for old, new in pairwise(samples)
     )
+
+
+def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
+    """How long its steps took, second by second, the oldest first."""
+    samples = list(record.history.get(phase or "", ()))
+    found = []
+    for old, new in pairwise([StepSample(0, 0), *samples]):
+        steps, given = new.count - old.count, new.cached_given - old.cached_given
+        if steps > 0:
+            ago_s = (samples[-1].monotonic_ns - new.monotonic_ns) / 1e9
+            cached = (new.cached - old.cached) / given if given > 0 else None
+            found.append(PaceView(ago_s, steps, (new.time_ns - old.time_ns) / steps / 1e3, cached))
+    return tuple(found)
 
 
 def _names_in_others(nodes: NodeTable) -> set[str]:
@@ -80,7 +96,19 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
         sequences=_span(stats, step.id, "sequences"),
         cached=_span(stats, step.id, "kept"),
         is_sample=is_sample,
+        durations=_durations(stats, step.id),
     )
+
+
+def _durations(stats: NodeStats, step: int) -> tuple[DurationBar, ...]:
+    counts = stats.histogram((step,)).reshape(-1, BUCKETS_A_BAR).sum(axis=1)
+    ran = np.flatnonzero(counts)
+    if not len(ran):
+        return ()
+    bars = np.arange(ran[0], ran[-1] + 2)
+    edges_us = (bucket_begin_ns(bars * BUCKETS_A_BAR) / 1e3).tolist()
+    shown = counts[bars[:-1]].tolist()
+    return tuple(DurationBar(*edges, count) for edges, count in zip(pairwise(edges_us), shown, strict=True))
 
 
 def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:

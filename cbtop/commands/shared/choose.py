@@ -29,6 +29,7 @@ def add_merge_argument(parser: argparse.ArgumentParser) -> None:
 
 def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
     """The sources `keys`, of all that was seen or of the window, merged or not."""
+    feed.silenced = options.silence
     found: dict[str, SourceView] = {}
     for key in keys:
         if options.merge is None:

@@ -1,0 +1,109 @@
+"""How numbers and their units are written, everywhere: screens, reports, messages, the sentences of verdicts."""
+
+# A None is a number nobody measured and is written `n/a`; a 0 is a measured nothing and is written as 0.
+
+from __future__ import annotations
+
+import math
+
+NOT_MEASURED = "n/a"
+
+_SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_MAX_PLAIN = 9_999_999  # seven digits and two separators: the widest number a column is made for
+
+
+def number(value: float | None) -> str:
+    """`value` to about four digits, never with an exponent: `0.42`, `8.45`, `123.4`, `12,345`, `12.3M`."""
+    if value is None or math.isnan(value):
+        return NOT_MEASURED
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    size = abs(value)
+    if size >= _MAX_PLAIN:
+        return si(value)
+    if size >= 999.95:
+        return f"{value:,.0f}"
+    if size >= 99.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number of things: `12,345`, from ten million on `12.3M`."""
+    if value is None:
+        return NOT_MEASURED
+    return si(value) if abs(value) > _MAX_PLAIN else f"{value:,.0f}"
+
+
+def si(value: float | None, unit: str = "") -> str:
+    """`value` with a decimal prefix and its unit: `1.23 GFLOP`, `12.3M` without a unit."""
+    if value is None:
+        return NOT_MEASURED
+    space = " " if unit else ""
+    for factor, prefix in _SI_PREFIXES:
+        if abs(value) >= 0.9995 * factor:
+            return f"{_three_digits(value / factor)}{space}{prefix}{unit}"
+    return f"{_three_digits(value)}{space}{unit}"
+
+
+def _three_digits(value: float) -> str:
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def duration(us: float | None) -> str:
+    """Microseconds in the unit a reader would choose: `840 ns`, `8.45 µs`, `8.45 ms`, `1.23 s`."""
+    if us is None:
+        return NOT_MEASURED
+    size = abs(us)
+    if size >= 999_950:
+        return f"{number(us / 1e6)} s"
+    if size >= 999.95:
+        return f"{number(us / 1e3)} ms"
+    if size >= 0.9995 or us == 0:
+        return f"{number(us)} µs"
+    return f"{us * 1e3:.0f} ns"
+
+
+def milliseconds(us: float | None) -> str:
+    """Microseconds as a bare number of milliseconds, for places that name the unit themselves."""
+    return NOT_MEASURED if us is None else number(us / 1e3)
+
+
+def percent(value: float | None) -> str:
+    """`42.1 %`; a share too small for its decimal is `<0.1 %`, not nothing."""
+    return NOT_MEASURED if value is None else f"{percent_number(value)} %"
+
+
+def percent_number(value: float | None) -> str:
+    """The number of `percent` alone, for columns whose head carries the sign."""
+    if value is None:
+        return NOT_MEASURED
+    return "<0.1" if 0 < value < 0.05 else f"{value:,.1f}"
+
+
+def size_bytes(value: float | None) -> str:
+    """A size in decimal units: `78.2 MB`."""
+    return si(value, "B")
+
+
+def bytes_per_second(value: float | None) -> str:
+    """A rate in decimal units: `12.3 GB/s`."""
+    return si(value, "B/s")
+
+
+def whole(value: float | None) -> str:
+    """A figure nobody reads beyond its last whole digit: watts, megahertz, degrees."""
+    return NOT_MEASURED if value is None else count(round(value))
+
+
+def with_unit(text: str, unit: str) -> str:
+    """`text` and its unit; what nobody measured has none."""
+    return text if text == NOT_MEASURED else f"{text} {unit}"
+
+
+def counted(value: int, what: str) -> str:
+    """`1 step`, `12 steps`."""
+    return f"{count(value)} {what}" if value == 1 else f"{count(value)} {what}s"

@@ -1,0 +1,50 @@
+"""Verdicts: what is wrong with a source, or what limits it, in a sentence with its numbers. One file each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.verdicts.at_the_roof import COMPUTE_BOUND, MEMORY_BOUND
+from cbtop.viewmodels.verdicts.base import Rule
+from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
+from cbtop.viewmodels.verdicts.clock_throttled import CLOCK_THROTTLED
+from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
+from cbtop.viewmodels.verdicts.failed_checks import FAILED_CHECKS
+from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
+from cbtop.viewmodels.verdicts.host_bound import HOST_BOUND
+from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
+from cbtop.viewmodels.verdicts.launch_bound import LAUNCH_BOUND
+from cbtop.viewmodels.verdicts.odd_layer import ODD_LAYER
+from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
+from cbtop.viewmodels.verdicts.over_budget import OVER_BUDGET
+from cbtop.viewmodels.verdicts.roof_unsure import ROOF_UNSURE
+from cbtop.viewmodels.verdicts.straggler import STRAGGLER
+from cbtop.viewmodels.verdicts.warm_up import WARM_UP
+
+# The worst first: what makes other figures wrong, what loses time, what only limits.
+VERDICTS: tuple[Rule, ...] = (
+    DATA_INCOMPLETE,
+    FAILED_CHECKS,
+    STRAGGLER,
+    CLOCK_THROTTLED,
+    IDLE_BETWEEN_STEPS,
+    LAUNCH_BOUND,
+    HOST_BOUND,
+    ODD_LAYER,
+    BIMODAL_LATENCY,
+    OUTLIER_MEAN,
+    OVER_BUDGET,
+    WARM_UP,
+    GROWS_WITH_CACHE,
+    ROOF_UNSURE,
+    MEMORY_BOUND,
+    COMPUTE_BOUND,
+)
+
+
+def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
+    """`view` with the verdicts on it, less those whose id is among `silenced`."""
+    found = (rule.judge(view) for rule in VERDICTS if rule.id not in silenced)
+    return replace(view, verdicts=tuple(verdict for verdict in found if verdict is not None))

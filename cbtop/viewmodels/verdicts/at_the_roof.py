@@ -1,0 +1,80 @@
+"""Memory-bound and compute-bound: a large brick that is near the roof above it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from cbtop.units import number, percent
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import About, CeilingRow, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
+from cbtop.viewmodels.verdicts.roof_unsure import is_unsure
+
+NEAR_PERCENT = 60.0  # of a roof: below it latency or overhead limits a brick, whatever its intensity
+MIN_SHARE_PERCENT = 10.0  # of the time in steps: what limits a smaller brick hardly matters
+_KINDS = {"memory": "bandwidth", "compute": "compute"}  # of a ceiling, by what it bounds
+
+
+def _find(view: SourceView, bound: str) -> Finding | None:
+    bricks = [row for row in view.bricks if row.bound == bound and _is_near(row)]
+    ceilings = [ceiling for ceiling in view.roofline.ceilings if ceiling.kind == _KINDS[bound]]
+    if not bricks or not ceilings or any(map(is_unsure, view.roofline.ceilings)):
+        return None
+    brick = max(bricks, key=lambda row: row.percent or 0.0)
+    roof = max(ceilings, key=lambda ceiling: ceiling.value)
+    at_percent, share = brick.percent_of_roof, brick.percent
+    assert at_percent is not None
+    assert share is not None
+    rate = brick.gb_per_sec if bound == "memory" else brick.gflops
+    assert rate is not None
+    others = [row.percent or 0.0 for row in bricks if row is not brick]
+    more = f"; with {len(others)} more so bound it takes {percent(share + sum(others))} of a step" if others else ""
+    return Finding(
+        f"{brick.name} is {bound}-bound: {percent(at_percent)} of the {_roof_in_words(roof, bound)} "
+        f"({number(rate)} of {number(roof.value)} {roof.unit}){more}",
+        (
+            Evidence("of the roof", at_percent, "%"),
+            Evidence("reached", rate, roof.unit),
+            Evidence("roof", roof.value, roof.unit),
+            Evidence("share of the time in steps", share, "%"),
+        ),
+        Subject(About.BRICK, brick.name),
+        gain(view, share * (1 - at_percent / 100)),
+        "it reached the roof",
+    )
+
+
+def _is_near(row: BrickRow) -> bool:
+    near = row.percent_of_roof is not None and NEAR_PERCENT <= row.percent_of_roof <= 100
+    return near and (row.percent or 0.0) >= MIN_SHARE_PERCENT
+
+
+def _roof_in_words(roof: CeilingRow, bound: str) -> str:
+    return f"{roof.provenance.value} {'bandwidth' if bound == 'memory' else 'peak'}"
+
+
+def _fires(roof: str) -> str:
+    return (
+        f"A brick with {MIN_SHARE_PERCENT:g} % or more of the time in steps reaches {NEAR_PERCENT:g} % to 100 % of "
+        f"the {roof} above it, and every roof is sure; the largest is named."
+    )
+
+
+MEMORY_BOUND = Rule(
+    id="memory-bound",
+    severity=Severity.NOTE,
+    means="The brick moves bytes about as fast as the memory can: it is not slow, it moves too much.",
+    fires=_fires("bandwidth"),
+    advice="Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read of the "
+    "weights.",
+    find=partial(_find, bound="memory"),
+)
+
+COMPUTE_BOUND = Rule(
+    id="compute-bound",
+    severity=Severity.NOTE,
+    means="The brick computes about as fast as the processor can: more bandwidth or a larger batch changes nothing.",
+    fires=_fires("peak FLOP/s"),
+    advice="Compute less, or in a lower precision that the processor does faster.",
+    find=partial(_find, bound="compute"),
+)

@@ -1,0 +1,79 @@
+"""What every verdict has in common: how it is described, what it finds, and what mending it would gain."""
+
+# Rules
+# - A verdict is a pure function of one SourceView: of the stretch that it shows, the window or all that was seen.
+# - It says only what its numbers show. Where data is missing it finds nothing.
+# - Its thresholds are constants with their reason, and stand in the description of when it fires.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cbtop.viewmodels.model import Evidence, Severity, SourceView, StepsView, Subject, Verdict
+
+MIN_STEPS = 50  # so many steps have a distribution: one in fifty is no tail yet
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule has found in a view."""
+
+    sentence: str
+    evidence: tuple[Evidence, ...]
+    about: Subject
+    gain_tokens_per_sec: float | None = None
+    gain_if: str = ""  # "it were as fast as the median layer"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One verdict: what it means, when it fires, what to do, and the function that finds it."""
+
+    id: str
+    severity: Severity
+    means: str
+    fires: str
+    advice: str
+    find: Callable[[SourceView], Finding | None]
+
+    def judge(self, view: SourceView) -> Verdict | None:
+        """The verdict on `view`; None where there is nothing to say."""
+        found = self.find(view)
+        if found is None:
+            return None
+        return Verdict(
+            self.id,
+            self.severity,
+            found.sentence,
+            found.evidence,
+            self.advice,
+            found.about,
+            found.gain_tokens_per_sec,
+            found.gain_if,
+        )
+
+
+def gain(view: SourceView, percent: float) -> float | None:
+    """How many tokens/s of wall-clock time more there were if `percent` of the time in steps were not (Amdahl's law).
+
+    None where that does not follow: steps that ran at the same time, books that do not close, a rate not known.
+    """
+    steps, stretch = view.steps, view.stretch
+    if steps is None or steps.overlap or not steps.union_us or steps.tokens_per_sec is None:
+        return None
+    if view.books is None or not view.books.close or not stretch or not stretch.wall_us or not 0 < percent < 100:
+        return None
+    saved = percent / 100 * min(1.0, steps.union_us / stretch.wall_us)
+    return steps.tokens_per_sec * (1 / (1 - saved) - 1)
+
+
+def steps_alike(view: SourceView) -> StepsView | None:
+    """The steps shown, where there are enough of them and each is of as many tokens: then their times compare.
+
+    Steps of different sizes add up to a whole number of tokens a step only by chance.
+    """
+    steps = view.steps
+    if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:
+        return None
+    return steps

@@ -1,0 +1,60 @@
+"""Data incomplete: records were lost, the books do not close, or nothing is heard."""
+
+from __future__ import annotations
+
+from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.units import count, counted, percent
+from cbtop.viewmodels.model import About, BooksView, Evidence, LossView, Severity, SourceView, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule
+
+LOST_PERCENT = 0.1  # figures have three digits or four: less than that changes none of them
+
+
+def lost_records(loss: LossView) -> tuple[int, float]:
+    """How many records were lost while somebody looked, and their share (%) of all."""
+    # Those overwritten before the daemon looked are not missed; those lost on the wire come with the next update.
+    lost = loss.dropped - loss.before_attach - loss.on_the_wire
+    return lost, 100 * lost / loss.produced if loss.produced else 0.0
+
+
+def _find(view: SourceView) -> Finding | None:
+    loss = view.loss
+    lost, lost_percent = lost_records(loss)
+    why, evidence = [], []
+    if view.state is SourceStatus.FAULTY:
+        why.append(f"what it recorded cannot be trusted ({view.state_reason})")
+    if view.stale_s is not None:
+        why.append(f"nothing was heard for {view.stale_s:.0f} s")
+        evidence.append(Evidence("silent", view.stale_s, "s"))
+    if lost_percent > LOST_PERCENT:
+        why.append(f"{count(lost)} of {count(loss.produced)} records were lost ({percent(lost_percent)})")
+        evidence += [
+            Evidence("records lost", lost, "records"),
+            Evidence("records produced", loss.produced, "records"),
+            Evidence("lost", lost_percent, "%"),
+        ]
+    if loss.left_out:
+        why.append(f"{counted(loss.left_out, 'announcement')} had no room")
+        evidence.append(Evidence("announcements left out", loss.left_out, "announcements"))
+    if view.books is not None and not view.books.close:
+        why.append("the books do not close, so no share of a step's time can be trusted")
+        evidence.append(Evidence("books off by", _off_us(view.books), "µs"))
+    if not why:
+        return None
+    return Finding(f"Data is incomplete: {'; '.join(why)}", tuple(evidence), Subject(About.SOURCE, view.program))
+
+
+def _off_us(books: BooksView) -> float:
+    """By how much parts are larger than what they are parts of."""
+    return max(books.over_us, -books.unattributed_us, sum(one.us for one in books.outdone))
+
+
+DATA_INCOMPLETE = Rule(
+    id="data-incomplete",
+    severity=Severity.ERROR,
+    means="Something is missing from what is shown: figures may be wrong by more than their digits say.",
+    fires=f"More than {LOST_PERCENT:g} % of the records of its life were lost (those from before anybody looked do "
+    "not count), announcements had no room, the books do not close, its daemon is silent, or the source is faulty.",
+    advice="See the line `records` and the books; a larger ring, or fewer recorded steps, loses fewer records.",
+    find=_find,
+)

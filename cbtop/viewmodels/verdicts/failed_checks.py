@@ -1,0 +1,42 @@
+"""Failed checks: a brick computes something else than it should."""
+
+from __future__ import annotations
+
+from cbtop.units import count
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule
+
+
+def _find(view: SourceView) -> Finding | None:
+    failed = [check for check in view.checks if not check.passed]
+    if not failed:
+        return None
+    first = failed[0]
+    error = ""
+    if first.max_error is not None and first.tolerance is not None:
+        error = f" (error {first.max_error:.1e}, tolerance {first.tolerance:.1e})"
+    others = f"; {count(len(failed) - 1)} more of {count(len(view.checks))} failed" if len(failed) > 1 else ""
+    evidence = [
+        Evidence("checks failed", len(failed), "checks"),
+        Evidence("checks", len(view.checks), "checks"),
+    ]
+    evidence += [
+        Evidence(name, value, "")
+        for name, value in (("error", first.max_error), ("tolerance", first.tolerance))
+        if value is not None
+    ]
+    return Finding(
+        f"{first.brick} fails its check `{first.assertion}`{error}{others}",
+        tuple(evidence),
+        Subject(About.BRICK, first.brick),
+    )
+
+
+FAILED_CHECKS = Rule(
+    id="failed-checks",
+    severity=Severity.ERROR,
+    means="A brick's assertion was evaluated and does not hold: how fast it is, is no use.",
+    fires="Any check of the process failed, at any time of its life.",
+    advice="Mend the kernel first; compare it with its reference.",
+    find=_find,
+)

@@ -1,0 +1,72 @@
+"""Grows with the cache: steps take longer, the more positions their caches hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import StatisticsError, correlation, linear_regression
+
+from cbtop.units import count, duration
+from cbtop.viewmodels.model import About, Evidence, PaceView, Severity, SourceView, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule, steps_alike
+
+MIN_SECONDS = 8  # with steps: a line through fewer means proves little
+LONGER = 1.5  # times as many positions at the end as at the beginning: over less nothing else stays equal
+GROWTH = 1.2  # times as long a step: less is not worth a word
+CORRELATION = 0.9  # of the seconds' means: the cache explains four fifths of what moves them
+
+
+def _find(view: SourceView) -> Finding | None:
+    steps = steps_alike(view)
+    if steps is None:
+        return None
+    shown = [one for one in view.pace if view.window is None or one.ago_s < view.window.covers_s]
+    line = _line(shown)
+    if line is None:
+        return None
+    slope_us, begin_us = line
+    cached = [one.cached for one in shown if one.cached is not None]
+    least, most = min(cached), max(cached)
+    short_us, long_us = (begin_us + slope_us * positions for positions in (least, most))
+    if most < LONGER * least or short_us <= 0 or long_us < GROWTH * short_us:
+        return None
+    return Finding(
+        f"{steps.phase} steps grow with the cache: {duration(short_us)} at {count(least)} positions, "
+        f"{duration(long_us)} at {count(most)}",
+        (
+            Evidence("a position", slope_us, "µs"),
+            Evidence("fewest positions", least, "positions"),
+            Evidence("step at the fewest", short_us, "µs"),
+            Evidence("most positions", most, "positions"),
+            Evidence("step at the most", long_us, "µs"),
+        ),
+        Subject(About.STEPS, steps.phase),
+    )
+
+
+def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
+    """Slope (µs a position) and beginning (µs) of a step's time by positions; None where there is no line."""
+    points = [(one.cached, one.us) for one in pace if one.cached is not None]
+    if len(points) < MIN_SECONDS:
+        return None
+    positions, us = zip(*points, strict=True)
+    try:
+        if correlation(positions, us) < CORRELATION:
+            return None
+    except StatisticsError:  # one of them is the same in all
+        return None
+    slope, intercept = linear_regression(positions, us)
+    return slope, intercept
+
+
+GROWS_WITH_CACHE = Rule(
+    id="grows-with-cache",
+    severity=Severity.NOTE,
+    means="Attention reads the whole cache at every step: the longer the sequence, the slower the token.",
+    fires=f"In {MIN_SECONDS} seconds or more with steps of the same number of tokens, the mean step follows the mean "
+    f"number of cached positions (correlation {CORRELATION:g}), these grow by half or more, and a step by "
+    f"{100 * GROWTH - 100:.0f} %. Of the last two minutes at most, and only where the process says how much is "
+    "cached.",
+    advice="A smaller cache (grouped heads, a quantized one, a sliding window) or a fused attention kernel; compare "
+    "runs at equal lengths.",
+    find=_find,
+)

@@ -1,0 +1,43 @@
+"""Idle between steps: time in which no step ran."""
+
+from __future__ import annotations
+
+from cbtop.units import duration, percent
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule
+from cbtop.viewmodels.verdicts.data_incomplete import LOST_PERCENT, lost_records
+
+IDLE_PERCENT = 20.0  # what an ordinary loop does between steps (sampling, detokenizing) takes a few percent
+
+
+def _find(view: SourceView) -> Finding | None:
+    steps, stretch = view.steps, view.stretch
+    if steps is None or stretch is None or stretch.between_us is None or stretch.between_percent is None:
+        return None
+    if stretch.between_percent < IDLE_PERCENT or lost_records(view.loss)[1] > LOST_PERCENT:
+        return None  # where records were lost, steps ran of which nothing is known
+    rate, ran_us = steps.tokens_per_sec, stretch.wall_us - stretch.between_us
+    return Finding(
+        f"{percent(stretch.between_percent)} of the time lies between steps: {duration(stretch.between_us)} of "
+        f"{duration(stretch.wall_us)}",
+        (
+            Evidence("between steps", stretch.between_percent, "%"),
+            Evidence("time between steps", stretch.between_us, "µs"),
+            Evidence("elapsed", stretch.wall_us, "µs"),
+        ),
+        Subject(About.STEPS, steps.phase),
+        rate * (stretch.wall_us / ran_us - 1) if rate and ran_us > 0 else None,
+        "each step followed at once",
+    )
+
+
+IDLE_BETWEEN_STEPS = Rule(
+    id="idle-between-steps",
+    severity=Severity.WARNING,
+    means="The process spends much of its time between steps: it schedules, samples, detokenizes, or waits for "
+    "requests. Faster kernels change nothing about that.",
+    fires=f"{IDLE_PERCENT:g} % or more of the time shown lies between steps of whatever phase, without that since "
+    "the last one; not where some steps left nothing, or records were lost.",
+    advice="Look at what the program does between its steps; a server without requests is idle for good reason.",
+    find=_find,
+)

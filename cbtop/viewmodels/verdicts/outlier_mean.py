@@ -1,0 +1,51 @@
+"""Outlier-driven mean: a few long steps make it."""
+
+from __future__ import annotations
+
+from cbtop.units import duration, percent
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
+from cbtop.viewmodels.verdicts.warm_up import WARM_UP
+
+MEAN_OVER_MEDIAN = 1.10  # noise that is not outliers leaves a mean within a few percent of its median
+RARE_PERCENT = 10.0  # of the steps: where more are long, they are a kind of their own
+
+
+def _find(view: SourceView) -> Finding | None:
+    steps = steps_alike(view)
+    if steps is None or not steps.mean_us or not steps.p50_us or steps.mean_us < MEAN_OVER_MEDIAN * steps.p50_us:
+        return None
+    if WARM_UP.find(view) is not None:
+        return None  # that says it better
+    long = [bar for bar in steps.durations if bar.from_us > steps.mean_us]
+    many = sum(bar.count for bar in long)
+    rare_percent = 100 * many / steps.count
+    if not many or rare_percent > RARE_PERCENT:
+        return None
+    over_us = sum(bar.count * ((bar.from_us + bar.to_us) / 2 - steps.p50_us) for bar in long)
+    saved = 100 * over_us / (steps.mean_us * steps.count)
+    return Finding(
+        f"A few {steps.phase} steps make the mean: {percent(rare_percent)} take over {duration(long[0].from_us)}, "
+        f"up to {duration(steps.max_us)}; the mean is {duration(steps.mean_us)}, the median "
+        f"{duration(steps.p50_us)}",
+        (
+            Evidence("mean", steps.mean_us, "µs"),
+            Evidence("median", steps.p50_us, "µs"),
+            Evidence("long steps", rare_percent, "%"),
+            *((Evidence("longest", steps.max_us, "µs"),) if steps.max_us is not None else ()),
+        ),
+        Subject(About.STEPS, steps.phase),
+        gain(view, saved),
+        "these were as the median",
+    )
+
+
+OUTLIER_MEAN = Rule(
+    id="outlier-mean",
+    severity=Severity.WARNING,
+    means="The mean, and with it tokens/s, is that of a few very long steps; most are faster than it says.",
+    fires=f"Of steps with the same number of tokens the mean is {100 * MEAN_OVER_MEDIAN - 100:.0f} % or more above "
+    f"the median, and at most {RARE_PERCENT:g} % of them are longer than it; not where that is the warm-up.",
+    advice="Compare by p50 and p99; look for what stops the process: garbage collection, paging, a busy neighbour.",
+    find=_find,
+)

@@ -1,0 +1,136 @@
+"""The streams of the confusion matrix: one for each cause, and healthy ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cbtop.client.replay import ReplayFeed
+from cbtop.protocol.messages import CheckResult
+from cbtop.viewmodels.model import MergeMode, SourceView
+from tests.cbtop.made_machines import GPU, NVML
+from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling, run
+
+H100 = Path(__file__).parents[2] / "h100.cbtop"
+FAR = (ceiling("bandwidth", 1_000.0, 970.0), ceiling("compute", 1_000.0, 970.0))
+FINITE = CheckResult("LmHead", "finite", True, None, None)
+EQUAL = CheckResult("QkvProjection", "equals the NumPy reference", False, 1.2e-3, 1e-5)
+
+
+def _of(*ranks: Decoding) -> Callable[[Path], SourceView]:
+    return lambda directory: run(directory, *ranks).one()
+
+
+def _in_window(plan: Decoding) -> Callable[[Path], SourceView]:
+    return lambda directory: run(directory, plan).one(window=True)
+
+
+def _with_gpu(held_down: bool, clock_mhz: float = 1_200.0) -> Callable[[Path], SourceView]:
+    gpu = replace(GPU, slowed_by="power cap" if held_down else "", clock_mhz=clock_mhz)
+
+    def view(directory: Path) -> SourceView:
+        made = run(directory, Decoding())
+        made.hear(replace(NVML, devices=(gpu,)))
+        return made.one()
+
+    return view
+
+
+def _merged(directory: Path) -> SourceView:
+    found = run(directory, *(Decoding(seed=rank) for rank in range(3))).merged(MergeMode.SUM)
+    assert found is not None
+    return found
+
+
+def _recorded(directory: Path) -> SourceView:
+    """The recording made on an H100: one of its 272 decode steps took 0.7 s, as the driver loaded its kernels."""
+    with ReplayFeed(H100) as feed:
+        feed.is_playing = False
+        feed.seek(20.0)
+        found = feed.view(None, "decode")
+    assert found is not None
+    return found
+
+
+# By the id of the verdict that each is to provoke, and no other.
+CAUSES: dict[str, Callable[[Path], SourceView]] = {
+    "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),
+    "failed-checks": _of(Decoding(checks=(FINITE, EQUAL))),
+    "straggler": _of(Decoding(), Decoding(down_factor=1.5), Decoding()),
+    "clock-throttled": _with_gpu(held_down=True),
+    "idle-between-steps": _of(Decoding(between_us=20_000)),
+    "launch-bound": _of(Decoding(waits_every=1)),
+    "host-bound": _of(Decoding(gap_us=1_500)),
+    "odd-layer": _of(Decoding(layer_factor={5: 1.5})),
+    "bimodal-latency": _of(Decoding(step_factor=lambda step: 1.5 if step * 7_919 % 100 < 30 else 1.0)),
+    "outlier-mean": _of(Decoding(step_factor=lambda step: 20.0 if step % 100 == 50 else 1.0)),
+    "over-budget": _of(Decoding(budget_us=1_100)),
+    "warm-up": _of(Decoding(step_factor=lambda step: 30.0 if step < 6 else 1.0)),
+    "grows-with-cache": _of(
+        Decoding(cached=lambda step: 100 + step, step_factor=lambda step: 1 + step / 1_000, seconds=15)
+    ),
+    "roof-unsure": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 33), ceiling("compute", 1_000)))),
+    "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 39), ceiling("compute", 1_000)))),
+    "compute-bound": _of(
+        Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 1_000), ceiling("compute", 80, 78)))
+    ),
+}
+
+# The same causes, too small to be worth a word.
+ALMOST: dict[str, Callable[[Path], SourceView]] = {
+    "straggler": _of(Decoding(), Decoding(down_factor=1.2), Decoding()),
+    "clock-throttled": _with_gpu(held_down=True, clock_mhz=1_920.0),
+    "idle-between-steps": _of(Decoding(between_us=5_000)),
+    "launch-bound": _of(Decoding(waits_every=6)),
+    "host-bound": _of(Decoding(gap_us=800)),
+    "odd-layer": _of(Decoding(layer_factor={5: 1.17})),
+    "bimodal-latency": _of(Decoding(step_factor=lambda step: 1.5 if step % 13 == 0 else 1.0)),
+    "outlier-mean": _of(Decoding(step_factor=lambda step: 5.0 if step % 50 == 25 else 1.0)),
+    "over-budget": _of(Decoding(budget_us=1_230)),
+    "warm-up": _of(Decoding(step_factor=lambda step: 8.0 if step < 7 else 1.0, seconds=15)),
+    "grows-with-cache": _of(
+        Decoding(cached=lambda step: 100 + step, step_factor=lambda step: 1 + step / 4_000, seconds=15)
+    ),
+    "roof-unsure": _of(Decoding(ceilings=(ceiling("bandwidth", 40, 36.5), ceiling("compute", 1_000)))),
+    "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 52), ceiling("compute", 1_000)))),
+    "compute-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 1_000), ceiling("compute", 104)))),
+}
+
+HEALTHY: dict[str, Callable[[Path], SourceView]] = {
+    "as usual": _of(Decoding()),
+    "noisy": _of(Decoding(noise=0.2, seed=1)),
+    "noisy, in a window": _in_window(Decoding(noise=0.2, seed=2)),
+    "two phases": _of(Decoding(prefills=20)),
+    "two phases, one as long as the other": _of(Decoding(prefills=5)),
+    "layers of two kinds": _of(Decoding(layer_factor={1: 1.5, 4: 1.5, 6: 1.5})),
+    "layers of all kinds": _of(Decoding(layer_factor={at: 0.6 + 0.1 * at for at in range(8)})),
+    "a short, noisy life": _of(Decoding(seconds=0.15, noise=0.4, seed=3)),
+    "steps of all lengths": _of(Decoding(step_factor=lambda step: 0.5 + step * 7_919 % 1_000 / 1_000)),
+    "steps of two lengths, little apart": _of(
+        Decoding(step_factor=lambda step: 1.15 if step * 7_919 % 100 < 30 else 1.0, noise=0.01, seconds=30)
+    ),
+    "a cache that fills, and much else that moves": _of(
+        Decoding(
+            cached=lambda step: 100 + step,
+            step_factor=lambda step: 1 + step / 1_800 + 0.3 * (step // 40 * 7_919 % 10 / 10),
+            seconds=15,
+        )
+    ),
+    "steps of many sizes": _of(
+        Decoding(tokens=lambda step: 1 + step % 7, step_factor=lambda step: 1 + step % 7, seconds=20)
+    ),
+    "a short life": _of(Decoding(seconds=0.4)),
+    "sampled": _of(Decoding(sample_every=8)),
+    "a cache that fills": _of(Decoding(cached=lambda step: 100 + step)),
+    "pauses now and then": _of(Decoding(step_factor=lambda step: 3.0 if step % 100 == 50 else 1.0)),
+    "roofs far above": _of(Decoding(work=DOWN_WORK, ceilings=FAR, budget_us=1_300, checks=(FINITE,))),
+    "found late": _of(Decoding(attach_s=20, seconds=32, ring_bytes=1 << 16)),
+    "a GPU that idles": _with_gpu(held_down=False),
+    "three ranks": _of(Decoding(), Decoding(seed=1), Decoding(seed=2)),
+    "three ranks merged": _merged,
+}
+# What was recorded, with what is known to be wrong in it.
+RECORDED: dict[str, tuple[Callable[[Path], SourceView], list[str]]] = {
+    "an H100's first seconds": (_recorded, ["outlier-mean"])
+}

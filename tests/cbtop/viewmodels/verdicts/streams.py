@@ -1,0 +1,169 @@
+"""Made streams of a decoding process, through the real profiler, source, store and feed: what is wrong is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cbtop.client.feed import StoreViews
+from cbtop.daemon.source import Source
+from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.held_steps import launch_bound
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.attributes import Work
+from cbtop.protocol.messages import Activity, Ceiling, CheckResult, HostHello, Message, SourceCatalog, StatsUpdate
+from cbtop.protocol.vocabulary import BrickId, Provenance
+from cbtop.viewmodels.model import SourceView
+from tests.cbtop.made_machines import HELLO
+from tests.cbtop.recorded import Clock, apply, source_of
+
+LAYERS = 8
+UPDATE_NS = 500_000_000  # of the made clock between what the daemon says
+# µs a call, in every layer and once a step; they take 24.2 ms
+IN_LAYERS = {"RmsNorm": 100.0, "QkvProjection": 800.0, "AttentionScore": 500.0, "DownProjection": 1_200.0}
+LM_HEAD_US = 3_000.0
+GAP_US = 25.0  # in each layer, in none of its bricks
+# Bytes that DownProjection moves and FLOP it does a call: 30 GB/s and 60 GFLOP/s where it takes what is usual.
+DOWN_WORK = Work(flops_per_call=72e6, bytes_per_call=36e6)
+
+
+def usual(_step: int) -> float:
+    return 1.0
+
+
+@dataclass
+class Decoding:
+    """What one process does: everything is as usual, but for what is set."""
+
+    seconds: float = 12.0
+    noise: float = 0.03  # of each brick's time, about its usual one
+    step_factor: Callable[[int], float] = usual  # on all times of step number n
+    layer_factor: dict[int, float] = field(default_factory=dict)
+    down_factor: float = 1.0  # on DownProjection
+    gap_us: float = GAP_US
+    between_us: float = 200.0  # steps
+    cached: Callable[[int], int] | None = None  # positions before step number n, which the process says
+    tokens: Callable[[int], int] = lambda _step: 1
+    prefills: int = 0  # one every so many decode steps; 0: none
+    sample_every: int = 1
+    waits_every: int = 0  # in one step of so many its bricks wait for the host, and are named launch-bound
+    attach_s: float = 0.0  # so long after it began somebody begins to look
+    work: Work | None = None
+    ceilings: Sequence[Ceiling] = ()
+    checks: Sequence[CheckResult] = ()
+    budget_us: float | None = None  # of DownProjection, a token
+    ring_bytes: int = 1 << 20
+    seed: int = 0
+
+
+class Made(StoreViews):
+    """What a viewer sees that heard these processes from their beginning."""
+
+    def __init__(self, window_s: float = 10.0) -> None:
+        super().__init__(window_s, ())
+        self._store.apply(HELLO)
+
+    def hear(self, *messages: Message) -> None:
+        apply(self._store, messages)
+
+    def one(self, *, window: bool = False) -> SourceView:
+        """The view of the first source."""
+        found = self.view(next(iter(self.seen())), "decode", window=window)
+        assert found is not None
+        return found
+
+
+def run(directory: Path, *ranks: Decoding) -> Made:
+    """These processes, one beside the other; several of them are the ranks of a job."""
+    made = Made()
+    running = [_updates(directory / str(rank), rank, plan) for rank, plan in enumerate(ranks)]
+    for updates in zip(*running, strict=False):
+        for rank, messages in enumerate(updates):
+            made.hear(*(_of_rank(message, rank, len(ranks)) for message in messages))
+    return made
+
+
+def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Message]]:
+    directory.mkdir()
+    clock, noise = Clock(1_000_000_000), random.Random(1_000 * rank + plan.seed)
+    recorder = RingRecorder(directory, plan.ring_bytes)
+    profiler = BrickProfiler(clock_ns=clock, recorder=recorder, sample_every=plan.sample_every)
+    for announced in (Activity(""), *plan.ceilings, *plan.checks):
+        profiler.announce(announced)
+    bricks = {name: _brick(name, plan) for name in (*IN_LAYERS, "LmHead")}
+    waiting = {name: launch_bound(definition) for name, definition in bricks.items()}
+
+    def brick(name: str, us: float) -> None:
+        waits = plan.waits_every and step % plan.waits_every == 0
+        with profiler.brick(waiting[name] if waits else bricks[name], 64):
+            clock.sleep_us(us * noise.lognormvariate(0, plan.noise))
+
+    source = None if plan.attach_s else _attached(directory)
+    begin_ns = said_ns = clock()
+    if source:
+        yield _at(said_ns, source.snapshot())
+    step = 0
+    while clock() - begin_ns < plan.seconds * 1e9:
+        is_prefill = bool(plan.prefills) and step % plan.prefills == 0
+        factor = plan.step_factor(step) * (4 if is_prefill else 1)
+        name, tokens = ("prefill", noise.randrange(100, 500)) if is_prefill else ("decode", plan.tokens(step))
+        with profiler.step(name, tokens) as running:
+            if plan.cached is not None:
+                running.sequences, running.cached = 1, plan.cached(step)
+            for index in range(LAYERS):
+                with profiler.layer(index):
+                    for each, us in IN_LAYERS.items():
+                        down = plan.down_factor if each == "DownProjection" else 1.0
+                        brick(each, us * factor * down * plan.layer_factor.get(index, 1.0))
+                    clock.sleep_us(plan.gap_us * factor)
+            brick("LmHead", LM_HEAD_US * factor)
+        clock.sleep_us(plan.between_us * noise.lognormvariate(0, 0.2))
+        step += 1
+        if clock() - said_ns >= UPDATE_NS and clock() - begin_ns >= plan.attach_s * 1e9:
+            said_ns = clock()
+            if source is None:
+                source = _attached(directory)
+                yield _at(said_ns, source.snapshot())
+            source.poll()
+            yield _at(said_ns, source.delta())
+
+
+def _attached(directory: Path) -> Source:
+    source = source_of(directory)
+    source.poll()
+    return source
+
+
+def _at(now_ns: int, messages: Iterable[Message]) -> list[Message]:
+    return [replace(said, monotonic_ns=now_ns) if isinstance(said, StatsUpdate) else said for said in messages]
+
+
+def _brick(name: str, plan: Decoding) -> BrickDefinition:
+    return BrickDefinition.of(
+        BrickId.from_name(name),
+        backend="made",
+        work=plan.work if name == "DownProjection" else None,
+        budget=TokenBudget(plan.budget_us) if name == "DownProjection" and plan.budget_us else None,
+    )
+
+
+def _of_rank(message: Message, rank: int, ranks: int) -> Message:
+    """What rank `rank` would have said; a process of its own where there is only one."""
+    if ranks == 1 or not hasattr(message, "source"):
+        return message
+    if isinstance(message, SourceCatalog):
+        said = tuple(
+            replace(one, rank=rank, world_size=ranks, pid=one.pid + rank) if isinstance(one, HostHello) else one
+            for one in message.messages
+        )
+        message = replace(message, messages=said)
+    return replace(message, source=f"made:{rank}:1:0")
+
+
+def ceiling(kind: str, value: float, lowest: float | None = None) -> Ceiling:
+    unit = "GB/s" if kind == "bandwidth" else "GFLOP/s"
+    return Ceiling(f"made {kind}", kind, value, unit, Provenance.MEASURED, lowest=lowest)

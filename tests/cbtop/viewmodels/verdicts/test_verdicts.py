@@ -1,0 +1,142 @@
+"""Each verdict is provoked by a made stream that has its cause, and by no other; healthy streams are left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from cbtop.reports import REPORTS
+from cbtop.units import number
+from cbtop.viewmodels.model import Severity, SourceView
+from cbtop.viewmodels.verdicts import VERDICTS
+from tests.cbtop.viewmodels.verdicts.cases import ALMOST, CAUSES, HEALTHY, RECORDED
+from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
+
+PAGE = Path(__file__).parents[4] / "docs" / "verdicts.md"
+QUIET = {f"almost {name}": made for name, made in ALMOST.items()} | HEALTHY
+STREAMS = CAUSES | QUIET | {name: made for name, (made, _) in RECORDED.items()}
+IDS = [rule.id for rule in VERDICTS]
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SourceView]:
+    return {name: made(tmp_path_factory.mktemp("stream")) for name, made in STREAMS.items()}
+
+
+def test_every_verdict_has_a_stream_that_provokes_it() -> None:
+    assert list(CAUSES) == IDS
+    assert len(set(IDS)) == len(IDS)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_cause_provokes_its_verdict_and_no_other(views: dict[str, SourceView], cause: str) -> None:
+    assert [verdict.id for verdict in views[cause].verdicts] == [cause]
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_a_healthy_stream_provokes_none_nor_does_too_small_a_cause(views: dict[str, SourceView], name: str) -> None:
+    assert [verdict.sentence for verdict in views[name].verdicts] == []
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_of_a_recorded_run_only_what_was_wrong_is_said(views: dict[str, SourceView], name: str) -> None:
+    assert [verdict.id for verdict in views[name].verdicts] == RECORDED[name][1]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_text_and_json_say_the_same(views: dict[str, SourceView], cause: str) -> None:
+    (verdict,) = views[cause].verdicts
+    text = REPORTS["text"]([views[cause]], [])
+    (source,) = json.loads(REPORTS["json"]([views[cause]], []))["sources"]
+    (said,) = source["verdicts"]
+    assert f"{said['severity']} {said['id']}: {said['sentence']}\n" in text
+    assert said["advice"] in text
+    assert said["evidence"] == [asdict(one) for one in verdict.evidence]
+    assert (said["gain_tokens_per_sec"] is not None) == ("tokens/s if" in text)
+    if said["gain_tokens_per_sec"] is not None:
+        assert f"+{number(said['gain_tokens_per_sec'])} tokens/s if {said['gain_if']} (derived)" in text
+
+
+def test_who_does_not_want_to_read_one_silences_it(tmp_path: Path) -> None:
+    made = run(tmp_path, Decoding(gap_us=1_500, layer_factor={5: 2.0}))
+    assert [verdict.id for verdict in made.one().verdicts] == ["host-bound", "odd-layer"]
+    made.silenced = ("host-bound",)
+    assert [verdict.id for verdict in made.one().verdicts] == ["odd-layer"]
+
+
+def test_a_gain_is_what_the_same_process_reaches_without_the_cause(views: dict[str, SourceView]) -> None:
+    healthy = views["as usual"].steps
+    assert healthy is not None
+    for cause in ("idle-between-steps", "host-bound", "odd-layer", "bimodal-latency", "outlier-mean"):
+        (verdict,) = views[cause].verdicts
+        steps = views[cause].steps
+        assert steps is not None
+        assert steps.tokens_per_sec is not None
+        assert verdict.gain_tokens_per_sec is not None
+        assert steps.tokens_per_sec + verdict.gain_tokens_per_sec == pytest.approx(healthy.tokens_per_sec, rel=0.015)
+
+
+def test_the_page_about_them_says_what_the_code_does(views: dict[str, SourceView]) -> None:
+    page = _page(views)
+    print(_matrix(views))  # noqa: T201
+    if os.environ.get("CBTOP_UPDATE_GOLDENS") == "1":
+        PAGE.write_text(page, encoding="utf-8")
+    assert page == PAGE.read_text(encoding="utf-8")
+
+
+def _page(views: dict[str, SourceView]) -> str:
+    lines = _HEAD.splitlines()
+    for severity, heading in _HEADINGS.items():
+        lines += ["", f"## {heading}"]
+        for rule in VERDICTS:
+            if rule.severity is severity:
+                (example,) = views[rule.id].verdicts
+                gain = example.gain_tokens_per_sec
+                lines += ["", f"### {rule.id}", "", rule.means, "", f"> {example.sentence}"]
+                if gain is not None:
+                    lines.append(f"> (+{gain:.1f} tokens/s if {example.gain_if})")
+                lines += ["", f"- Fires: {rule.fires}", f"- To do: {rule.advice}"]
+    lines += ["", "## What provokes what", "", _MATRIX_IS, "", _matrix(views), "", *_LEFT_OUT]
+    return "\n".join(lines) + "\n"
+
+
+def _matrix(views: dict[str, SourceView]) -> str:
+    """A row a stream, a column a verdict."""
+    rows = [f"| | {' | '.join(str(at) for at in range(1, len(IDS) + 1))} |", "|---" * (len(IDS) + 1) + "|"]
+    for name, view in views.items():
+        said = {verdict.id for verdict in view.verdicts}
+        number = f"{IDS.index(name) + 1} " if name in IDS else ""
+        rows.append(f"| {number}{name} | {' | '.join('×' if each in said else ' ' for each in IDS)} |")
+    return "\n".join(rows)
+
+
+_HEADINGS = {
+    Severity.ERROR: "Errors: figures cannot be trusted",
+    Severity.WARNING: "Warnings: time is lost that need not be",
+    Severity.NOTE: "Notes: what limits it, or what a figure does not say",
+}
+_HEAD = """\
+# Verdicts
+
+What cbtop says is wrong with a process, or limits it: each in a sentence with its numbers, what to do, and, where
+that follows, how many tokens/s it would gain. They are in the text report and in the JSON, of the stretch shown: the
+last seconds or all that was seen. `--silence ID` leaves one out.
+
+What a verdict would gain is derived, by Amdahl's law, from the rate of tokens by the wall's clock: nothing else
+changes. Where steps ran at the same time, or the books do not close, it is not known.
+
+This page is written by the tests (`CBTOP_UPDATE_GOLDENS=1`), from the list in `cbtop/viewmodels/verdicts`.
+"""
+_MATRIX_IS = """\
+Rows are streams of made records: one with the cause of each verdict and nothing else wrong, then with too little of
+it, then healthy ones, then recordings of real runs. Columns are verdicts, by their numbers in the rows; × stands
+where a verdict was given."""
+_LEFT_OUT = """\
+## What is not judged
+
+- Below timer resolution: no process says what its clock resolves.
+- Recompilation after the first steps: nobody records when code is compiled. It shows as outlier-mean.""".splitlines()
