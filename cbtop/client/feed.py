@@ -187,6 +187,11 @@ class Feed(Views):
         return tuple(link.endpoint for link in self._links if link.is_behind)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all that runs has been told, as far as any daemon has answered."""
+        return any(link.is_complete for link in self._links) and not self.unread
+
+    @property
     def knows_devices(self) -> bool:
         """Whether every daemon has told of its devices and of the processes that run all it can, means included."""
         return all(_knows_devices(link.store) for link in self._links)

@@ -102,6 +102,11 @@ class ReplayFeed(StoreViews):
         )
 
     @property
+    def is_complete(self) -> bool:
+        """A recording has told what ran at its moment."""
+        return True
+
+    @property
     def left_out(self) -> str:
         """How many sources there was no room for, which and why; empty where there is none."""
         return self._store.complaint()

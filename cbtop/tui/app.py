@@ -27,6 +27,7 @@ from cbtop.client.kernel_request import POLL_S, KernelRequest, own_source
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.tui.selection import Selection
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
 from cbtop.tui.views.header import Header, Heading, Notice
@@ -79,6 +80,10 @@ class AppFeed(Protocol):
 
     def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
         """All sources like `key` as one."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that runs has been told; what comes later has started since."""
 
     def status(self) -> str:
         """One line about the link."""
@@ -139,7 +144,7 @@ class CbtopApp(App[int]):
         self.interval_s = interval_s
         self.paused = False
         self.source: SourceView | None = None
-        self.source_key: str | None = None
+        self.selection = Selection()
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
@@ -175,30 +180,30 @@ class CbtopApp(App[int]):
         self.feed.poll()
         if (end := self.feed.finished()) is not None:
             self.exit(end.exit_code, return_code=end.exit_code)
-        elif not self.paused:
+        elif self.paused:
+            self._look()
+        else:
             self.show()
+
+    def _look(self) -> None:
+        """Stay with the process shown, and tell what became of it or of others."""
+        if told := self.selection.look(self.feed.sources(), is_complete=self.feed.is_complete):
+            self.notify(told, timeout=READ_S, markup=False)
 
     def show(self) -> None:
         """Draw the newest viewmodel."""
-        source = self._view()
-        if source is None and self.source_key is not None:
-            self.source_key = None
-            source = self._view()
-        self.source = source
+        self._look()
+        self.source = self._view()
         self._show_surroundings()
         self._show_content()
 
     def _view(self) -> SourceView | None:
         if self.merge is None:
-            return self.feed.view(self.source_key, self.phase, window=self.window)
-        return self.feed.merged(self.merge, self.source_key, self.phase, window=self.window)
+            return self.feed.view(self.selection.key, self.phase, window=self.window)
+        return self.feed.merged(self.merge, self.selection.key, self.phase, window=self.window)
 
     def _show_surroundings(self) -> None:
-        sources = self.feed.sources()
-        keys = [summary.key for summary in sources]
-        position = ""
-        if self.source is not None and len(keys) > 1 and self.source.key in keys:
-            position = f"{keys.index(self.source.key) + 1}/{len(keys)}"
+        position = self.selection.position(self.feed.sources())
         self._header.show_heading(Heading(self.source, self.paused, position, self.replay()))
         note: Line = (
             (clean(self.feed.status()), "dim"),
@@ -288,11 +293,7 @@ class CbtopApp(App[int]):
 
     def action_step_source(self, steps: int) -> None:
         """Show the next source, and stay with it."""
-        keys = [summary.key for summary in self.feed.sources()]
-        if not keys:
-            return
-        at = keys.index(self.source.key) if self.source is not None and self.source.key in keys else 0
-        self.source_key = keys[(at + steps) % len(keys)]
+        self.selection.step(steps, self.feed.sources())
         self.show()
 
     def action_faster(self) -> None:

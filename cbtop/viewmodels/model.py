@@ -529,6 +529,12 @@ class SourceView:
         return self.stall.word if self.stall else self.state
 
     @property
+    def rows_of(self) -> tuple[object, ...]:
+        """Whose rows these are, of which steps and stretch of time: while it is the same, they keep their places."""
+        who = self.key if self.merged is None else self.merged.mode  # whose members come and go
+        return who, self.phase, self.window is None
+
+    @property
     def gpus(self) -> tuple[DeviceRow, ...]:
         """The GPUs it is known to use; the one GPU of its machine, where there is only one."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))

@@ -25,6 +25,7 @@ class ScriptedFeed:
         self.polls = 0
         self.line = "ipc:///run/user/1000/cbtop/daemon.sock"
         self.refused = ""
+        self.is_complete = True
         self.end: FeedEnd | None = None
 
     def poll(self) -> None:

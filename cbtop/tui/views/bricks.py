@@ -27,9 +27,8 @@ class Bricks(View):
     title = "Bricks"
     doc = (
         "Every brick of the phase shown, summed over the layers, by exclusive time: without the time "
-        "of bricks inside it. Rows change places only when one is clearly ahead, so they can be read while they "
-        "move. The line at the bottom closes the books: a step's wall time is its bricks, the named gaps "
-        "between them, and what is left unattributed."
+        "of bricks inside it. The line at the bottom closes the books: a step's wall time is its bricks, the named "
+        "gaps between them, and what is left unattributed."
     )
     columns_doc = tuple((column.title, column.doc) for column in brick_columns(100.0, budgets=True, checks=True))
     details_doc = tuple((row.word or row.title, row.help) for rows in BRICK_PANEL.values() for row in rows)
@@ -70,7 +69,7 @@ class Bricks(View):
             longest_name=max((len(row.name) for row in source.bricks), default=0),
         )
         self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
-        self._table.show_rows(source.bricks)
+        self._table.show_rows(source.bricks, of=source.rows_of)
         self._books.show_source(source)
         self._show_detail()
 
@@ -83,7 +82,6 @@ class Bricks(View):
 
     def action_toggle_detail(self) -> None:
         self.set_class(not self.has_class("-detail"), "-detail")
-        self._table.hold_row()
         self.call_after_refresh(self._show_detail)
 
     def action_filter(self) -> None:

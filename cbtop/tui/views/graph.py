@@ -203,7 +203,6 @@ class Graph(View):
         self._table.show_rows(visible_rows(self._places, self._unfolded))
 
     def _set_unfolded(self, unfolded: frozenset[int]) -> None:
-        self._table.hold_row()
         self._unfolded = unfolded
         self._show_tree()
 

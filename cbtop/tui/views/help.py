@@ -14,7 +14,7 @@ from cbtop.tui.views.base import View
 from cbtop.tui.widgets.footer import KeyFooter, key_name
 from cbtop.tui.widgets.lines import BLANK, Line, rule
 from cbtop.tui.widgets.pager import Page, Pager
-from cbtop.tui.widgets.sorted_table import SortedTable
+from cbtop.tui.widgets.sorted_table import STEADY_MARGIN, STEADY_REDRAWS, SortedTable
 from cbtop.tui.widgets.table import Table
 
 WORDS = (
@@ -36,6 +36,11 @@ WORDS = (
     ("at once", "how many steps ran at the same time, on average; a step's time is its own, waiting included"),
     ("drops", "records the ring overwrote before they were read: with any, totals are too low"),
     ("before attach", "the part of the drops overwritten before anybody watched; no fault of the viewer"),
+    (
+        "order of rows",
+        f"exact when you sort; then a row passes another once it has been {STEADY_MARGIN:.0%} ahead of it "
+        f"in {STEADY_REDRAWS} redraws, so that rows can be read while numbers move; text and JSON are in exact order",
+    ),
     ("budget", "the µs/token set for a brick; ! and red: used up"),
 )
 _TERM_WIDTH = 16

@@ -107,7 +107,7 @@ class Roofline(View):
         for point in points:
             self._letters.setdefault(point.key, letter(len(self._letters)))
         rows = [LetteredPoint(self._letters[point.key], point) for point in points]
-        self._table.show_rows(rows)
+        self._table.show_rows(rows, of=source.rows_of)
         self._plot.show_points(source.roofline, rows, self._table.current)
         self._notes.show_roofline(source.roofline)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
@@ -11,17 +12,17 @@ from cbtop.tui.widgets.columns import Column, Placed, RowT, head_line
 from cbtop.tui.widgets.lines import Line, clean
 from cbtop.tui.widgets.table import Table
 
-STEADY_MARGIN = 0.05  # a row passes its neighbour when it is ahead by this part, not on every flicker
+# Two rows change places when one was ahead of the other by this part in each of so many redraws: five seconds at the
+# default rate. Of noisy values that stay where they are the mean of ten seconds passes neither bar.
+STEADY_MARGIN = 0.15
+STEADY_REDRAWS = 10
+
+Values = Mapping[object, float | str]
 
 
-def steady_order(
-    previous: Sequence[object],
-    values: Mapping[object, float | str],
-    *,
-    descending: bool,
-    margin: float = STEADY_MARGIN,
-) -> list[object]:
-    """The keys of `values` sorted, yet as in `previous` while no row is clearly ahead of one before it."""
+def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
+    """The keys of the newest redraw sorted, yet as in `previous` while none was ahead of one before it in all."""
+    values = redraws[-1]
     fresh = sorted(values, key=lambda key: _sortable(values[key]), reverse=descending)
     kept = [key for key in previous if key in values]
     known = set(kept)
@@ -30,8 +31,12 @@ def steady_order(
             kept.insert(position, key)
     rank = {key: position for position, key in enumerate(fresh)}
     for index in range(len(kept)):
-        best = min(kept[index:], key=rank.__getitem__)
-        if _differ(values[best], values[kept[index]], margin):
+        here = kept[index]
+        ahead = [
+            key for key in kept[index + 1 :] if rank[key] < rank[here] and _is_ahead(key, here, redraws, descending)
+        ]
+        if ahead:
+            best = min(ahead, key=rank.__getitem__)
             kept.remove(best)
             kept.insert(index, best)
     return kept
@@ -41,10 +46,22 @@ def _sortable(value: float | str) -> tuple[float, str]:
     return (0.0, value.casefold()) if isinstance(value, str) else (value, "")
 
 
-def _differ(one: float | str, other: float | str, margin: float) -> bool:
+def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending: bool) -> bool:
+    """Whether `one` was clearly ahead of `other` whenever both were measured."""
+    pairs = [(values[one], values[other]) for values in redraws if one in values and other in values]
+    return all(_differ(a, b, descending) for a, b in pairs[:-1] if _is_measured(a) and _is_measured(b)) and _differ(
+        *pairs[-1], descending
+    )
+
+
+def _is_measured(value: float | str) -> bool:
+    return isinstance(value, str) or value >= 0  # below 0 is what comes after all that was measured
+
+
+def _differ(one: float | str, other: float | str, descending: bool) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one != other
-    return abs(one - other) > margin * max(abs(one), abs(other))
+    return (one - other if descending else other - one) > STEADY_MARGIN * max(abs(one), abs(other))
 
 
 class SortedTable(Table[RowT]):
@@ -71,22 +88,31 @@ class SortedTable(Table[RowT]):
         self.filter_text = ""
         self._nothing_at_all = empty
         self._all: tuple[RowT, ...] = ()
+        self._of: object = None
         self._order: list[object] = []
+        self._redraws: deque[Values] = deque(maxlen=STEADY_REDRAWS)
 
     def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
         """Show `columns` from now on; sorted by the last of them that can be, where it was by one that is gone."""
         self.columns = tuple(columns)
         if all(column.title != self.sort_by for column in columns):
             self.sort_by = next(column.title for column in reversed(columns) if column.sort_key is not None)
-            self._order = []
+            self._forget_order()
 
-    def show_rows(self, rows: Sequence[RowT]) -> None:
+    def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
+        """Put `rows` in place of those shown; where they are `of` something else than those were, sorted exactly."""
+        if of != self._of:
+            self._of = of
+            self._forget_order()
         self._all = tuple(rows)
         sort_key = self._sort_column.sort_key
         assert sort_key is not None, f"{self.sort_by} is not a column to sort by"
+        self._redraws.append({self.key(row): sort_key(row) for row in self._all})
+        self._order = steady_order(self._order, self._redraws, descending=self.descending)
+        self._show_matching()
+
+    def _show_matching(self) -> None:
         by_key: dict[object, RowT] = {self.key(row): row for row in self._all}
-        values = {key: sort_key(row) for key, row in by_key.items()}
-        self._order = steady_order(self._order, values, descending=self.descending)
         wanted = self.filter_text.casefold()
         nothing_such = f"none of {len(self._all)} has {clean(self.filter_text)!r} in its name; esc shows all"
         self.empty = nothing_such if wanted and self._all else self._nothing_at_all
@@ -96,7 +122,7 @@ class SortedTable(Table[RowT]):
     def set_filter(self, text: str) -> None:
         """Show only the rows whose name contains `text`, in any case; all of them for an empty one."""
         self.filter_text = text
-        self.show_rows(self._all)
+        self._show_matching()
 
     @property
     def total(self) -> int:
@@ -122,5 +148,10 @@ class SortedTable(Table[RowT]):
         self._sort_anew()
 
     def _sort_anew(self) -> None:
+        self._forget_order()
+        self.show_rows(self._all, of=self._of)
+
+    def _forget_order(self) -> None:
         self._order = []
-        self.show_rows(self._all)
+        self._redraws.clear()
+        self.release_row()

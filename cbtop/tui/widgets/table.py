@@ -1,6 +1,6 @@
 """A table with a cursor that stays on its row, whatever the numbers do."""
 
-# The cursor belongs to a row's key, not to its index: rows may move, come and go under it.
+# The cursor belongs to a row's key, not to its index, from the first row on: rows may move, come and go under it.
 # Ours, not Textual's DataTable: 60 x 6 cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores,
 # Textual 8.2.8; `python -m benchmarks widgets`). Its scrolling goes with it: what is in sight follows the cursor's
 # key, and only those rows are drawn. A text that stands still is scrolled by Textual (pager.py).
@@ -52,6 +52,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         self.rows: tuple[RowT, ...] = ()
         self.cursor = 0
         self._cursor_key: object = None
+        self._is_placed = False  # whether somebody has put the cursor where it is
         self._top = 0
 
     def show_rows(self, rows: Sequence[RowT]) -> None:
@@ -62,7 +63,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
             self.cursor = keys.index(self._cursor_key)
         else:
             self.cursor = max(0, min(self.cursor, len(keys) - 1))
-            self._cursor_key = keys[self.cursor] if keys and self._cursor_key is not None else None
+        self._hold_row()
         self.redraw()
 
     @property
@@ -70,10 +71,15 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         """The row under the cursor."""
         return self.rows[self.cursor] if self.rows else None
 
-    def hold_row(self) -> None:
-        """Stay on this row from now on; before the cursor was moved it stays on the first, whichever that is."""
+    def _hold_row(self) -> None:
+        """Stay on this row from now on; where there is none, on that of before, should it come back."""
         if self.rows:
             self._cursor_key = self.key(self.rows[self.cursor])
+
+    def release_row(self) -> None:
+        """What is shown next is something else: the cursor goes to its first row, unless somebody has placed it."""
+        if not self._is_placed:
+            self.cursor, self._cursor_key = 0, None
 
     @property
     def _placed(self) -> tuple[Placed[RowT], ...]:
@@ -114,8 +120,8 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         index = max(0, min(index, len(self.rows) - 1))
         if index == self.cursor or not self.rows:
             return
-        self.cursor = index
-        self.hold_row()
+        self.cursor, self._is_placed = index, True
+        self._hold_row()
         self.redraw()
         self.post_message(self.Moved())
 

@@ -28,8 +28,10 @@ from cbtop.client.store import Store
 from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
 from cbtop.protocol.requests import WHY, Request, State
+from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.tui.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
 from cbtop.tui.replay_app import ReplayApp
+from cbtop.tui.selection import Selection
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.graph import Graph
@@ -39,7 +41,7 @@ from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import GraphRows
-from cbtop.viewmodels.model import RooflineView, SourceView
+from cbtop.viewmodels.model import RooflineView, SourceSummary, SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples
 from tests.cbtop.asked_host import Host, answers
@@ -633,8 +635,53 @@ async def test_a_workload_that_failed_ends_the_app_with_its_exit_code(feed: Scri
     assert app.return_code == 2
 
 
-async def test_a_source_that_is_gone_gives_way_to_the_newest(feed: ScriptedFeed) -> None:
-    feed.seen.append(replace(samples.LIVE, key="other", program="second program"))
+OTHER = replace(samples.LIVE, key="other", program="second program")
+
+
+async def test_what_starts_is_told_and_takes_no_screen_over(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        feed.seen.insert(0, OTHER)  # the newest is the first
+        app.tick()
+        await pilot.pause()
+        assert "second program started: < shows it" in (await what_is_told(pilot)).replace("\n", " ")
+        assert "second program" not in screen_text(app).splitlines()[0]
+        app.tick()
+        assert len(app._notifications) == 1
+        assert "second program" in (await press(pilot, "less_than_sign")).splitlines()[0]
+
+
+async def test_a_process_that_ends_stays_on_the_screen_and_the_others_are_told(feed: ScriptedFeed) -> None:
+    feed.seen.append(OTHER)
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        feed.seen = [OTHER, replace(samples.LIVE, state=SourceStatus.ENDED)]
+        app.tick()
+        await pilot.pause()
+        assert "has ended; second program runs: < shows it" in await what_is_told(pilot)
+        head = screen_text(app).splitlines()[0]
+        assert "ENDED" in head
+        assert samples.LIVE.program in head
+        assert "second program" in (await press(pilot, "less_than_sign")).splitlines()[0]
+
+
+async def test_the_newest_is_chosen_from_all_that_runs(feed: ScriptedFeed) -> None:
+    feed.is_complete = False
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        feed.seen.insert(0, OTHER)
+        feed.is_complete = True
+        app.tick()
+        await pilot.pause()
+        assert "second program" in screen_text(app).splitlines()[0]
+        assert not app._notifications
+
+
+async def test_a_source_that_nobody_tells_of_any_more_gives_way_to_the_newest(feed: ScriptedFeed) -> None:
+    feed.seen.append(OTHER)
     app = CbtopApp(feed, interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause()
@@ -643,6 +690,43 @@ async def test_a_source_that_is_gone_gives_way_to_the_newest(feed: ScriptedFeed)
         app.tick()
         await pilot.pause()
         assert "second program" not in screen_text(app)
+
+
+async def test_the_cursor_stays_on_its_row_and_a_sort_takes_it_to_the_top_unless_somebody_placed_it(
+    feed: ScriptedFeed,
+) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        first = table(pilot).current
+        assert first is not None
+        slow = replace(samples.LIVE.bricks[-1], name="Newcomer", total_exclusive_us=1e12)
+        feed.seen = [replace(samples.LIVE, bricks=(slow, *samples.LIVE.bricks))]
+        app.tick()
+        await pilot.pause()
+        assert (table(pilot).rows[0], table(pilot).cursor) == (slow, 1)
+        assert table(pilot).current == first
+        await press(pilot, "S", "S")
+        assert table(pilot).current == slow
+        await press(pilot, "j", "S")
+        assert table(pilot).current == first
+
+
+def test_how_often_to_press_is_counted_the_shorter_way_round() -> None:
+    def summary(key: str) -> SourceSummary:
+        return SourceSummary(key, key, SourceStatus.LIVE)
+
+    selection = Selection()
+    selection.look([summary("c"), summary("b"), summary("a")], is_complete=True)
+    selection.key = "a"
+    told = selection.look([summary(key) for key in "dcba"], is_complete=True)
+    assert told == "d started: > shows it"
+    selection.key = "b"
+    told = selection.look([summary(key) for key in "edcba"], is_complete=True)
+    assert told == "e started: > 2 times shows it"
+    for _ in range(2):
+        selection.step(1, [summary(key) for key in "edcba"])
+    assert selection.key == "e"
 
 
 async def test_a_click_on_a_tab_opens_its_view(feed: ScriptedFeed) -> None:

@@ -13,7 +13,6 @@ from cbtop.tui.widgets.columns import Column, place, row_line
 from cbtop.tui.widgets.footer import footer_line, key_name
 from cbtop.tui.widgets.lines import both_ends, clean, clip, fit, fit_line, join_fitting, plain, rule, width_of
 from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around
-from cbtop.tui.widgets.sorted_table import steady_order
 
 texts = st.text(max_size=40).map(clean)
 widths = st.integers(min_value=0, max_value=60)
@@ -90,29 +89,6 @@ def test_columns_leave_by_priority_and_keep_their_own_order() -> None:
 @given(st.integers(min_value=5, max_value=100), texts)
 def test_a_row_never_outgrows_its_columns(width: int, text: str) -> None:
     assert width_of(row_line(place(_columns(2, 0, 1), width), text)) <= width
-
-
-def test_rows_close_together_do_not_change_places() -> None:
-    assert steady_order(["a", "b", "c"], {"a": 100, "b": 102, "c": 90}, descending=True) == ["a", "b", "c"]
-
-
-def test_a_row_clearly_ahead_moves_up() -> None:
-    assert steady_order(["a", "b", "c"], {"a": 100, "b": 102, "c": 140}, descending=True) == ["c", "a", "b"]
-    assert steady_order(["a", "b"], {"a": 100, "b": 50}, descending=False) == ["b", "a"]
-
-
-def test_new_rows_find_their_place_and_old_ones_go() -> None:
-    assert steady_order(["a", "gone"], {"a": 10, "new": 20}, descending=True) == ["new", "a"]
-
-
-@given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e6), max_size=12), st.booleans())
-def test_no_row_stands_behind_one_it_is_clearly_ahead_of(values: dict[str, float], descending: bool) -> None:
-    order = steady_order(list(values), values, descending=descending)  # type: ignore[arg-type]
-    assert sorted(map(str, order)) == sorted(values)
-    for index, key in enumerate(order):
-        for later in order[index + 1 :]:
-            ahead, behind = (key, later) if descending else (later, key)
-            assert values[str(ahead)] >= values[str(behind)] * (1 - 0.05) - 1e-9
 
 
 def test_a_label_takes_no_cell_of_a_point_or_of_another_label() -> None:

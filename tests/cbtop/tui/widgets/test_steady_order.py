@@ -1,0 +1,112 @@
+"""Rows keep their places while the numbers move, and give them up to those clearly ahead."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.client.store import Store
+from cbtop.client.window import DEFAULT_WINDOW_S
+from cbtop.tui.views.brick_columns import brick_columns
+from cbtop.tui.widgets.sorted_table import STEADY_MARGIN, STEADY_REDRAWS, steady_order
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
+
+# Mean µs a call: three within 5 %, two pairs, and a tail, as in a decoder.
+COSTS_US = {
+    "GateProjection": 200, "UpProjection": 200, "DownProjection": 210, "QkvProjection": 150, "AttentionScore": 145,
+    "OutputProjection": 100, "LmHead": 95, "Activation": 33, "RmsNorm": 30, "Residual": 30, "RotaryEmbedding": 20,
+}  # fmt: skip
+WATCHED_S, REDRAW_S, STEPS_A_SECOND = 60, 0.5, 10
+
+
+def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
+    """The rows of each redraw of a minute, once the window is full: steady noise, and rare long calls."""
+    chance, clock = random.Random(seed), Clock()
+    profiler = profiler_in(directory, clock, 1 << 22)
+
+    def step() -> None:
+        begin_ns = clock.now_ns
+        with profiler.step("decode", 1):
+            for name, us in COSTS_US.items():
+                with profiler.brick(name, 1):
+                    long = chance.uniform(3, 20) if chance.random() < 0.01 else 1
+                    clock.sleep_us(us * chance.lognormvariate(0, 0.3) * long)
+        clock.now_ns = max(clock.now_ns, begin_ns + 10**9 // STEPS_A_SECOND)
+
+    step()
+    source, store = source_of(directory), Store()
+    source.poll()
+    apply(store, source.snapshot())
+    redraws = []
+    for _ in range(round((DEFAULT_WINDOW_S + WATCHED_S) / REDRAW_S)):
+        for _ in range(round(STEPS_A_SECOND * REDRAW_S)):
+            step()
+        source.poll()
+        apply(store, source.delta())
+        redraws.append(source_view(store.sources[source.key], window=True).bricks)
+    return redraws[-round(WATCHED_S / REDRAW_S) :]
+
+
+def swaps(before: Sequence[object], after: Sequence[object]) -> int:
+    """How many pairs of the top eight have changed places, and how many rows were put out of it."""
+    stayed = [key for key in before[:8] if key in after[:8]]
+    at = {key: place for place, key in enumerate(after)}
+    turned = sum(at[one] > at[other] for index, one in enumerate(stayed) for other in stayed[index + 1 :])
+    return turned + len(set(before[:8]) - set(after[:8]))
+
+
+def test_of_a_noisy_stationary_minute_at_most_one_swap_is_seen_among_the_top_eight(tmp_path: Path) -> None:
+    columns = {column.title: column.sort_key for column in brick_columns(100.0, budgets=False, checks=False)}
+    for seed in range(3):
+        (directory := tmp_path / str(seed)).mkdir()
+        redraws = noisy_minute(directory, seed)
+        for title in ("wall %", "µs/tok", "p50 µs", "p95 µs"):
+            sort_key = columns[title]
+            assert sort_key is not None
+            values: list[dict[object, float | str]] = [{row.key: sort_key(row) for row in rows} for rows in redraws]
+            orders: list[list[object]] = [[]]
+            for at in range(1, len(values) + 1):
+                newest = values[max(0, at - STEADY_REDRAWS) : at]
+                orders.append(steady_order(orders[-1], newest, descending=True))
+            exact = [sorted(each, key=each.__getitem__, reverse=True) for each in values]
+            assert sum(swaps(*pair) for pair in pairwise(orders[1:])) <= 1, title
+            assert sum(swaps(*pair) for pair in pairwise(exact)) > 5, f"{title}: there was nothing to keep still"
+
+
+def test_rows_close_together_do_not_change_places() -> None:
+    assert steady_order(["a", "b", "c"], [{"a": 100, "b": 105, "c": 90}], descending=True) == ["a", "b", "c"]
+
+
+def test_a_row_moves_up_once_it_was_clearly_ahead_in_every_redraw_and_not_on_one_flicker() -> None:
+    before, now = {"a": 100, "b": 101, "c": 90}, {"a": 100, "b": 101, "c": 140}
+    assert steady_order(["a", "b", "c"], [before, now], descending=True) == ["a", "b", "c"]
+    assert steady_order(["a", "b", "c"], [now, now], descending=True) == ["c", "a", "b"]
+    assert steady_order(["a", "b"], [{"a": 100, "b": 50}], descending=False) == ["b", "a"]
+
+
+def test_new_rows_find_their_place_and_old_ones_go() -> None:
+    assert steady_order(["a", "gone"], [{"a": 10, "new": 20}], descending=True) == ["new", "a"]
+
+
+def test_a_row_that_is_measured_at_last_does_not_wait_behind_those_that_are_not() -> None:
+    assert steady_order(["a", "b"], [{"a": -1, "b": -1}, {"a": 1, "b": 9}], descending=True) == ["b", "a"]
+    assert steady_order(["a", "b"], [{"a": -1, "b": -1}, {"a": -1, "b": 9}], descending=True) == ["b", "a"]
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e6), max_size=12), st.booleans())
+def test_no_row_stands_behind_one_it_is_clearly_ahead_of(values: dict[object, float | str], descending: bool) -> None:
+    order = steady_order(list(values), [values], descending=descending)
+    assert sorted(map(str, order)) == sorted(map(str, values))
+    for index, key in enumerate(order):
+        for later in order[index + 1 :]:
+            ahead, behind = (values[key], values[later]) if descending else (values[later], values[key])
+            assert isinstance(ahead, float)
+            assert isinstance(behind, float)
+            assert ahead >= behind * (1 - STEADY_MARGIN) - 1e-9
