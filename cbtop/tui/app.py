@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.command import Provider
 from textual.notifications import SeverityLevel
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher
@@ -27,9 +28,12 @@ from cbtop.client.kernel_request import POLL_S, KernelRequest, own_source
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.tui.export import ExportScreen, write_export
+from cbtop.tui.palette import KeysByName
 from cbtop.tui.selection import Selection
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
+from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.header import Header, Heading, Notice
 from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.welcome import Welcome
@@ -101,7 +105,7 @@ class CbtopApp(App[int]):
 
     TITLE = "cbtop"
     CSS_PATH = "cbtop.tcss"
-    ENABLE_COMMAND_PALETTE = False
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {KeysByName}
     AUTO_FOCUS = None
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
     SHOWN: ClassVar[tuple[type[View], ...]] = VIEWS
@@ -123,7 +127,10 @@ class CbtopApp(App[int]):
         Binding("K", "kernels", "kernels: record those of its next 3 steps, for the graph", show=False),
         Binding("C", "measure_roofs", "roofs: measure those of this machine again, seconds at work", show=False),
         Binding("w", "save_history", "write the last minutes to a file", show=False),
-        Binding("t", "theme", "light or dark", show=False),
+        Binding("e", "export", "export this view: svg, json, csv, md or txt", show=False),
+        Binding("t", "tree", Graph.title, show=False),
+        Binding("T", "theme", "light or dark", show=False),
+        Binding("ctrl+p", "command_palette", "every key by its name", show=False),
         Binding("question_mark,f1", "help", "help", key_display="?"),
         Binding("q", "quit", "quit"),
         Binding("ctrl+c,ctrl+q", "quit", "quit", show=False, priority=True),
@@ -415,8 +422,30 @@ class CbtopApp(App[int]):
         text = "\n".join(clean(line) for line in lines if line)
         self.notify(text, title="roofs", severity=severity, timeout=READ_S, markup=False)
 
+    def action_tree(self) -> None:
+        self.action_view(self.SHOWN.index(Graph))
+
+    def action_export(self) -> None:
+        """Ask in which format, and write the view shown into the working directory."""
+        view = self._views[self._tabs.active]
+        if self.source is not None and self._switcher.current == view.id:
+            picture = self.export_screenshot(title=f"cbtop {view.title}")
+            self.push_screen(ExportScreen(), partial(self._export, view, self.source, picture))
+
+    def _export(self, view: View, source: SourceView, picture: str, kind: str | None) -> None:
+        if kind is None:
+            return
+        try:
+            path = write_export(kind, view, source, self.replay(), picture)
+        except (CbtopError, OSError) as error:
+            self.notify(clean(str(error)), severity="error", markup=False)
+        else:
+            self.notify(clean(str(path)), title=f"{view.title} is in", timeout=READ_S, markup=False)
+
     def action_help(self) -> None:
-        self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS), self.SHOWN))
+        shown = self.SHOWN[self._tabs.active]
+        others = [view for view in self.SHOWN if view is not shown]
+        self.push_screen(HelpScreen(Binding.make_bindings(self.BINDINGS), [shown, *others]))
 
     async def action_quit(self) -> None:
         self.exit(0)

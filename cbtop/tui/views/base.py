@@ -9,7 +9,9 @@ from textual.containers import Vertical
 from textual.reactive import var
 from textual.widget import Widget
 
+from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.model import SourceView
 
 
@@ -20,6 +22,7 @@ class View(Vertical):
     doc: ClassVar[str]  # for the help: one paragraph
     columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: what each column says
     details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # and what opens with its details
+    section: ClassVar[str] = "all"  # what a text report calls it
 
     source: var[SourceView | None] = var(None)  # a reactive would repaint every line: the drawings know which changed
 
@@ -34,6 +37,11 @@ class View(Vertical):
     @abstractmethod
     def show_source(self, source: SourceView) -> None:
         """Put the numbers of `source` on the screen."""
+
+    def cells(self) -> Cells | None:
+        """Its table as text; None where it has none."""
+        table = self.focus_target
+        return table.cells if isinstance(table, Table) else None
 
     @property
     def focus_target(self) -> Widget:

@@ -108,6 +108,7 @@ def brick_columns(
             align="left",
             stretch=2,
             max_width=48,
+            is_drawn=True,
         )
     )
     columns += figure_columns(BRICK_COLUMNS, roles={"percent": "strong"})

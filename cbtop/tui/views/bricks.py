@@ -15,6 +15,7 @@ from cbtop.tui.views.base import View
 from cbtop.tui.views.books import Books
 from cbtop.tui.views.brick_columns import brick_columns, rank_columns
 from cbtop.tui.views.brick_detail import BrickDetail
+from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow
@@ -25,6 +26,7 @@ class Bricks(View):
     """Where the time of a step goes, brick by brick."""
 
     title = "Bricks"
+    section = "bricks"
     doc = (
         "Every brick of the phase shown, summed over the layers, by exclusive time: without the time "
         "of bricks inside it. The line at the bottom closes the books: a step's wall time is its bricks, the named "
@@ -43,12 +45,13 @@ class Bricks(View):
         self._table: SortedTable[BrickRow] = SortedTable(
             brick_columns(100.0, budgets=False, checks=False),
             lambda row: row.key,
+            words=lambda row: (row.name, row.category.display_name),
             sort_by="wall %",
             empty="no brick of this phase has been recorded yet",
             id="bricks-table",
         )
         self._detail = BrickDetail(id="brick-detail")
-        self._filter = Input(placeholder="part of a brick's name", compact=True, id="bricks-filter")
+        self._filter = Filter("part of a brick's name or category, or a regular expression", id="bricks-filter")
         self._books = Books(id="books")
         with Container(id="bricks-panes"):
             yield self._table
@@ -70,6 +73,7 @@ class Bricks(View):
         )
         self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
         self._table.show_rows(source.bricks, of=source.rows_of)
+        self._filter.show_found(self._table.found)
         self._books.show_source(source)
         self._show_detail()
 
@@ -85,22 +89,21 @@ class Bricks(View):
         self.call_after_refresh(self._show_detail)
 
     def action_filter(self) -> None:
-        self.add_class("-filter")
-        self._filter.focus()
+        self._filter.open()
 
     def action_back(self) -> None:
         """Undo the last thing opened: the filter box, the details, the filter itself."""
-        if self._filter.has_focus or not self.has_class("-detail"):
-            self.remove_class("-filter")
-            self._filter.value = ""
+        if self._filter.is_open or not self.has_class("-detail"):
+            self._filter.close()
         else:
             self.remove_class("-detail")
         self._table.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._table.set_filter(event.value)
+        self._filter.show_found(self._table.found)
         self._show_detail()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.set_class(bool(event.value), "-filter")
+        self._filter.display = bool(event.value)
         self._table.focus()

@@ -12,7 +12,7 @@ from cbtop.tui.views.books import beside_books, books_equation, books_parts, boo
 from cbtop.tui.views.figures import figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar, stacked
-from cbtop.tui.widgets.columns import Column, head_line, place, row_line
+from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.lines import BLANK, Line, clean, join_fitting, rule
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.model import SourceView, StepsView
@@ -39,6 +39,7 @@ CATEGORY_COLUMNS: tuple[Column[CategoryRow], ...] = (
         "wall %, drawn; a full column is the whole step",
         align="left",
         stretch=1,
+        is_drawn=True,
     ),
     *figure_columns(statistics.CATEGORY_COLUMNS, roles={"percent": "strong"}),
 )
@@ -71,6 +72,7 @@ class Categories(View, can_focus=True):
     """A step by its categories."""
 
     title = "Categories"
+    section = "categories"
     doc = (
         "The bricks rolled up into Norm, Attention, FFN, Other and Communication, then the whole step as one bar: "
         "categories, named gaps (▒), and what is unattributed (░). Below, the steps of every phase."
@@ -83,6 +85,9 @@ class Categories(View, can_focus=True):
 
     def show_source(self, source: SourceView) -> None:
         self._drawing.show_source(source)
+
+    def cells(self) -> Cells | None:
+        return Cells.of(CATEGORY_COLUMNS, self.source.categories) if self.source is not None else None
 
 
 class CategoryDrawing(SourceDrawing):

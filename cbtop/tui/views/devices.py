@@ -23,7 +23,7 @@ from cbtop.statistics import (
 from cbtop.tui.views.base import View
 from cbtop.tui.views.figures import figure
 from cbtop.tui.widgets.braille import DOTS_ACROSS, DOTS_DOWN, BrailleCanvas
-from cbtop.tui.widgets.columns import Column, head_line, place, row_line
+from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, rule
 from cbtop.tui.widgets.pager import Page, Pager
 from cbtop.viewmodels.devices import DeviceRow, MachineView, ProcessRow
@@ -81,7 +81,7 @@ COLUMNS: tuple[Column[DeviceRow], ...] = (
            stretch=1, max_width=5),
     *(_column(shown) for shown in DEVICE_COLUMNS[:1]),
     Column("busy, 0–100 %", 13, 7, _curve, "busy % in the last two minutes, now at the right edge", align="left",
-           stretch=1, max_width=60),
+           stretch=1, max_width=60, is_drawn=True),
     *(_column(shown) for shown in DEVICE_COLUMNS[1:]),
     Column("name", 20, 12, _device_name, "what it calls itself", align="left", stretch=1, max_width=40),
 )  # fmt: skip
@@ -109,6 +109,7 @@ class Devices(View):
     """What the machine does meanwhile."""
 
     title = "Devices"
+    section = "devices"
     doc = (
         "The GPUs and the processors of the machine that the process runs on, as its daemon samples them every "
         "second, and the processes on them. busy % is not how much of a GPU is used: one small kernel at a time "
@@ -131,6 +132,10 @@ class Devices(View):
 
     def show_source(self, source: SourceView) -> None:
         self._page.show_machines(source.machines)
+
+    def cells(self) -> Cells | None:
+        machines = self.source.machines if self.source is not None else ()
+        return Cells.of(COLUMNS, [row for machine in machines for row in machine.devices])
 
 
 class DevicesPage(Page):

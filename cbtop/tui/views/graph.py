@@ -115,7 +115,17 @@ def graph_columns(
         *((in_burst,) if burst else ()),
         *figure_columns(NODE_COLUMNS, row_of=of),
         *(figure_columns(PATH_COLUMNS, row_of=of, cells={"slack_us": slack_of}) if slack else ()),
-        Column("share", 8, 5, share, "wall %, drawn; the largest fills it", align="left", stretch=1, max_width=24),
+        Column(
+            "share",
+            8,
+            5,
+            share,
+            "wall %, drawn; the largest fills it",
+            align="left",
+            stretch=1,
+            max_width=24,
+            is_drawn=True,
+        ),
         *figure_columns(NODE_SHARE_COLUMNS, row_of=of),
     )
 
@@ -141,6 +151,7 @@ class Graph(View):
     """Which kernels ran for which brick of which layer."""
 
     title = "Graph"
+    section = "tree"
     doc = (
         "Layers, the bricks in each, the kernels each brick launched. A kernel shows its launch (<<<grid,block>>>, "
         "shared memory) on a GPU and its backend on a CPU. A time is n/a where a node is not timed on its own. `K`, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -12,7 +13,7 @@ from textual.screen import Screen
 
 from cbtop.tui.views.base import View
 from cbtop.tui.widgets.footer import KeyFooter, key_name
-from cbtop.tui.widgets.lines import BLANK, Line, rule
+from cbtop.tui.widgets.lines import BLANK, Line, fit_line, rule
 from cbtop.tui.widgets.pager import Page, Pager
 from cbtop.tui.widgets.sorted_table import STEADY_MARGIN, STEADY_REDRAWS, SortedTable
 from cbtop.tui.widgets.table import Table
@@ -44,6 +45,7 @@ WORDS = (
     ("budget", "the µs/token set for a brick; ! and red: used up"),
 )
 _TERM_WIDTH = 16
+TWO_COLUMNS_FROM = 100 - 4  # cells of a page on a terminal of 100
 
 
 class HelpScreen(Screen[None]):
@@ -52,7 +54,7 @@ class HelpScreen(Screen[None]):
     AUTO_FOCUS = "Pager"
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,f1", "dismiss", "close help", key_display="esc"),
+        Binding("escape,q,question_mark,f1", "dismiss", "close help", key_display="esc"),
     ]
 
     def __init__(self, app_bindings: Iterable[Binding], views: Sequence[type[View]]) -> None:
@@ -81,22 +83,24 @@ class HelpPage(Page):
 
 
 def help_lines(app_bindings: Iterable[Binding], views: Iterable[type[View]], width: int) -> list[Line]:
-    """The whole help for `width` cells."""
-    lines = [rule((("keys everywhere", "accent"),), width), *_keys(app_bindings)]
-    lines += [BLANK, rule((("keys in lists", "accent"),), width), *_keys(_declared(Table))]
-    lines += _keys(_declared(SortedTable))
-    for view in views:
-        lines += [BLANK, rule(((view.title, "accent"),), width), *_paragraph(view.doc, width), BLANK]
-        lines += _keys(_declared(view))
-        for title, doc in view.columns_doc:
-            lines += _term(title, doc, width)
-        if view.details_doc:
-            lines += [BLANK, (("  in the details", "accent"),)]
-        for word, doc in view.details_doc:
-            lines += _term(word, doc, width)
-    lines += [BLANK, rule((("words", "accent"),), width)]
-    for term, meaning in WORDS:
-        lines += _term(term, meaning, width)
+    """The whole help for `width` cells: of the first of `views`, then of what works everywhere, then all else."""
+    first, *others = views
+    in_lists = [*_declared(Table), *_declared(SortedTable)]
+    lines = [*_view(first, width), BLANK]
+    lines += [rule((("keys everywhere", "accent"),), width), *_keys(app_bindings, width), BLANK]
+    lines += [rule((("keys in lists", "accent"),), width), *_keys(in_lists, width), BLANK]
+    for view in others:
+        lines += [*_view(view, width), BLANK]
+    return [*lines, rule((("words", "accent"),), width), *_terms(WORDS, width)]
+
+
+def _view(view: type[View], width: int) -> list[Line]:
+    lines = [rule(((view.title, "accent"),), width), *_paragraph(view.doc, width), BLANK]
+    if keys := _keys(_declared(view), width):
+        lines += [*keys, BLANK]
+    lines += _terms(view.columns_doc, width)
+    if view.details_doc:
+        lines += [BLANK, (("  in the details", "accent"),), *_terms(view.details_doc, width)]
     return lines
 
 
@@ -104,23 +108,44 @@ def _declared(owner: type[Table[object]] | type[SortedTable[object]] | type[obje
     return list(Binding.make_bindings(vars(owner).get("BINDINGS", ())))
 
 
-def _keys(bindings: Iterable[Binding]) -> list[Line]:
+def _keys(bindings: Iterable[Binding], width: int) -> list[Line]:
     """One line for an action, with all its keys."""
     keys: dict[tuple[str, str], list[str]] = {}
     for binding in bindings:
         keys.setdefault((binding.action, binding.description), []).append(key_name(binding.key))
-    return [
-        (("  ", ""), (" ".join(names).ljust(_TERM_WIDTH), "key"), (description, ""))
-        for (_, description), names in keys.items()
-    ]
+    return _terms(((" ".join(names), description) for (_, description), names in keys.items()), width, "key", "")
 
 
 def _paragraph(text: str, width: int) -> list[Line]:
     return [((f"  {line}", ""),) for line in textwrap.wrap(text, max(20, min(width, 110) - 4))]
 
 
-def _term(term: str, meaning: str, width: int) -> list[Line]:
-    room = max(20, min(width, 120) - _TERM_WIDTH - 4)
-    first, *rest = textwrap.wrap(meaning, room) or [""]
-    lines: list[Line] = [(("  ", ""), (term.ljust(_TERM_WIDTH), "strong"), (first, "dim"))]
-    return lines + [((" " * (_TERM_WIDTH + 2) + line, "dim"),) for line in rest]
+def _terms(
+    terms: Iterable[tuple[str, str]], width: int, role: str = "strong", meaning_role: str = "dim"
+) -> list[Line]:
+    """What each means behind it, in one column or two."""
+    room = max(20, min(width // _columns(width), 120) - _TERM_WIDTH - 4)
+    entries: list[list[Line]] = []
+    for term, meaning in terms:
+        first, *rest = textwrap.wrap(meaning, room) or [""]
+        entries.append([(("  ", ""), (term.ljust(_TERM_WIDTH), role), (f" {first}", meaning_role))])
+        entries[-1] += [((" " * (_TERM_WIDTH + 3) + line, meaning_role),) for line in rest]
+    return _in_columns(entries, width)
+
+
+def _columns(width: int) -> int:
+    return 2 if width >= TWO_COLUMNS_FROM else 1
+
+
+def _in_columns(entries: Sequence[Sequence[Line]], width: int) -> list[Line]:
+    """The entries one under the other or, where there is room, in two columns, to be read down the first."""
+    lines = [line for entry in entries for line in entry]
+    if _columns(width) == 1:
+        return lines
+    left: list[Line] = []
+    for entry in entries:
+        if len(left) * 2 >= len(lines):
+            break
+        left += entry
+    pairs = zip_longest(left, lines[len(left) :], fillvalue=BLANK)
+    return [(*fit_line(one, width // 2), *other) for one, other in pairs]

@@ -66,6 +66,7 @@ class Roofline(View):
     """How far each brick is from what this machine can do."""
 
     title = "Roofline"
+    section = "roofline"
     doc = (
         "Each letter is a brick: to the right more arithmetic for each byte, upwards more of it in a second. "
         "The slanted lines are memory bandwidths, the flat ones compute ceilings, measured on this machine, by the "
@@ -87,6 +88,7 @@ class Roofline(View):
         self._table: SortedTable[LetteredPoint] = SortedTable(
             POINT_COLUMNS,
             lambda row: row.point.key,
+            words=lambda row: (row.point.name, row.point.category.display_name),
             sort_by="wall %",
             empty="n/a: no brick with declared flops and bytes has run yet",
             id="roofline-table",

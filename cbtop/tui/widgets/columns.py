@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from cbtop.tui.widgets.lines import Line, Span, fit, fit_line
+from cbtop.tui.widgets.lines import Line, Span, fit, fit_line, plain
 
 RowT = TypeVar("RowT")
 
@@ -28,6 +28,7 @@ class Column(Generic[RowT]):
     stretch: int = 0  # the share of spare width this column takes, against the others'
     max_width: int = 0  # where stretching ends; 0: nowhere
     sort_key: Callable[[RowT], float | str] | None = None  # None: not a column to sort by
+    is_drawn: bool = False  # a picture of what another column says: nothing to copy or export
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,39 @@ def _stretch(columns: Sequence[Column[RowT]], spare: int) -> list[int]:
             widths[index] += grant
             spare -= grant
     return widths
+
+
+def column_at(placed: Sequence[Placed[RowT]], x: int) -> Column[RowT] | None:
+    """The column over which the cell `x` of a head line lies."""
+    end = 0
+    for one in placed:
+        end += one.width + COLUMN_GAP
+        if x < end:
+            return one.column
+    return None
+
+
+UNCUT = 200  # cells, in which every figure has room
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A table as text: its head, and its rows."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> Cells:
+        """All that the columns say of the rows, also those that there is no room for on the screen."""
+        said = [column for column in columns if not column.is_drawn]
+        cells = (tuple(plain(column.cell(row, UNCUT)).strip() for column in said) for row in rows)
+        return cls(tuple(column.title for column in said), tuple(cells))
+
+    def markdown(self) -> str:
+        """As a table in Markdown, numbers on the right."""
+        lines = [self.head, ("---",) * len(self.head), *self.rows]
+        return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:

@@ -2,17 +2,19 @@
 
 # Ours, not Textual's Footer: that one makes a widget of each key, anew whenever the focus moves; ours is one line and
 # takes 0.16x of its CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`). On a
-# narrow terminal it gives up the keys of this place before those that work everywhere; Textual's are scrolled away.
+# narrow terminal it gives up what works everywhere, but for help and quit, and then the last keys of this place;
+# Textual's are scrolled away. A click on a key presses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from textual.binding import ActiveBinding, Binding
+from textual.events import Click
 from textual.screen import Screen
 
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import Line, both_ends, join, join_fitting, width_of
+from cbtop.tui.widgets.lines import Line, both_ends, join, width_of
 
 _KEY_NAMES = {
     "space": "␣",
@@ -23,6 +25,8 @@ _KEY_NAMES = {
     "plus": "+",
     "minus": "-",
     "equals_sign": "=",
+    "comma": ",",
+    "full_stop": ".",
     "enter": "⏎",
     "escape": "esc",
     "pagedown": "pgdn",
@@ -45,12 +49,43 @@ def shown_key(binding: Binding) -> str:
     return binding.key_display or key_name(binding.key)
 
 
-def footer_line(here: Iterable[Binding], everywhere: Iterable[Binding], width: int) -> Line:
-    """The keys of this place on the left as far as they fit, those that work everywhere on the right."""
-    right = join(([_item(binding) for binding in everywhere]), "  ", "")
-    free = max(0, width - width_of(right) - 3)
-    left = join_fitting([_item(binding) for binding in here], free, "  ")
+ALWAYS = 2  # of those that work everywhere: the last ones, help and quit
+_GAP = 2
+
+
+def fitting(
+    here: Sequence[Binding], everywhere: Sequence[Binding], width: int
+) -> tuple[Sequence[Binding], Sequence[Binding]]:
+    """Of the keys of this place and of those that work everywhere the ones that there is room for."""
+
+    def size(bindings: Sequence[Binding]) -> int:
+        return sum(width_of(_item(binding)) + _GAP for binding in bindings)
+
+    while len(everywhere) > ALWAYS and size(here) + size(everywhere) + 1 > width:
+        everywhere = everywhere[1:]
+    while here and size(here) + size(everywhere) + 1 > width:
+        here = here[:-1]
+    return here, everywhere
+
+
+def footer_line(here: Sequence[Binding], everywhere: Sequence[Binding], width: int) -> Line:
+    """The keys of this place on the left, those that work everywhere on the right."""
+    here, everywhere = fitting(here, everywhere, width)
+    left, right = (join([_item(binding) for binding in bindings], " " * _GAP, "") for bindings in (here, everywhere))
     return both_ends(((" ", ""), *left), (*right, (" ", "")), width)
+
+
+def key_at(here: Sequence[Binding], everywhere: Sequence[Binding], width: int, x: int) -> Binding | None:
+    """The key that a footer of `width` cells shows at the cell `x`."""
+    here, everywhere = fitting(here, everywhere, width)
+    right = width - 1 - width_of(join([_item(binding) for binding in everywhere], " " * _GAP, ""))
+    for bindings, begin in ((here, 1), (everywhere, right)):
+        for binding in bindings:
+            end = begin + width_of(_item(binding))
+            if begin <= x < end:
+                return binding
+            begin = end + _GAP
+    return None
 
 
 def _item(binding: Binding) -> Line:
@@ -67,13 +102,22 @@ class KeyFooter(Drawing):
         self.call_after_refresh(self.redraw)
 
     def draw(self, width: int, height: int) -> list[Line]:
+        return [footer_line(*self._shown(), width)]
+
+    def _shown(self) -> tuple[Sequence[Binding], Sequence[Binding]]:
+        """The keys of this place, and those that work everywhere."""
         here: dict[str, Binding] = {}
         everywhere: dict[str, Binding] = {}
+        on_top = self.screen is not self.app.screen_stack[0]  # of what lies under the help nothing is to be done now
         for active in self.screen.active_bindings.values():
-            if active.binding.show and active.enabled:
+            if active.binding.show and active.enabled and not (on_top and _is_global(active)):
                 group = everywhere if _is_global(active) else here
                 group.setdefault(active.binding.action, active.binding)
-        return [footer_line(here.values(), everywhere.values(), width)]
+        return tuple(here.values()), tuple(everywhere.values())
+
+    def on_click(self, event: Click) -> None:
+        if (binding := key_at(*self._shown(), self.size.width, event.x)) is not None:
+            self.app.simulate_key(binding.key)
 
 
 def _is_global(active: ActiveBinding) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
@@ -18,6 +19,14 @@ STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 10
 
 Values = Mapping[object, float | str]
+
+
+def pattern_of(text: str) -> re.Pattern[str]:
+    """What `text` is looked for as: a regular expression or, where it is none, as it stands; in any case."""
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error:
+        return re.compile(re.escape(text), re.IGNORECASE)
 
 
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
@@ -65,24 +74,28 @@ def _differ(one: float | str, other: float | str, descending: bool) -> bool:
 
 
 class SortedTable(Table[RowT]):
-    """`s` walks through the columns to sort by, `S` turns the order round; `set_filter` narrows by name."""
+    """`s` walks through the columns to sort by, `S` turns the order round; `set_filter` narrows by `words`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "sort", "sort"),
+        Binding("s,full_stop", "sort(1)", "sort"),
+        Binding("comma", "sort(-1)", "sort by the previous column", show=False),
         Binding("S", "reverse", "reverse"),
+        Binding("n", "match(1)", "next match", show=False),
+        Binding("N", "match(-1)", "previous match", show=False),
     ]
 
     def __init__(
         self,
         columns: Sequence[Column[RowT]],
-        key: Callable[[RowT], tuple[str, object]],
+        key: Callable[[RowT], object],
         *,
+        words: Callable[[RowT], Sequence[str]],
         sort_by: str,
         empty: str = "",
         id: str | None = None,
     ) -> None:
         super().__init__(columns, key, empty=empty, id=id)
-        self._name_and_more = key
+        self._words = words  # in which a filter looks
         self.sort_by = sort_by
         self.descending = True
         self.filter_text = ""
@@ -113,21 +126,21 @@ class SortedTable(Table[RowT]):
 
     def _show_matching(self) -> None:
         by_key: dict[object, RowT] = {self.key(row): row for row in self._all}
-        wanted = self.filter_text.casefold()
-        nothing_such = f"none of {len(self._all)} has {clean(self.filter_text)!r} in its name; esc shows all"
-        self.empty = nothing_such if wanted and self._all else self._nothing_at_all
+        nothing_such = f"{clean(self.filter_text)!r} is in none of {len(self._all)}; esc shows all"
+        self.empty = nothing_such if self.filter_text and self._all else self._nothing_at_all
+        matches = pattern_of(self.filter_text).search
         ordered = [by_key[key] for key in self._order]
-        super().show_rows([row for row in ordered if wanted in self._name_and_more(row)[0].casefold()])
+        super().show_rows([row for row in ordered if any(matches(word) for word in self._words(row))])
 
     def set_filter(self, text: str) -> None:
-        """Show only the rows whose name contains `text`, in any case; all of them for an empty one."""
+        """Show only the rows of whose words one matches `text`, in any case; all of them for an empty one."""
         self.filter_text = text
         self._show_matching()
 
     @property
-    def total(self) -> int:
-        """Rows there are without the filter."""
-        return len(self._all)
+    def found(self) -> str:
+        """`3 of 16`: the rows that the filter leaves."""
+        return f"{len(self.rows)} of {len(self._all)}"
 
     def draw_head(self, placed: Sequence[Placed[RowT]]) -> Line:
         return head_line(placed, self.sort_by, self.descending)
@@ -136,12 +149,26 @@ class SortedTable(Table[RowT]):
     def _sort_column(self) -> Column[RowT]:
         return next(column for column in self.columns if column.title == self.sort_by)
 
-    def action_sort(self) -> None:
+    def action_sort(self, columns: int) -> None:
         titles = [column.title for column in self.visible_columns if column.sort_key is not None]
         at = titles.index(self.sort_by) if self.sort_by in titles else -1
-        self.sort_by = titles[(at + 1) % len(titles)]
+        self._sort_by(titles[(at + columns) % len(titles)])
+
+    def _sort_by(self, title: str) -> None:
+        self.sort_by = title
         self.descending = self._sort_column.align == "right"  # numbers largest first, names from A on
         self._sort_anew()
+
+    def choose_column(self, column: Column[RowT]) -> None:
+        if column.title == self.sort_by:
+            self.action_reverse()
+        elif column.sort_key is not None:
+            self._sort_by(column.title)
+
+    def action_match(self, rows: int) -> None:
+        """Go to the next row that the filter leaves; behind the last comes the first."""
+        if self.rows:
+            self.move_to((self.cursor + rows) % len(self.rows))
 
     def action_reverse(self) -> None:
         self.descending = not self.descending

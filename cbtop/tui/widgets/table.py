@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
-from cbtop.tui.widgets.columns import Column, Placed, RowT, head_line, place, row_line
+from cbtop.tui.widgets.columns import Cells, Column, Placed, RowT, column_at, head_line, place, row_line
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, fit_line, restyle
 
@@ -32,6 +32,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         Binding("pageup", "page(-1)", "page up", show=False),
         Binding("g,home", "first", "first row", show=False),
         Binding("G,end", "last", "last row", show=False),
+        Binding("y", "copy", "copy the row as Markdown", show=False),
     ]
 
     class Moved(Message):
@@ -137,9 +138,29 @@ class Table(Drawing, Generic[RowT], can_focus=True):
     def action_last(self) -> None:
         self.move_to(len(self.rows) - 1)
 
+    def action_copy(self) -> None:
+        """Put this row, under its head, into the clipboard of whoever sits at the terminal."""
+        if (row := self.current) is not None:
+            self.app.copy_to_clipboard(Cells.of(self.columns, [row]).markdown())
+            self.app.notify("the row is copied as Markdown, where the terminal allows it (OSC 52)", markup=False)
+
+    @property
+    def cells(self) -> Cells:
+        """All rows and columns as text."""
+        return Cells.of(self.columns, self.rows)
+
     def on_click(self, event: Click) -> None:
-        if event.y > 0:
+        """A row gets the cursor, and twice is Enter; a column's head is for those who sort."""
+        if event.y == 0:
+            if (column := column_at(self._placed, event.x - 1)) is not None:
+                self.choose_column(column)
+        elif self._top + event.y - 1 < len(self.rows):
             self.move_to(self._top + event.y - 1)
+            if event.chain == 2:
+                self.app.simulate_key("enter")
+
+    def choose_column(self, column: Column[RowT]) -> None:
+        """Its head was clicked."""
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         event.stop()

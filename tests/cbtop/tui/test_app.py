@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import json
 import os
 import pty
 import socket
@@ -29,10 +31,13 @@ from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
 from cbtop.protocol.requests import WHY, Request, State
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.reports.text import text_report
 from cbtop.tui.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
+from cbtop.tui.export import KINDS
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.selection import Selection
 from cbtop.tui.views import VIEWS
+from cbtop.tui.views.base import View
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.help import HelpScreen
@@ -176,7 +181,8 @@ async def turns_light_and_dark(pilot: AppPilot, key: str) -> None:
 
 
 async def opens_the_help(pilot: AppPilot, key: str) -> None:
-    assert "keys everywhere" in await press(pilot, key)
+    await press(pilot, "3")
+    assert "─ Roofline ─" in (await press(pilot, key)).splitlines()[0]
 
 
 async def quits(pilot: AppPilot, key: str) -> None:
@@ -220,6 +226,50 @@ async def moves_to_the_first_row(pilot: AppPilot, key: str) -> None:
 async def moves_to_the_last_row(pilot: AppPilot, key: str) -> None:
     await press(pilot, key)
     assert table(pilot).cursor == len(samples.BRICKS) - 1
+
+
+async def sorts_by_the_previous_column(pilot: AppPilot, key: str) -> None:
+    assert "µs/tok▼" in await press(pilot, "s")
+    assert "wall %▼" in await press(pilot, key)
+
+
+async def copies_the_row(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    head, _, row = pilot.app.clipboard.splitlines()
+    assert head.startswith("| brick | category | wall % |"), head
+    assert table(pilot).rows[0].name in row
+    assert head.count("|") == row.count("|")
+    assert "Markdown" in await what_is_told(pilot)
+
+
+async def goes_to_the_next_match_and_round(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "slash", *"proj", "enter")
+    names = [row.name for row in table(pilot).rows]
+    assert len(names) > 1
+    for _ in names:
+        before = table(pilot).cursor
+        await press(pilot, key)
+        step = 1 if key == "n" else -1
+        assert table(pilot).cursor == (before + step) % len(names)
+
+
+async def opens_the_tree(pilot: AppPilot, key: str) -> None:
+    assert "layer → brick → kernel" in await press(pilot, key)
+
+
+async def offers_every_key_by_its_name(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    await pilot.pause()
+    await press(pilot, *"reverse")
+    await shown(pilot, "reverse  S")
+    await press(pilot, "enter")
+    await pilot.pause()
+    await shown(pilot, "wall %▲")
+
+
+async def asks_for_a_format(pilot: AppPilot, key: str) -> None:
+    assert "export this view as" in await press(pilot, key)
+    assert "export this view as" not in await press(pilot, "escape")
 
 
 async def sorts_by_the_next_column(pilot: AppPilot, key: str) -> None:
@@ -288,7 +338,9 @@ async def scrolls_the_help_back(pilot: AppPilot, key: str) -> None:
 
 async def closes_the_help(pilot: AppPilot, key: str) -> None:
     await press(pilot, "question_mark")
-    assert "keys everywhere" not in await press(pilot, key)
+    assert isinstance(pilot.app.screen, HelpScreen)
+    await press(pilot, key)
+    assert not isinstance(pilot.app.screen, HelpScreen)
     assert pilot.app.is_running
 
 
@@ -319,7 +371,14 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Table, "page(-1)"): moves_a_page_up,
     (Table, "first"): moves_to_the_first_row,
     (Table, "last"): moves_to_the_last_row,
-    (SortedTable, "sort"): sorts_by_the_next_column,
+    (SortedTable, "sort(1)"): sorts_by_the_next_column,
+    (SortedTable, "sort(-1)"): sorts_by_the_previous_column,
+    (SortedTable, "match(1)"): goes_to_the_next_match_and_round,
+    (SortedTable, "match(-1)"): goes_to_the_next_match_and_round,
+    (Table, "copy"): copies_the_row,
+    (CbtopApp, "tree"): opens_the_tree,
+    (CbtopApp, "export"): asks_for_a_format,
+    (CbtopApp, "command_palette"): offers_every_key_by_its_name,
     (SortedTable, "reverse"): turns_the_order_round,
     (Bricks, "toggle_detail"): opens_and_closes_the_details,
     (Bricks, "filter"): filters_by_name,
@@ -710,6 +769,89 @@ async def test_the_cursor_stays_on_its_row_and_a_sort_takes_it_to_the_top_unless
         assert table(pilot).current == slow
         await press(pilot, "j", "S")
         assert table(pilot).current == first
+
+
+@pytest.mark.parametrize(
+    ("typed", "found", "name"),
+    [
+        ("att", "6 of 16", "AttentionScore"),  # some by their category alone
+        ("ffn", "4 of 16", "GateProjection"),
+        ("^(gate|up)p", "2 of 16", "UpProjection"),
+        ("(", "0 of 16", ""),
+    ],
+)
+async def test_a_filter_finds_names_and_categories_and_says_how_many_of_all(
+    feed: ScriptedFeed, typed: str, found: str, name: str
+) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        text = await press(pilot, "slash", *typed)
+        (line,) = [line for line in text.splitlines() if f" {found} " in line]
+        assert line.split()[0] == typed
+        assert name in text
+        assert found in await press(pilot, "enter", "n")
+        assert found not in await press(pilot, "escape")
+
+
+async def test_a_click_on_a_head_sorts_on_a_key_presses_it_and_two_on_a_row_are_enter(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        lines = (await press(pilot)).splitlines()
+        y = next(index for index, line in enumerate(lines) if "wall %▼" in line)
+        for title, shown_as in (("p50 µs", "p50 µs▼"), ("p50 µs", "p50 µs▲"), ("brick", "brick▲")):
+            await pilot.click(offset=(lines[y].index(title) + 1, y))
+            await pilot.pause()
+            assert shown_as in screen_text(app).splitlines()[y]
+        await pilot.click(offset=(8, y + 3), times=2)
+        await pilot.pause()
+        assert table(pilot).cursor == 2
+        assert "inclusive" in screen_text(app)
+        await pilot.click(offset=(screen_text(app).splitlines()[-1].index("? help"), SIZE[1] - 1))
+        await pilot.pause()
+        assert isinstance(app.screen, HelpScreen)
+
+
+@pytest.mark.parametrize("ending", [ending for ending, _ in KINDS.values()])
+@pytest.mark.parametrize("view", VIEWS)
+async def test_e_writes_the_view_shown_into_a_new_file_and_names_it(
+    feed: ScriptedFeed, view: type[View], ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cbtop.tui.export.time.strftime", lambda _: "now")
+    (taken := tmp_path / f"cbtop-{view.title.lower()}-now.{ending}").write_text("another's")
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await press(pilot, str(VIEWS.index(view) + 1), "e", next(key for key in KINDS if KINDS[key][0] == ending))
+        path = tmp_path / f"cbtop-{view.title.lower()}-now-2.{ending}"
+        assert await what_is_told(pilot) == str(path)
+    assert taken.read_text() == "another's"
+    text = path.read_text(encoding="utf-8")
+    if ending == "json":
+        assert json.loads(text)["sources"][0]["pid"] == samples.LIVE.pid
+    elif ending == "txt":
+        assert app.source is not None
+        assert text == text_report([app.source], [view.section]) + "\n"
+    elif ending == "svg":
+        assert text.startswith("<svg")
+        assert view.title in text
+    else:
+        cells = app._views[VIEWS.index(view)].cells()
+        assert cells is not None
+        rows = list(csv.reader(text.splitlines())) if ending == "csv" else text.splitlines()
+        assert len(rows) == len(cells.rows) + (1 if ending == "csv" else 2)
+        assert all(title in rows[0] for title in cells.head)
+
+
+async def test_what_cannot_be_written_is_said(
+    feed: ScriptedFeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await press(pilot, "e", "t")
+        assert "No such file or directory" in await what_is_told(pilot)
 
 
 def test_how_often_to_press_is_counted_the_shorter_way_round() -> None:

@@ -77,7 +77,7 @@ def test_of_a_noisy_stationary_minute_at_most_one_swap_is_seen_among_the_top_eig
                 orders.append(steady_order(orders[-1], newest, descending=True))
             exact = [sorted(each, key=each.__getitem__, reverse=True) for each in values]
             assert sum(swaps(*pair) for pair in pairwise(orders[1:])) <= 1, title
-            assert sum(swaps(*pair) for pair in pairwise(exact)) > 5, f"{title}: there was nothing to keep still"
+            assert sum(swaps(*pair) for pair in pairwise(exact)) > 2, f"{title}: there was nothing to keep still"
 
 
 def test_rows_close_together_do_not_change_places() -> None:

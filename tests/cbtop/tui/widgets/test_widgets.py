@@ -10,7 +10,7 @@ from textual.binding import Binding
 from cbtop.tui.widgets.bars import Part, bar, stacked
 from cbtop.tui.widgets.braille import BrailleCanvas, area
 from cbtop.tui.widgets.columns import Column, place, row_line
-from cbtop.tui.widgets.footer import footer_line, key_name
+from cbtop.tui.widgets.footer import footer_line, key_at, key_name
 from cbtop.tui.widgets.lines import both_ends, clean, clip, fit, fit_line, join_fitting, plain, rule, width_of
 from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around
 
@@ -109,11 +109,30 @@ def test_an_axis_holds_its_values_and_spans_a_decade(values: list[float]) -> Non
     assert all(0 <= span.position(value) <= 1 for value in values)
 
 
-def test_the_footer_drops_the_keys_of_the_place_before_those_that_work_everywhere() -> None:
+def test_the_footer_gives_up_what_works_everywhere_but_help_and_quit_before_the_keys_of_the_place() -> None:
     here = [Binding("s", "sort", "sort"), Binding("enter", "open", "details")]
-    everywhere = [Binding("q", "quit", "quit")]
-    assert plain(footer_line(here, everywhere, 40)).split() == ["s", "sort", "⏎", "details", "q", "quit"]
-    assert plain(footer_line(here, everywhere, 18)).split() == ["s", "sort", "q", "quit"]
+    everywhere = [Binding("p", "phase", "phase"), Binding("f1", "help", "help"), Binding("q", "quit", "quit")]
+    kept = {
+        46: ["s", "sort", "⏎", "details", "p", "phase", "f1", "help", "q", "quit"],
+        44: ["s", "sort", "⏎", "details", "f1", "help", "q", "quit"],
+        28: ["s", "sort", "f1", "help", "q", "quit"],
+        20: ["f1", "help", "q", "quit"],
+    }
+    for width, words in kept.items():
+        assert plain(footer_line(here, everywhere, width)).split() == words
+
+
+@given(st.integers(min_value=20, max_value=90))
+def test_a_click_on_the_footer_finds_the_key_that_is_drawn_there(width: int) -> None:
+    here = [Binding("s", "sort", "sort"), Binding("enter", "open", "details")]
+    everywhere = [Binding("p", "phase", "phase"), Binding("f1", "help", "help"), Binding("q", "quit", "quit")]
+    line = plain(footer_line(here, everywhere, width))
+    for x, cell in enumerate(line):
+        binding = key_at(here, everywhere, width, x)
+        if binding is not None and cell != " ":
+            assert cell in f"{key_name(binding.key)} {binding.description}"
+        elif binding is None:
+            assert cell in " …"
 
 
 def test_keys_are_named_as_on_a_keyboard() -> None:

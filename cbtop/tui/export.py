@@ -1,0 +1,92 @@
+"""The view shown as a file in the working directory."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from cbtop.errors import CbtopError
+from cbtop.reports import REPORTS, VIEWS
+from cbtop.tui.views.base import View
+from cbtop.tui.widgets.columns import Cells
+from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.lines import Line
+from cbtop.viewmodels.model import ReplayView, SourceView
+
+# The key of each, its ending, and what it is.
+KINDS = {
+    "s": ("svg", "the picture on the screen"),
+    "j": ("json", "all that is known of the process, as the JSON report has it"),
+    "c": ("csv", "the table, with the columns that there is no room for"),
+    "m": ("md", "the table, in Markdown"),
+    "t": ("txt", "this part of the text report"),
+}
+
+
+class ExportScreen(ModalScreen[str | None]):
+    """Asks for the format; what it gives is the ending of the file, or None."""
+
+    AUTO_FOCUS = None
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(key, f"dismiss('{ending}')", f"export as {ending}") for key, (ending, _) in KINDS.items()),
+        Binding("escape,q,e", "dismiss(None)", "no export"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        yield Kinds(id="export-kinds")
+
+
+class Kinds(Drawing):
+    """The formats and their keys."""
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        rows: list[Line] = [
+            (("  ", ""), (key, "key"), (f"  {ending.ljust(6)}", "strong"), (what, "dim"))
+            for key, (ending, what) in KINDS.items()
+        ]
+        return [(("  export this view as", "accent"),), *rows, (("  ", ""), ("esc", "key"), ("  nothing", "dim"))]
+
+
+def write_export(ending: str, view: View, source: SourceView, replay: ReplayView | None, picture: str) -> Path:
+    """Write `view` of `source` into a new file, whose name it gives. Raises CbtopError where it has no table."""
+    sections = [view.section] if view.section in VIEWS else list(VIEWS)
+    texts: dict[str, Callable[[], str]] = {
+        "svg": lambda: picture,
+        "json": lambda: REPORTS["json"]([source], sections, replay) + "\n",
+        "csv": lambda: as_csv(_cells(view)),
+        "md": lambda: _cells(view).markdown(),
+        "txt": lambda: REPORTS["text"]([source], sections, replay) + "\n",
+    }
+    text = texts[ending]()
+    stem = f"cbtop-{view.title.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while True:
+        path = Path.cwd() / f"{stem}{f'-{number}' if number > 1 else ''}.{ending}"
+        try:
+            with path.open("x", encoding="utf-8", newline="") as file:
+                file.write(text)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def as_csv(cells: Cells) -> str:
+    """The figures as the screen writes them."""
+    written = io.StringIO()
+    csv.writer(written).writerows([cells.head, *cells.rows])
+    return written.getvalue()
+
+
+def _cells(view: View) -> Cells:
+    if (cells := view.cells()) is None:
+        raise CbtopError(f"{view.title} has no table: export it as svg, json or txt")
+    return cells

@@ -1,0 +1,38 @@
+"""What the command palette offers: every key that does something here and now, by what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from textual.binding import Binding
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+
+from cbtop.tui.widgets.footer import shown_key
+
+
+class KeysByName(Provider):
+    """To choose one is to press it."""
+
+    async def discover(self) -> Hits:
+        for binding in self._bindings():
+            yield DiscoveryHit(_text(binding), partial(self.app.simulate_key, binding.key))
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for binding in self._bindings():
+            if (score := matcher.match(_text(binding))) > 0:
+                press = partial(self.app.simulate_key, binding.key)
+                yield Hit(score, matcher.highlight(_text(binding)), press)
+
+    def _bindings(self) -> Iterator[Binding]:
+        """One an action, those of the focus first."""
+        told: set[str] = set()
+        for active in self.screen.active_bindings.values():
+            if active.enabled and active.binding.action not in (*told, "command_palette"):
+                told.add(active.binding.action)
+                yield active.binding
+
+
+def _text(binding: Binding) -> str:
+    return f"{binding.description}  {shown_key(binding)}"
