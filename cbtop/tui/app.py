@@ -291,7 +291,7 @@ class CbtopApp(App[int]):
 
     def _why_not_merged(self, mode: MergeMode) -> str:
         """Why what is shown cannot be merged; empty where it is one of several."""
-        found = self.feed.merged(mode, self.source_key, self.phase, window=self.window)
+        found = self.feed.merged(mode, self.selection.key, self.phase, window=self.window)
         if found is None:
             return "there is no process yet that could be merged"
         if self.merge is not None or found.merged is None or len(found.merged.members) > 1:
