@@ -3,8 +3,8 @@
 Each is wrapped where it is looked up.
 
 Rules
-- They stay wrapped as long as anything is attached: Dynamo guards on which function it has seen, and to swap them for
-  each step would compile anew. Where nothing is recorded a wrapper asks two questions and calls.
+- Those that a module or a mapping holds are swapped in for recorded steps, see swapping.py; methods stay wrapped as
+  long as anything is attached. Where nothing is recorded a wrapper asks two questions and calls.
 - A wrapper's first question is whether Dynamo compiles, and it closes over functions alone: nothing that changes, and
   where it is a method of what compiled code makes, Dynamo takes nothing else from a closure.
 - Where something of ours fails, it is said once, and what is wrapped is called as it is.
@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from time import perf_counter_ns
-from types import CellType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -27,7 +26,8 @@ from torch.compiler import is_dynamo_compiling
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import classification
-from cbtop.profiler.instrument.steps import Generation, recorded_here, swapped_in, unit
+from cbtop.profiler.instrument.steps import Generation, recorded_here, unit
+from cbtop.profiler.instrument.swapping import Replaced, held, swapped_in, swaps
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import Work
@@ -80,11 +80,11 @@ class Functions:
     """The functions that are wrapped in this process."""
 
     def __init__(self) -> None:
-        self._wrapped: list[tuple[Any, str, Function, Function]] = []  # in the order it was done
+        self._wrapped: list[Replaced] = []  # in the order it was done
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
         """Wrap those that these modules call, as far as they are not yet."""
-        self.replace(torch.nn.functional, "scaled_dot_product_attention", lambda f: _attention(f, "sdpa", 0))
+        self.swap(torch.nn.functional, "scaled_dot_product_attention", lambda f: _attention(f, "sdpa", 0))
         kinds = {base for module in modules for base in type(module).__mro__}
         for kind in kinds:
             self.replace(kind, _EAGER_METHOD, _eager)
@@ -94,18 +94,18 @@ class Functions:
         for name in sorted({kind.__module__ for kind in kinds}):
             home = sys.modules.get(name)
             for function in _ROPE:
-                self.replace(home, function, _rope)
+                self.swap(home, function, _rope)
             for function, brick in _FUNCTIONS.items():
-                self.replace(home, function, functools.partial(_plain, name=brick))
-            self.replace(home, _EAGER, _eager)
+                self.swap(home, function, functools.partial(_plain, name=brick))
+            self.swap(home, _EAGER, _eager)
         self._wrap_transformers()
         self.wrap_generate()
 
     def unwrap(self) -> None:
         """Put back what was there, where nobody else has put something of theirs since."""
-        for owner, name, original, wrapped in reversed(self._wrapped):
-            if _get(owner, name) is wrapped:
-                _set(owner, name, original)
+        swaps.clear()
+        for function in reversed(self._wrapped):
+            function.put(function.original, function.wrapped)
         self._wrapped.clear()
 
     def _wrap_transformers(self) -> None:
@@ -114,7 +114,7 @@ class Functions:
         known = getattr(interface, "_global_mapping", {})
         for name in list(known):
             if "eager" not in name:
-                self.replace(known, name, functools.partial(_attention, label=name, queries=1))
+                self.swap(known, name, functools.partial(_attention, label=name, queries=1))
         self.replace(getattr(modules.get("transformers.cache_utils"), "Cache", None), "update", _kv_write)
 
     def wrap_generate(self) -> None:
@@ -134,27 +134,26 @@ class Functions:
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
         """Let `owner` have what `wrapper` makes of its function `name`, if it has one that is not ours."""
-        original = None if owner is None else _get(owner, name)
-        if original is None or hasattr(original, "_is_of_cbtop"):
-            return
-        wrapped = wrapper(original)
-        wrapped._is_of_cbtop = True  # type: ignore[attr-defined]
-        self._wrapped.append((owner, name, original, wrapped))
-        _set(owner, name, wrapped)
+        function = _replaced(owner, name, wrapper)
+        if function is not None:
+            self._wrapped.append(function)
+            function.put(function.wrapped, function.original)
+
+    def swap(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
+        """Let `owner` have it where the calls of a model are timed."""
+        if owner is not None and not swaps.has(owner, name, held(owner, name)):
+            function = _replaced(owner, name, wrapper)
+            if function is not None:
+                swaps.add(function)
 
 
-def _get(owner: Any, name: str) -> Any:
-    """What `owner` itself has of that name: a class not what it inherits. A cell has its contents."""
-    if isinstance(owner, CellType):
-        return owner.cell_contents
-    return owner.get(name) if isinstance(owner, MutableMapping) else vars(owner).get(name)
-
-
-def _set(owner: Any, name: str, value: Any) -> None:
-    if isinstance(owner, MutableMapping):
-        owner[name] = value
-    else:
-        setattr(owner, name, value)
+def _replaced(owner: Any, name: str, wrapper: Callable[[Function], Function]) -> Replaced | None:
+    original = None if owner is None else held(owner, name)
+    if original is None or hasattr(original, "_is_of_cbtop"):
+        return None
+    wrapped = wrapper(original)
+    wrapped._is_of_cbtop = True  # type: ignore[attr-defined]
+    return Replaced(owner, name, original, wrapped)
 
 
 class FunctionCall:

@@ -35,6 +35,7 @@ from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
 from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
+from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall, is_symbolic
 from cbtop.profiler.positions import finder
@@ -90,8 +91,6 @@ class Unit:
 unit: Callable[[], Unit] = finder(Unit)
 _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
 LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes as long as timing them does
-# The models whose calls are timed, and what times them; where there is none, nothing is recorded.
-swapped_in: dict[ref[ModelSteps], HotPath | Path | Timing | Capture] = {}
 
 
 def recorded_here() -> HotPath | Path | Timing | Capture | None:
@@ -276,7 +275,7 @@ class Noting:
         """The model is called, which `call` describes."""
         capture = self.capture
         try:
-            swapped_in[self._me] = capture
+            swaps.swap_in(self._me, capture)
             self._noted += [one for one in [call.noted_by(capture) for call in self._steps.calls] if one is not None]
             for one in self._noted:
                 one.swap_in()
@@ -291,18 +290,15 @@ class Noting:
             for one in self._noted:
                 one.swap_out()
             if self._before is None:
-                swapped_in.pop(self._me, None)
+                swaps.swap_out(self._me)
             else:
-                swapped_in[self._me] = self._before
+                swaps.swap_in(self._me, self._before)
         except Exception as error:  # noqa: BLE001 - as above
             self._steps.failed(error)
 
 
 class ModelSteps:
     """The steps of one model, and the calls that are timed in them."""
-
-    # Of all models, which may share modules. A handler of the host's may call one where a signal finds us in here.
-    _lock = threading.RLock()
 
     def __init__(
         self,
@@ -337,7 +333,7 @@ class ModelSteps:
 
     def after_fork(self) -> None:
         """In a child nobody holds the lock, and of the steps that ran those of this thread are left."""
-        ModelSteps._lock = threading.RLock()
+        swaps.lock = threading.RLock()
         self._recorded.intersection_update(unit().open)
 
     def failed(self, error: Exception) -> None:
@@ -448,7 +444,7 @@ class ModelSteps:
         """Swap the calls in for a step that is recorded, and out for one that is not, where no other is running."""
         if recorded is None and self._are_in is False:
             return
-        with self._lock:
+        with swaps.lock:
             if recorded is not None:
                 self._recorded.add(recorded)
             elif self._recorded:
@@ -459,13 +455,13 @@ class ModelSteps:
                 self.timing.held_steps.settle()
             self._are_in = None
             if recorded is not None:
-                swapped_in[ref(self, swapped_in.pop)] = self.times
+                swaps.swap_in(ref(self, swapped_in.pop), self.times)
                 for call in self.calls:
                     call.swap_in()
             else:
                 for call in self.calls:
                     call.swap_out()
-                swapped_in.pop(ref(self), None)
+                swaps.swap_out(ref(self))
             self._are_in = recorded is not None
 
     def look_again(self) -> None:
@@ -480,8 +476,8 @@ class ModelSteps:
 
     def remove(self) -> None:
         """Time nothing from now on."""
-        with self._lock:
-            swapped_in.pop(ref(self), None)
+        with swaps.lock:
+            swaps.swap_out(ref(self))
             for call in self.calls:
                 call.remove()
             self.calls = ()

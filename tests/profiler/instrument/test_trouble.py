@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import attach, attachment, awaited, functions, install, steps, trouble, uninstall
+from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.wrapping import Call
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.steps import Step
@@ -290,6 +291,6 @@ def test_an_import_that_cannot_be_followed_is_imported(tmp_path: Path, monkeypat
 def test_a_handler_of_the_hosts_may_call_the_model_wherever_it_runs(profiler: BrickProfiler) -> None:
     """A signal may come while we hold a lock: a call from its handler must not wait for that."""
     model, x = Stack(), torch.ones(1, 1, 2, 4)
-    attached = attach(model, profiler)
-    with attached.steps._lock, attachment._lock:
+    attach(model, profiler)
+    with swaps.lock, attachment._lock:
         model(x)

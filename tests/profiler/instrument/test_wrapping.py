@@ -31,6 +31,7 @@ from cbtop.profiler.instrument.capturing import Capture, captures
 from cbtop.profiler.instrument.functions import Functions
 from cbtop.profiler.instrument.functions import timed as timed_function
 from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
+from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.work import stored_bytes
 from cbtop.profiler.instrument.wrapping import BrickCall, Call, elements_of
 from cbtop.profiler.profiler import BrickProfiler
@@ -796,13 +797,13 @@ def test_a_compiled_model_has_its_steps_all_the_same(
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_waits_for_no_lock_of_its_parents(profiler: BrickProfiler) -> None:
     model, x = Stack(), torch.ones(1, 4)
-    attachment = attach(model, profiler)
-    attachment.steps._lock.acquire()  # as another thread might, while it forks
+    attach(model, profiler)
+    swaps.lock.acquire()  # as another thread might, while it forks
     child = os.fork()
     if child == 0:
         model(x)
         os._exit(0)
-    attachment.steps._lock.release()
+    swaps.lock.release()
     assert os.waitpid(child, 0)[1] == 0
 
 

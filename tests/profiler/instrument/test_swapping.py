@@ -1,0 +1,177 @@
+"""Functions of the host's are replaced in recorded steps, and its own in plain ones, but where Dynamo compiles."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.instrument import attach
+from cbtop.profiler.instrument.swapping import Replaced, Swaps, swaps
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.ring import FLAG_AMOUNTS
+from tests.profiler.instrument.tiny import model_of, torch, transformers, words
+from tests.profiler.memory import Memory
+
+from torch import nn  # isort: skip
+
+NODE = (1 << 24) - 1  # of a record's tag
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+
+@pytest.fixture
+def host() -> Iterator[SimpleNamespace]:
+    """Where the functions of a llama are looked up, while nothing that Dynamo has compiled is known."""
+    gc.collect()  # models that were timed
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield SimpleNamespace(
+        llama=transformers.models.llama.modeling_llama,
+        attention=transformers.modeling_utils.AttentionInterface._global_mapping,
+    )
+    torch._dynamo.utils.counters.clear()
+
+
+def _functions(host: SimpleNamespace) -> list[Any]:
+    names = ("apply_rotary_pos_emb", "create_causal_mask", "eager_attention_forward")
+    return [
+        nn.functional.scaled_dot_product_attention,
+        *[getattr(host.llama, name) for name in names],
+        *host.attention.values(),
+    ]
+
+
+def _seen_in(model: Any, host: SimpleNamespace) -> list[list[Any]]:
+    """What the functions are inside each call of `model` from now on."""
+    seen: list[list[Any]] = []
+    model.model.norm.register_forward_hook(lambda *_: seen.append(_functions(host)))
+    return seen
+
+
+def _calls(memory: Memory, name: str) -> int:
+    nodes = {node[0]: node[3] for node in memory.nodes}
+    return [nodes[tag & NODE] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS].count(name)
+
+
+def test_in_a_step_that_is_not_recorded_functions_are_the_hosts_own(host: SimpleNamespace, memory: Memory) -> None:
+    bare, model, profiler = _functions(host), model_of("llama"), BrickProfiler(recorder=memory, sample_every=3)
+    seen = _seen_in(model, host)
+    logits = model(words(1, 4)).logits
+    attachment = attach(model, profiler)
+    assert _functions(host) == bare
+    for _ in range(6):
+        assert torch.equal(model(words(1, 4)).logits, logits)
+    assert [found == bare for found in seen] == [True] + 2 * [False, True, True]
+    assert not set(seen[1][:4]) & set(bare)
+    assert _calls(memory, "Attention (fused)") == _calls(memory, "RopeEmbedding") == 2 * 3
+    model(words(1, 4))
+    attachment.detach()
+    assert _functions(host) == bare
+
+
+def test_while_a_step_of_one_model_is_recorded_plain_ones_of_another_take_no_function_away(
+    host: SimpleNamespace, memory: Memory
+) -> None:
+    bare, model, other = _functions(host), model_of("llama"), model_of("llama")
+    attach(model, BrickProfiler(recorder=memory, sample_every=2))
+    attach(other, BrickProfiler(recorder=Memory(), sample_every=3))
+    other(words(1, 4))  # that one is recorded, the next two are not
+    beside = threading.Thread(target=lambda: [other(words(1, 4)) for _ in range(2)])
+
+    def run(*_: Any) -> None:
+        if not beside.ident:
+            beside.start()
+            beside.join()
+
+    model.model.embed_tokens.register_forward_hook(run)
+    model(words(1, 4))
+    assert _calls(memory, "RopeEmbedding") == 3
+    assert _functions(host) != bare
+    model(words(1, 4))
+    assert _functions(host) == bare
+
+
+def _graphs_of(called: Any, graphs: list[Any]) -> int:
+    for _ in range(6):
+        called(words(1, 4))
+    return len(graphs)
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["", "after a reset of Dynamo"])
+@pytest.mark.parametrize("steps_before", [1, 2], ids=["after a recorded step", "after a plain step"])
+def test_layers_that_are_compiled_are_compiled_once_whatever_steps_are_recorded(
+    steps_before: int, resets: bool, host: SimpleNamespace, memory: Memory
+) -> None:
+    def run(profiler: BrickProfiler | None) -> int:
+        torch._dynamo.reset()
+        model, graphs = model_of("llama"), []
+
+        def backend(graph: Any, _: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        if profiler is not None:
+            attach(model, profiler)
+        for _ in range(steps_before):
+            model(words(1, 4))
+        if resets:
+            torch._dynamo.reset()
+            model(words(1, 4))
+        for layer in model.model.layers:
+            layer.compile(backend=backend)
+        return _graphs_of(model, graphs)
+
+    assert run(BrickProfiler(recorder=memory, sample_every=2)) == run(None)
+
+
+def test_where_dynamo_has_compiled_before_functions_stay_replaced(
+    host: SimpleNamespace, profiler: BrickProfiler
+) -> None:
+    bare = _functions(host)
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    attachment = attach(model_of("llama"), profiler)
+    assert _functions(host) != bare
+    attachment.detach()
+    assert _functions(host) == bare
+    assert swaps._compiles not in torch._dynamo.callback_handler.start_callbacks
+
+
+@pytest.mark.usefixtures("host")
+def test_a_swap_that_an_exception_ended_is_done_again_and_what_others_put_there_stays() -> None:
+    class Refuses(dict[str, Any]):
+        fails = False
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if self.fails:
+                raise KeyboardInterrupt
+            super().__setitem__(name, value)
+
+    swaps, home, model = Swaps(), Refuses(one=len, two=max), torch.nn.Identity()
+    of_model: Any = ref(model)
+    swaps.add(Replaced(home, "one", len, sum))
+    swaps.add(Replaced(home, "two", max, min))
+
+    def swap(are_in: bool) -> None:
+        swaps.swap_in(of_model, Memory()) if are_in else swaps.swap_out(of_model)  # type: ignore[arg-type]
+
+    for are_in, expected in ((True, [sum, min]), (False, [len, max])):
+        home.fails = True
+        with contextlib.suppress(KeyboardInterrupt):
+            swap(are_in)
+        home.fails = False
+        swap(are_in)
+        assert list(home.values()) == expected
+    swap(True)
+    home["two"] = print
+    swap(False)
+    assert home == {"one": len, "two": print}
+    swaps.clear()
