@@ -72,6 +72,7 @@ class Steps:
         self.show = show  # that this process runs
         self.forks = 0  # that led to this process
         self.is_on = True  # the profiler records
+        self.governor: Any = None  # who is told of each step, where somebody is: see instrument/governor.py
         self._others: WeakSet[Steps] = WeakSet()  # on other paths
         # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
         self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
@@ -208,11 +209,6 @@ def _amount(value: object) -> HostTime:
 def _key(name: str | None, model: str) -> tuple[object, ...]:
     name = NO_NAME if name is None else name
     return (STEP, name, model) if model else (STEP, name)
-
-
-def _plain_mark(path: Path) -> Any:
-    """Now, on a clock that waits for no device; of steps that are stamped where they are recorded, on the host's."""
-    return path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
 
 
 def _is_free(lane: int, holder: ref[Step] | None) -> bool:
@@ -386,7 +382,8 @@ class Step:
             if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
                 self._inside = root  # a signal cut a step's end short: nothing is inside of that one any more
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self._key):
-                self._start = _plain_mark(path)
+                # No clock that waits for a device; of steps that are stamped where they are recorded, the host's.
+                self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 self._position, position.step = position, self
                 position.recording = False  # until it ends
@@ -427,8 +424,24 @@ class Step:
             position.step = outer
             if self._is_outermost:
                 position.recording = True
-            if self._is_plain:
-                self._end_plain(position, failed=failed)
+            if self._is_plain:  # it is recorded as a whole, under the name it has by now
+                self._is_plain = False
+                steps, root = self._steps, self._inside
+                if not steps.is_on or self._forks != steps.forks:
+                    return
+                end = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())  # as in __enter__
+                while root.parent is not None:
+                    root = root.parent
+                # A cancelled one takes nothing along in the shared lane.
+                flags = FLAG_CANCELLED | SHARED_LANE if self._cancelled else FLAG_PLAIN
+                flags = flags | FLAG_FAILED if failed else flags
+                scope = root.children.get(self._key) or steps.scopes.define(root, self._key)
+                start = self._start if self._start_ns is None else HostTime(self._start_ns)
+                inside = None
+                if position.scope is self._inside and self._inside.parent is not None:
+                    inside = self._named(self._inside), position, position.lane
+                self._emit(scope, start, end, flags, inside)
+                return
             if scope is None:
                 return
             held = None
@@ -500,25 +513,6 @@ class Step:
         if position.scope is self._inside and self._inside.parent is not None:
             path = self._steps.path
             path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
-
-    def _end_plain(self, position: Position, *, failed: bool) -> None:
-        """Record it as a whole, under the name it has by now."""
-        self._is_plain = False
-        steps, root = self._steps, self._inside
-        if not steps.is_on or self._forks != steps.forks:
-            return
-        end = _plain_mark(steps.path)
-        while root.parent is not None:
-            root = root.parent
-        # A cancelled one takes nothing along in the shared lane.
-        flags = FLAG_CANCELLED | SHARED_LANE if self._cancelled else FLAG_PLAIN
-        flags = flags | FLAG_FAILED if failed else flags
-        scope = root.children.get(self._key) or steps.scopes.define(root, self._key)
-        start = self._start if self._start_ns is None else HostTime(self._start_ns)
-        inside = None
-        if position.scope is self._inside and self._inside.parent is not None:
-            inside = self._named(self._inside), position, position.lane
-        self._emit(scope, start, end, flags, inside)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         """The records of this step: its own, of how much it worked on, and of what it took of where it began."""

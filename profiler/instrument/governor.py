@@ -7,7 +7,8 @@ Rules
   steps of its kind before and after it, so that steps that grow cancel out. Three sorts pay: those recorded; the one
   in which the timed calls are swapped out again; those that run beside a recorded one, in other threads. Medians of
   these differences; their interval is that of order statistics, 95 % each. What plain steps pay to begin, to end and
-  for their record is timed, and added; what asks in them whether it is to record is not seen.
+  for their record is timed, and added, with what each pays of a decision; what asks in them whether it is to record
+  (methods that stay wrapped) is not seen.
 - k is so large that the upper end of the interval, spread over the steps, is within the share allowed.
 - Until the cost is known one step in FIRST_EVERY is recorded; where it stays unknown, ever fewer. What was recorded
   beyond the share is paid back: until then half as many are.
@@ -21,14 +22,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
 from types import TracebackType
 from typing import NamedTuple
-from weakref import WeakSet
+from weakref import ref
 
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder
-from cbtop.profiler.steps import Step, Steps
+from cbtop.profiler.steps import Step
 from cbtop.protocol.messages import Sampling
 
 FIRST_EVERY = 4  # and never more than that: plain steps are needed
@@ -105,20 +105,21 @@ class Kind:
         return _median(sorted(found)) if len(found) >= ENOUGH else None
 
 
-class Mark(NamedTuple):
-    """What was known of a step when it began."""
-
-    sort: Sort
-    recorded_before: int
-
-
-class _Model:
+class Model:
     """Whose calls are swapped in and out together."""
 
     def __init__(self) -> None:
         self.calls_are_in = False
         self.recorded = 0
-        self.running: WeakSet[object] = WeakSet()  # recorded steps
+        self.running: dict[ref[object], None] = {}  # recorded steps
+
+
+class Mark(NamedTuple):
+    """What was known of a step when it began."""
+
+    sort: Sort
+    recorded_before: int
+    model: Model
 
 
 class Governor:
@@ -136,11 +137,13 @@ class Governor:
         self._chance = random.Random()
         self._turns: dict[object, int] = {}  # steps of each kind until the next that is recorded
         self._kinds: dict[object, Kind] = {}
-        self._models: dict[object, _Model] = {}
+        self._models: dict[object, Model] = {}
         self._own: deque[float] = deque(maxlen=SAMPLES)  # what plain steps pay to begin and end, in ns
         self.told_ns = 0  # that `ended` took the last time: part of what the next one pays
+        self.look_ns = 0  # that the last look took: all steps until the next one pay for it
+        self.has_looked = False  # the last time that `ended` was called: what that took is no plain step's
         self._seen = self._recorded = self._lived_ns = 0
-        self._look_at_step, self._look_at_ns = 0, 0
+        self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0
 
     def is_sampled(self, key: object) -> bool:
@@ -155,25 +158,27 @@ class Governor:
 
     def began(self, step: object, model: str, *, recorded: bool) -> Mark:
         """`step` of `model` has begun."""
-        state = self._model(model)
+        state = self._models.get(model) or self._model(model)
         if recorded:
             state.recorded += 1
             state.calls_are_in = True
-            state.running.add(step)
-            return Mark(Sort.RECORDED, state.recorded)
-        if len(state.running):
-            return Mark(Sort.BESIDE, state.recorded)
-        was_in, state.calls_are_in = state.calls_are_in, False
-        return Mark(Sort.AFTER if was_in else Sort.PLAIN, state.recorded)
+            state.running[ref(step, state.running.pop)] = None
+            sort = Sort.RECORDED
+        elif state.running:
+            sort = Sort.BESIDE
+        else:
+            was_in, state.calls_are_in = state.calls_are_in, False
+            sort = Sort.AFTER if was_in else Sort.PLAIN
+        return Mark(sort, state.recorded, state)
 
-    def left(self, step: object, model: str) -> None:
+    def left(self, step: object, mark: Mark) -> None:
         """`step` has ended, be it by an exception."""
-        self._model(model).running.discard(step)
+        mark.model.running.pop(ref(step), None)
 
     def ended(self, name: str, model: str, duration_ns: int, mark: Mark, own_ns: int = 0) -> None:
         """A step has ended that did all of its work, and paid `own_ns` to begin and end."""
         sort = mark.sort
-        if sort is Sort.PLAIN and self._model(model).recorded != mark.recorded_before:
+        if sort is Sort.PLAIN and mark.model.recorded != mark.recorded_before:
             sort = Sort.BESIDE
         if sort is Sort.PLAIN:
             self._own.append(own_ns)
@@ -188,18 +193,20 @@ class Governor:
         kind.add(sort, duration_ns)
         if self._seen == 1:
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
+        self.has_looked = False
         if self._seen >= self._look_at_step and self._lived_ns >= self._look_at_ns:
             self._look()
 
     def replayed(self, name: str, model: str, duration_ns: int, own_ns: int, *, is_recorded: bool) -> None:
         """A step that a device timed has ended, in the order of its work: none runs beside it."""
         sort = Sort.RECORDED if is_recorded else Sort.PLAIN
-        self.ended(name, model, duration_ns, Mark(sort, self._model(model).recorded), own_ns)
+        state = self._model(model)
+        self.ended(name, model, duration_ns, Mark(sort, state.recorded, state), own_ns)
 
-    def _model(self, model: str) -> _Model:
+    def _model(self, model: str) -> Model:
         found = self._models.get(model)
         if found is None:
-            found = self._models.setdefault(model if len(self._models) < MAX_KINDS else None, _Model())
+            found = self._models.setdefault(model if len(self._models) < MAX_KINDS else None, Model())
         return found
 
     def _look(self) -> None:
@@ -207,6 +214,8 @@ class Governor:
         cost = _cost_of_recording(kinds)
         if cost is None and self._seen < LEARNING_STEPS:
             return
+        steps, self._looked_at_step = self._seen - self._looked_at_step, self._seen
+        self.has_looked = True
         self._look_at_step, self._look_at_ns = self._seen + LOOK_STEPS, self._lived_ns + LOOK_NS
         step_ns = max(1.0, self._recent_ns / max(1.0, sum(kind.recent for kind in kinds)))
         self._recent_ns /= 2
@@ -217,6 +226,7 @@ class Governor:
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
             return
         own = _median(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
+        own = own.plus(Estimate(*[self.look_ns / steps] * 3))
         allowed_ns = self.allowed_share * step_ns - own.high  # a step, for recording
         every = math.ceil(cost.high / allowed_ns) if allowed_ns > 0 else MOST_EVERY
         if self._recorded * cost.middle + self._seen * own.middle > self.allowed_share * self._lived_ns:
@@ -255,38 +265,20 @@ def _median(ordered: list[float]) -> Estimate:
     return Estimate(ordered[max(0, middle - reach)], ordered[middle], ordered[min(count - 1, middle + reach)])
 
 
-class GovernedProfiler(BrickProfiler):
-    """A profiler that costs `allowed_percent` of its process's steps, as far as it can see."""
-
-    def __init__(self, allowed_percent: float, *, recorder: Recorder) -> None:
-        self.governor = Governor(allowed_percent, self.announce)
-        self._step_of = partial(GovernedStep, self.governor)
-        super().__init__(sample_every=FIRST_EVERY, recorder=recorder)
-
-    def _is_sampled(self, key: object) -> bool:
-        return self.governor.is_sampled(key)
-
-    def _after_fork(self) -> None:
-        self.governor.forget()
-        super()._after_fork()
-
-
 class GovernedStep(Step):
     """A step that tells the governor how long it took, recorded or not."""
 
-    __slots__ = ("_begun_ns", "_governor", "_mark")
+    __slots__ = ("_begun_ns", "_mark")
 
-    def __init__(self, governor: Governor, steps: Steps, name: str | None, tokens: int, model: str) -> None:
-        super().__init__(steps, name, tokens, model)
-        self._governor = governor
-        self._mark: Mark | None = None
+    _mark: Mark | None  # while it runs
 
     def __enter__(self) -> GovernedStep:
         self._begun_ns = time.perf_counter_ns()
         super().__enter__()
         if self._position is not None and self._is_outermost:
             try:
-                self._mark = self._governor.began(self, self._model, recorded=self._scope is not None)
+                governor: Governor = self._steps.governor
+                self._mark = governor.began(self, self._model, recorded=self._scope is not None)
             except Exception as trouble:  # noqa: BLE001 - trouble of ours is not the host's
                 self._steps.give_up(trouble)
         self.own_ns = time.perf_counter_ns() - self._begun_ns
@@ -297,15 +289,40 @@ class GovernedStep(Step):
     ) -> None:
         ending_ns = time.perf_counter_ns() if self.returned_ns is None else self.returned_ns
         super().__exit__(kind, error, trace)
-        mark, self._mark = self._mark, None
+        mark: Mark | None = getattr(self, "_mark", None)
         if mark is None:
             return
+        self._mark = None
         try:
-            self._governor.left(self, self._model)
+            governor: Governor = self._steps.governor
+            if mark.sort is Sort.RECORDED:
+                governor.left(self, mark)
             if kind is None:
                 now_ns = time.perf_counter_ns()
-                own_ns = self.own_ns + now_ns - ending_ns + self._governor.told_ns
-                self._governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
-                self._governor.told_ns = time.perf_counter_ns() - now_ns
+                own_ns = self.own_ns + now_ns - ending_ns + governor.told_ns
+                governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
+                told_ns = time.perf_counter_ns() - now_ns
+                if governor.has_looked:
+                    governor.look_ns = told_ns
+                else:
+                    governor.told_ns = told_ns
         except Exception as trouble:  # noqa: BLE001 - as above
             self._steps.give_up(trouble)
+
+
+class GovernedProfiler(BrickProfiler):
+    """A profiler that costs `allowed_percent` of its process's steps, as far as it can see."""
+
+    _step_of = GovernedStep
+
+    def __init__(self, allowed_percent: float, *, recorder: Recorder) -> None:
+        self.governor = Governor(allowed_percent, self.announce)
+        super().__init__(sample_every=FIRST_EVERY, recorder=recorder)
+        self._steps.governor, self._steps.is_sampled = self.governor, self.governor.is_sampled
+
+    def _is_sampled(self, key: object) -> bool:
+        return self.governor.is_sampled(key)
+
+    def _after_fork(self) -> None:
+        self.governor.forget()
+        super()._after_fork()

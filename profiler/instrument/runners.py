@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ def runs(original: Function, engine: Engine) -> Function:
 
     @functools.wraps(original)
     def run(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        called_ns = time.perf_counter_ns()
         attachment = _attachment_of(runner, engine)
         if attachment is None:
             return original(runner, *args, **kwargs)
@@ -96,7 +98,7 @@ def runs(original: Function, engine: Engine) -> Function:
             what = None
         if what is None:
             return original(runner, *args, **kwargs)
-        result = attachment.steps.run(Run(what), functools.partial(original, runner), args, kwargs)
+        result = attachment.steps.run(Run(what), functools.partial(original, runner), args, kwargs, called_ns)
         step = _waiting(runner)
         if step is not None and not _samples_later(engine, result):
             step.close()

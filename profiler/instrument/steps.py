@@ -165,7 +165,9 @@ class OpenStep:
             steps._looks += 1
             if steps._looks % LOOK_EVERY == 0:
                 steps.look_again()
-        steps.follow(self if self.is_recorded else None)
+            steps.follow(self)
+        elif steps._are_in is not False:
+            steps.follow(None)
 
     @_unless_it_fails
     def returned(self) -> None:
@@ -380,11 +382,16 @@ class ModelSteps:
             if noting is not None:
                 noting.end()
 
-    def run(self, call: Called, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call `called`, which `call` stands in for, as a step; inside a step of its model it is only called."""
+    def run(
+        self, call: Called, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
+    ) -> Any:
+        """Call `called`, which `call` stands in for, as a step; inside a step of its model it is only called.
+
+        `called_ns` is when that was asked for.
+        """
         step: OpenStep | None = None
         try:
-            step = self._begun(call, args, kwargs)
+            step = self._begun(call, args, kwargs, called_ns)
             result = called(*args, **kwargs)
             if step is not None:
                 if step.waits:
@@ -398,9 +405,8 @@ class ModelSteps:
             raise
         return result
 
-    def _begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenStep | None:
+    def _begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
         """The step that begins; None inside one of this model, and where it cannot."""
-        called_ns = time.perf_counter_ns()
         step: OpenStep | None = None
         try:
             if not self.profiler.enabled:
@@ -498,6 +504,7 @@ class ModelCall(Call):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or _is_tracing() or (_len_torch_dispatch_stack() and is_symbolic()):
             return self.plain(*args, **kwargs)
+        called_ns = time.perf_counter_ns()
         steps, called = self._steps, self.instead
         if captures:
             capture = capture_here()
@@ -507,7 +514,16 @@ class ModelCall(Call):
             return steps.run_in_runner(self, args, kwargs)
         if called is None:
             called = self.module()._call_impl  # type: ignore[union-attr]  # as in `plain`, without its frame
-        return steps.run(self, called, args, kwargs)
+        is_inside = False
+        try:  # as in `_begun`, without the frames of that: each step has such calls
+            here = steps.path.position.unit
+            step = here.open[-1] if here is not None and here.open else None
+            if step is not None and step.steps is steps and step.is_running:
+                is_inside = step.generation is (here.generations[-1] if here.generations else None)
+                step._step.own_ns += is_inside and time.perf_counter_ns() - called_ns
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            steps.failed(error)
+        return called(*args, **kwargs) if is_inside else steps.run(self, called, args, kwargs, called_ns)
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         is_assisted = generation is not None and generation.is_assisted

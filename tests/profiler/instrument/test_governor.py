@@ -12,12 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.profiler.instrument.governor import FIRST_EVERY, MAX_KINDS, MOST_EVERY, GovernedProfiler, Governor, Sort
+from cbtop.profiler.instrument.governor import (
+    FIRST_EVERY,
+    LOOK_STEPS,
+    MAX_KINDS,
+    MOST_EVERY,
+    GovernedProfiler,
+    Governor,
+    Sort,
+)
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node, Sampling
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.source import source_view
-from tests.cbtop.recorded import record_of, source_of
+from tests.cbtop.recorded import Clock, record_of, source_of
 from tests.profiler.memory import Memory, is_plain
 
 MS = 1_000_000
@@ -63,7 +71,7 @@ class Host:
         took_ns = plain_ns * self._chance.gauss(1, self._noise) + paid_ns
         yield took_ns
         self._running -= is_recorded
-        self.governor.left(step, model)
+        self.governor.left(step, mark)
         self.governor.ended(name, model, round(took_ns), mark, own_ns)
         self.steps += 1
         self.recorded += is_recorded
@@ -177,6 +185,27 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
     dear = Host().live(decoding(), own_ns=20_000)
     assert dear.governor.every == MOST_EVERY
     assert dear.said[-1].overhead_percent == pytest.approx(2, abs=0.1)  # it is more than allowed, and is said
+
+
+def test_what_it_takes_to_decide_is_part_of_the_figure_of_the_steps_until_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter_ns", clock)
+    profiler = GovernedProfiler(1, recorder=Memory())
+    announce, said = profiler.governor._announce, []
+
+    def slow(message: Sampling) -> None:
+        clock.sleep_us(5_000)
+        said.append(message)
+        announce(message)
+
+    profiler.governor._announce = slow
+    for _ in range(2000):
+        with profiler.step("decode"):
+            clock.sleep_us(10_000)
+    # One look in LOOK_STEPS steps of 10 ms each, which pay for nothing else.
+    assert said[-1].overhead_percent == pytest.approx(100 * 5 / (LOOK_STEPS * 10), rel=0.02)
 
 
 def test_what_costs_little_is_recorded_as_often_as_at_first() -> None:

@@ -20,6 +20,7 @@ from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, UNKNOWN_AMOUNT
 from cbtop.protocol.vocabulary import NodeKind
@@ -63,11 +64,10 @@ def test_generating_is_a_prefill_and_a_decode_for_each_further_token(profiler: B
     assert _steps(memory) == [("prefill", 14), ("decode", 2), ("decode", 2), ("decode", 2)]
 
 
-@pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
-def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> None:
-    # Each costs what it takes to fetch its lines again after a model has run: a microsecond, whatever it does.
+def _functions_of_ours(profiler: BrickProfiler) -> set[str]:
+    """Those that a step of a model runs in Python."""
     gc.collect()  # where other models are timed, functions ask whose step it is
-    profiler, model, cache = BrickProfiler(), model_of("llama"), transformers.DynamicCache()
+    model, cache = model_of("llama"), transformers.DynamicCache()
     ran: set[str] = set()
 
     def trace(frame: Any, event: str, argument: object) -> None:
@@ -83,9 +83,27 @@ def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> 
             model(words(1, 1), past_key_values=cache)
         finally:
             sys.setprofile(None)
+    return ran
+
+
+# Each costs what it takes to fetch its lines again after a model has run: a microsecond, whatever it does.
+@pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
+def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> None:
+    ran = _functions_of_ours(BrickProfiler())
     assert "Step.__exit__" in ran
     assert "timed.<locals>.call_timed" not in ran  # which is C's on any version of Python
     assert len(ran) < 35, sorted(ran)
+
+
+@pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
+def test_a_plain_step_runs_few_functions_of_ours_in_python(runtime: Path) -> None:
+    profiler = GovernedProfiler(1, recorder=RingRecorder(runtime))
+    turns = iter([True])
+    profiler._steps.is_sampled = lambda key: next(turns, False)
+    profiler.governor._look_at_step = 1000  # steps: until then it does not decide
+    ran = _functions_of_ours(profiler)
+    assert "Governor.ended" in ran
+    assert len(ran) < 30, sorted(ran)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "mixtral"])
@@ -652,7 +670,7 @@ def test_what_a_plain_step_pays_is_told_as_its_cost(
 
     monkeypatch.setattr(owner, name, slow)
     profiler, model = GovernedProfiler(1, recorder=memory), model_of("llama")
-    monkeypatch.setattr(profiler.governor, "is_sampled", lambda key: False)
+    monkeypatch.setattr(profiler._steps, "is_sampled", lambda key: False)
     attachment = attach(model, profiler)
     for _ in range(6):
         model(words(1, 3))
