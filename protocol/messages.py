@@ -147,8 +147,6 @@ class Ceiling:
         for value in (self.value, self.median, self.lowest):
             if value is not None and not 0 < value < MAX_QUANTITY:
                 raise ValueError(f"ceiling {self.name!r} is {value}; a finite value above zero is wanted")
-        if self.load_percent is not None and not 0 <= self.load_percent <= 100:
-            raise ValueError(f"ceiling {self.name!r}: a load of {self.load_percent} %; 0 to 100 are wanted")
 
     @property
     def measured_s(self) -> float | None:
