@@ -209,7 +209,7 @@ STATISTICS = (
               "which roof it comes near to, memory or compute; below 60 % of every roof it is latency or overhead",
               word="bound by"),
     Statistic("roof_unsure", "unsure", "yes or no", Origin.MEASUREMENTS,
-              "whether the rounds that its roof is of lie more than 10 % apart"),
+              "whether half of the rounds that its roof is the best of are more than 10 % below it"),
     Statistic("above_roof", "above", "yes or no", Origin.MEASUREMENTS, "faster than its roof allows"),
     Statistic("budget_us_per_token", "set", "µs/token", Origin.DECLARED, "the µs/token set for it",
               report_title="budget", word="µs/token"),

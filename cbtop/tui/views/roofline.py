@@ -73,8 +73,8 @@ class Roofline(View):
         "process itself or by `cbtop calibrate`, which C runs; ◆ is a ridge point, left of which memory is the "
         "lower roof. A letter stands where its values are. A digit is so many bricks in one place, + ten or more; "
         "below the plot, from left to right, their letters are named, and bricks so far away that they would squeeze "
-        "the others. A roof whose rounds lie more than 10 % apart is unsure: it is grey, with what is made of it, "
-        "behind a ?. The row under the cursor is lit."
+        "the others. A roof with half its rounds more than 10 % below the best is unsure: grey, as what is made of "
+        "it, behind a ?. The row under the cursor is lit."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("C", "app.measure_roofs", "measure roofs"),  # which works everywhere, and is seen here

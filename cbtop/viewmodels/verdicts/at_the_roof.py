@@ -8,7 +8,6 @@ from cbtop.units import number, percent
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import About, CeilingRow, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
-from cbtop.viewmodels.verdicts.roof_unsure import is_unsure
 
 NEAR_PERCENT = 60.0  # of a roof: below it latency or overhead limits a brick, whatever its intensity
 MIN_SHARE_PERCENT = 10.0  # of the time in steps: what limits a smaller brick hardly matters
@@ -18,7 +17,7 @@ _KINDS = {"memory": "bandwidth", "compute": "compute"}  # of a ceiling, by what 
 def _find(view: SourceView, bound: str) -> Finding | None:
     bricks = [row for row in view.bricks if row.bound == bound and _is_near(row)]
     ceilings = [ceiling for ceiling in view.roofline.ceilings if ceiling.kind == _KINDS[bound]]
-    if not bricks or not ceilings or any(map(is_unsure, view.roofline.ceilings)):
+    if not bricks or not ceilings or any(ceiling.is_unsure for ceiling in view.roofline.ceilings):
         return None
     brick = max(bricks, key=lambda row: row.percent or 0.0)
     roof = max(ceilings, key=lambda ceiling: ceiling.value)

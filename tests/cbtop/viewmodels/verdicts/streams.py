@@ -164,6 +164,6 @@ def _of_rank(message: Message, rank: int, ranks: int) -> Message:
     return replace(message, source=f"made:{rank}:1:0")
 
 
-def ceiling(kind: str, value: float, lowest: float | None = None) -> Ceiling:
+def ceiling(kind: str, value: float, median: float | None = None) -> Ceiling:
     unit = "GB/s" if kind == "bandwidth" else "GFLOP/s"
-    return Ceiling(f"made {kind}", kind, value, unit, Provenance.MEASURED, lowest=lowest)
+    return Ceiling(f"made {kind}", kind, value, unit, Provenance.MEASURED, median=median)
