@@ -123,7 +123,8 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
             brick("LmHead", LM_HEAD_US * factor)
         clock.sleep_us(plan.between_us * noise.lognormvariate(0, 0.2))
         step += 1
-        if clock() - said_ns >= UPDATE_NS and clock() - begin_ns >= plan.attach_s * 1e9:
+        is_over = clock() - begin_ns >= plan.seconds * 1e9
+        if clock() - begin_ns >= plan.attach_s * 1e9 and (is_over or clock() - said_ns >= UPDATE_NS):
             said_ns = clock()
             if source is None:
                 source = _attached(directory)

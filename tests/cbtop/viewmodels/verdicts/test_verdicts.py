@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, replace
+from math import log2
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from cbtop.reports import REPORTS
 from cbtop.units import number
-from cbtop.viewmodels.model import Severity, SourceView
+from cbtop.viewmodels.model import DurationBar, Severity, SourceView
 from cbtop.viewmodels.verdicts import VERDICTS
+from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
+from tests.cbtop import samples
 from tests.cbtop.viewmodels.verdicts.cases import ALMOST, CAUSES, HEALTHY, RECORDED
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
 
@@ -66,6 +71,26 @@ def test_who_does_not_want_to_read_one_silences_it(tmp_path: Path) -> None:
     assert [verdict.id for verdict in made.one().verdicts] == ["host-bound", "odd-layer"]
     made.silenced = ("host-bound",)
     assert [verdict.id for verdict in made.one().verdicts] == ["odd-layer"]
+
+
+@pytest.mark.parametrize("count", [200, 1_000])
+def test_chance_makes_no_two_kinds_of_steps(count: int) -> None:
+    """Of a hundred histograms with one broad mode, whose bars jump as chance has it, one may look like two."""
+    found = 0
+    for seed in range(100):
+        random = Random(seed)
+        us = [10_000 + random.expovariate(1 / 20_000) for _ in range(count)]
+        steps = replace(samples.DECODE, count=count, tokens=count, durations=_bars(us))
+        found += BIMODAL_LATENCY.find(replace(samples.LIVE, steps=steps)) is not None
+    assert found <= 1
+
+
+def _bars(us: list[float]) -> tuple[DurationBar, ...]:
+    """Sixteen an octave."""
+    places = Counter(int(16 * log2(each)) for each in us)
+    return tuple(
+        DurationBar(2 ** (at / 16), 2 ** ((at + 1) / 16), places[at]) for at in range(min(places), max(places) + 1)
+    )
 
 
 def test_a_gain_is_what_the_same_process_reaches_without_the_cause(views: dict[str, SourceView]) -> None:
