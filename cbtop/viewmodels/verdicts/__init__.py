@@ -21,10 +21,12 @@ from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
 from cbtop.viewmodels.verdicts.over_budget import OVER_BUDGET
 from cbtop.viewmodels.verdicts.roof_unsure import ROOF_UNSURE
 from cbtop.viewmodels.verdicts.straggler import STRAGGLER
+from cbtop.viewmodels.verdicts.stuck import STUCK
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
 # The worst first: what makes other figures wrong, what loses time, what only limits.
 VERDICTS: tuple[Rule, ...] = (
+    STUCK,
     DATA_INCOMPLETE,
     FAILED_CHECKS,
     STRAGGLER,

@@ -17,7 +17,7 @@ _KINDS = {"memory": "bandwidth", "compute": "compute"}  # of a ceiling, by what 
 def _find(view: SourceView, bound: str) -> Finding | None:
     bricks = [row for row in view.bricks if row.bound == bound and _is_near(row)]
     ceilings = [ceiling for ceiling in view.roofline.ceilings if ceiling.kind == _KINDS[bound]]
-    if not bricks or not ceilings or any(ceiling.is_unsure for ceiling in view.roofline.ceilings):
+    if not bricks or not ceilings:
         return None
     brick = max(bricks, key=lambda row: row.percent or 0.0)
     roof = max(ceilings, key=lambda ceiling: ceiling.value)
@@ -44,7 +44,7 @@ def _find(view: SourceView, bound: str) -> Finding | None:
 
 
 def _is_near(row: BrickRow) -> bool:
-    near = row.percent_of_roof is not None and NEAR_PERCENT <= row.percent_of_roof <= 100
+    near = row.percent_of_roof is not None and NEAR_PERCENT <= row.percent_of_roof <= 100 and not row.roof_unsure
     return near and (row.percent or 0.0) >= MIN_SHARE_PERCENT
 
 
@@ -55,7 +55,7 @@ def _roof_in_words(roof: CeilingRow, bound: str) -> str:
 def _fires(roof: str) -> str:
     return (
         f"A brick with {MIN_SHARE_PERCENT:g} % or more of the time in steps reaches {NEAR_PERCENT:g} % to 100 % of "
-        f"the {roof} above it, and every roof is sure; the largest is named."
+        f"the {roof} above it, and that roof is not unsure; the largest is named."
     )
 
 

@@ -8,15 +8,16 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 
 def _find(view: SourceView) -> Finding | None:
-    unsure = {ceiling.spread_percent or 0.0: ceiling for ceiling in view.roofline.ceilings if ceiling.is_unsure}
+    unsure = [ceiling for ceiling in view.roofline.ceilings if ceiling.is_unsure]
     if not unsure:
         return None
-    spread = max(unsure)
-    worst = unsure[spread]
+    worst = max(unsure, key=lambda ceiling: ceiling.spread_percent or 0.0)
+    spread = worst.spread_percent
     assert worst.median is not None
+    assert spread is not None
     return Finding(
-        f"The roof {worst.name} is unsure: half of its rounds reached no more than {number(worst.median)} of "
-        f"{number(worst.value)} {worst.unit}, {percent(spread)} below",
+        f"The roof {worst.name} is unsure: the best of its rounds reached {number(worst.value)} {worst.unit}, the "
+        f"median one {number(worst.median)}, {percent(spread)} less",
         (
             Evidence("spread", spread, "%"),
             Evidence("median round", worst.median, worst.unit),

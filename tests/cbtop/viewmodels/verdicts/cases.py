@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cbtop.client.replay import ReplayFeed
-from cbtop.protocol.messages import CheckResult
+from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.model import MergeMode, SourceView
 from tests.cbtop.made_machines import GPU, NVML
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling, run
@@ -37,6 +37,24 @@ def _with_gpu(held_down: bool, clock_mhz: float = 1_200.0) -> Callable[[Path], S
     return view
 
 
+def _quiet_for(seconds: float, *place: str) -> Callable[[Path], SourceView]:
+    """Nothing has ended for so long; what runs lies at `place`, or nothing does."""
+
+    def view(directory: Path) -> SourceView:
+        made = run(directory, Decoding())
+        (source,) = made.seen().values()
+        record, inside = source.record, None
+        for name in place:
+            inside = next(node.id for node in record.nodes.children[inside] if node.name == name)
+        assert record.state is not None
+        quiet_ns = round(seconds * 1e9)
+        quiet = Quiet(quiet_ns, inside or 0, quiet_ns if place else None, threads=len(place[:1]), is_watched=True)
+        record.state = replace(record.state, quiet=quiet)
+        return made.one()
+
+    return view
+
+
 def _merged(directory: Path) -> SourceView:
     found = run(directory, *(Decoding(seed=rank) for rank in range(3))).merged(MergeMode.SUM)
     assert found is not None
@@ -55,6 +73,7 @@ def _recorded(directory: Path) -> SourceView:
 
 # By the id of the verdict that each is to provoke, and no other.
 CAUSES: dict[str, Callable[[Path], SourceView]] = {
+    "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
     "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),
     "failed-checks": _of(Decoding(checks=(FINITE, EQUAL))),
     "straggler": _of(Decoding(), Decoding(down_factor=1.5), Decoding()),
@@ -79,6 +98,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
 
 # The same causes, too small to be worth a word.
 ALMOST: dict[str, Callable[[Path], SourceView]] = {
+    "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
     "straggler": _of(Decoding(), Decoding(down_factor=1.2), Decoding()),
     "clock-throttled": _with_gpu(held_down=True, clock_mhz=1_920.0),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
@@ -126,6 +146,7 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "pauses now and then": _of(Decoding(step_factor=lambda step: 3.0 if step % 100 == 50 else 1.0)),
     "roofs far above": _of(Decoding(work=DOWN_WORK, ceilings=FAR, budget_us=1_300, checks=(FINITE,))),
     "found late": _of(Decoding(attach_s=20, seconds=32, ring_bytes=1 << 16)),
+    "a server that waits": _quiet_for(32.0),
     "a GPU that idles": _with_gpu(held_down=False),
     "three ranks": _of(Decoding(), Decoding(seed=1), Decoding(seed=2)),
     "three ranks merged": _merged,

@@ -1,0 +1,37 @@
+"""Stuck: the process runs and does not go on."""
+
+from __future__ import annotations
+
+from cbtop.units import duration
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Standstill, Subject
+from cbtop.viewmodels.stall import MIN_S, SLOW
+from cbtop.viewmodels.verdicts.base import Finding, Rule
+
+
+def _find(view: SourceView) -> Finding | None:
+    found = view.stall
+    if found is None or found.word not in (Standstill.STALLED, Standstill.SUSPENDED):
+        return None
+    who = f"{found.member} is" if found.member else "It is"
+    place = f" in {' → '.join(found.place)}" if found.place else ""
+    usual_us = None if found.usual_s is None else 1e6 * found.usual_s
+    usual = "" if usual_us is None else f"; the p99 of {found.usual_of} is {duration(usual_us)}"
+    evidence = [Evidence("without progress", found.age_s, "s"), Evidence("said from", found.limit_s, "s")]
+    evidence += [] if usual_us is None else [Evidence(f"p99 of {found.usual_of}", usual_us, "µs")]
+    return Finding(
+        f"{who} {found.word} for {found.age_s:.0f} s{place}{usual}",
+        tuple(evidence),
+        Subject(About.BRICK, found.brick) if found.brick else Subject(About.SOURCE, view.program),
+    )
+
+
+STUCK = Rule(
+    id="stuck",
+    severity=Severity.ERROR,
+    means="The process runs, something in it has begun, and nothing has ended for much longer than usual: it hangs, "
+    "or a signal or a debugger has stopped it.",
+    fires=f"It is stalled: nothing was recorded for {MIN_S:g} s and {SLOW:g} times the p99 of what runs; or it is "
+    "suspended. Not between two steps, and not where it is not known what runs.",
+    advice="Look at what it waits for where it says (a collective: at the other ranks); py-spy shows its stacks.",
+    find=_find,
+)
