@@ -120,6 +120,8 @@ def between_steps(found: StretchView | None) -> str:
     """`between steps 49.7 % (4.97 s of 10.0 s)`; nothing where that is not known."""
     if found is None or found.between_us is None:
         return ""
+    if found.since_last_us == found.wall_us:
+        return f"no step has ended in these {duration(found.wall_us)}"
     return (
         f"between steps {percent(found.between_percent)} ({duration(found.between_us)} of {duration(found.wall_us)})"
     )

@@ -42,7 +42,7 @@ TIMES_LINE = (
     "excl is without the bricks that ran inside (derived), incl and p50 to max with them; avg × count = total"
 )
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
-NO_BRICKS = "n/a (no brick of this phase has been recorded)"
+NO_BRICKS = "n/a (no brick of this phase was recorded in this time)"
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 

@@ -233,6 +233,8 @@ def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Pa
     assert view.stretch is not None
     assert view.stretch.between_us == 0  # it may well run a step
     assert view.stretch.since_last_us == view.stretch.wall_us
+    rule = "".join(text for text, _ in books_rule(view, "where a step's time goes", 80))
+    assert "no step has ended in these 10." in rule
 
 
 def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: Paced) -> None:

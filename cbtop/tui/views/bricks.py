@@ -47,7 +47,7 @@ class Bricks(View):
             lambda row: row.key,
             words=lambda row: (row.name, row.category.display_name),
             sort_by="wall %",
-            empty="no brick of this phase has been recorded yet",
+            empty="no brick of this phase was recorded in this time",
             id="bricks-table",
         )
         self._detail = BrickDetail(id="brick-detail")

@@ -130,7 +130,7 @@ def _category_lines(source: SourceView, width: int, *, details: bool, air: bool)
     placed = place((replace(name, width=max(name.width, 2 + longest)), *figures), width - 2)
     lines: list[Line] = [((" ", ""), *head_line(placed, "", descending=True))]
     if not source.categories:
-        return [*lines, (("  no brick of this phase has been recorded yet", "dim"),)]
+        return [*lines, (("  no brick of this phase was recorded in this time", "dim"),)]
     for row in source.categories:
         lines.append(((" ", ""), *row_line(placed, row)))
         if details:
