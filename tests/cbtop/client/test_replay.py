@@ -163,7 +163,7 @@ async def test_it_is_labelled_with_its_date_and_space_holds_it(feed: ReplayFeed)
 
 
 async def test_the_keys_are_in_the_footer_and_the_help_and_the_key_that_saves_is_not(feed: ReplayFeed) -> None:
-    async with ReplayApp(feed, interval_s=60).run_test(size=(120, 60)) as pilot:
+    async with ReplayApp(feed, interval_s=60).run_test(size=(120, 120)) as pilot:
         assert "← back 5 s" in (await press(pilot)).splitlines()[-1]
         text = await press(pilot, "question_mark")
         assert "on 1 min" in text
