@@ -330,7 +330,7 @@ def standing(view: SourceView) -> str:
 
 
 def stall(found: StallView) -> str:
-    """`stalled for 32 s in decode → Layer 17 → AllReduce (p99 of decode: 12.3 ms)`."""
+    """`stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
     parts = [f"{member}{found.word} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
@@ -341,7 +341,7 @@ def stall(found: StallView) -> str:
     if found.why:
         parts.append(f": {found.why}")
     if found.usual_s is not None:
-        parts.append(f" (p99 of {found.usual_of}: {duration(1e6 * found.usual_s)})")
+        parts.append(f" (p99 of every {found.usual_of}: {duration(1e6 * found.usual_s)})")
     return "".join(parts)
 
 

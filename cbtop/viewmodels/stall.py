@@ -64,7 +64,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
         after=tuple(map(display_name, last[len(path) :])) if path and last[: len(path)] == path else (),
         threads=quiet.threads,
         usual_s=usual_s,
-        usual_of="" if usual_s is None else display_name(path[0]) if path else "the slowest steps",
+        usual_of="" if usual_s is None else display_name(path[0]) if path else "step of the slowest phase",
         why=why,
     )
 

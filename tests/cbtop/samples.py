@@ -364,7 +364,7 @@ QUIET = replace(
         32.4,
         8.1,
         usual_s=0.81,
-        usual_of="the slowest steps",
+        usual_of="step of the slowest phase",
         why=STEP_UNKNOWN,
     ),
 )

@@ -69,7 +69,7 @@ def test_a_process_that_hangs_in_a_brick_is_stalled_with_its_layer_and_goes_on(t
         assert stall["age_s"] >= stall["limit_s"] >= 2
         text = cbtop("--headless", "--once", *PATIENTLY).stdout
         assert "STALLED" in text.splitlines()[0]
-        assert "in decode → Layer 3 → AllReduce (p99 of decode" in text
+        assert "in decode → Layer 3 → AllReduce (p99 of every decode" in text
         assert "STALLED" in cbtop("ls", *PATIENTLY).stdout
         older = eventually(lambda: (seen := listed(process.pid)["stall"])["age_s"] > stall["age_s"] + 1 and seen)
         assert older["place"] == stall["place"]

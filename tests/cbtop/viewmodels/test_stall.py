@@ -70,7 +70,7 @@ def test_what_hangs_is_stalled_and_names_brick_layer_and_age_everywhere(record: 
     assert (view.standing, stall.place) == ("stalled", ("decode", "Layer 17", "AllReduce"))
     assert (stall.phase, stall.layer, stall.brick) == ("decode", "Layer 17", "AllReduce")
     assert (stall.age_s, stall.runs_s) == (32.4, 32.3)
-    told = "stalled for 32 s in decode → Layer 17 → AllReduce (p99 of decode: 100.0 ms)"
+    told = "stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 100.0 ms)"
     assert formatting.stall(stall) == told
     for text in (text_report([view], []), sources_text([view])):
         assert "STALLED 32 s" in text
@@ -146,7 +146,7 @@ def test_where_a_step_may_run_that_is_not_recorded_it_is_neither_idle_nor_stalle
     assert stall_view(quiet(record, 4.8, is_watched=is_watched)) is None  # a prefill may run
     stall = stall_view(quiet(record, 32, is_watched=is_watched))
     assert stall is not None
-    assert (stall.word, stall.place, stall.usual_of) == ("quiet", (), "the slowest steps")
+    assert (stall.word, stall.place, stall.usual_of) == ("quiet", (), "step of the slowest phase")
     assert "whether a step runs is not known" in formatting.stall(stall)
 
 
@@ -155,7 +155,7 @@ def test_a_step_without_a_name_is_held_against_the_slowest_steps(record: SourceR
     stall = stall_view(quiet(record, 32, in_flight=HELD, threads=1))
     assert stall is not None
     assert formatting.stall(stall).startswith(
-        "stalled for 32 s in a step without a name yet (p99 of the slowest steps"
+        "stalled for 32 s in a step without a name yet (p99 of every step of the slowest phase"
     )
 
 
