@@ -234,7 +234,7 @@ class Source:
             return True
 
     def _now_ns(self) -> int:
-        return int(self._clock_s() * 1e9)
+        return round(self._clock_s() * 1e9)
 
     def _watch_on(self, batch: Batch) -> None:
         """Note whether it has gone on since the last poll."""

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.daemon.quiet import MIN_QUIET_NS, QuietWatch
+from cbtop.daemon.quiet import LOOK_NS, MIN_QUIET_NS, QuietWatch
 from cbtop.daemon.source import Source
 from cbtop.profiler.hot_path import chosen
 from cbtop.profiler.profiler import BrickProfiler
@@ -39,6 +40,11 @@ def profiler(runtime: Path, clock: Clock) -> Iterator[BrickProfiler]:
     profiler = profiler_in(runtime, clock)
     yield profiler
     profiler.close()
+
+
+def about(time_ns: int) -> Any:
+    """The daemon counts seconds, whose last digits are not exact."""
+    return pytest.approx(time_ns, rel=0, abs=1000)
 
 
 def watched(directory: Path, clock: Clock) -> Source:
@@ -89,7 +95,7 @@ def test_what_hangs_in_a_brick_is_named_with_its_age_from_when_it_began(
         quiet = quiet_of(source)
         assert quiet is not None
         assert name_of(source, quiet.in_flight) == "AllReduce"
-        assert quiet.in_flight_ns == quiet.quiet_ns == 32 * SECOND_NS + 100_000
+        assert quiet.in_flight_ns == quiet.quiet_ns == about(32 * SECOND_NS + 100_000)
         assert (quiet.threads, quiet.is_suspended) == (1, False)
 
     decode(profiler, clock, hang)
@@ -104,7 +110,7 @@ def test_who_comes_late_knows_at_once_for_how_long_it_has_hung(
         clock.sleep_us(600 * SECOND_US)
         quiet = watched(runtime, clock).state_message().quiet
         assert quiet is not None
-        assert quiet.quiet_ns == 600 * SECOND_NS + 100_000
+        assert quiet.quiet_ns == about(600 * SECOND_NS + 100_000)
 
     decode(profiler, clock, hang)
 
@@ -118,7 +124,8 @@ def test_between_two_steps_nothing_is_in_flight_and_that_is_known(
     clock.sleep_us(20 * SECOND_US)
     quiet = quiet_of(source)
     assert quiet is not None
-    assert (quiet.quiet_ns, quiet.in_flight, quiet.threads, quiet.is_watched) == (20 * SECOND_NS, 0, 0, True)
+    assert quiet.quiet_ns == about(20 * SECOND_NS)
+    assert (quiet.in_flight, quiet.threads, quiet.is_watched) == (0, 0, True)
     assert name_of(source, quiet.last) == "decode"
 
 
@@ -137,7 +144,7 @@ def test_a_step_that_begins_after_a_long_pause_is_as_old_as_itself(
         clock.sleep_us(3 * SECOND_US)
         quiet = quiet_of(source)
         assert quiet is not None
-        assert 3 * SECOND_NS <= quiet.quiet_ns < 4 * SECOND_NS
+        assert 2.9 * SECOND_NS < quiet.quiet_ns < 4 * SECOND_NS
 
     decode(profiler, clock, hang)
 
@@ -159,7 +166,7 @@ def test_a_long_first_step_without_a_name_goes_on_while_bricks_begin_in_it(
             clock.sleep_us(5 * SECOND_US)
             quiet = quiet_of(source)
             assert quiet is not None
-            assert (quiet.in_flight, quiet.quiet_ns) == (HELD, 5 * SECOND_NS)
+            assert (quiet.in_flight, quiet.quiet_ns) == (HELD, about(5 * SECOND_NS))
         step.name, step.tokens = "prefill", 4
 
 
@@ -237,7 +244,7 @@ def test_in_python_a_step_that_has_not_ended_is_known_by_what_ended_in_it(
         quiet = quiet_of(source)
         assert quiet is not None
         assert [name_of(source, node) for node in (quiet.in_flight, quiet.last)] == ["decode", "RmsNorm"]
-        assert (quiet.in_flight_ns, quiet.quiet_ns) == (None, 10 * SECOND_NS + 100_000)
+        assert (quiet.in_flight_ns, quiet.quiet_ns) == (None, about(10 * SECOND_NS + 100_000))
 
     decode(profiler, clock, hang)
     profiler.close()
@@ -266,13 +273,14 @@ def test_on_a_clock_of_its_own_a_process_is_as_old_as_it_was_seen(runtime: Path)
     clock.sleep_us(3 * SECOND_US)
     quiet = quiet_of(source)
     assert quiet is not None
-    assert quiet.quiet_ns == 3 * SECOND_NS
+    assert quiet.quiet_ns == about(3 * SECOND_NS)
     with profiler.step("decode", 1):
         for _ in range(2):
             clock.sleep_us(3 * SECOND_US)
             quiet = quiet_of(source)
     assert quiet is not None
-    assert (quiet.quiet_ns, quiet.in_flight_ns) in ((3 * SECOND_NS, None), (9 * SECOND_NS, None))
+    assert quiet.in_flight_ns is None
+    assert quiet.quiet_ns in (about(3 * SECOND_NS), about(9 * SECOND_NS))
     profiler.close()
 
 
@@ -288,7 +296,9 @@ def test_the_age_never_exceeds_the_time_since_the_last_record_and_grows_with_it(
         now_ns += int(wait_s * SECOND_NS)
         watch.look(now_ns)
         quiet, since_ns = watch.quiet(now_ns, 0), now_ns - reader.monotonic_ns
-        assert (quiet is None) == (since_ns < MIN_QUIET_NS)
+        if since_ns < MIN_QUIET_NS:
+            assert quiet is None
+        assert quiet is not None or since_ns < MIN_QUIET_NS + LOOK_NS
         if quiet is not None:
             assert before_ns <= quiet.quiet_ns == since_ns
             before_ns = quiet.quiet_ns
