@@ -18,6 +18,7 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, cast
 
+from cbtop import signs
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
@@ -45,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `cbtop` with `argv` (default: the process's own) and give its exit code."""
     if sys.stdout is None:
         return _fail("standard output is closed; there is nowhere to print to", 1)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a µ that its encoding lacks is printed as \xb5
+    for stream in (sys.stdout, sys.__stderr__):  # reports are written to the one, the screen to the other
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=signs.ERRORS)
     debug = False
     try:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))

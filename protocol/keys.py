@@ -25,8 +25,8 @@ from zmq.utils import z85
 from cbtop.protocol.endpoint import is_loopback
 from cbtop.protocol.errors import KeysError
 from cbtop.protocol.runtime_directory import make_private_directory
+from cbtop.protocol.vocabulary import DAEMON_KEY
 
-DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the names of the pairs that are used when none is named
 MAX_CERTIFICATE_BYTES = 4096
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")

@@ -172,3 +172,6 @@ class Provenance(StrEnum):
     DERIVED = "derived"  # computed from measured numbers, or from shapes
     STATIC = "static"  # read from a file or a declaration, true whether or not anything ran
     UNAVAILABLE = "n/a"
+
+
+DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the key pairs that are used when none is named

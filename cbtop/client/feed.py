@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Self
 
+from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.kept_roofs import KeptRoofs
 from cbtop.client.link import Link
 from cbtop.client.store import Budget, SourceRecord, Store
-from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Ceiling

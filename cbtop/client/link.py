@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.clock_offset import ClockOffset
 from cbtop.client.collector import Collector
 from cbtop.client.own_daemon import DaemonIfNone
 from cbtop.client.store import Budget, Store
-from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.protocol.endpoint import stopped_holder
 from cbtop.protocol.keys import ViewerKeys
 

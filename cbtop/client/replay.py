@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
+from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.feed import FeedEnd, StoreViews
 from cbtop.client.store import Store
-from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Message

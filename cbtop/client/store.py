@@ -11,8 +11,9 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.busy import SLICES, BusySlices
-from cbtop.client.window import DEFAULT_WINDOW_S, Window
+from cbtop.client.window import Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column

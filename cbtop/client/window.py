@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from cbtop.profiler.stats import Growth, NodeStats
 
-DEFAULT_WINDOW_S = 10.0
 # A slice begins every SPACING_S, or ten times in a window that is longer than ten seconds. The window shown begins
 # with a slice, so it may be longer than asked for by the length of one.
 SPACING_S = 1.0

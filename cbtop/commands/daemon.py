@@ -16,7 +16,8 @@ from cbtop.daemon.history import MAX_HISTORY_BYTES, MAX_HISTORY_S
 from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import KeysError
-from cbtop.protocol.keys import DAEMON_KEY, DaemonKeys, daemon_keys
+from cbtop.protocol.keys import DaemonKeys, daemon_keys
+from cbtop.protocol.vocabulary import DAEMON_KEY
 from cbtop.telemetry import SERVICES, serving
 
 DESCRIPTION = (

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cbtop.errors import UsageError
 from cbtop.protocol.errors import KeysError
-from cbtop.protocol.keys import DAEMON_KEY, allow, allowed, keys_dir, make_pair, pairs, parse_public_key, revoke
+from cbtop.protocol.keys import allow, allowed, keys_dir, make_pair, pairs, parse_public_key, revoke
+from cbtop.protocol.vocabulary import DAEMON_KEY
 
 DESCRIPTION = (
     "Make CURVE key pairs, and keep the list of the viewers that the daemon of this machine lets in. They lie in "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cbtop.client.replay import ReplayFeed
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked
 from cbtop.commands.show import (
     add_show_arguments,
@@ -21,6 +21,9 @@ from cbtop.commands.show import (
 from cbtop.errors import NoDataError, UntrustedError, UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.vocabulary import SourceStatus
+
+if TYPE_CHECKING:  # it loads numpy
+    from cbtop.client.replay import ReplayFeed
 
 DESCRIPTION = (
     "Show a recording on the same screens as what runs, labelled REPLAY with its date. ← → move by 5 s, PgUp PgDn by "
@@ -50,6 +53,8 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from cbtop.client.replay import ReplayFeed
+
     try:
         feed = ReplayFeed(options.replay, window_s(options), options.speed, options.source)
     except (RecordingError, VersionError) as error:

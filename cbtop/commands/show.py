@@ -9,18 +9,22 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cbtop.client.feed import Feed
-from cbtop.client.replay import ReplayFeed
-from cbtop.client.stream_recorder import save_history
-from cbtop.client.window import DEFAULT_WINDOW_S
+from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
-from cbtop.protocol.keys import VIEWER_KEY, ViewerKeys, keys_dir, load_pair, parse_public_key
+from cbtop.protocol.vocabulary import VIEWER_KEY
 from cbtop.reports import REPORTS, VIEWS
-from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
-from cbtop.viewmodels.verdicts import VERDICTS
+from cbtop.viewmodels import MergeMode
+
+# What declares options loads neither numpy nor zmq, which take longer than all else that `cbtop --help` does.
+if TYPE_CHECKING:
+    from cbtop.client.feed import Feed
+    from cbtop.client.replay import ReplayFeed
+    from cbtop.protocol.keys import ViewerKeys
+    from cbtop.viewmodels.model import ReplayView, SourceView
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
@@ -46,8 +50,8 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         f"{DEFAULT_WINDOW_S:g} s, else all; on screen `r` shows the other)",
     )  # fmt: skip
     group.add_argument(
-        "--silence", choices=[rule.id for rule in VERDICTS], action="append", default=[], metavar="ID",
-        help="leave out this verdict; more than once for several: " + ", ".join(rule.id for rule in VERDICTS),
+        "--silence", type=_verdict, action="append", default=[], metavar="ID",
+        help="leave out this verdict, by the id that it has in text and JSON; more than once for several",
     )  # fmt: skip
     group.add_argument(
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
@@ -77,6 +81,8 @@ def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False
 
 def open_feed(options: argparse.Namespace, selected: Sequence[str] = (), window_s: float = DEFAULT_WINDOW_S) -> Feed:
     """The feed that the options of `add_connect_arguments` name. Raises UsageError for keys that cannot be used."""
+    from cbtop.client.feed import Feed
+
     try:
         return Feed(options.connect, window_s, viewer_keys(options), selected)
     except KeysError as error:
@@ -85,6 +91,8 @@ def open_feed(options: argparse.Namespace, selected: Sequence[str] = (), window_
 
 def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
     """The keys that the options of `add_connect_arguments` name. Raises UsageError where they cannot be used."""
+    from cbtop.protocol.keys import ViewerKeys, keys_dir, load_pair, parse_public_key
+
     addresses = [options.connect] if isinstance(options.connect, str) else options.connect or []
     tcp = [address for address in addresses if address.startswith("tcp://")]
     if options.server_key is None:
@@ -103,11 +111,12 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 
 
 def is_headless(options: argparse.Namespace) -> bool:
-    """Whether to print instead of opening the screen: asked for, or there is no terminal to open it on.
+    """Whether to print instead of opening the screen: asked for, or there is no terminal that it can be drawn on.
 
     Textual reads keys from stdin and draws on stderr; who redirects stdout wants text.
     """
-    return bool(options.headless) or not all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
+    is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
+    return bool(options.headless) or not is_terminal
 
 
 def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
@@ -129,6 +138,8 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
     # Textual takes a fifth of a second to load; reports and --help should not pay for it.
+    from cbtop.client.replay import ReplayFeed
+    from cbtop.client.stream_recorder import save_history
     from cbtop.tui.app import CbtopApp
     from cbtop.tui.replay_app import ReplayApp
 
@@ -175,6 +186,15 @@ def window_s(options: argparse.Namespace) -> float:
 def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
     """Whether figures are of the last seconds, and not of all that was seen."""
     return by_default if options.window is None else options.window != ALL
+
+
+def _verdict(text: str) -> str:
+    from cbtop.viewmodels.verdicts import VERDICTS  # which loads numpy
+
+    ids = [rule.id for rule in VERDICTS]
+    if text not in ids:
+        raise argparse.ArgumentTypeError(f"{text!r} is no verdict; there are {', '.join(ids)}")
+    return text
 
 
 def _interval(text: str) -> float:

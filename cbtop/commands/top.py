@@ -6,10 +6,9 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cbtop.client.feed import Feed
-from cbtop.client.store import SourceRecord
-from cbtop.client.window import DEFAULT_WINDOW_S
+from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands import replay
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked
 from cbtop.commands.shared.progress import ProgressLine
@@ -27,7 +26,10 @@ from cbtop.commands.show import (
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import DEVICES
-from cbtop.viewmodels.source import has_data, is_live, state_of
+
+if TYPE_CHECKING:  # they load numpy and zmq
+    from cbtop.client.feed import Feed
+    from cbtop.client.store import SourceRecord
 
 DESCRIPTION = "attach to whatever runs"
 EPILOG = """\
@@ -105,6 +107,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
     """Until every daemon has answered and a live source has something to show, or time is up."""
+    from cbtop.viewmodels.source import has_data
+
     deadline_s = time.monotonic() + options.timeout
     while time.monotonic() < deadline_s and (
         feed.unanswered or feed.unread or not any(has_data(record, options.phase) for record in running(feed))
@@ -139,6 +143,8 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
 
 def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     """Print what there is; `was_live`: something ran when we began to watch."""
+    from cbtop.viewmodels.source import has_data, is_live, state_of
+
     records = known(feed)
     live = [record for record in records if is_live(record)]
     # What has ended is only of interest where nothing runs, and then the last of it.
@@ -203,6 +209,8 @@ def known(feed: Feed) -> list[SourceRecord]:
 
 def running(feed: Feed) -> list[SourceRecord]:
     """Those that run, as far as is known."""
+    from cbtop.viewmodels.source import is_live
+
     return [record for record in known(feed) if is_live(record)]
 
 

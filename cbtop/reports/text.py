@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance
+from cbtop.reports import DEVICES
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.tables import Table, table
 from cbtop.statistics import (
@@ -36,7 +37,6 @@ from cbtop.viewmodels.model import (
 )
 from cbtop.viewmodels.roofline import missing_ceilings
 
-DEVICES = "devices"  # the section that is of no source
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
     "excl is without the bricks that ran inside (derived), incl and p50 to max with them; avg × count = total"

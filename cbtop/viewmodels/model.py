@@ -12,6 +12,7 @@ from enum import StrEnum
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
 from cbtop.protocol.messages import KernelTimes, Sampling
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
+from cbtop.viewmodels import MergeMode as MergeMode
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.devices import DeviceRow, MachineView
@@ -414,14 +415,6 @@ class Verdict:
     about: Subject
     gain_tokens_per_sec: float | None = None
     gain_if: str = ""
-
-
-class MergeMode(StrEnum):
-    """How several sources are shown as one."""
-
-    SUM = "sum"
-    MAX = "max"
-    RANKS = "ranks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 import tomllib
@@ -10,11 +12,18 @@ from pathlib import Path
 import pytest
 
 import cbtop
+from cbtop import signs
 from cbtop.cli import main
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
+from cbtop.reports import DEVICES, VIEWS
+from cbtop.reports.text import SECTIONS
+from tests.integration.hosts import DEADLINE_S
 from tests.integration.hosts import cbtop as run
 
 ROOT = Path(__file__).parents[2]
+GOLDEN_TEXT = "".join(
+    file.read_text(encoding="utf-8") for file in (ROOT / "tests/cbtop/tui/views/goldens").glob("[bcghrs]*.txt")
+)
 
 
 def test_the_version_is_the_packages() -> None:
@@ -49,6 +58,65 @@ def test_a_command_loads_no_other_that_it_has_no_use_for(name: str, others: set[
     loaded = {module.removeprefix("cbtop.commands.") for module in done.stderr.split()}
     known = {command.replace("-", "_") for command in COMMANDS} | {DEFAULT_COMMAND}
     assert loaded & known == {name} | others
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Of what takes long to load, what a command line has loaded when it ends."""
+    script = (
+        f"import contextlib, sys; from cbtop.cli import main\n"
+        f"with contextlib.suppress(SystemExit): main({list(arguments)!r})\n"
+        "heavy = {'numpy', 'zmq', 'msgpack', 'rich', 'textual', 'psutil', 'pynvml', 'numba'}\n"
+        "sys.stderr.write('loaded: ' + ' '.join(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stderr.rpartition("loaded: ")[2].split())
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_who_asks_for_help_or_the_version_waits_for_no_numpy_and_no_zmq(argument: str) -> None:
+    assert loaded_by(argument) == set()
+
+
+def test_a_report_is_printed_without_the_screen(runtime: Path) -> None:
+    loaded = loaded_by("--once", "--timeout", "0.1")
+    assert "zmq" in loaded
+    assert not loaded & {"rich", "textual", "numba"}
+
+
+def test_a_dumb_terminal_gets_text(runtime: Path) -> None:
+    ours, theirs = pty.openpty()
+    arguments = [sys.executable, "-m", "cbtop", "--timeout", "0.1"]
+    environment = os.environ | {"TERM": "dumb"}
+    with subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        assert process.wait(DEADLINE_S) == 3
+    said = os.read(ours, 1 << 16)
+    os.close(ours)
+    os.close(theirs)
+    assert b"nothing is running" in said
+    assert b"\x1b" not in said
+
+
+def test_the_help_knows_every_section_of_a_report() -> None:
+    assert (*SECTIONS, DEVICES) == VIEWS
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_written_in_ascii_of_the_same_width(encoding: str) -> None:
+    said = "▏█▌ ─ µs ⣿⡀ ● ✓2 ␣ 注"
+    written = said.encode(encoding, signs.ERRORS).decode(encoding)
+    assert written.replace("µ", "u") == "|#| - us #. * +2 _ \\u6ce8"
+
+
+def test_every_sign_of_ours_has_its_ascii() -> None:
+    ours = {
+        character
+        for folder in ("tui", "reports")
+        for file in (ROOT / "cbtop" / folder).rglob("*.py")
+        for character in file.read_text(encoding="utf-8")
+        if ord(character) > 127
+    }
+    missing = {sign for sign in ours | set(GOLDEN_TEXT) if ord(sign) > 127 and ord(sign) not in signs.SIGNS}
+    assert missing == set()
 
 
 @pytest.mark.parametrize(

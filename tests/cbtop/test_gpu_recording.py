@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cbtop.client.replay import ReplayFeed
-from cbtop.reports import DEVICES, REPORTS, SECTIONS
+from cbtop.reports import DEVICES, REPORTS
+from cbtop.reports.text import SECTIONS
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
 from cbtop.viewmodels.model import SourceView

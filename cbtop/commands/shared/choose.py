@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from cbtop.client.feed import Views
-from cbtop.viewmodels.model import MergeMode, SourceView
+from cbtop.viewmodels import MergeMode
+
+if TYPE_CHECKING:  # they load numpy and zmq
+    from cbtop.client.feed import Views
+    from cbtop.viewmodels.model import SourceView
 
 
 def add_source_argument(parser: argparse.ArgumentParser) -> None:

@@ -21,8 +21,9 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
-from cbtop.reports import DEVICES, REPORTS, SECTIONS, VIEWS
+from cbtop.reports import DEVICES, REPORTS, VIEWS
 from cbtop.reports.sources import sources_json, sources_text
+from cbtop.reports.text import SECTIONS
 from cbtop.statistics import Of, statistics_of
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView, WindowView

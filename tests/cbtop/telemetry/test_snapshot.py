@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.store import SourceRecord, Store
-from cbtop.client.window import DEFAULT_WINDOW_S, Window
+from cbtop.client.window import Window
 from cbtop.profiler.brick_stats import BrickStats
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import MAX_HISTOGRAM_NODES, NodeStats

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cbtop.client.store import Store
-from cbtop.reports import REPORTS, SECTIONS
+from cbtop.reports import REPORTS
+from cbtop.reports.text import SECTIONS
 from cbtop.viewmodels.graph import GraphRows, places_of
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, decode_run, profiler_in, source_of

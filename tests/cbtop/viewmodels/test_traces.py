@@ -10,7 +10,8 @@ import pytest
 from cbtop.client.store import Store
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Goodbye, SourceCatalog, TraceAnomaly, TraceNumber, TraceSummary
-from cbtop.reports import REPORTS, SECTIONS
+from cbtop.reports import REPORTS
+from cbtop.reports.text import SECTIONS
 from cbtop.viewmodels.model import NamedNumber, SourceView, TraceRow
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.traces import trace_views

@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.store import Store
-from cbtop.client.window import DEFAULT_WINDOW_S
 from cbtop.tui.views.brick_columns import brick_columns
 from cbtop.tui.widgets.sorted_table import STEADY_MARGIN, STEADY_REDRAWS, steady_order
 from cbtop.viewmodels.bricks import BrickRow
