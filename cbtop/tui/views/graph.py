@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -11,6 +11,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
+from textual.widgets import Input
 
 from cbtop import formatting
 from cbtop.protocol.messages import Node
@@ -21,6 +22,7 @@ from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column
+from cbtop.tui.widgets.filter import Filter, pattern_of
 from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import has_burst, largest_share, places_of, rows_at
@@ -135,6 +137,12 @@ def path_line(path: CriticalPathView) -> Line:
     return (("  ", ""), (clean(formatting.critical_path(path)), "warn" if path.unknown else "dim"))
 
 
+def _words(place: Place) -> tuple[str, ...]:
+    """In which something is looked for."""
+    name = f"Layer {place.name}" if place.kind is NodeKind.LAYER else place.name
+    return (name,) if place.category is None else (name, place.category.display_name)
+
+
 class PathLine(SourceDrawing):
     """One line about the critical path; hidden where everything is one sequence."""
 
@@ -167,6 +175,10 @@ class Graph(View):
         Binding("h,left", "fold", "fold", show=False),
         Binding("l,right", "unfold", "unfold", show=False),
         Binding("z", "toggle_all", "all"),
+        Binding("slash", "find", "find", key_display="/"),
+        Binding("n", "match(1)", "next match", show=False),
+        Binding("N", "match(-1)", "previous match", show=False),
+        Binding("escape", "back", "look for nothing any more", show=False),
         Binding("K", "app.kernels", "kernels"),  # which works everywhere, and is seen here
     ]
 
@@ -182,7 +194,10 @@ class Graph(View):
             id="graph-table",
         )
         self._path = PathLine(id="graph-path")
+        self._filter = Filter("part of a node's name or category, or a regular expression", id="graph-filter")
+        self._wanted = ""
         yield self._table
+        yield self._filter
         yield self._path
 
     @property
@@ -212,6 +227,50 @@ class Graph(View):
             return
         self._drawn = self._places, self._unfolded
         self._table.show_rows(visible_rows(self._places, self._unfolded))
+
+    def action_find(self) -> None:
+        self._filter.open()
+
+    def action_back(self) -> None:
+        self._filter.close()
+        self._table.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._wanted = event.value
+        self._go_to_match(0)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self._filter.display = bool(event.value)
+        self._table.focus()
+
+    def action_match(self, matches: int) -> None:
+        """Go to the next node that matches, folded or not; behind the last comes the first."""
+        self._go_to_match(matches)
+
+    def _go_to_match(self, matches: int) -> None:
+        """By so many matches from where the cursor is; by none: to the first from there on."""
+        looks_like = pattern_of(self._wanted).search
+        found = [at for at, place in enumerate(self._places) if any(looks_like(word) for word in _words(place))]
+        if not self._wanted or not found:
+            self._filter.show_found(f"0 of {len(self._places)}" if self._wanted else "")
+            return
+        here = self._table.current.at if self._table.current else 0
+        before, up_to = bisect_left(found, here), bisect_right(found, here)
+        number = {1: up_to, 0: before, -1: before - 1}[matches] % len(found)
+        self._filter.show_found(f"{number + 1} of {len(found)}")
+        self._show_place(found[number])
+
+    def _show_place(self, at: int) -> None:
+        """Unfold what the node lies in, and put the cursor on it."""
+        parents = {place.id: place.parent for place in self._places}
+        inside, parent = set[int](), self._places[at].parent
+        while parent in parents:
+            inside.add(parent)
+            parent = parents[parent]
+        self._set_unfolded(self._unfolded | inside)
+        rows = [row.at for row in self._table.rows]
+        if at in rows:
+            self._table.move_to(rows.index(at))
 
     def _set_unfolded(self, unfolded: frozenset[int]) -> None:
         self._unfolded = unfolded

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Input
 
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, fit
+
+
+def pattern_of(text: str) -> re.Pattern[str]:
+    """What `text` is looked for as: a regular expression or, where it is none, as it stands; in any case."""
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error:
+        return re.compile(re.escape(text), re.IGNORECASE)
 
 
 class Filter(Horizontal):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
@@ -10,6 +9,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from cbtop.tui.widgets.columns import Column, Placed, RowT, head_line
+from cbtop.tui.widgets.filter import pattern_of
 from cbtop.tui.widgets.lines import Line, clean
 from cbtop.tui.widgets.table import Table
 
@@ -19,14 +19,6 @@ STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 10
 
 Values = Mapping[object, float | str]
-
-
-def pattern_of(text: str) -> re.Pattern[str]:
-    """What `text` is looked for as: a regular expression or, where it is none, as it stands; in any case."""
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error:
-        return re.compile(re.escape(text), re.IGNORECASE)
 
 
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:

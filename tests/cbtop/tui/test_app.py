@@ -344,6 +344,36 @@ async def closes_the_help(pilot: AppPilot, key: str) -> None:
     assert pilot.app.is_running
 
 
+async def finds_nodes(pilot: AppPilot, key: str) -> None:
+    text = await press(pilot, "4", "z", key, *"down")  # all is folded
+    assert " of " in text
+    graph = pilot.app.query_one("#graph-table", Table)
+    assert "DownProjection" in text
+    first = graph.cursor
+    await press(pilot, "enter", "n")
+    assert graph.cursor != first
+    await press(pilot, "N")
+    assert graph.cursor == first
+    assert " of " not in (await press(pilot, "escape")).splitlines()[-2]
+
+
+async def goes_to_the_next_node_found_and_round(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "4", "slash", *"ffn", "enter")
+    graph = pilot.app.query_one("#graph-table", Table)
+    begin, seen = graph.current.id, []
+    while begin not in seen:
+        await press(pilot, key)
+        seen.append(graph.current.id)
+        assert len(seen) < 100
+    assert len(seen) > 2
+
+
+async def looks_for_nothing_any_more(pilot: AppPilot, key: str) -> None:
+    assert "⏎ keeps" in await press(pilot, "4", "slash", *"ffn", "enter")
+    assert "⏎ keeps" not in await press(pilot, key, key)
+    assert pilot.app.is_running
+
+
 Check = Callable[[AppPilot, str], Awaitable[None]]
 CHECKS: dict[tuple[type, str], Check] = {
     **{(CbtopApp, f"view({index})"): goes_to_view for index in range(len(VIEWS))},
@@ -386,6 +416,10 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Graph, "toggle_fold"): folds_or_unfolds_the_node,
     (Graph, "fold"): folds_the_node_or_goes_to_its_parent,
     (Graph, "unfold"): unfolds_the_node_or_goes_to_its_first_child,
+    (Graph, "find"): finds_nodes,
+    (Graph, "match(1)"): goes_to_the_next_node_found_and_round,
+    (Graph, "match(-1)"): goes_to_the_next_node_found_and_round,
+    (Graph, "back"): looks_for_nothing_any_more,
     (Graph, "app.kernels"): says_that_the_process_does_not_run_here,
     (Graph, "toggle_all"): folds_or_unfolds_everything,
     (Pager, "scroll_down"): scrolls_the_help,
