@@ -68,9 +68,9 @@ def test_the_json_holds_every_statistic_and_says_which_are_not_measured() -> Non
 
 
 def test_the_help_explains_every_column_and_says_what_is_derived() -> None:
-    text = "\n".join(plain(line) for line in help_lines((), VIEWS, 200))
+    text = " ".join(" ".join(plain(line) for line in help_lines((), VIEWS, 80)).split())
     for place in BRICK_COLUMNS:
-        assert any(place.statistic.help in line for line in text.splitlines())
+        assert place.statistic.help in text
     assert statistic("gb_per_sec").help.endswith("(derived)")
     assert statistic("count").help == "calls recorded"
 

@@ -612,7 +612,8 @@ HERE = replace(samples.LIVE, host=socket.gethostname())
 async def test_shift_c_says_why_the_roofs_of_what_is_shown_cannot_be_measured(
     source: SourceView | None, keys: str, why: str
 ) -> None:
-    app = CbtopApp(ScriptedFeed(*([source, replace(source, key="other")] if source else [])), interval_s=60)
+    others = [replace(source, key="other")] if source else []
+    app = CbtopApp(ScriptedFeed(*([source] if source else []), *others), interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press(*keys)
         assert why in await what_is_told(pilot)
