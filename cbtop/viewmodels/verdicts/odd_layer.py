@@ -44,13 +44,15 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _odd_like(layers: LayersView, row: LayerRow) -> int:
-    """How many of the layers that `row` compares with stand out as it does; 0 where it does not."""
+    """How many of the layers that `row` compares with stand out at least half as far; 0 where it does not."""
     times_us = [other.p50_us for other in layers.like(row) if other.p50_us is not None]
     if len(times_us) < MIN_LAYERS or not row.median_us:
         return 0
     usual_us = row.median_us
     deviation_us = median(abs(us - usual_us) for us in times_us)
-    odd = [us for us in times_us if us >= ODD * usual_us and Z_OF_MAD * (us - usual_us) > OUTLIER_Z * deviation_us]
+    far_us = max((row.p50_us or 0.0) - usual_us, 0.0) / 2
+    least_us = usual_us + max((ODD - 1) * usual_us, far_us, OUTLIER_Z * deviation_us / Z_OF_MAD)
+    odd = [us for us in times_us if us >= least_us]
     return len(odd) if len(odd) <= max(1, ODD_PART * len(times_us)) else 0
 
 
@@ -61,7 +63,7 @@ ODD_LAYER = Rule(
     "or its kernel took another path.",
     fires=f"Of {MIN_LAYERS} or more layers with the same bricks, in {MIN_STEPS} recorded steps or more, its median "
     f"is {100 * ODD - 100:.0f} % above the median layer and an outlier (modified z-score above {OUTLIER_Z:g}); at "
-    f"most {100 * ODD_PART:.0f} % of the layers are.",
+    f"most {100 * ODD_PART:.0f} % of the layers stand out half as far or more.",
     advice="Compare its bricks with those of its neighbours in the graph: device, format and shape of its weights.",
     find=_find,
 )

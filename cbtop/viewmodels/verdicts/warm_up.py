@@ -10,6 +10,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 MIN_SECONDS = 4  # with steps: of fewer nobody can say what they came to
 FACTOR = 2.0  # compiling, tuning and filling caches make a step several times as long
+FOUND_LATE = 2.0  # times the steps of a second: warm-up makes them fewer
 SHARE_PERCENT = 10.0  # of the time in steps: less changes no mean by much
 
 
@@ -17,6 +18,8 @@ def _find(view: SourceView) -> Finding | None:
     steps, pace = view.steps, view.pace
     if steps is None or view.window is not None or len(pace) < MIN_SECONDS:
         return None
+    if pace[0].steps > FOUND_LATE * median(second.steps for second in pace[1:]):
+        return None  # its first steps are not known apart from those before it was found
     usual_us = median(second.us for second in pace[len(pace) // 2 :])
     first = 0
     while first < len(pace) and pace[first].us >= FACTOR * usual_us:
@@ -48,7 +51,8 @@ WARM_UP = Rule(
     severity=Severity.NOTE,
     means="The first steps compiled, tuned or filled caches; means and percentiles of all that was seen hold them.",
     fires=f"Of all that was seen: in the first seconds with steps, a step took {count(FACTOR)} times as long as "
-    f"later or more, and what that cost is {SHARE_PERCENT:g} % of the time in steps or more.",
+    f"later or more, and what that cost is {SHARE_PERCENT:g} % of the time in steps or more. Not of a process that "
+    "was found late.",
     advice="Look at the last seconds (`r`, --window), which leave it out; run a few steps before you measure.",
     find=_find,
 )

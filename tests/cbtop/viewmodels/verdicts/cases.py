@@ -12,6 +12,7 @@ from cbtop.viewmodels.model import MergeMode, SourceView
 from tests.cbtop.made_machines import GPU, NVML
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling, run
 
+IMPERFECT = Path(__file__).parents[2] / "imperfect.cbtop"
 H100 = Path(__file__).parents[2] / "h100.cbtop"
 FAR = (ceiling("bandwidth", 1_000.0, 970.0), ceiling("compute", 1_000.0, 970.0))
 FINITE = CheckResult("LmHead", "finite", True, None, None)
@@ -151,7 +152,20 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "three ranks": _of(Decoding(), Decoding(seed=1), Decoding(seed=2)),
     "three ranks merged": _merged,
 }
+
+
+def _imperfect(directory: Path) -> SourceView:
+    """The recording of a process that pauses, waits in its sampling, and has a layer whose weights are copied."""
+    with ReplayFeed(IMPERFECT) as feed:
+        feed.is_playing = False
+        feed.seek_from(0.0, 7.0)
+        found = feed.view(None, "decode", window=True)
+    assert found is not None
+    return found
+
+
 # What was recorded, with what is known to be wrong in it.
 RECORDED: dict[str, tuple[Callable[[Path], SourceView], list[str]]] = {
-    "an H100's first seconds": (_recorded, ["outlier-mean"])
+    "an H100's first seconds": (_recorded, ["outlier-mean"]),
+    "imperfect": (_imperfect, ["idle-between-steps", "odd-layer", "outlier-mean"]),
 }

@@ -52,6 +52,16 @@ def test_of_a_recorded_run_only_what_was_wrong_is_said(views: dict[str, SourceVi
     assert [verdict.id for verdict in views[name].verdicts] == RECORDED[name][1]
 
 
+def test_a_layer_far_ahead_of_another_odd_one_is_found(tmp_path: Path) -> None:
+    (verdict,) = run(tmp_path, Decoding(layer_factor={0: 1.6, 5: 5.0})).one().verdicts
+    assert (verdict.id, verdict.about.name) == ("odd-layer", "Layer 5")
+
+
+def test_a_pause_before_a_process_was_found_is_no_warm_up(tmp_path: Path) -> None:
+    paused = Decoding(attach_s=20, seconds=32, step_factor=lambda step: 400.0 if step == 300 else 1.0)
+    assert [verdict.id for verdict in run(tmp_path, paused).one().verdicts] == ["outlier-mean"]
+
+
 @pytest.mark.parametrize("cause", CAUSES)
 def test_text_and_json_say_the_same(views: dict[str, SourceView], cause: str) -> None:
     (verdict,) = views[cause].verdicts
