@@ -1,7 +1,8 @@
-"""Draws screenshots/*.svg from real runs, each in a process of its own, which the dashboard watches.
+"""Draws screenshots/*.svg from real runs, recorded or each in a process of its own, which the dashboard watches.
 
-The views are those of the demo; run.svg is `cbtop run` on a Hugging Face model, where transformers is installed;
-gpu.svg and gpu_graph.svg are of what was recorded on an H100 (tests/cbtop/h100.py).
+The views are of the recording of a process that is not well (tests/cbtop/imperfect.py), gpu.svg and gpu_graph.svg of
+what was recorded on an H100 (tests/cbtop/h100.py), devices.svg of the demo; run.svg is `cbtop run` on a Hugging Face
+model, where transformers is installed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 from cbtop.client.feed import Feed
 from cbtop.client.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
+from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
 
-SIZE = (120, 34)
+SIZE = (120, 36)
 FIRST_STEP_TIMEOUT_S = 180.0  # the first run writes a model and compiles every kernel
 STEPS_BEFORE = 20
 RECORDED_S = 10.0
@@ -29,24 +31,27 @@ TEXT = re.compile(
     r'x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)" textLength="(?P<length>[\d.]+)"(?P<rest>[^>]*)>(?P<blanks>(?:&#160;)+)'
 )
 HERE = Path(__file__).parent
-RECORDED, RECORDED_AT_S = HERE.parent / "tests" / "cbtop" / "h100.cbtop", 20.0
+RECORDINGS = HERE.parent / "tests" / "cbtop"
 
 CBTOP = [sys.executable, "-m", "cbtop"]
 UNEDITED = [*CBTOP, "run", "--", sys.executable, str(HERE / "generate.py")]
 
 
 def main() -> int:
-    asyncio.run(draw_recorded({"3": "gpu", "4": "gpu_graph"}))
-    draw([*CBTOP, "demo", "--serve-only"], [view.title.lower() for view in VIEWS])
+    names = [view.title.lower() for view in VIEWS]
+    views = {str(number): name for number, name in enumerate(names, 1) if name != "devices"}
+    asyncio.run(draw_recorded("imperfect.cbtop", 7.0, views))
+    asyncio.run(draw_recorded("h100.cbtop", 20.0, {"4": "gpu", "5": "gpu_graph"}))
+    draw([*CBTOP, "demo", "--serve-only"], {"6": "devices"})
     if find_spec("transformers") is None:
         print("run.svg stays as it is: transformers is not installed (make torch)")
     else:
-        draw(UNEDITED, ["run"])
+        draw(UNEDITED, {"2": "run"})
     return 0
 
 
-def draw(command: list[str], names: list[str]) -> None:
-    """One picture of each view, from the first on, under these names."""
+def draw(command: list[str], names: dict[str, str]) -> None:
+    """What the dashboard shows of a command: one picture for each key that opens a view."""
     workload = subprocess.Popen(command)
     try:
         with Feed(selected=[str(workload.pid)]) as feed:
@@ -71,12 +76,13 @@ def wait_for_steps(feed: Feed, workload: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"no decode step within {FIRST_STEP_TIMEOUT_S:.0f} s")
 
 
-async def draw_recorded(names: dict[str, str]) -> None:
-    """The recording of an H100: one picture for each key that opens a view."""
-    with ReplayFeed(RECORDED) as feed:
+async def draw_recorded(recording: str, at_s: float, names: dict[str, str]) -> None:
+    """A moment of a recording: one picture for each key that opens a view."""
+    with ReplayFeed(RECORDINGS / recording) as feed:
         feed.is_playing = False
-        feed.seek(RECORDED_AT_S)
-        app = CbtopApp(feed)
+        feed.seek_from(0, at_s)
+        app = ReplayApp(feed)
+        app.window = True
         async with app.run_test(size=SIZE) as pilot:
             for key, name in names.items():
                 await pilot.press(key)
@@ -84,13 +90,13 @@ async def draw_recorded(names: dict[str, str]) -> None:
                 save(app, name)
 
 
-async def take_pictures(feed: Feed, names: list[str]) -> None:
-    """Watch for a while, then one picture of each view."""
+async def take_pictures(feed: Feed, names: dict[str, str]) -> None:
+    """Watch for a while, then one picture for each key."""
     app = CbtopApp(feed)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause(RECORDED_S)
-        for number, name in enumerate(names, 1):
-            await pilot.press(str(number))
+        for key, name in names.items():
+            await pilot.press(key)
             await pilot.pause(2 * app.interval_s)
             save(app, name)
 

@@ -40,7 +40,10 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         help="print text instead of opening the screen (as when stdout is no terminal)",
     )
     group.add_argument(
-        "--view", choices=[*VIEWS, "all"], default="all", help="what a text report holds (default: all)"
+        "--view",
+        choices=[*VIEWS, "all"],
+        default="all",
+        help="what a text report holds, and which view the screen opens (default: all)",
     )
     group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
     group.add_argument("--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode)")
@@ -146,11 +149,11 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     feed.silenced = options.silence
     app: CbtopApp
     if isinstance(feed, ReplayFeed):
-        app = ReplayApp(feed, interval_s=options.interval)
+        app = ReplayApp(feed, interval_s=options.interval, section=options.view)
     else:
         # With several daemons there is no one history to write down.
         save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
-        app = CbtopApp(feed, interval_s=options.interval, save_history=save)
+        app = CbtopApp(feed, interval_s=options.interval, save_history=save, section=options.view)
     app.phase, app.window, app.merge = options.phase, shows_window(options, by_default=app.window), merge
     code = app.run()
     end = feed.finished()

@@ -36,6 +36,7 @@ from cbtop.tui.views.base import View
 from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.header import Header, Heading, Notice
 from cbtop.tui.views.help import HelpScreen
+from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.welcome import Welcome
 from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.lines import ROLES, Line, clean
@@ -138,8 +139,14 @@ class CbtopApp(App[int]):
     ]
 
     def __init__(
-        self, feed: AppFeed, *, interval_s: float = 0.5, save_history: Callable[[], SavedHistory] | None = None
+        self,
+        feed: AppFeed,
+        *,
+        interval_s: float = 0.5,
+        save_history: Callable[[], SavedHistory] | None = None,
+        section: str = "all",
     ) -> None:
+        """`section` of a report is the view that opens first; the overview where none shows that."""
         super().__init__()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
@@ -156,11 +163,12 @@ class CbtopApp(App[int]):
         self.window = True
         self.merge: MergeMode | None = None
         self._tick_timer: Timer | None = None
+        self._first = next((at for at, view in enumerate(self.SHOWN) if view.section == section), 0)
 
     def compose(self) -> ComposeResult:
         self._header = Header(id="header")
         self._notice = Notice(id="notice")
-        self._tabs = TabBar([view.title for view in self.SHOWN], id="tabs")
+        self._tabs = TabBar([view.title for view in self.SHOWN], active=self._first, id="tabs")
         self._welcome = Welcome(id="welcome")
         self._views = [view(id=view.title.lower()) for view in self.SHOWN]
         yield self._header
@@ -253,6 +261,11 @@ class CbtopApp(App[int]):
 
     def on_tab_bar_chosen(self, event: TabBar.Chosen) -> None:
         self.action_view(event.index)
+
+    def on_layers_opened(self, event: Layers.Opened) -> None:
+        graph = next(view for view in self._views if isinstance(view, Graph))
+        self.action_view(self._views.index(graph))
+        graph.open_node(event.node)
 
     def action_pause(self) -> None:
         """Freeze the screen, or let it go on. The feed is polled all the same."""

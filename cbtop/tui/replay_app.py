@@ -30,8 +30,8 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         _seek("end", "seek_to(1)", "to the end"),
     ]
 
-    def __init__(self, feed: ReplayFeed, *, interval_s: float = 0.5) -> None:
-        super().__init__(feed, interval_s=interval_s)
+    def __init__(self, feed: ReplayFeed, *, interval_s: float = 0.5, section: str = "all") -> None:
+        super().__init__(feed, interval_s=interval_s, section=section)
         self._recording = feed
         self.window = False
 

@@ -10,6 +10,7 @@ from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.layers import LayerBrick, LayerRow, LayersView
 from cbtop.viewmodels.model import (
     BooksView,
     CeilingRow,
@@ -168,6 +169,37 @@ IN_STEPS_US = WALL_US * STEPS + PREFILL_US * PREFILL_STEPS
 SEEN_US = 1.05 * IN_STEPS_US
 
 
+def _layers(layers: int = LAYERS, slow: int = 4) -> LayersView:
+    """All alike, but that Down takes three times as long in one of them."""
+    bricks = [row for row in BRICKS if row.count >= LAYERS * STEPS]
+
+    def row(layer: int) -> LayerRow:
+        cells = tuple(
+            brick.total_exclusive_us / STEPS / LAYERS
+            * (3.0 if (layer, brick.name) == (slow, "DownProjection") else 1.0 + 0.02 * ((7 * layer) % 5))
+            for brick in bricks
+        )  # fmt: skip
+        return LayerRow(
+            id=_graph_layers()[layer] if layers == LAYERS else 1_000 + layer,
+            name=f"Layer {layer}",
+            index=str(layer),
+            stack="",
+            us=sum(cells) + 31.0,
+            p50_us=(sum(cells) + 31.0) * 0.99,
+            cells=cells,
+            between_us=31.0,
+            median_us=700.0,
+        )
+
+    return LayersView(
+        "step", tuple(LayerBrick(brick.name, brick.category) for brick in bricks), tuple(map(row, range(layers)))
+    )
+
+
+def _graph_layers() -> list[int]:
+    return [row.id for row in _graph() if row.kind is NodeKind.LAYER]
+
+
 def _steps(phase: str, count: int, tokens: int, wall_us: float) -> StepsView:
     per_token = wall_us * count / tokens
     return StepsView(
@@ -227,6 +259,7 @@ LIVE = SourceView(
         without_work=("KvWrite", "Sampling", "Embedding"),
     ),
     graph=_graph(),
+    layer_times=_layers(),
     books=BooksView(
         wall_us=WALL_US * STEPS,
         bricks_us=BRICKS_US * STEPS,
@@ -250,6 +283,8 @@ LIVE = SourceView(
         since_last_us=3_000.0,
     ),
 )
+
+DEEP = replace(LIVE, layer_times=_layers(80, slow=57))
 
 RECENT = replace(LIVE, window=WindowView(asked_s=10.0, covers_s=10.4))
 
@@ -278,6 +313,7 @@ COMPILING = replace(
     categories=(),
     roofline=RooflineView((), (), ()),
     graph=(),
+    layer_times=None,
     books=None,
     loss=LossView(0, 0, 0, 0, 0),
     checks=(),
@@ -328,6 +364,7 @@ SLOWEST = replace(
     bricks=tuple(replace(row, rank="rank 2") for row in BRICKS),
     books=None,
     graph=(),
+    layer_times=None,
     merged=MergedView(MergeMode.MAX, tuple(f"rank {at}" for at in range(64)), (), left_out=1),
 )
 STRAGGLING = replace(

@@ -43,7 +43,7 @@ def watching(*command: str) -> Iterator[Terminal]:
 def test_the_screen_shows_it_and_what_it_writes_and_ctrl_c_is_its_own_also_when_the_screen_is_left() -> None:
     with watching(sys.executable, "-c", PROGRAM, str(FOR_EVER)) as screen:
         screen.wait_for("DownProjection", "6 Output")
-        screen.send("6")
+        screen.send("7")
         screen.wait_for("read '' True 120 34", "red")
         screen.send("\x03")
         screen.wait_for("caught 1", "6 Output")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from cbtop.tui.views.base import View
 from cbtop.tui.views.bricks import Bricks
-from cbtop.tui.views.categories import Categories
 from cbtop.tui.views.devices import Devices
 from cbtop.tui.views.graph import Graph
+from cbtop.tui.views.layers import Layers
+from cbtop.tui.views.overview import Overview
 from cbtop.tui.views.roofline import Roofline
 
-VIEWS: tuple[type[View], ...] = (Bricks, Categories, Roofline, Graph, Devices)
+VIEWS: tuple[type[View], ...] = (Overview, Bricks, Layers, Roofline, Graph, Devices)

@@ -276,6 +276,18 @@ class Graph(View):
         self._unfolded = unfolded
         self._show_tree()
 
+    def open_node(self, node: int) -> None:
+        """Put the cursor on `node`, unfolded with all that it lies in."""
+        outer = {place.id: place.parent for place in self._places}
+        path, at = {node}, outer.get(node)
+        while at is not None:
+            path.add(at)
+            at = outer.get(at)
+        self._set_unfolded(self._unfolded | path)
+        ids = [row.id for row in self._table.rows]
+        if node in ids:
+            self._table.move_to(ids.index(node))
+
     def action_toggle_fold(self) -> None:
         if (row := self._table.current) is not None and row.has_children:
             self._set_unfolded(self._unfolded ^ {row.id})

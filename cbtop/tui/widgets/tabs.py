@@ -22,10 +22,10 @@ class TabBar(Drawing):
             super().__init__()
             self.index = index
 
-    def __init__(self, titles: Sequence[str], *, id: str | None = None) -> None:
+    def __init__(self, titles: Sequence[str], *, active: int = 0, id: str | None = None) -> None:
         super().__init__(id=id)
         self.titles = tuple(titles)
-        self.active = 0
+        self.active = active
         self.note: Line = ()
 
     def set_active(self, index: int) -> None:

@@ -1,0 +1,315 @@
+"""Layers × bricks: the whole model on one screen, and the layer that is slower than its like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widget import Widget
+
+from cbtop import formatting
+from cbtop.tui.views.base import SourceDrawing, View
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.columns import Cells
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule
+from cbtop.tui.widgets.upright import Bar, Spacing, upright
+from cbtop.viewmodels.layers import BETWEEN, ODD, LayerRow, LayersView
+from cbtop.viewmodels.model import SourceView
+
+_NAME_WIDTH = 18
+_FIGURE_WIDTH = 9
+_LEAST_TOP, _GREATEST_TOP = 2.0, 4.0  # times the median: a line's scale ends at its longest, within these
+MAX_BAR_HEIGHT = 3
+_ROOMY = 140  # columns: from so many on the median has a column, too
+WHOLE = "whole layer"
+NUMBERED = 5  # every fifth layer has its number over it
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    """One line of bars: a brick, all bricks, or what lies between them, in every layer."""
+
+    name: str
+    role: str
+    us: tuple[float | None, ...]
+    median_us: float | None
+
+
+class Layers(View):
+    """What each brick takes in each layer."""
+
+    title = "Layers"
+    section = "layers"
+    doc = (
+        "A line for each brick, a bar for each layer: the exclusive time it takes there in the mean step. Every line "
+        "has a scale of its own, on which the median of its layers is at most half as high, and at least a quarter: "
+        "what is over four times the median is cut. ▼ stands over a layer whose median call takes over 1.2 times "
+        "that of the layers like it (same stack, same bricks); a single pause makes a bar higher and no mark. "
+        "Arrows go from layer to layer and from brick to brick, Enter opens the layer in the graph."
+    )
+    columns_doc = (
+        ("median", "the median over the layers in which it runs, µs or ms a step"),
+        ("slowest", "the longest, and the layer that it is of"),
+    )
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("h,left", "step(-1)", "layer before", show=False),
+        Binding("l,right", "step(1)", "next layer", show=False),
+        Binding("j,down", "brick(1)", "next brick", show=False),
+        Binding("k,up", "brick(-1)", "brick before", show=False),
+        Binding("g,home", "to_end(0)", "first layer", show=False),
+        Binding("G,end", "to_end(-1)", "last layer", show=False),
+        Binding("enter", "open", "open layer"),
+    ]
+
+    class Opened(Message):
+        """Show the node `node` in the graph."""
+
+        def __init__(self, node: int) -> None:
+            super().__init__()
+            self.node = node
+
+    def compose(self) -> ComposeResult:
+        self._map = LayerMap(id="layer-map")
+        yield self._map
+
+    @property
+    def focus_target(self) -> Widget:
+        return self._map
+
+    def show_source(self, source: SourceView) -> None:
+        self._map.show_source(source)
+
+    def cells(self) -> Cells | None:
+        """A row for each layer, a column for each brick: µs a step, or a call."""
+        layers = self.source.layer_times if self.source else None
+        if layers is None:
+            return None
+        title = f"µs a {layers.unit}"
+        head = ("layer", title, "p50 µs", *(clean(brick.name) for brick in layers.bricks), BETWEEN)
+        rows = (
+            (clean(row.name), *map(formatting.number, (row.us, row.p50_us, *row.cells, row.between_us)))
+            for row in layers.rows
+        )
+        return Cells(head, tuple(rows))
+
+    def action_step(self, layers: int) -> None:
+        self._map.move(layers, 0)
+
+    def action_brick(self, bricks: int) -> None:
+        self._map.move(0, bricks)
+
+    def action_to_end(self, at: int) -> None:
+        self._map.move_to(at)
+
+    def action_open(self) -> None:
+        if (row := self._map.current) is not None:
+            self.post_message(self.Opened(row.id))
+
+
+class LayerMap(SourceDrawing, can_focus=True):
+    """The drawing, and where its cursor stands: on a layer, by its node, and on a line."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._layer: int | None = None  # the node; None: nobody has moved the cursor, it stands on the slowest layer
+        self._line = 0
+
+    @property
+    def _rows(self) -> Sequence[LayerRow]:
+        layers = self._source.layer_times if self._source else None
+        return layers.rows if layers else ()
+
+    @property
+    def _at(self) -> int:
+        ids = [row.id for row in self._rows]
+        if self._layer in ids:
+            return ids.index(self._layer)
+        layers = self._source.layer_times if self._source else None
+        slowest = layers.slowest if layers else None
+        return ids.index(slowest.id) if slowest else 0
+
+    @property
+    def current(self) -> LayerRow | None:
+        """The layer under the cursor."""
+        return self._rows[self._at] if self._rows else None
+
+    def move(self, layers: int, lines: int) -> None:
+        if self._rows:
+            if layers:
+                self._layer = self._rows[max(0, min(len(self._rows) - 1, self._at + layers))].id
+            self._line = max(0, self._line + lines)
+            self.redraw()
+
+    def move_to(self, at: int) -> None:
+        if self._rows:
+            self._layer = self._rows[at].id
+            self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        layers = self._source.layer_times if self._source else None
+        if layers is None:
+            return [fit_line(((f" {_nothing(self._source)}", "dim"),), width)]
+        strips = _strips(layers)
+        self._line = min(self._line, len(strips) - 1)
+        return _map(layers, strips, self._at, self._line, width, height)
+
+
+def slowest_line(layers: LayersView) -> Line:
+    """`Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or that none stands out."""
+    row = layers.slowest
+    if row is None or row.to_median is None or row.median_us is None:
+        return (("  no layer has three others like it to be compared with", "dim"),)
+    if row.to_median < ODD:
+        percent = 100 * (row.to_median - 1)
+        text = f"  no layer stands out: the slowest, {clean(row.name)}, takes {percent:.0f} % more than the median"
+        return ((text, "dim"),)
+    name, us = layers.excess(row)
+    line: Line = (
+        (f"  ▼ {clean(row.name)}", "strong warn"),
+        (f": {formatting.number(row.to_median)}× the median layer, ", ""),
+        (f"+{formatting.duration(us)} in {clean(name)}", "strong"),
+        (f" ({formatting.duration(row.p50_us)} against {formatting.duration(row.median_us)})", "dim"),
+    )
+    others = sum((other.to_median or 0.0) >= ODD for other in layers.rows) - 1
+    return (*line, (f"; {others} more ▼", "dim")) if others else line
+
+
+def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
+    """Their numbers over a bar for each, and the median and the slowest beside them; the bars alone in one line."""
+    figures, spacing = _spacing(layers, width)
+    strip = _strips(layers)[0]
+    tall = min(MAX_BAR_HEIGHT, max(1, height - 1))
+    lines = _strip_lines(layers, strip, spacing, tall, at=None, is_current=False, figures=figures)
+    return [_ruler(layers, spacing, figures=figures), *lines][-height:]
+
+
+def _spacing(layers: LayersView, width: int) -> tuple[int, Spacing]:
+    """How many columns of figures stand beside the bars, and how these lie in what is left of `width`."""
+    figures = 2 if width >= _ROOMY else 1
+    room = width - _NAME_WIDTH - 3 - figures * (_FIGURE_WIDTH + 2) - 6
+    return figures, Spacing.of(len(layers.rows), max(1, room))
+
+
+def _nothing(source: SourceView | None) -> str:
+    if source is not None and source.merged is not None and source.graph == ():
+        return "n/a: what is taken from several ranks has no layers"
+    return "n/a: no layer of this phase has been recorded yet"
+
+
+def _strips(layers: LayersView) -> list[_Strip]:
+    """All of each layer, then the bricks in the order in which they run, then what lies between them."""
+    whole = tuple(row.us for row in layers.rows)
+    between = tuple(row.between_us for row in layers.rows)
+    strips = [_Strip(WHOLE, "strong", whole, layers.median(whole))]
+    for at, brick in enumerate(layers.bricks):
+        us = tuple(row.cells[at] for row in layers.rows)
+        strips.append(_Strip(clean(brick.name), CATEGORY_LOOKS[brick.category].role, us, layers.median(us)))
+    return [*strips, _Strip(BETWEEN, "gap", between, layers.median(between))]
+
+
+def _map(layers: LayersView, strips: Sequence[_Strip], at: int, line: int, width: int, height: int) -> list[Line]:
+    figures, spacing = _spacing(layers, width)
+    head = [slowest_line(layers), _ruler(layers, spacing, figures=figures)]
+    foot = [rule((("under the cursor", "dim"),), width), _detail(layers, strips[line], at, width)]
+    free = height - len(head) - len(foot)
+    shown, left_out = _chosen(strips, line, free)
+    each = (free - bool(left_out)) // max(1, len(shown))
+    tall, air = (min(MAX_BAR_HEIGHT, each - 1), 1) if each > 1 else (1, 0)
+    lines = list(head)
+    for strip in shown:
+        lines += [BLANK] * air
+        lines += _strip_lines(layers, strip, spacing, tall, at, is_current=strip is strips[line], figures=figures)
+    if left_out:
+        lines.append(((f"  {left_out} shorter ones: no room", "dim"),))
+    lines += [BLANK] * max(0, min(height - len(lines) - len(foot), 1))
+    return [fit_line(each, width) for each in (*lines, *foot)]
+
+
+def _chosen(strips: Sequence[_Strip], line: int, free: int) -> tuple[list[_Strip], int]:
+    """As many as there is room for, the whole layer and the one under the cursor among them: the longest."""
+    if len(strips) <= free:
+        return list(strips), 0
+    by_time = sorted(strips[1:], key=lambda strip: -sum(us or 0.0 for us in strip.us))
+    kept = {id(strip) for strip in (strips[0], strips[line], *by_time)[: max(1, free - 1)]}
+    chosen = [strip for strip in strips if id(strip) in kept]
+    return chosen, len(strips) - len(chosen)
+
+
+def _ruler(layers: LayersView, spacing: Spacing, *, figures: int) -> Line:
+    """The numbers of the layers over their bars, a mark at those that stand out."""
+    cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
+
+    def write(column: int, text: str, role: str) -> None:
+        end = column + len(text)
+        if end <= spacing.width and not "".join(cells[max(0, column - 1) : end + 1]).strip():
+            cells[column:end], roles[column:end] = text, [role] * len(text)
+
+    for at, row in enumerate(layers.rows):
+        if (row.to_median or 0.0) >= ODD:
+            write(spacing.column(at), f"▼{row.index}", "strong warn")
+            write(spacing.column(at), "▼", "strong warn")  # where there is no room for its number
+    for at, row in enumerate(layers.rows):
+        if at % NUMBERED == 0:
+            write(spacing.column(at), row.index, "dim")
+    line: Line = ((" " * (_NAME_WIDTH + 3), ""),)
+    for role, same in groupby(zip(cells, roles, strict=True), key=itemgetter(1)):
+        line += (("".join(cell for cell, _ in same), role),)
+    heads = ("median", "slowest")[-figures:]
+    return (*line, *(("  " + fit(title, _FIGURE_WIDTH, "right"), "dim") for title in heads))
+
+
+def _strip_lines(
+    layers: LayersView, strip: _Strip, spacing: Spacing, tall: int, at: int | None, *, is_current: bool, figures: int
+) -> list[Line]:
+    known = [us for us in strip.us if us is not None]
+    usual = strip.median_us or 0.0
+    top = max(_LEAST_TOP * usual, min(_GREATEST_TOP * usual, max(known, default=0.0)))
+    bars = [
+        Bar(us, _role(us, strip, is_cursor=is_current and at is not None and index in _group(spacing, at)))
+        for index, us in enumerate(strip.us)
+    ]
+    drawn = upright(bars, spacing, tall, top)
+    name: Line = (("▸ " if is_current else "  ", "accent"), (fit(strip.name, _NAME_WIDTH), strip.role), (" ", ""))
+    blank: Line = ((" " * (_NAME_WIDTH + 3), ""),)
+    lines = [(*(name if row == tall - 1 else blank), *line) for row, line in enumerate(drawn)]
+    if known:
+        slowest = max(range(len(strip.us)), key=lambda index: strip.us[index] or 0.0)
+        if figures > 1:
+            lines[-1] += (("  " + fit(formatting.duration(strip.median_us), _FIGURE_WIDTH, "right"), "dim"),)
+        lines[-1] += (
+            ("  " + fit(formatting.duration(strip.us[slowest]), _FIGURE_WIDTH, "right"), ""),
+            (f"  L{layers.rows[slowest].index}", "dim"),
+        )
+    return lines
+
+
+def _group(spacing: Spacing, at: int) -> range:
+    return range(at // spacing.group * spacing.group, (at // spacing.group + 1) * spacing.group)
+
+
+def _role(us: float | None, strip: _Strip, *, is_cursor: bool) -> str:
+    is_odd = us is not None and strip.median_us is not None and us >= ODD * strip.median_us
+    role = "faint" if us is None else "strong warn" if is_odd else strip.role
+    return f"{role} cursor" if is_cursor else role
+
+
+def _detail(layers: LayersView, strip: _Strip, at: int, width: int) -> Line:
+    """The layer and the brick under the cursor, in figures."""
+    row, us = layers.rows[at], strip.us[at]
+    parts: list[Line] = [((f"  {clean(row.name)}", "strong"), (f" · {strip.name}", strip.role))]
+    if us is None:
+        return join_fitting([*parts, (("does not run there", "dim"),)], width, "  ")
+    parts.append(((formatting.duration(us), "strong"), (f" a {layers.unit}", "dim")))
+    if strip.median_us:
+        parts.append(((f"{formatting.number(us / strip.median_us)}×", ""), (" the median of all layers", "dim")))
+    if strip.name != WHOLE and row.us:
+        parts.append(((formatting.percent(100 * us / row.us), ""), (" of the layer", "dim")))
+    parts.append((("Enter opens it", "faint"),))
+    return join_fitting(parts, width, "  ")

@@ -1,0 +1,248 @@
+"""The first screen: how fast, where the time goes, what is slow and why, and what the machine does meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from textual.app import ComposeResult
+
+from cbtop import formatting
+from cbtop.protocol.vocabulary import DeviceKind
+from cbtop.tui.views.base import SourceDrawing, View
+from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule, recorded_steps
+from cbtop.tui.views.devices import busy_curve
+from cbtop.tui.views.figures import figure
+from cbtop.tui.views.layers import slowest_line, whole_layers
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.views.verdicts import verdict_lines
+from cbtop.tui.widgets.bars import bar, stacked
+from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
+from cbtop.tui.widgets.curve import curve
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join_fitting, rule, width_of
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.devices import DeviceRow
+from cbtop.viewmodels.model import SourceView, StepsView
+
+TWO_COLUMNS = 160  # cells: from so many on verdicts and bricks stand beside the rest
+_ROOM_FOR_ADVICE = 26  # lines: from so many on the three worst verdicts have theirs
+_BUSY_WIDTH = 16
+
+PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
+    Column("phase", 8, 0, lambda row, _: ((clean(row.phase), "strong"),), "what the step is", align="left",
+           stretch=1, max_width=20),
+    Column("tokens/s", 9, 1, lambda row, _: figure(formatting.number(row.tokens_per_sec), "strong good"),
+           "tokens of wall-clock time: pauses between steps count"),
+    Column("in steps", 9, 6, lambda row, _: figure(formatting.number(row.tokens_per_sec_in_steps)),
+           "tokens/s of the time in which steps ran"),
+    Column("p50 ms/tok", 10, 2, lambda row, _: figure(formatting.milliseconds(row.us_per_token_p50), "strong"),
+           "half of the steps took at most this for a token"),
+    Column("p99", 8, 3, lambda row, _: figure(formatting.milliseconds(row.us_per_token_p99)),
+           "99 of 100 steps took at most this for a token"),
+    Column("max step", 9, 5, lambda row, _: figure(formatting.duration(row.max_us)), "the longest step"),
+    Column("steps", 9, 4, lambda row, _: figure(formatting.count(row.count)), "steps that have ended"),
+    Column("tokens", 9, 7, lambda row, _: figure(formatting.count(row.tokens)), "tokens of these steps"),
+)  # fmt: skip
+
+
+class Overview(View, can_focus=True):
+    """Everything at a glance."""
+
+    title = "Overview"
+    doc = (
+        "tokens/s of the last two minutes, every phase, one step as a bar that closes and beside it the time between "
+        "steps, the worst verdicts with what mending them would give, every layer as a bar, the costliest bricks and "
+        "the devices. A larger terminal shows more of it; the views behind show all."
+    )
+    columns_doc = tuple((column.title, column.doc) for column in PHASE_COLUMNS)
+
+    def compose(self) -> ComposeResult:
+        self._drawing = OverviewDrawing(id="overview-drawing")
+        yield self._drawing
+
+    def show_source(self, source: SourceView) -> None:
+        self._drawing.show_source(source)
+
+    def cells(self) -> Cells:
+        """Its phases."""
+        return Cells.of(PHASE_COLUMNS, self.source.phases if self.source else ())
+
+
+class OverviewDrawing(SourceDrawing):
+    """The whole view in one drawing."""
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        source = self._source
+        if source is None:
+            return []
+        speed, step, cost = _Part(_speed, 4, height), _Part(_step, 2, 4), _Part(_cost, 1, 1)
+        phases = _Part(_phases, len(source.phases), 1 + len(source.phases))
+        found = len(source.verdicts)
+        worst = 1 + 2 * min(found, 3) if found and height >= _ROOM_FOR_ADVICE else 2
+        verdicts = _Part(verdict_lines, worst, 1 + 2 * found if found else 2)
+        layers = _Part(_layers, 2, 6 if source.layer_times else 0)
+        bricks = _Part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
+        devices = _Part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
+        if width < TWO_COLUMNS:
+            order = (speed, phases, step, verdicts, layers, bricks, devices, cost)
+            return _stacked(
+                order, (phases, step, verdicts, speed, cost, layers, devices, bricks), source, width, height
+            )
+        left, right = width * 3 // 5, width - width * 3 // 5 - 2
+        first = _stacked((speed, phases, step, layers), (phases, step, speed, layers), source, left, height)
+        beside = (verdicts, bricks, devices, cost)
+        second = _stacked(beside, (verdicts, cost, devices, bricks), source, right, height)
+        return [
+            (*fit_line(_at(first, row), left), ("  ", ""), *fit_line(_at(second, row), right))
+            for row in range(max(len(first), len(second)))
+        ]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part of the view: what draws it in a width and so many lines, the fewest that are of use, and the most."""
+
+    draw: Callable[[SourceView, int, int], list[Line]]
+    least: int
+    most: int
+
+
+def _stacked(
+    order: Sequence[_Part], by_rank: Sequence[_Part], source: SourceView, width: int, height: int
+) -> list[Line]:
+    """The parts from top to bottom: the first of `by_rank` get their fewest lines first, then all grow in turn."""
+    lines = dict.fromkeys(order, 0)
+    free = height
+    for part in by_rank:
+        if part.least <= min(free, part.most):
+            lines[part] = part.least
+            free -= part.least
+    while free and (growing := [part for part in by_rank if part.least <= lines[part] < part.most]):
+        for part in growing[:free]:
+            lines[part] += 1
+        free -= min(free, len(growing))
+    drawn = [line for part in order if lines[part] for line in part.draw(source, width, lines[part])[: lines[part]]]
+    return [line if width_of(line) <= width else fit_line(line, width) for line in drawn]
+
+
+def _at(lines: Sequence[Line], row: int) -> Line:
+    return lines[row] if row < len(lines) else BLANK
+
+
+def _speed(source: SourceView, width: int, height: int) -> list[Line]:
+    """tokens/s over the last two minutes."""
+    rate = source.steps.tokens_per_sec if source.steps else None
+    now: Line = ((formatting.number(rate), "strong good"), (f", {formatting.shown_time(source)}", "dim"))
+    title: Line = ((f"tokens/s, {clean(source.phase or formatting.NOT_MEASURED)}", "dim"),)
+    head = rule(title, width, now)
+    drawn = curve(source.tokens_per_sec_history, width - 2, height - 1, "accent", formatting.number)
+    return [head, *((("  ", ""), *line) for line in drawn)]
+
+
+def _phases(source: SourceView, width: int, height: int) -> list[Line]:
+    """A line for each phase, the one shown first."""
+    placed = place(PHASE_COLUMNS, width - 2)
+    rows = sorted(source.phases, key=lambda steps: steps.phase != source.phase)
+    marks = ["▸" if steps.phase == source.phase else " " for steps in rows]
+    lines: list[Line] = [((mark, "accent"), *row_line(placed, row)) for mark, row in zip(marks, rows, strict=True)]
+    return lines if height <= len(rows) else [((" ", ""), *head_line(placed, "", descending=True)), *lines]
+
+
+def _step(source: SourceView, width: int, height: int) -> list[Line]:
+    """One step as a bar that closes, then its equation; what lies between steps stands in the rule."""
+    if source.books is None:
+        return [rule((("one step", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
+    parts = books_parts(source)
+    labelled: Line = (("  ", ""), *stacked(parts, width - 4))
+    equation: Line = (("  ", ""), *books_equation(source.books, recorded_steps(source), width - 2))
+    if height <= 2:  # what must be known beside the books is more than their bar
+        return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
+    bare: Line = tuple((text if set(text) <= set("▒░") else " " * len(text), role) for text, role in labelled)
+    return [books_rule(source, "one step", width), *([labelled, bare][: height - 2]), equation]
+
+
+def _layers(source: SourceView, width: int, height: int) -> list[Line]:
+    """Every layer as a bar, and in words which one stands out."""
+    layers = source.layer_times
+    if layers is None:
+        return []
+    title: Line = ((f"{len(layers.rows)} layers", "dim"),)
+    if height <= 2:
+        return [fit_line(slowest_line(layers), width), *whole_layers(layers, width, 1)[-1:]]
+    return [rule(title, width), fit_line(slowest_line(layers), width), *whole_layers(layers, width, height - 2)]
+
+
+def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
+    """The costliest bricks."""
+    if not source.bricks:
+        return []
+    largest = max(row.percent or 0.0 for row in source.bricks) or 1.0
+    longest = min(24, max(len(row.name) for row in source.bricks))
+    shown = source.bricks[: height - 1]
+    more = len(source.bricks) - len(shown)
+    head = rule((("the costliest bricks", "dim"),), width, ((f"{more} more: 2", "faint"),) if more else BLANK)
+    return [head, *(_brick(row, longest, largest, width) for row in shown)]
+
+
+def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
+    look = CATEGORY_LOOKS[row.category]
+    name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
+    figures: Line = (
+        (f"  {formatting.percent(row.percent):>8}", ""),
+        (f"  {formatting.duration(row.us_per_token):>9}", ""),
+        (" a token", "dim"),
+    )
+    room = max(4, width - width_of(name) - width_of(figures) - 3)
+    fraction = None if row.percent is None else row.percent / largest
+    return (*name, (" ", ""), *bar(fraction, room, look.role), *figures)
+
+
+def _device_count(source: SourceView) -> int:
+    return sum(len(machine.devices) for machine in source.machines)
+
+
+def _devices(source: SourceView, width: int, height: int) -> list[Line]:
+    """A line for each device; those that find no room are counted."""
+    rows = [row for machine in source.machines for row in machine.devices]
+    if not rows:
+        return []
+    shown = rows[: height - 1]
+    left_out = len(rows) - len(shown)
+    head = rule((("devices", "dim"),), width, ((f"{left_out} more: 6", "faint"),) if left_out else BLANK)
+    return [head, *(_device(row, width) for row in shown)]
+
+
+def _device(row: DeviceRow, width: int) -> Line:
+    device = row.device
+    is_cpu = device.kind is DeviceKind.CPU
+    label: Line = ((f"  {'CPU' if is_cpu else f'GPU {clean(row.label)}'}".ljust(8), "accent"),)
+    busy: Line = ((f"{formatting.percent(device.utilization_percent):>8}", "strong"), (" busy", "dim"))
+    parts: list[Line] = [(*label, *busy_curve(row.busy_percent, _BUSY_WIDTH), *busy)]
+    if device.memory_used_bytes is not None:
+        of = formatting.size_bytes(device.memory_total_bytes)
+        parts.append(((formatting.size_bytes(device.memory_used_bytes), ""), (f" of {of}", "dim")))
+    if row.watts is not None:
+        parts.append(((f"{formatting.whole(row.watts)} W", ""), *_of(device.power_limit_watts, "W")))
+    if device.clock_mhz is not None:
+        parts.append(((f"{formatting.whole(device.clock_mhz)} MHz", ""), *_of(device.clock_max_mhz, "MHz")))
+    if device.slowed_by:
+        parts.append(((f"slowed by {clean(device.slowed_by)}", "strong warn"),))
+    if row.is_stale:
+        parts.append(((formatting.stale_sampler(row.sampler, row.age_s), "bad"),))
+    return join_fitting(parts, width, " · ")
+
+
+def _of(limit: float | None, unit: str) -> Line:
+    return () if limit is None else ((f" of {formatting.whole(limit)} {unit}", "dim"),)
+
+
+def _cost(source: SourceView, width: int, height: int) -> list[Line]:
+    """What recording costs the process, as far as it measures that, and what was lost."""
+    loss = source.loss
+    lost = loss.dropped - loss.before_attach
+    records: Line = ((formatting.count(loss.received), ""), (" records, ", "dim"))
+    records += ((f"{formatting.count(lost)} lost", "strong bad" if lost else "good"),)
+    parts: list[Line] = [(("  cbtop: ", "dim"), *records)]
+    if source.overhead is not None:
+        parts.append(((formatting.overhead(source.overhead), ""),))
+    return [join_fitting(parts, width, " · ")]

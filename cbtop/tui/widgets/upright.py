@@ -1,0 +1,72 @@
+"""Upright bars side by side, drawn to an eighth of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from cbtop.tui.widgets.lines import Line
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+MAX_BAR_WIDTH = 6
+_GAP_FROM = 3  # cells a bar: from so many on the last is a gap
+MISSING = "·"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Of so many parts of the chart's height; None where there is nothing to draw."""
+
+    value: float | None
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """How bars lie in a width: each over `cells` cells or, where there are more bars than cells, `group` in one."""
+
+    bars: int
+    cells: int
+    group: int
+
+    @classmethod
+    def of(cls, bars: int, width: int) -> Spacing:
+        if bars > width:
+            return cls(bars, 1, -(-bars // max(1, width)))
+        return cls(bars, min(MAX_BAR_WIDTH, width // max(1, bars)), 1)
+
+    @property
+    def width(self) -> int:
+        return -(-self.bars // self.group) * self.cells
+
+    def column(self, bar: int) -> int:
+        """The first cell of `bar`."""
+        return bar // self.group * self.cells
+
+    def groups(self) -> list[range]:
+        """The bars of each place, one or several."""
+        return [range(at, min(at + self.group, self.bars)) for at in range(0, self.bars, self.group)]
+
+
+def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> list[Line]:
+    """The bars in `height` lines, a value of `top` as high as all of them; of a group the highest is drawn."""
+    drawn = [max((bars[at] for at in group), key=lambda bar: -1.0 if bar.value is None else bar.value)
+             for group in spacing.groups()]  # fmt: skip
+    return [_line(drawn, spacing.cells, height - 1 - row, height, top) for row in range(height)]
+
+
+def _line(bars: Sequence[Bar], cells: int, above: int, height: int, top: float) -> Line:
+    """The line that has `above` lines under it."""
+    solid = cells - 1 if cells >= _GAP_FROM else cells
+    parts = [(_glyph(bar, above, height, top) * solid + " " * (cells - solid), bar.role) for bar in bars]
+    return tuple(("".join(text for text, _ in same), role) for role, same in groupby(parts, key=lambda part: part[1]))
+
+
+def _glyph(bar: Bar, above: int, height: int, top: float) -> str:
+    if bar.value is None:
+        return MISSING if above == 0 else " "
+    eighths = round(min(1.0, max(0.0, bar.value / top if top > 0 else 0.0)) * height * 8)
+    if bar.value > 0 and eighths == 0:
+        eighths = 1  # something is not nothing
+    return _EIGHTHS[min(8, max(0, eighths - 8 * above))]

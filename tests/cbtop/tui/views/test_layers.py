@@ -1,0 +1,86 @@
+"""Layers × bricks on the screen: the slow layer of eighty is found at 80 × 24, without colour and without a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from textual.pilot import Pilot
+
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.views import VIEWS
+from cbtop.tui.views.graph import Graph
+from cbtop.tui.views.layers import Layers
+from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.viewmodels.model import SourceView
+from tests.cbtop import samples
+from tests.cbtop.conftest import ScriptedFeed, screen_text
+
+KEY = str(1 + VIEWS.index(Layers))
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+async def opened(pilot: Pilot[int], *keys: str) -> str:
+    await pilot.press(KEY, *keys)
+    await pilot.pause()
+    assert isinstance(pilot.app, CbtopApp)
+    return screen_text(pilot.app)
+
+
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+async def test_the_slow_layer_of_eighty_is_named_and_stands_highest(
+    size: tuple[int, int], golden: Callable[[str, str], None]
+) -> None:
+    app = CbtopApp(ScriptedFeed(samples.DEEP), interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        text = await opened(pilot)
+    assert "▼ Layer 57: 1.4" in text
+    assert "µs in DownProjection" in text
+    lines = text.splitlines()
+    mark = next(line for line in lines if "▼57" in line).index("▼57")
+    down = next(at for at, line in enumerate(lines) if line.startswith("  DownProjection"))
+    assert lines[down][mark] == "█"
+    others = [cell for cell in lines[down][21 : mark - 1] if cell != " "]
+    assert others
+    assert max(others) < "█"
+    golden(f"layers-of-eighty-{size[0]}x{size[1]}", text)
+
+
+async def test_arrows_move_the_cursor_and_the_foot_says_what_is_under_it() -> None:
+    app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert "Layer 4 · whole layer" in await opened(pilot)  # the slowest, until somebody moves
+        assert "Layer 5 · whole layer" in await opened(pilot, "right")
+        assert "Layer 5 · RmsNorm" not in await opened(pilot, "down")
+        assert "Layer 0 · " in await opened(pilot, "home")
+        assert "Layer 0 · " in await opened(pilot, "left")
+        assert "Layer 9 · " in await opened(pilot, "end")
+        assert "Layer 9 · between bricks" in await opened(pilot, *["down"] * 40)
+
+
+async def test_enter_opens_the_layer_in_the_graph() -> None:
+    app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await opened(pilot)
+        await pilot.press("enter")
+        await pilot.pause()
+        graph = app.query_one(Graph)
+        layer = next(place for place in samples.LIVE.graph if place.name == "Layer 4")
+        assert app._switcher.current == graph.id
+        current = graph._table.current
+        assert current is not None
+        assert (current.id, current.unfolded) == (layer.id, True)
+
+
+@pytest.mark.parametrize("source", [samples.LIVE, samples.DEEP, samples.SLOWEST], ids=["ten", "eighty", "none"])
+async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(source: SourceView) -> None:
+    app = CbtopApp(ScriptedFeed(source), interval_s=60)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        view = app.query_one(Layers)
+        for width in (20, 40, 61, 99, 100, 151, 300):
+            for height in (1, 4, 9, 20, 60):
+                lines = view._map.draw(width, height)
+                assert max(map(width_of, lines), default=0) <= width
+    if source is samples.SLOWEST:
+        assert "several ranks" in plain(view._map.draw(80, 20)[0])

@@ -1,0 +1,88 @@
+"""The first screen: what is slow and why, at every size, with the numbers that text and JSON hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cbtop import formatting
+from cbtop.reports import REPORTS
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.views.overview import OverviewDrawing
+from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.viewmodels.model import About, Severity, SourceView, Subject, Verdict
+from tests.cbtop import made_machines, samples
+from tests.cbtop.conftest import ScriptedFeed, screen_text
+
+FOUND = Verdict(
+    "odd-layer",
+    Severity.WARNING,
+    "Layer 4 is 1.43× the median layer",
+    (),
+    "compare its weights with those of the others",
+    Subject(About.LAYER, "Layer 4"),
+    3.1,
+    "it were as fast as the median layer",
+)
+SLOW = replace(samples.LIVE, verdicts=(FOUND, replace(FOUND, id="idle", sentence="Half of the time no step runs")))
+BUSY = replace(SLOW, machines=(made_machines.EIGHT,))
+BARE = replace(samples.LIVE, layer_times=None, bricks=(), books=None, tokens_per_sec_history=(), verdicts=())
+SOURCES = [SLOW, BUSY, BARE, samples.COMPILING, samples.DEEP, samples.SLOWEST]
+WIDTHS, HEIGHTS = (40, 61, 80, 100, 120, 159, 160, 200, 300), (5, 9, 18, 28, 34, 54, 100)
+
+
+def drawn(source: SourceView, width: int, height: int) -> list[str]:
+    drawing = OverviewDrawing()
+    drawing._source = source
+    lines = drawing.draw(width, height)
+    assert max(map(width_of, lines), default=0) <= width
+    return [plain(line) for line in lines]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=["slow", "eight", "bare", "compiling", "deep", "slowest"])
+def test_it_is_drawn_at_every_size_within_it(source: SourceView) -> None:
+    for width in WIDTHS:
+        for height in HEIGHTS:
+            assert len(drawn(source, width, height)) <= height
+
+
+@pytest.mark.parametrize(("width", "height"), [(120, 35), (200, 55)])
+def test_most_of_the_screen_is_used(width: int, height: int) -> None:
+    lines = drawn(SLOW, width, height)
+    assert sum(len(line.rstrip()) for line in lines) >= 0.6 * width * height
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 19), (120, 35), (200, 55)])
+def test_what_is_slow_and_what_mending_it_gives_is_on_the_first_screen(width: int, height: int) -> None:
+    text = "\n".join(drawn(SLOW, width, height))
+    assert FOUND.sentence in text
+    assert "▼ Layer 4: 1.41× the median layer" in text
+    if height > 19:
+        assert "+3.10 tokens/s if it were as fast" in text
+        assert "Half of the time no step runs" in text
+
+
+def test_verdicts_that_find_no_room_are_counted() -> None:
+    many = replace(SLOW, verdicts=(FOUND,) * 9)
+    text = "\n".join(drawn(many, 80, 19))
+    assert f"{9 - text.count(FOUND.sentence)} more" in text
+
+
+def test_where_no_rule_finds_anything_that_is_said() -> None:
+    assert "✓ no rule found anything to say" in "\n".join(drawn(BARE, 80, 19))
+
+
+async def test_screen_text_and_json_hold_the_same_rate() -> None:
+    said = json.loads(REPORTS["json"]([samples.LIVE], [], None))["sources"][0]
+    rate = formatting.number(said["steps"]["tokens_per_sec"])
+    app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        lines = screen_text(app).splitlines()
+    assert app._switcher.current == "overview"
+    assert f" {rate}, last 10.4 s ─" in lines[4]
+    phase = next(line for line in lines if line.startswith("▸decode"))
+    assert phase.split()[1] == rate
+    assert f"{rate} tokens/s" in REPORTS["text"]([samples.LIVE], [], None)

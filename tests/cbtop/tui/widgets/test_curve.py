@@ -1,0 +1,49 @@
+"""A curve with a scale: a value is as high as its scale says, at any size."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.tui.widgets.curve import MIN_HEIGHT, curve, nice_top
+from cbtop.tui.widgets.lines import plain, width_of
+
+
+def text_of(values: list[float | None], width: int, height: int) -> list[str]:
+    return [plain(line) for line in curve(values, width, height, "accent", lambda value: f"{value:g}")]
+
+
+@given(st.floats(1e-9, 1e12))
+def test_a_scale_ends_at_a_round_number_that_has_room_and_wastes_little(value: float) -> None:
+    assert value <= nice_top(value) <= 1.7 * value or nice_top(value) == pytest.approx(value)
+
+
+@given(
+    st.lists(st.none() | st.floats(0, 1e6), max_size=130),
+    st.integers(12, 200),
+    st.integers(MIN_HEIGHT, 30),
+)
+def test_a_curve_has_the_size_asked_for(values: list[float | None], width: int, height: int) -> None:
+    lines = curve(values, width, height, "accent", lambda value: f"{value:.0f}")
+    assert len(lines) == height
+    assert max(map(width_of, lines)) <= width
+
+
+def test_full_height_is_the_number_at_the_top_and_none_is_zero() -> None:
+    lines = text_of([100.0, 0.0, 50.0, None], 8, 5)
+    assert [line[:4] for line in lines[:4]] == ["100┤", "   │", "   │", "  0┤"]
+    assert [line[4:] for line in lines[:4]] == ["⣿   ", "⣿   ", "⣿ ⣿ ", "⣿ ⣿ "]
+
+
+def test_the_newest_second_is_at_the_right_edge_and_the_oldest_has_its_time() -> None:
+    lines = text_of([5.0] * 60, 44, 4)
+    assert lines[-1].endswith("now")
+    assert "-60 s" in lines[-1]
+    assert len(lines[-1]) == 44
+    few = text_of([5.0] * 60, 24, 4)
+    assert "-44 s" in few[-1]
+
+
+def test_without_values_nothing_is_drawn_under_the_scale() -> None:
+    assert text_of([], 12, 4) == ["1┤" + " " * 10, " │" + " " * 10, "0┤" + " " * 10, ""]
