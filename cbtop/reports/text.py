@@ -22,7 +22,6 @@ from cbtop.statistics import (
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.layers import ODD
 from cbtop.viewmodels.model import (
     CeilingRow,
     GraphRow,
@@ -268,10 +267,8 @@ def _layers(view: SourceView) -> str:
     title = f"µs a {layers.unit}"
     rows: Table = [("layer", title, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
     for row in layers.rows:
-        odd = (row.to_median or 0.0) >= ODD
-        name, us = layers.excess(row) if odd else ("", 0.0)
         figures = (row.us, row.p50_us, row.median_us, row.to_median, row.between_us)
-        most = f"{name} (+{fmt.duration(us)})" if odd else ""
+        most = f"{row.excess[0]} (+{fmt.duration(row.excess[1])})" if row.excess else ""
         rows.append((row.name, *map(fmt.number, figures), most))
     return table(rows, left=1)
 

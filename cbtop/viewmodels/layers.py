@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls
 from cbtop.protocol.messages import Node
@@ -39,9 +40,15 @@ class LayerRow:
     p50_us: float | None  # of one call
     cells: tuple[float | None, ...]  # exclusive µs of each of LayersView.bricks; None where that does not run in it
     between_us: float  # of `us`, in no brick
-    median_us: (
-        float | None
-    )  # of the p50_us of its like: its stack, the same bricks; None where they are fewer than three
+    median_us: float | None  # of the p50_us of its like: its stack, its bricks; None where they are fewer than three
+    # What exceeds the median of its like by most, a brick or the time between them, and by how much (µs): by medians
+    # of calls, in which nothing is that happened once. None where the layer does not stand out.
+    excess: tuple[str, float] | None = None
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether it stands out among its like."""
+        return (self.to_median or 0.0) >= ODD
 
     @property
     def to_median(self) -> float | None:
@@ -73,18 +80,6 @@ class LayersView:
         """The layers that `row` compares with: of its stack, with the same bricks; itself among them."""
         return [other for other in self.rows if (other.stack, _mask(other)) == (row.stack, _mask(row))]
 
-    def excess(self, row: LayerRow) -> tuple[str, float]:
-        """The brick of `row`, or the time between its bricks, that exceeds the median of its like by most (µs)."""
-        like = self.like(row)
-        names = [brick.name for brick in self.bricks]
-        over = [
-            (name, us - float(np.median([other.cells[at] or 0.0 for other in like])))
-            for at, (name, us) in enumerate(zip(names, row.cells, strict=True))
-            if us is not None
-        ]
-        over.append((BETWEEN, row.between_us - float(np.median([other.between_us for other in like]))))
-        return max(over, key=lambda one: one[1])
-
 
 def layers_view(totals: PhaseTotals) -> LayersView | None:
     """The outermost layers of a phase; None where it has none, or none of its steps has ended."""
@@ -102,14 +97,14 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     firsts, column = np.unique(first_of[ids], return_inverse=True)
     row_of = np.zeros(len(layer_of), np.int64)
     row_of[[layer.id for layer in layers]] = np.arange(len(layers))
-    cells_ns = np.zeros((len(layers), len(firsts)))
-    runs_in = np.zeros(cells_ns.shape, bool)
-    np.add.at(cells_ns, (row_of[layer_of[ids]], column), own_ns[ids])
-    runs_in[row_of[layer_of[ids]], column] = True
+    place = row_of[layer_of[ids]], column
+    runs_in = np.zeros((len(layers), len(firsts)), bool)
+    runs_in[place] = True
     layer_ids = np.array([layer.id for layer in layers])
     times = np.maximum(totals.columns["count"][layer_ids], 1) if steps is None else steps
     layer_us = time_ns[layer_ids] / times / 1e3
-    cells_us = cells_ns / np.reshape(np.broadcast_to(times, len(layers)), (-1, 1)) / 1e3
+    per_ns = np.reshape(np.broadcast_to(times, len(layers)) * 1e3, (-1, 1))
+    cells_us = _sums(own_ns[ids], place, runs_in.shape) / per_ns
     p50_us = [_p50_us(calls) for calls in totals.stats.calls_of([[layer.id] for layer in layers])]
     medians = _medians(layers, p50_us, runs_in)
     bricks = tuple(
@@ -122,15 +117,58 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
             index=layer.name,
             stack=layer.label,
             us=float(layer_us[at]),
-            cells=tuple(float(us) if runs else None for us, runs in zip(cells_us[at], runs_in[at], strict=True)),
             p50_us=p50_us[at],
+            cells=_cells(cells_us[at], runs_in[at]),
             between_us=float(layer_us[at] - cells_us[at].sum()),
             median_us=medians[at],
         )
         for at, layer in enumerate(layers)
         if totals.columns["count"][layer.id]
     )
-    return LayersView("step" if totals.step else "call", bricks, rows) if rows else None
+    found = LayersView("step" if totals.step else "call", bricks, rows)
+    if not any(row.is_odd for row in rows):
+        return found if rows else None
+    usual_us = _sums(_usual(totals, own_ns, ids), place, runs_in.shape) / per_ns
+    usual = {layer.id: us for layer, us in zip(layers, usual_us, strict=True)}
+    return replace(found, rows=tuple(replace(row, excess=_excess(found, row, usual)) for row in rows))
+
+
+def _excess(
+    layers: LayersView, row: LayerRow, usual_us: Mapping[int, NDArray[np.float64]]
+) -> tuple[str, float] | None:
+    """LayerRow.excess, where `usual_us` has by the layer's id what each brick usually takes there."""
+    if not row.is_odd:
+        return None
+    names = [*(brick.name for brick in layers.bricks), BETWEEN]
+    parts = {
+        other.id: np.append(usual_us[other.id], (other.p50_us or other.us) - usual_us[other.id].sum())
+        for other in layers.like(row)
+    }
+    over_us = parts[row.id] - np.median(np.array(list(parts.values())), axis=0)
+    at = int(over_us.argmax())
+    return names[at], float(over_us[at])
+
+
+def _sums(
+    ns: Column | NDArray[np.float64], place: tuple[Column, Column], shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """The times of the nodes of each cell, added up."""
+    found = np.zeros(shape)
+    np.add.at(found, place, ns)
+    return found
+
+
+def _usual(totals: PhaseTotals, own_ns: Column, ids: Column) -> NDArray[np.float64]:
+    """The exclusive time of each brick had each call been as long as the median; what it is where that is unknown."""
+    p50_ns = [calls.p50_ns if calls else None for calls in totals.stats.calls_of([[node] for node in ids.tolist()])]
+    mean_ns = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
+    ratio = [p50 / mean if p50 is not None and mean else 1.0 for p50, mean in zip(p50_ns, mean_ns, strict=True)]
+    found: NDArray[np.float64] = own_ns[ids] * np.array(ratio)
+    return found
+
+
+def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> tuple[float | None, ...]:
+    return tuple(float(value) if there else None for value, there in zip(us, runs, strict=True))
 
 
 def _layer_of(totals: PhaseTotals) -> NDArray[np.int64]:

@@ -514,6 +514,9 @@ class SourceView:
     layer_times: LayersView | None = None  # None without layers, or of what is taken from several ranks
     machines: tuple[MachineView, ...] = ()  # where it runs; of several sources merged there may be several
     pace: tuple[PaceView, ...] = ()  # of the steps shown, in the last two minutes; none of a merge
+    step_us_history: tuple[
+        float | None, ...
+    ] = ()  # the mean step of each second, as the rates above; none of a merge
     verdicts: tuple[Verdict, ...] = ()  # of the stretch shown, the worst first
 
     @property

@@ -30,7 +30,7 @@ from cbtop.viewmodels.model import (
 )
 from cbtop.viewmodels.roofline import ceiling_rows, roofline, under_roofs
 from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import pace, steps_views, tokens_per_sec_history
+from cbtop.viewmodels.steps import pace, step_us_history, steps_views, tokens_per_sec_history
 from cbtop.viewmodels.stretch import since_s, stretch_of, stretch_view
 from cbtop.viewmodels.traces import trace_views
 
@@ -134,6 +134,7 @@ def source_view(
         tokens_per_sec_history=tokens_per_sec_history(record, steps),
         traces=trace_views(record.traces.values()),
         pace=pace(record, name),
+        step_us_history=step_us_history(record, name),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,

@@ -45,6 +45,15 @@ def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tup
     )
 
 
+def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | None, ...]:
+    """The mean step (µs) of each second of the history above; None where no step ended in it."""
+    samples = list(record.history.get(phase or "", ()))
+    return tuple(
+        (new.time_ns - old.time_ns) / (new.count - old.count) / 1e3 if new.count > old.count else None
+        for old, new in pairwise(samples)
+    )
+
+
 def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
     """How long its steps took, second by second, the oldest first."""
     samples = list(record.history.get(phase or "", ()))

@@ -189,6 +189,7 @@ def _layers(layers: int = LAYERS, slow: int = 4) -> LayersView:
             cells=cells,
             between_us=31.0,
             median_us=700.0,
+            excess=("DownProjection", 281.0) if layer == slow else None,
         )
 
     return LayersView(

@@ -237,6 +237,16 @@ def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Pa
     assert "no step has ended in these 10." in rule
 
 
+def test_the_mean_step_of_each_second_stands_beside_its_rate_and_is_none_where_no_step_ended(paced: Paced) -> None:
+    paced.run(3)
+    paced.sleep(3_000)
+    view = paced.view(window=True)
+    assert len(view.step_us_history) == len(view.tokens_per_sec_history)
+    assert [us and round(us) for us in view.step_us_history[:2]] == [30_000, 30_000]
+    assert view.step_us_history[-2:] == (None, None)
+    assert view.tokens_per_sec_history[-2:] == (0.0, 0.0)
+
+
 def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: Paced) -> None:
     paced.run(20)
     before = {window: paced.view(window=window) for window in (True, False)}

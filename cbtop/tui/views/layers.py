@@ -166,18 +166,18 @@ def slowest_line(layers: LayersView) -> Line:
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
         return (("  no layer has three others like it to be compared with", "dim"),)
-    if row.to_median < ODD:
+    if row.excess is None:
         percent = 100 * (row.to_median - 1)
         text = f"  no layer stands out: the slowest, {clean(row.name)}, takes {percent:.0f} % more than the median"
         return ((text, "dim"),)
-    name, us = layers.excess(row)
+    name, us = row.excess
     line: Line = (
         (f"  ▼ {clean(row.name)}", "strong warn"),
         (f": {formatting.number(row.to_median)}× the median layer, ", ""),
         (f"+{formatting.duration(us)} in {clean(name)}", "strong"),
         (f" ({formatting.duration(row.p50_us)} against {formatting.duration(row.median_us)})", "dim"),
     )
-    others = sum((other.to_median or 0.0) >= ODD for other in layers.rows) - 1
+    others = sum(other.is_odd for other in layers.rows) - 1
     return (*line, (f"; {others} more ▼", "dim")) if others else line
 
 
@@ -252,7 +252,7 @@ def _ruler(layers: LayersView, spacing: Spacing, *, figures: int) -> Line:
             cells[column:end], roles[column:end] = text, [role] * len(text)
 
     for at, row in enumerate(layers.rows):
-        if (row.to_median or 0.0) >= ODD:
+        if row.is_odd:
             write(spacing.column(at), f"▼{row.index}", "strong warn")
             write(spacing.column(at), "▼", "strong warn")  # where there is no room for its number
     for at, row in enumerate(layers.rows):

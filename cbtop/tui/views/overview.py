@@ -25,7 +25,10 @@ from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.model import SourceView, StepsView
 
 TWO_COLUMNS = 160  # cells: from so many on verdicts and bricks stand beside the rest
-_ROOM_FOR_ADVICE = 26  # lines: from so many on the three worst verdicts have theirs
+_WORST = 3  # verdicts that come before the rest of the view
+_ROOMY, _ROOM_FOR_ADVICE = 17, 26  # lines: from so many on these have a line, and what to do
+_TWO_CHARTS = 100  # cells
+_RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
 
 PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
@@ -78,7 +81,7 @@ class OverviewDrawing(SourceDrawing):
         speed, step, cost = _Part(_speed, 4, height), _Part(_step, 2, 4), _Part(_cost, 1, 1)
         phases = _Part(_phases, len(source.phases), 1 + len(source.phases))
         found = len(source.verdicts)
-        worst = 1 + 2 * min(found, 3) if found and height >= _ROOM_FOR_ADVICE else 2
+        worst = max(2, 1 + min(found, _WORST) * (2 if height >= _ROOM_FOR_ADVICE else 1)) if height >= _ROOMY else 2
         verdicts = _Part(verdict_lines, worst, 1 + 2 * found if found else 2)
         layers = _Part(_layers, 2, 6 if source.layer_times else 0)
         bricks = _Part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
@@ -130,13 +133,24 @@ def _at(lines: Sequence[Line], row: int) -> Line:
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
-    """tokens/s over the last two minutes."""
+    """tokens/s over the last two minutes and, where there is room, how long a step took meanwhile."""
+    phase = clean(source.phase or formatting.NOT_MEASURED)
     rate = source.steps.tokens_per_sec if source.steps else None
     now: Line = ((formatting.number(rate), "strong good"), (f", {formatting.shown_time(source)}", "dim"))
-    title: Line = ((f"tokens/s, {clean(source.phase or formatting.NOT_MEASURED)}", "dim"),)
-    head = rule(title, width, now)
-    drawn = curve(source.tokens_per_sec_history, width - 2, height - 1, "accent", formatting.number)
-    return [head, *((("  ", ""), *line) for line in drawn)]
+    left = _chart(f"tokens/s, {phase}", now, source.tokens_per_sec_history, _RATE_ROLE, width, height)
+    if width < _TWO_CHARTS or not any(source.step_us_history):
+        return left
+    half = width // 2
+    left = _chart(f"tokens/s, {phase}", now, source.tokens_per_sec_history, _RATE_ROLE, half, height)
+    p50: Line = ((formatting.milliseconds(source.steps.p50_us if source.steps else None), "strong"), (" p50", "dim"))
+    times_ms = [None if us is None else us / 1e3 for us in source.step_us_history]
+    right = _chart(f"ms a {phase} step, mean of each second", p50, times_ms, _TIME_ROLE, width - half, height)
+    return [(*fit_line(_at(left, row), half), *_at(right, row)) for row in range(height)]
+
+
+def _chart(title: str, now: Line, values: Sequence[float | None], role: str, width: int, height: int) -> list[Line]:
+    drawn = curve(values, width - 2, height - 1, role, formatting.number)
+    return [rule(((title, "dim"),), width, now), *((("  ", ""), *line) for line in drawn)]
 
 
 def _phases(source: SourceView, width: int, height: int) -> list[Line]:

@@ -23,9 +23,9 @@ def _find(view: SourceView) -> Finding | None:
         return None
     row = layers.slowest
     many = _odd_like(layers, row) if row else 0
-    if row is None or row.p50_us is None or row.median_us is None or row.to_median is None or not many:
+    if row is None or row.p50_us is None or not row.median_us or not row.to_median or not row.excess or not many:
         return None
-    name, more_us = layers.excess(row)
+    name, more_us = row.excess
     others = f"; {counted(many - 1, 'more layer')} like it" if many > 1 else ""
     step_us = books.wall_us / steps.recorded
     return Finding(
@@ -38,7 +38,7 @@ def _find(view: SourceView) -> Finding | None:
             Evidence(f"more in {name}", more_us, "µs"),
         ),
         Subject(About.LAYER, row.name, row.id),
-        gain(view, 100 * row.us * (1 - 1 / row.to_median) / step_us),
+        gain(view, 100 * (row.p50_us - row.median_us) / step_us),
         "it were as fast as the median layer",
     )
 
