@@ -117,14 +117,13 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
 
 
 def between_steps(found: StretchView | None) -> str:
-    """`between steps 49.7 % (4.97 s of 10.0 s)`; nothing where that is not known."""
+    """`between steps 49.7 % (4.97 s of 10.0 s)`, `at least` where steps count whole; "" where it is not known."""
     if found is None or found.between_us is None:
         return ""
     if found.since_last_us == found.wall_us:
         return f"no step has ended in these {duration(found.wall_us)}"
-    return (
-        f"between steps {percent(found.between_percent)} ({duration(found.between_us)} of {duration(found.wall_us)})"
-    )
+    share = f"{'at least ' * found.counts_whole}{percent(found.between_percent)}"
+    return f"between steps {share} ({duration(found.between_us)} of {duration(found.wall_us)})"
 
 
 def stretch(source: SourceView) -> str:
@@ -145,7 +144,8 @@ def stretch(source: SourceView) -> str:
     if found.since_last_us is not None:
         says = f" (it says: {source.activity})" if source.activity else ""
         parts.append(f"since the last one ended {duration(found.since_last_us)}{says}")
-    return f"{wall} = {' + '.join(parts)}"
+    whole = " (a step that began before counts whole: when it ran is not known)" if found.counts_whole else ""
+    return f"{wall} = {' + '.join(parts)}{whole}"
 
 
 def rank(number: int | None, of: int | None) -> str:

@@ -78,6 +78,7 @@ _MOMENTS = ("first_ns", "last_ns")
 _EXTREMES = tuple(f"{of}_{end}" for of in ("sequences", "kept") for end in ("least", "most"))
 _NO_TOTALS = frozenset(_MOMENTS + _EXTREMES)
 MAX_KEPT_INTERVALS = 1 << 12  # of a step node: time before these that a step covers counts twice
+MAX_SAID_INTERVALS = 1 << 10  # in one message
 MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
 MAX_OPEN_PARTS = 64  # of one of these, before they are added up
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
@@ -208,6 +209,20 @@ class NodeStats:
             if node < self._size:
                 found[node] = max(0, int(found[node]) - value)
         return found
+
+    def intervals(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
+        """When steps ran, as node, begin and length: of the disjoint intervals that `union_ns` adds up those that end
+        at `from_ns` or later, of each node ascending and up to its last one; of all nodes together `most`."""
+        found = [(_NONE, _NONE, _NONE)]
+        for step, parts in sorted(self._intervals.items()):
+            columns = zip(*(part for part in parts if part[1][-1] >= from_ns), strict=True)
+            begin, end = [np.concatenate(column) for column in columns] or (_NONE, _NONE)
+            first = max(int(np.searchsorted(end, from_ns)), len(end) - most)
+            begin, end = begin[first:], end[first:]
+            most -= len(end)
+            found.append((np.full(len(end), step), begin, end - begin))
+        node, begin, length = (np.concatenate(column) for column in zip(*found, strict=True))
+        return node, begin, length
 
     def nodes_with(self, name: str) -> Set[int]:
         """The nodes that have something in a rare column."""

@@ -442,6 +442,9 @@ class StatsUpdate:
     `cbtop.profiler.histograms`. Cells that are more than one message takes follow in another.
     `closed_ns` is the part of `total_ns` that lies in steps that have ended. `steps_ns` is the time in which at least
     one step ran, of whatever phase; `first_ns`, when the first record that was seen began (None: not said).
+    `ran` is when: of the disjoint intervals in which steps of a node (0: any step) ran, the newest, each as node,
+    begin and length, all up to the node's last one. They go back to the first that changed since the update before,
+    in a keyframe farther, where that is not more than `cbtop.profiler.stats.MAX_SAID_INTERVALS` of all nodes.
     """
 
     source: str
@@ -462,6 +465,7 @@ class StatsUpdate:
     rare_value: bytes = b""
     steps_ns: int | None = None
     first_ns: int | None = None
+    ran: Packed = Packed(b"")
 
 
 @dataclass(frozen=True, slots=True)

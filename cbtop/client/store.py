@@ -17,7 +17,7 @@ from cbtop.client.window import Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
-from cbtop.profiler.stats import ANY_STEP, COLUMNS, RARE, Growth, NodeStats
+from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, RARE, Growth, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED, AnnouncedTotal
 from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
@@ -444,11 +444,15 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
             if not 0 <= value < SANE:
                 raise DecodeError(f"an update of {record.key} with times out of range")
             said[column, ANY_STEP] = value
+    ran = unpack_columns(update.ran, 3, MAX_SAID_INTERVALS)
+    if not (_within(ran[0], ANY_STEP, MAX_NODES + 1) and _within(ran[1], 0, SANE) and _within(ran[2], 0, SANE)):
+        raise DecodeError(f"an update of {record.key} with steps out of range")
     growth = record.stats.growth(node, columns, cell, count, said)
     record.stats.set(node, columns)
     record.stats.set_buckets(cell, count)
     record.stats.set_rare(said)
     _remember(record, update.monotonic_ns, growth)
+    record.window.clip(*ran)
 
 
 def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:

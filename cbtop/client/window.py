@@ -6,23 +6,33 @@ the last seconds is the sum of the slices since then.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cbtop.profiler.stats import Growth, NodeStats
+import numpy as np
+
+from cbtop.profiler.histograms import Column, distinct
+from cbtop.profiler.stats import RARE, RARE_BYTES, Growth, NodeStats
 
 # A slice begins every SPACING_S, or ten times in a window that is longer than ten seconds. The window shown begins
 # with a slice, so it may be longer than asked for by the length of one.
 SPACING_S = 1.0
 SLICES = 10
+_UNION = RARE.index("union_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """From one moment to another, on the clock of the source's host."""
+    """From one moment to another, on the clock of the source's host.
+
+    Statistics count a step where it ended. Of the time in steps that they have, `before_ns` lies before the stretch,
+    by step node: one that began earlier ran on into it. None: the daemon does not say when steps ran.
+    """
 
     begin_ns: int
     end_ns: int
+    before_ns: Mapping[int, int] | None = None
 
     @property
     def covers_s(self) -> float:
@@ -33,6 +43,11 @@ class Stretch:
 class _Slice:
     begin_ns: int
     parts: list[Growth] = field(default_factory=list)
+    before_ns: dict[int, int] = field(default_factory=dict)  # as of the stretch that begins with it
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts) + RARE_BYTES * len(self.before_ns)
 
 
 class Window:
@@ -44,6 +59,7 @@ class Window:
         self._spacing_ns = round(max(SPACING_S, length_s / SLICES) * 1e9)
         self._slices: deque[_Slice] = deque()
         self.now_ns = 0  # on the daemon's clock, as it was said last
+        self._is_told = False  # when steps ran
 
     @property
     def has_begun(self) -> bool:
@@ -68,9 +84,31 @@ class Window:
         while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
             self.shorten()
 
+    def clip(self, node: Column, begin_ns: Column, length_ns: Column) -> None:
+        """Of what has grown, note the time in steps that lies before a slice, where these are the newest intervals in
+        which steps ran: see StatsUpdate."""
+        self._is_told |= len(node) > 0
+        grown: Counter[int] = Counter()
+        end_ns, steps = begin_ns + length_ns, distinct(node).tolist()
+        for one in reversed(self._slices):
+            began = begin_ns <= one.begin_ns
+            if not began.any():
+                return  # nor did any before an earlier one
+            for part in one.parts:
+                grown.update({step: part.rare.get((_UNION, step), 0) for step in steps})
+            before = len(one.before_ns)
+            inside_ns = np.maximum(end_ns - np.maximum(begin_ns, one.begin_ns), 0)
+            for step in distinct(node[began]).tolist():
+                before_ns = grown[step] - int(inside_ns[node == step].sum())
+                if before_ns > 0:
+                    one.before_ns[step] = min(before_ns, grown[step])  # who lies in lengths makes sums overflow
+                else:
+                    one.before_ns.pop(step, None)
+            self.size_bytes += RARE_BYTES * (len(one.before_ns) - before)
+
     def shorten(self) -> None:
         """Let go of the oldest slice."""
-        self.size_bytes -= sum(part.size_bytes for part in self._slices.popleft().parts)
+        self.size_bytes -= self._slices.popleft().size_bytes
 
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, Stretch]:
         """The statistics of the window, where `stats` are those of now, and the time that it covers."""
@@ -79,7 +117,9 @@ class Window:
         old_enough = [at for at, one in enumerate(self._slices) if self.now_ns - one.begin_ns >= self.length_s * 1e9]
         first = old_enough[-1] if old_enough else 0
         parts = [part for one in list(self._slices)[first:] for part in one.parts]
-        return stats.since(Growth.of(parts)), Stretch(self._slices[first].begin_ns, self.now_ns)
+        begins = self._slices[first]
+        before_ns = dict(begins.before_ns) if self._is_told else None
+        return stats.since(Growth.of(parts)), Stretch(begins.begin_ns, self.now_ns, before_ns)
 
     @property
     def has_watched(self) -> bool:

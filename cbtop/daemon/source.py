@@ -13,7 +13,7 @@ import numpy as np
 from cbtop.daemon.quiet import QuietWatch
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.histograms import MAX_CELLS, Column, distinct
-from cbtop.profiler.stats import ANY_STEP, COLUMNS, NodeStats, sane
+from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, NodeStats, sane
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked
@@ -72,6 +72,7 @@ class Source:
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []
+        self._changed_from_ns: int | None = None  # before this no record of those that changed them began
         self._fresh: list[Batch] = []
         self._handed_out = 0  # the ring's records below this number
         self._last = NO_NODE, 0  # the node of the newest record, and its lane
@@ -166,7 +167,8 @@ class Source:
         if self._changed_nodes:
             node = distinct(np.concatenate(self._changed_nodes))
             cells = distinct(np.concatenate(self._changed_cells))
-            messages += self._updates(node, cells)
+            messages += self._updates(node, cells, self._changed_from_ns)
+            self._changed_from_ns = None
             self._changed_nodes.clear()
             self._changed_cells.clear()
         if messages:
@@ -192,7 +194,7 @@ class Source:
         node = self.stats.nodes_with_records()
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
-            *(() if self.is_behind else self._updates(node, self.stats.all_buckets())),
+            *(() if self.is_behind else self._updates(node, self.stats.all_buckets(), 0)),
             self.state_message(),
         ]
 
@@ -303,21 +305,24 @@ class Source:
         self._fresh.append(batch)
         if len((calls := batch.calls()).node):
             self._last = int(calls.node[-1]), int(calls.flags[-1]) >> LANE_SHIFT & LANES - 1
+            first_ns, known_ns = int(calls.start_ns.min()), self._changed_from_ns
+            self._changed_from_ns = first_ns if known_ns is None else min(first_ns, known_ns)
         self.stats.grow(len(self._nodes) + 1)
         nodes, cells = self.stats.add(batch, *self._nodes.columns())
         self._changed_nodes.append(nodes)
         self._changed_cells.append(cells)
 
-    def _updates(self, node: Column, cell: Column) -> Iterator[StatsUpdate]:
-        """The totals of `node` and the counts of the ascending histogram cells."""
-        yield self._update(node, cell[:MAX_CELLS])
+    def _updates(self, node: Column, cell: Column, ran_from_ns: int | None) -> Iterator[StatsUpdate]:
+        """The totals of `node`, the counts of the ascending histogram cells, and when steps ran from then on."""
+        yield self._update(node, cell[:MAX_CELLS], ran_from_ns)
         for at in range(MAX_CELLS, len(cell), MAX_CELLS):
-            yield self._update(node[:0], cell[at : at + MAX_CELLS])
+            yield self._update(node[:0], cell[at : at + MAX_CELLS], None)
 
-    def _update(self, node: Column, cell: Column) -> StatsUpdate:
+    def _update(self, node: Column, cell: Column, ran_from_ns: int | None) -> StatsUpdate:
         self._sequence += 1
         columns = {name: _bytes(self.stats.column(name)[node]) for name in COLUMNS}
         rare = self.stats.rare_values(node.tolist())
+        ran = () if ran_from_ns is None else self.stats.intervals(ran_from_ns, MAX_SAID_INTERVALS)
         return StatsUpdate(
             source=self.key,
             sequence=self._sequence,
@@ -330,6 +335,7 @@ class Source:
             rare_value=rare[2].astype("<f8", copy=False).tobytes(),
             steps_ns=self.stats.rare_value("union_ns", ANY_STEP),
             first_ns=self.stats.rare_value("first_ns", ANY_STEP),
+            ran=Packed(pack_columns(ran) if ran else b""),
             **columns,
         )
 

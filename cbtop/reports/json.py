@@ -251,6 +251,7 @@ def _stretch(stretch: StretchView | None) -> dict[str, Any] | None:
         "wall_us": stretch.wall_us,
         "in_steps_us": stretch.in_steps_us,
         "in_steps_by_phase": [asdict(phase) for phase in stretch.by_phase],
+        "steps_count_whole": stretch.counts_whole,
         "between_steps_us": stretch.between_us,
         "between_steps_percent": stretch.between_percent,
         "since_last_step_us": stretch.since_last_us,

@@ -335,6 +335,7 @@ def _sum_of_stretches(members: Sequence[StretchView]) -> StretchView | None:
     return StretchView(
         wall_us=sum(member.wall_us for member in members),
         in_steps_us=_sum_or_none([member.in_steps_us for member in members]),
+        counts_whole=any(member.counts_whole for member in members),
         by_phase=tuple(NamedTime(name, us) for name, us in by_phase.items()),
         between_us=_sum_or_none([member.between_us for member in members]),
         since_last_us=_sum_or_none([member.since_last_us for member in members]),

@@ -221,8 +221,8 @@ class StretchView:
     """The wall-clock time that figures are of: wall = in steps + between steps + since the last one ended; derived.
 
     It begins with the first step that was seen, or with the window, and ends now, or with the last step of a process
-    that has ended. A step counts where it ended, with at most the time there was. Whether one runs since the last one
-    ended is not known. None: in how much of it steps ran is not known, or when the last one ended.
+    that has ended. Of a step that began before, the part in it counts. Whether one runs since the last one ended is
+    not known. None: in how much of it steps ran is not known, or when the last one ended.
     """
 
     wall_us: float
@@ -230,6 +230,7 @@ class StretchView:
     by_phase: tuple[NamedTime, ...]  # the time in which steps of each phase ran; some may have run at the same time
     between_us: float | None
     since_last_us: float | None
+    counts_whole: bool = False  # of a step that began before, all counts: when steps ran, its daemon does not say
 
     @property
     def between_percent(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import Stretch
@@ -29,29 +30,34 @@ def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
     if window is not None:
         if not (record.has_ended and _is_of_host(record, last_ns)):
             return window
-        return Stretch(window.begin_ns, min(max(last_ns, window.begin_ns), window.end_ns))
+        return replace(window, end_ns=min(max(last_ns, window.begin_ns), window.end_ns))
     first_ns = min(record.stats.rare("first_ns", (step.id,)) for step in steps)
     is_ended = record.has_ended or not _is_of_host(record, last_ns)
-    return Stretch(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns))
+    return Stretch(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), {})
 
 
 def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> StretchView:
     """What ran in `stretch`, where `stats` are those of it."""
     steps = _steps(record)
     wall_ns, last_ns = stretch.end_ns - stretch.begin_ns, _last_ns(record, steps)
-    since_last_ns = None
-    if _is_of_host(record, last_ns):
-        since_last_ns = min(max(stretch.end_ns - last_ns, 0), wall_ns)
+    is_of_host = _is_of_host(record, last_ns)
+    since_last_ns = min(max(stretch.end_ns - last_ns, 0), wall_ns) if is_of_host else None
+    before_ns = (stretch.before_ns if is_of_host else None) or {}
     room_ns = wall_ns - (since_last_ns or 0)
-    in_steps_ns = _in_steps_ns(record, stats, steps)
-    in_steps_us = None if in_steps_ns is None else min(in_steps_ns, room_ns) / 1e3
-    ran = [(display_name(step), stats.rare("union_ns", (step.id,))) for step in steps]
+
+    def ran_ns(step: int) -> int:
+        return min(stats.rare("union_ns", (step,)) - before_ns.get(step, 0), room_ns)
+
+    any_step = _any_step(record, steps)
+    in_steps_us = None if any_step is None else ran_ns(any_step) / 1e3
+    ran = [(display_name(step), ran_ns(step.id)) for step in steps]
     return StretchView(
         wall_us=wall_ns / 1e3,
         in_steps_us=in_steps_us,
-        by_phase=tuple(NamedTime(phase, min(ns, room_ns) / 1e3) for phase, ns in ran if ns),
+        by_phase=tuple(NamedTime(phase, ns / 1e3) for phase, ns in ran if ns),
         between_us=None if in_steps_us is None else room_ns / 1e3 - in_steps_us,
         since_last_us=None if since_last_ns is None else since_last_ns / 1e3,
+        counts_whole=stretch.before_ns is None and bool(in_steps_us),
     )
 
 
@@ -81,8 +87,9 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
     return record.hello is not None and moment_ns + HELLO_WITHIN_NS >= record.hello.monotonic_ns
 
 
-def _in_steps_ns(record: SourceRecord, stats: NodeStats, steps: Sequence[Node]) -> int | None:
+def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
+    """The node whose time is that in which any step ran; None where that is not known."""
     if record.stats.rare_value("union_ns", ANY_STEP) is not None:
-        return stats.rare("union_ns", (ANY_STEP,))
+        return ANY_STEP
     # Its daemon does not say it: of several phases it is not known whether they ran at the same time.
-    return stats.rare("union_ns", (steps[0].id,)) if len(steps) == 1 else None
+    return steps[0].id if len(steps) == 1 else None

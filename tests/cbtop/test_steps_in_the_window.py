@@ -1,0 +1,284 @@
+"""The window cuts through steps: of each, the part that lies in it is in steps, to the nanosecond. Made clocks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop.client.store import Store
+from cbtop.client.window import Window
+from cbtop.formatting import between_steps
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.profiler.stats import MAX_SAID_INTERVALS, NodeStats
+from cbtop.protocol.columns import pack_columns
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.messages import Heartbeat, HostHello, Message, Packed, SourceCatalog, StatsUpdate
+from cbtop.protocol.ring import Batch
+from cbtop.reports import REPORTS
+from cbtop.viewmodels.merge import merged_view
+from cbtop.viewmodels.model import MergeMode, StretchView
+from cbtop.viewmodels.source import source_view
+from tests.cbtop.recorded import Clock, apply, source_of
+
+MS = 1_000_000
+SECOND = 1000 * MS
+PHASES = ("prefill", "decode")  # nodes 1 and 2
+Span = tuple[int, int, int]  # node, begin, end
+
+
+class Host:
+    """A process that records steps of two phases as the test says, and its daemon, which reads when the test says."""
+
+    def __init__(self, directory: Path) -> None:
+        self.recorder = RingRecorder(directory, 1 << 20)
+        self.profiler = BrickProfiler(clock_ns=Clock(0), recorder=self.recorder)
+        for phase in PHASES:
+            with self.profiler.step(phase, 1):
+                pass  # of no length: it announces the phase
+        self.source = source_of(directory)
+        self.spans: list[Span] = []
+
+    def ran(self, *spans: Span) -> None:
+        for node, begin_ns, end_ns in spans:
+            self.recorder.record(node, begin_ns, end_ns, 1)
+        self.spans += spans
+
+    def said(self, at_ns: int, whole: bool = False) -> list[Message]:
+        """What the daemon says at that moment to all viewers, or to one that has just come."""
+        self.source.poll()
+        return [_dated(m, at_ns) for m in (self.source.snapshot() if whole else self.source.delta())]
+
+    def heartbeat(self, at_ns: int) -> Message:
+        return Heartbeat(at_ns, (self.source.state_message(),))
+
+
+def _dated(message: Message, at_ns: int) -> Message:
+    match message:
+        case StatsUpdate():
+            return replace(message, monotonic_ns=at_ns)
+        case SourceCatalog():
+            said = [replace(m, monotonic_ns=0) if isinstance(m, HostHello) else m for m in message.messages]
+            return replace(message, messages=tuple(said))
+    return message
+
+
+@dataclass
+class Viewer:
+    host: Host
+    store: Store = field(default_factory=lambda: Store(4.0))
+
+    def hears(self, messages: Sequence[Message]) -> None:
+        apply(self.store, messages)
+
+    @property
+    def stretch(self) -> StretchView:
+        (record,) = self.store.sources.values()
+        found = source_view(record, window=True).stretch
+        assert found is not None
+        return found
+
+    def shows_what_ran(self) -> None:
+        """The exact overlap of all steps that were read with the window, of each phase and of any."""
+        (record,) = self.store.sources.values()
+        if not record.window.has_watched:
+            return
+        (stretch,) = [record.window.statistics(record.stats)[1]]
+        found = self.stretch
+        assert found.in_steps_us == covered_ns(self.host.spans, stretch.begin_ns, stretch.end_ns) / 1e3
+        assert not found.counts_whole
+        parts = (found.in_steps_us or 0, found.between_us or 0, found.since_last_us or 0)
+        assert sum(parts) == pytest.approx(found.wall_us)
+        assert min(parts) >= 0
+        for node, phase in enumerate(PHASES, 1):
+            own = covered_ns([span for span in self.host.spans if span[0] == node], stretch.begin_ns, stretch.end_ns)
+            assert sum(one.us for one in found.by_phase if one.name == phase) == own / 1e3
+
+
+def covered_ns(spans: Sequence[Span], begin_ns: int, end_ns: int) -> int:
+    """In how much of that time any of `spans` ran."""
+    total, reached = 0, begin_ns
+    for _, begin, end in sorted(spans, key=lambda span: span[1]):
+        total += max(0, min(end, end_ns) - max(begin, reached))
+        reached = max(reached, min(end, end_ns))
+    return total
+
+
+@contextmanager
+def a_host() -> Iterator[Host]:
+    with tempfile.TemporaryDirectory() as directory:
+        made = Host(Path(directory))
+        try:
+            yield made
+        finally:
+            made.source.close()
+            made.profiler.close()
+
+
+def test_of_a_prefill_that_ended_after_the_attach_only_the_part_in_the_window_counts() -> None:
+    with a_host() as host:
+        viewer = Viewer(host, Store(10.0))
+        viewer.hears(host.said(4 * SECOND, whole=True))  # attached one second before it ends
+        host.ran((1, 0, 5 * SECOND))
+        viewer.hears(host.said(5_100 * MS))
+        host.ran(*((2, at * 100 * MS, (at * 100 + 50) * MS) for at in range(80, 110)))
+        viewer.hears(host.said(11_000 * MS))
+        found = viewer.stretch
+        assert found.wall_us == 7e6
+        assert found.in_steps_us == 1e6 + 1.5e6
+        assert {phase.name: phase.us for phase in found.by_phase} == {"prefill": 1e6, "decode": 1.5e6}
+        assert (found.between_us, found.since_last_us) == (4.45e6, 0.05e6)
+
+
+# What happens next: so long later a step, which ran so long and ended so long ago, is told, or the daemon reads, or
+# speaks.
+LENGTH = st.integers(0, 6 * SECOND) | st.integers(0, 50 * MS)
+HAPPENS = st.tuples(
+    st.integers(0, 3 * SECOND), st.sampled_from((1, 2)), LENGTH, st.just(0) | st.integers(0, 2 * SECOND)
+)
+WORDS = st.sampled_from(("read", "delta", "delta", "keyframe", "heartbeat"))
+SPEAKS = st.tuples(st.integers(0, 300 * MS), WORDS, st.just(0), st.just(0))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(HAPPENS | SPEAKS, max_size=60), st.integers(0, 30))
+def test_in_steps_is_the_exact_overlap_of_the_steps_with_the_window_whenever_it_attached(
+    events: list[tuple[int, int | str, int, int]], attach: int
+) -> None:
+    with a_host() as host:
+        viewer, now_ns = Viewer(host), SECOND
+        for at, (later_ns, what, length_ns, ago_ns) in enumerate(events):
+            now_ns += later_ns
+            is_watched = bool(viewer.store.sources)
+            if isinstance(what, int):
+                end_ns = max(0, now_ns - ago_ns)
+                host.ran((what, max(0, end_ns - length_ns), end_ns))
+            elif what == "read":
+                host.source.poll()
+            else:
+                said = [host.heartbeat(now_ns)] if what == "heartbeat" else host.said(now_ns, what == "keyframe")
+                if is_watched:
+                    viewer.hears(said)
+            if at == attach:
+                viewer.hears(host.said(now_ns, whole=True))
+        if viewer.store.sources:
+            viewer.hears(host.said(now_ns))
+            viewer.shows_what_ran()
+
+
+def test_a_step_that_spans_many_slices_is_in_each_window_with_the_part_that_lies_there() -> None:
+    with a_host() as host:
+        viewer = Viewer(host)
+        viewer.hears(host.said(SECOND, whole=True))
+        for second in range(2, 20):
+            viewer.hears([host.heartbeat(second * SECOND)])
+        host.ran((1, 3 * SECOND // 2, 20 * SECOND))
+        viewer.hears(host.said(20 * SECOND))
+        assert (viewer.stretch.in_steps_us, viewer.stretch.between_us) == (viewer.stretch.wall_us, 0)
+        host.ran((2, 41 * SECOND // 2, 41 * SECOND // 2 + 1))
+        viewer.hears(host.said(41 * SECOND // 2 + 1))
+        for second in range(21, 30):
+            viewer.hears([host.heartbeat(second * SECOND)])
+            viewer.shows_what_ran()
+        assert viewer.stretch.in_steps_us == 0
+
+
+def test_what_a_lost_update_said_of_steps_is_said_again_by_the_next_keyframe() -> None:
+    with a_host() as host:
+        viewer = Viewer(host)
+        viewer.hears(host.said(SECOND, whole=True))
+        viewer.hears([host.heartbeat(2 * SECOND)])
+        host.ran((1, SECOND // 2, 3 * SECOND))
+        host.said(3 * SECOND)  # lost
+        host.ran((2, 3 * SECOND + 5, 4 * SECOND))
+        viewer.hears(host.said(4 * SECOND))
+        viewer.hears(host.said(4 * SECOND + 1, whole=True))
+        viewer.shows_what_ran()
+
+
+def without_ran(messages: Sequence[Message]) -> list[Message]:
+    return [replace(m, ran=Packed(b"")) if isinstance(m, StatsUpdate) else m for m in messages]
+
+
+def test_where_an_older_daemon_does_not_say_when_steps_ran_they_count_whole_and_it_is_said() -> None:
+    with a_host() as host:
+        viewer = Viewer(host)
+        viewer.hears(without_ran(host.said(4 * SECOND, whole=True)))
+        host.ran((1, 0, 5 * SECOND))
+        viewer.hears(without_ran(host.said(7 * SECOND)))
+        assert (viewer.stretch.wall_us, viewer.stretch.in_steps_us, viewer.stretch.between_us) == (3e6, 1e6, 0)
+        assert viewer.stretch.counts_whole
+        (record,) = viewer.store.sources.values()
+        text = REPORTS["text"]([source_view(record, window=True)], ["bricks"])
+        assert "a step that began before counts whole" in text
+        assert between_steps(viewer.stretch) == "between steps at least 0.0 % (0.00 µs of 3.00 s)"
+        every = source_view(record).stretch  # it begins with the first step
+        assert every is not None
+        assert not every.counts_whole
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_a_sum_of_processes_adds_up_what_lay_in_the_window_of_each(window: bool) -> None:
+    with a_host() as one, a_host() as other:
+        viewers = [Viewer(one), Viewer(other)]
+        for at, viewer in enumerate(viewers):
+            viewer.hears(viewer.host.said(4 * SECOND, whole=True))
+            viewer.host.ran((1, at * SECOND, (5 + at) * SECOND), (2, 7 * SECOND - 1, 7 * SECOND))
+            viewer.hears(viewer.host.said(7 * SECOND))
+        records = [replace(next(iter(v.store.sources.values())), key=str(at)) for at, v in enumerate(viewers)]
+        found = merged_view(records, MergeMode.SUM, window=window).stretch
+        assert found is not None
+        assert found.in_steps_us == (3e6 + 0.002 if window else 10e6 + 0.002)
+
+
+def _forged(node: int, begin: int, length: int) -> Callable[[StatsUpdate], StatsUpdate]:
+    columns = [np.array([value], np.int64) for value in (node, begin, length)]
+    return lambda update: replace(update, ran=Packed(pack_columns(columns)))
+
+
+ROWS = [(-1, 0, 1), (1 << 40, 0, 1), (1, -1, 1), (1, 0, -1), (1, 1 << 62, 1), (1, 0, 1 << 62)]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_steps_that_cannot_have_run_are_refused(row: tuple[int, int, int]) -> None:
+    with a_host() as host:
+        viewer = Viewer(host)
+        viewer.hears(host.said(SECOND, whole=True))
+        host.ran((1, 0, SECOND))
+        for message in host.said(2 * SECOND):
+            if isinstance(message, StatsUpdate):
+                with pytest.raises(DecodeError, match="steps out of range"):
+                    viewer.hears([_forged(*row)(message)])
+
+
+def test_of_more_intervals_than_a_message_takes_the_newest_are_said() -> None:
+    stats, step_of = NodeStats(), np.array([-1, 1], np.int64)
+    one = np.ones(3 * MAX_SAID_INTERVALS, np.int64)
+    begin = 10 * np.arange(len(one))
+    stats.add(Batch(one, 0 * one, begin, begin + 7, one, 0), step_of, -one[:2])
+    node, begins, lengths = stats.intervals(0, MAX_SAID_INTERVALS)
+    assert (len(node), set(lengths.tolist())) == (MAX_SAID_INTERVALS, {7})
+    assert begins.tolist() == begin[-MAX_SAID_INTERVALS:].tolist()
+    assert stats.intervals(int(begin[-1]), MAX_SAID_INTERVALS)[0].tolist() == [0, 1]
+
+
+def test_a_window_that_is_let_go_of_takes_nothing() -> None:
+    with a_host() as host:
+        viewer = Viewer(host)
+        viewer.hears(host.said(SECOND, whole=True))
+        host.ran((1, 0, 2 * SECOND))
+        viewer.hears(host.said(2 * SECOND))
+        (record,) = viewer.store.sources.values()
+        window: Window = record.window
+        assert window.size_bytes > 0
+        for _ in range(len(window._slices)):
+            window.shorten()
+        assert window.size_bytes == 0
