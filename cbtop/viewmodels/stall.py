@@ -5,7 +5,8 @@ Rules
   of the brick, where a process marks no steps. Where it is not known which step runs, it is the slowest phase's.
 - Stalled is only what is known to run and to have ended before: of a first step nobody knows how long it may take.
 - Idle is only one that is known to be in no step. Of a process that samples its steps, and of one whose hot path is
-  Python's, nobody knows what runs in a step that is not recorded, or whether one has begun.
+  Python's, nobody knows what runs in a step that is not recorded, or whether one has begun; nor, where a thread waits
+  outside of all steps, whether another is in one.
 - Who announces that it is busy with something else (compiling) is not judged.
 - The age is what the daemon said: it reads the clock of the host where the process runs.
 """
@@ -41,8 +42,11 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    usual_s = _p99_s(record, path[:1] or steps)
-    found = _judged(record, quiet, path, bool(steps), usual_s)
+    # In what steps run in or beside: a server's loop, its wait for a request. How long that takes tells of no hang.
+    is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
+    compared = [] if is_outside else path[:1]
+    usual_s = _p99_s(record, compared or steps)
+    found = _judged(record, quiet, usual_s, has_steps=bool(steps), runs=bool(compared), is_outside=is_outside)
     if found is None:
         return None
     word, why = found
@@ -64,27 +68,26 @@ def stall_view(record: SourceRecord) -> StallView | None:
         after=tuple(map(display_name, last[len(path) :])) if path and last[: len(path)] == path else (),
         threads=quiet.threads,
         usual_s=usual_s,
-        usual_of="" if usual_s is None else display_name(path[0]) if path else "step of the slowest phase",
+        usual_of="" if usual_s is None else display_name(compared[0]) if compared else "step of the slowest phase",
         why=why,
     )
 
 
 def _judged(
-    record: SourceRecord, quiet: Quiet, path: list[Node], has_steps: bool, usual_s: float | None
+    record: SourceRecord, quiet: Quiet, usual_s: float | None, *, has_steps: bool, runs: bool, is_outside: bool
 ) -> tuple[Standstill, str] | None:
-    """The word for it, and why no other is known; None where nothing can be said."""
-    runs = bool(path) or quiet.in_flight < 0
+    """The word for it, and why no other is known; None where nothing can be said.
+
+    It `runs` a step or, where it marks none, a brick; or `is_outside` of all steps.
+    """
     if quiet.is_suspended:
         return Standstill.SUSPENDED, ""
     if record.activity.name:
         return None
-    if runs and usual_s is not None:
-        return Standstill.STALLED, ""
-    if path and has_steps and path[0].kind is not NodeKind.STEP:
-        return Standstill.IDLE, NO_STEP  # in what steps run in: a server's loop
-    if runs:
-        return Standstill.QUIET, NONE_ENDED
-    if quiet.is_watched and record.sample_every == 1:
+    if runs or quiet.in_flight < 0:
+        return (Standstill.QUIET, NONE_ENDED) if usual_s is None else (Standstill.STALLED, "")
+    is_known = quiet.threads == 1 if is_outside else quiet.is_watched
+    if is_known and record.sample_every == 1:
         return Standstill.IDLE, NO_STEP if has_steps else NO_BRICK
     return None if usual_s is None else (Standstill.QUIET, STEP_UNKNOWN)
 

@@ -124,6 +124,32 @@ def test_a_server_that_waits_in_its_loop_is_idle(record: SourceRecord) -> None:
     assert formatting.stall(stall) == "idle for 32 s in serve → wait for a request: no step runs"
 
 
+def test_a_wait_outside_of_steps_that_is_longer_than_any_before_is_no_stall(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for _ in range(20):
+        with profiler.brick("wait for a request"):
+            clock.sleep_us(10_000)
+        with profiler.step("decode", 1):
+            clock.sleep_us(20_000)
+    record = record_of(source_of(runtime))
+    at = node(record, "wait for a request")
+    stall = stall_view(quiet(record, 32, in_flight=at, threads=1, is_watched=True))
+    assert stall is not None
+    assert formatting.stall(stall) == "idle for 32 s in wait for a request: no step runs"
+    _sampled(record)
+    stall = stall_view(quiet(record, 32, in_flight=at, threads=1, is_watched=True))
+    assert stall is not None
+    assert (stall.word, stall.usual_of) == ("quiet", "step of the slowest phase")
+
+
+def test_where_one_thread_waits_outside_of_steps_another_may_be_in_one(record: SourceRecord) -> None:
+    at = node(record, "serve", "wait for a request")
+    stall = stall_view(quiet(record, 32, in_flight=at, threads=2, is_watched=True))
+    assert stall is not None
+    assert stall.word == "quiet"
+
+
 def _by_python(record: SourceRecord) -> None:
     """What it is in, no thread says."""
 
