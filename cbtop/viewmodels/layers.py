@@ -40,9 +40,11 @@ class LayerRow:
     p50_us: float | None  # of one call
     cells: tuple[float | None, ...]  # exclusive µs of each of LayersView.bricks; None where that does not run in it
     between_us: float  # of `us`, in no brick
+    calls: float  # of the layer a step, mean: one that only some steps run has fewer than one
     median_us: float | None  # of the p50_us of its like: its stack, its bricks; None where they are fewer than three
-    # What exceeds the median of its like by most, a brick or the time between them, and by how much (µs): by medians
-    # of calls, in which nothing is that happened once. None where the layer does not stand out.
+    # What exceeds the median of its like by most, a brick or the time between them, and by how much (µs a step, had
+    # its like run in as many steps): by medians of calls, in which nothing is that happened once. None where it does
+    # not stand out.
     excess: tuple[str, float] | None = None
 
     @property
@@ -103,6 +105,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     layer_ids = np.array([layer.id for layer in layers])
     times = np.maximum(totals.columns["count"][layer_ids], 1) if steps is None else steps
     layer_us = time_ns[layer_ids] / times / 1e3
+    calls = totals.columns["count"][layer_ids] / times
     per_ns = np.reshape(np.broadcast_to(times, len(layers)) * 1e3, (-1, 1))
     cells_us = _sums(own_ns[ids], place, runs_in.shape) / per_ns
     p50_us = [_p50_us(calls) for calls in totals.stats.calls_of([[layer.id] for layer in layers])]
@@ -120,6 +123,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
             p50_us=p50_us[at],
             cells=_cells(cells_us[at], runs_in[at]),
             between_us=float(layer_us[at] - cells_us[at].sum()),
+            calls=float(calls[at]),
             median_us=medians[at],
         )
         for at, layer in enumerate(layers)
@@ -140,11 +144,11 @@ def _excess(
     if not row.is_odd:
         return None
     names = [*(brick.name for brick in layers.bricks), BETWEEN]
-    parts = {
-        other.id: np.append(usual_us[other.id], (other.p50_us or other.us) - usual_us[other.id].sum())
-        for other in layers.like(row)
-    }
-    over_us = parts[row.id] - np.median(np.array(list(parts.values())), axis=0)
+    a_call = {}
+    for other in layers.like(row):
+        us = usual_us[other.id] / other.calls
+        a_call[other.id] = np.append(us, (other.p50_us or other.us / other.calls) - us.sum())
+    over_us = (a_call[row.id] - np.median(np.array(list(a_call.values())), axis=0)) * row.calls
     at = int(over_us.argmax())
     return names[at], float(over_us[at])
 

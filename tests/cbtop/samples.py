@@ -188,6 +188,7 @@ def _layers(layers: int = LAYERS, slow: int = 4) -> LayersView:
             p50_us=(sum(cells) + 31.0) * 0.99,
             cells=cells,
             between_us=31.0,
+            calls=1.0,
             median_us=700.0,
             excess=("DownProjection", 281.0) if layer == slow else None,
         )

@@ -124,7 +124,7 @@ def quit_leaves_a_clean_terminal_and_no_process(screen: Terminal, key: str) -> N
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_leaves_a_clean_terminal_and_its_own_exit_code(model: str, number: signal.Signals) -> None:
     with terminal("demo", "--model", model) as screen:
-        screen.wait_for("DownProjection")
+        screen.wait_for("costliest bricks")
         workload = family(screen.process)[1:]
         screen.process.send_signal(number)
         assert screen.exit_code() == 128 + number
@@ -162,8 +162,14 @@ def test_every_view_opens_by_its_key_and_suspended_and_continued_it_draws_everyt
     model: str,
 ) -> None:
     with terminal("demo", "--model", model) as screen:
-        screen.wait_for("DownProjection", "LIVE", "qwen2")
-        for key, words in (("2", "Attention"), ("4", "GFLOP/s"), ("5", "Layer 0"), ("1", "DownProjection")):
+        screen.wait_for("costliest bricks", "LIVE", "qwen2")
+        for key, words in (
+            ("2", "DownProjection"),
+            ("3", "whole layer"),
+            ("4", "GFLOP/s"),
+            ("5", "Layer 0"),
+            ("1", "costliest bricks"),
+        ):
             screen.send(key)
             screen.wait_for(words)
         screen.send("\x1a")
@@ -174,7 +180,7 @@ def test_every_view_opens_by_its_key_and_suspended_and_continued_it_draws_everyt
             assert time.monotonic() < deadline_s, "it did not stop"
         shown_before = len(screen.raw)
         screen.process.send_signal(signal.SIGCONT)
-        while b"1 Bricks" not in screen.raw[shown_before:]:  # which does not change by itself
+        while b"1 Overview" not in screen.raw[shown_before:]:  # which does not change by itself
             screen.read()
             assert time.monotonic() < deadline_s, "the tabs are not drawn again"
         assert family(screen.process)[1:]
@@ -184,7 +190,7 @@ def test_every_view_opens_by_its_key_and_suspended_and_continued_it_draws_everyt
 def test_a_lost_terminal_ends_it() -> None:
     with host():
         screen = Terminal(CBTOP)
-        screen.wait_for("DownProjection")
+        screen.wait_for("costliest bricks")
         screen.close()
         assert screen.process.wait(DEADLINE_S) != 0
 
@@ -200,7 +206,7 @@ def test_with_nothing_running_the_screen_says_how_to_start_something_until_ctrl_
     with terminal() as screen:
         screen.wait_for("cbtop demo")
         with host() as process:
-            screen.wait_for("DownProjection", f"{process.pid}@")
+            screen.wait_for("costliest bricks", f"{process.pid}@")
         screen.wait_for("GONE")
         quit_leaves_a_clean_terminal_and_no_process(screen, "\x11")
 

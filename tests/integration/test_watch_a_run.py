@@ -42,11 +42,11 @@ def watching(*command: str) -> Iterator[Terminal]:
 
 def test_the_screen_shows_it_and_what_it_writes_and_ctrl_c_is_its_own_also_when_the_screen_is_left() -> None:
     with watching(sys.executable, "-c", PROGRAM, str(FOR_EVER)) as screen:
-        screen.wait_for("DownProjection", "6 Output")
+        screen.wait_for("costliest bricks", "7 Output")
         screen.send("7")
         screen.wait_for("read '' True 120 34", "red")
         screen.send("\x03")
-        screen.wait_for("caught 1", "6 Output")
+        screen.wait_for("caught 1", "7 Output")
         screen.send("q")
         eventually(lambda: screen.read() and b"caught 1\r\n" in screen.raw.rpartition(b"\x1b[?1049l")[2])
         assert b"red\r\n" in screen.raw.rpartition(b"\x1b[?1049l")[2]
@@ -67,7 +67,7 @@ def test_when_it_has_ended_the_screen_stays_until_somebody_leaves_it() -> None:
 
 def test_a_signal_leaves_the_screen_and_reaches_the_program() -> None:
     with watching(sys.executable, "-c", HOST, str(FOR_EVER)) as screen:
-        screen.wait_for("DownProjection")
+        screen.wait_for("costliest bricks")
         screen.process.send_signal(signal.SIGTERM)
         assert screen.exit_code() == 128 + signal.SIGTERM
         assert screen.is_clean

@@ -70,6 +70,22 @@ def test_the_slowest_layer_is_named_with_what_makes_it_slow(runtime: Path) -> No
     assert layers.median([row.cells[1] for row in layers.rows]) == 30
 
 
+def test_what_makes_a_layer_slow_that_few_steps_run_is_told_of_these(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for step in range(STEPS):
+        with profiler.step("decode", tokens=1):
+            for layer in range(6 if step % 10 == 0 else 5):
+                with profiler.layer(layer), profiler.brick("Attention"):
+                    clock.sleep_us(50 if layer == 5 else 20)
+    layers = layers_of(record_of(source_of(runtime)))
+    assert layers.slowest is not None
+    assert layers.slowest.name == "Layer 5"
+    assert layers.slowest.excess is not None
+    name, us = layers.slowest.excess
+    assert (name, us) == ("Attention", pytest.approx(30 * layers.slowest.calls, rel=0.05))
+
+
 def test_a_layer_is_compared_with_those_of_its_stack_that_have_its_bricks(runtime: Path) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
