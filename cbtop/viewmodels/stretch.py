@@ -13,9 +13,9 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import NamedTime, StretchView
 
-# A process says hello as it writes its first record. Whose records are earlier by more than this carry another clock
-# than its host's: when they were is not known, nor how long ago.
-HELLO_WITHIN_NS = 10_000_000_000
+# A process says hello as it writes its first record, and no record ends later than now. Whose records lie outside of
+# that by more than this carry another clock than its host's: when they were is not known, nor how long ago.
+OF_HOST_WITHIN_NS = 10_000_000_000
 
 
 def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
@@ -84,7 +84,10 @@ def _last_ns(record: SourceRecord, steps: Sequence[Node]) -> int:
 
 def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
     """Whether a moment that a record carries is one of its host's clock."""
-    return record.hello is not None and moment_ns + HELLO_WITHIN_NS >= record.hello.monotonic_ns
+    hello, now_ns = record.hello, record.window.now_ns
+    if hello is None or moment_ns + OF_HOST_WITHIN_NS < hello.monotonic_ns:
+        return False
+    return moment_ns <= now_ns + OF_HOST_WITHIN_NS
 
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
