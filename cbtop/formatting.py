@@ -108,7 +108,8 @@ def seconds(value: float) -> str:
 def shown_time(source: SourceView, *, with_date: bool = False) -> str:
     """The time that figures are of: `last 10.4 s`, `its last 10.4 s` of what has ended, `since 20:02:11`."""
     if source.window is not None:
-        its = "its " if source.state in ("ended", "gone", "faulty") else ""
+        runs = source.merged is not None and source.merged.running
+        its = "its " if source.state in ("ended", "gone", "faulty") and not runs else ""
         return f"{its}last {source.window.covers_s:.1f} s"
     if source.since_s is None:
         return "all that was seen"
@@ -132,7 +133,8 @@ def stretch(source: SourceView) -> str:
     if found is None:
         return ""
     is_sum = source.merged is not None and source.merged.mode is not MergeMode.MAX
-    added = f" (of {len(source.merged.members)} processes, added up)" if source.merged and is_sum else ""
+    many = 0 if source.merged is None else (source.window and source.merged.running) or len(source.merged.members)
+    added = f" (of {many} processes, added up)" if is_sum else ""
     wall = f"wall clock {duration(found.wall_us)}{added}"
     if found.in_steps_us is None:
         return f"{wall}: in how much of it steps ran is {NOT_MEASURED}"

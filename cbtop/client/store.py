@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.busy import SLICES, BusySlices
-from cbtop.client.window import Window
+from cbtop.client.window import Losses, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
@@ -459,7 +459,12 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
     """It is `monotonic_ns` there, and the statistics have grown. The last seconds of what has ended end with it."""
     if record.has_ended:
         monotonic_ns = record.window.now_ns or monotonic_ns
-    record.window.tick(monotonic_ns, growth)
+    state, losses = record.state, Losses()
+    if state is not None:
+        losses = Losses(
+            state.overwritten + state.rejected - state.before_attach, state.produced - state.before_attach
+        )
+    record.window.tick(monotonic_ns, growth, losses)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
     tokens, count, time_ns = (record.stats.column(name) for name in ("elements", "count", "total_ns"))

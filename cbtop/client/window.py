@@ -39,9 +39,18 @@ class Stretch:
         return max(0, self.end_ns - self.begin_ns) / 1e9
 
 
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Of `seen` records so many were `lost`, since the daemon looked."""
+
+    lost: int = 0
+    seen: int = 0
+
+
 @dataclass(slots=True)
 class _Slice:
     begin_ns: int
+    losses: Losses  # until then
     parts: list[Growth] = field(default_factory=list)
     before_ns: dict[int, int] = field(default_factory=dict)  # as of the stretch that begins with it
 
@@ -60,15 +69,17 @@ class Window:
         self._slices: deque[_Slice] = deque()
         self.now_ns = 0  # on the daemon's clock, as it was said last
         self._is_told = False  # when steps ran
+        self._losses = Losses()
 
     @property
     def has_begun(self) -> bool:
         """Whether any statistics came: what they held then is of no slice."""
         return self.now_ns > 0
 
-    def tick(self, monotonic_ns: int, growth: Growth | None = None) -> None:
+    def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
         """It is `monotonic_ns` on the daemon's clock, and the statistics have grown: begin a slice if one is due."""
         self.now_ns = monotonic_ns
+        self._losses = losses = losses or self._losses
         if growth is not None and self._slices:  # what was there before anybody watched is of no slice
             self._slices[-1].parts.append(growth)
             self.size_bytes += growth.size_bytes
@@ -79,7 +90,7 @@ class Window:
             together = [Growth.of(parts)] if parts else []
             self.size_bytes += sum(part.size_bytes for part in together) - sum(part.size_bytes for part in parts)
             self._slices[-1].parts = together
-        self._slices.append(_Slice(monotonic_ns))
+        self._slices.append(_Slice(monotonic_ns, losses))
         # One slice more than the window is long is kept: the window begins with it.
         while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
             self.shorten()
@@ -114,12 +125,24 @@ class Window:
         """The statistics of the window, where `stats` are those of now, and the time that it covers."""
         if not self._slices:
             return NodeStats(), Stretch(self.now_ns, self.now_ns)
-        old_enough = [at for at, one in enumerate(self._slices) if self.now_ns - one.begin_ns >= self.length_s * 1e9]
-        first = old_enough[-1] if old_enough else 0
+        first = self._first()
         parts = [part for one in list(self._slices)[first:] for part in one.parts]
         begins = self._slices[first]
         before_ns = dict(begins.before_ns) if self._is_told else None
         return stats.since(Growth.of(parts)), Stretch(begins.begin_ns, self.now_ns, before_ns)
+
+    @property
+    def losses(self) -> Losses:
+        """What was lost in the window."""
+        if not self._slices:
+            return Losses()
+        before, now = self._slices[self._first()].losses, self._losses
+        return Losses(now.lost - before.lost, now.seen - before.seen)
+
+    def _first(self) -> int:
+        """The slice with which the window begins."""
+        old_enough = [at for at, one in enumerate(self._slices) if self.now_ns - one.begin_ns >= self.length_s * 1e9]
+        return old_enough[-1] if old_enough else 0
 
     @property
     def has_watched(self) -> bool:

@@ -164,7 +164,8 @@ def _shown_time(view: SourceView) -> str:
     if window is None:
         return f"figures: {shown}"
     why = f" ({fmt.seconds(window.asked_s)} were asked for: that is all there is)" if window.is_short else ""
-    return f"figures: the {shown}{why}; records, checks and traces: all that was seen"
+    the = "" if shown.startswith("its") else "the "
+    return f"figures: {the}{shown}{why}; records, checks and traces: all that was seen"
 
 
 def _bricks(view: SourceView) -> str:

@@ -73,7 +73,9 @@ def merged_view(
     window = window and summed.window.has_watched
     view = _with_rates(source_view(summed, phase, window=window), _watched(taken) if window else taken, window=window)
     names = tuple(_name(record) for record in taken)
-    merged = MergedView(mode, names, tuple(record.key for record in taken), left_out=len(ordered) - len(taken))
+    running = sum(record.window.has_watched and not record.has_ended for record in taken)
+    keys = tuple(record.key for record in taken)
+    merged = MergedView(mode, names, keys, left_out=len(ordered) - len(taken), running=running)
     # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
     factors = {record.sample_every for record in taken}
     plain = replace(

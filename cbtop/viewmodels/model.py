@@ -48,6 +48,7 @@ class PaceView:
     ago_s: float  # before the newest of them
     steps: int
     us: float  # of one, mean
+    tokens: int  # of all of them
     cached: float | None  # positions in the cache of a sequence before a step, mean; None where none says it
 
 
@@ -305,6 +306,8 @@ class WindowView:
 
     asked_s: float
     covers_s: float  # what the numbers really are of: less where it has not been watched so long
+    lost: int = 0  # records, of those seen: nothing of a merge
+    seen: int = 0
 
     @property
     def is_short(self) -> bool:
@@ -426,6 +429,7 @@ class MergedView:
     members: tuple[str, ...]  # `rank 3`, or `pid 7` for what is no rank
     keys: tuple[str, ...]
     left_out: int  # sources of that model that nothing is heard of, or for which there was no room
+    running: int = 0  # members that run and were watched: while there are any, the last seconds are theirs alone
 
 
 @dataclass(frozen=True, slots=True)

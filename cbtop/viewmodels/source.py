@@ -140,7 +140,7 @@ def source_view(
         world_size=hello.world_size if hello else None,
         sample_every=record.sample_every,
         overhead=record.sampling,
-        window=WindowView(record.window.length_s, found.window.covers_s) if found.window else None,
+        window=_window(record, found.window) if found.window else None,
         since_s=since_s(record),
         stretch=found.stretch_view,
         critical_path=path,
@@ -208,6 +208,11 @@ def _loss(record: SourceRecord) -> LossView:
         unread=state.unread,
         left_out=state.left_out,
     )
+
+
+def _window(record: SourceRecord, window: Stretch) -> WindowView:
+    losses = record.window.losses
+    return WindowView(record.window.length_s, window.covers_s, losses.lost, losses.seen)
 
 
 def _label(record: SourceRecord) -> str:

@@ -63,7 +63,8 @@ def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
         if steps > 0:
             ago_s = (samples[-1].monotonic_ns - new.monotonic_ns) / 1e9
             cached = (new.cached - old.cached) / given if given > 0 else None
-            found.append(PaceView(ago_s, steps, (new.time_ns - old.time_ns) / steps / 1e3, cached))
+            us = (new.time_ns - old.time_ns) / steps / 1e3
+            found.append(PaceView(ago_s, steps, us, new.tokens - old.tokens, cached))
     return tuple(found)
 
 

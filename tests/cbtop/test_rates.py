@@ -26,6 +26,7 @@ from cbtop.tui.views.header import _tiles
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView
 from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
 
 MS = 1_000_000
@@ -34,14 +35,15 @@ MS = 1_000_000
 class Paced:
     """A process whose steps take 30 ms for a token and that sleeps 30 ms between them, looked at every 100 ms."""
 
-    def __init__(self, directory: Path, ring_bytes: int = 1 << 20) -> None:
+    def __init__(self, directory: Path, ring_bytes: int = 1 << 20, ahead_ns: int = 0) -> None:
         directory.mkdir(exist_ok=True)
-        self.clock = Clock(0)
+        self.clock = Clock(ahead_ns)
+        self._ahead_ns = ahead_ns  # of its host's clock
         self.profiler = profiler_in(directory, self.clock, ring_bytes)
         self.store = Store()
         self._directory = directory
         self._source: Source | None = None
-        self._looked_ns = 0
+        self._looked_ns = ahead_ns
 
     def step(self, ms: float = 30, phase: str = "decode", tokens: int = 1) -> None:
         with self.profiler.step(phase, tokens), self.profiler.brick("Work", 1):
@@ -64,7 +66,7 @@ class Paced:
     def look(self) -> None:
         self._looked_ns = self.clock.now_ns
         if any(self._directory.glob("*.ring")):
-            apply(self.store, seen_at(self.source, self.clock.now_ns))
+            apply(self.store, seen_at(self.source, self.clock.now_ns - self._ahead_ns))
 
     @property
     def source(self) -> Source:
@@ -294,6 +296,53 @@ def test_where_the_clock_of_the_records_is_another_no_time_of_day_is_made_of_it(
     assert view.steps is not None
     assert view.steps.tokens_per_sec == pytest.approx(16.7, rel=0.02)
     assert "figures: all that was seen" in REPORTS["text"]([view], ["bricks"])
+
+
+def test_records_lost_in_the_window_are_said_however_many_were_seen_before(tmp_path: Path) -> None:
+    made = Paced(tmp_path, ring_bytes=1 << 12)  # it holds 128 records
+    made.run(200)
+    assert DATA_INCOMPLETE.judge(made.view()) is None
+    for _ in range(70):  # 140 records that nobody reads in time
+        made.step()
+    made.look()
+    assert made.record.state is not None
+    made.record.state = replace(made.record.state, produced=10**6, received=10**6 - 12)
+    said = {window: DATA_INCOMPLETE.judge(made.view(window=window)) for window in (True, False)}
+    assert said[False] is None
+    assert said[True] is not None
+    assert re.match(r"Data is incomplete: \d+ of 4\d\d records were lost in these last seconds", said[True].sentence)
+    made.profiler.close()
+
+
+def test_the_last_seconds_of_a_sum_are_those_of_members_that_run_and_say_so(tmp_path: Path) -> None:
+    members = [Paced(tmp_path / str(at)) for at in range(3)]
+    for member in members:
+        member.run(15)
+    records = [replace(member.record, key=str(at)) for at, member in enumerate(members)]
+    for gone, shown, added in ((1, "figures: the last 10.", 2), (3, "figures: its last 10.", 3)):
+        for record in records[:gone]:
+            assert record.state is not None
+            record.state = replace(record.state, state=SourceStatus.GONE)
+        text = REPORTS["text"]([merged_view(records, MergeMode.SUM, window=True)], ["bricks"])
+        assert shown in text
+        assert f" (of {added} processes, added up) = in steps " in text
+    for member in members:
+        member.profiler.close()
+
+
+def test_of_a_clock_that_is_ahead_of_the_hosts_it_is_known_neither_since_when_nor_how_long_nothing_ended(
+    tmp_path: Path,
+) -> None:
+    ahead = Paced(tmp_path, ahead_ns=1_700_000_000_000_000_000)  # it took time.time_ns
+    ahead.run(15)
+    ahead.sleep(6000)
+    for window in (True, False):
+        view = ahead.view(window=window)
+        assert view.stretch is not None
+        assert (view.since_s, view.stretch.since_last_us) == (None, None)
+    text = REPORTS["text"]([view], ["bricks"])
+    assert "figures: all that was seen" in text
+    ahead.profiler.close()
 
 
 def test_before_a_second_was_watched_all_that_was_seen_is_shown_and_said(paced: Paced) -> None:

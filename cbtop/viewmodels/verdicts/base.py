@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cbtop.viewmodels.model import Evidence, Severity, SourceView, StepsView, Subject, Verdict
+from cbtop.viewmodels.model import OVERLAP, Evidence, PaceView, Severity, SourceView, StepsView, Subject, Verdict
 
 MIN_STEPS = 50  # so many steps have a distribution: one in fifty is no tail yet
 
@@ -57,10 +57,10 @@ class Rule:
 def gain(view: SourceView, percent: float) -> float | None:
     """How many tokens/s of wall-clock time more there were if `percent` of the time in steps were not (Amdahl's law).
 
-    None where that does not follow: steps that ran at the same time, books that do not close, a rate not known.
+    None where that does not follow: steps that do not follow each other, books that do not close, a rate not known.
     """
     steps, stretch = view.steps, view.stretch
-    if steps is None or steps.overlap or not steps.union_us or steps.tokens_per_sec is None:
+    if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
         return None
     if view.books is None or not view.books.close or not stretch or not stretch.wall_us or not 0 < percent < 100:
         return None
@@ -68,12 +68,27 @@ def gain(view: SourceView, percent: float) -> float | None:
     return steps.tokens_per_sec * (1 / (1 - saved) - 1)
 
 
+def in_turn(view: SourceView) -> bool:
+    """Whether one step ran after the other, of whatever phase: not at the same time, nor in several processes."""
+    steps, stretch = view.steps, view.stretch
+    if steps is None or steps.overlap or view.merged is not None or stretch is None or stretch.in_steps_us is None:
+        return False
+    return sum(phase.us for phase in stretch.by_phase) <= OVERLAP * stretch.in_steps_us
+
+
 def steps_alike(view: SourceView) -> StepsView | None:
     """The steps shown, where there are enough of them and each is of as many tokens: then their times compare.
 
-    Steps of different sizes add up to a whole number of tokens a step only by chance.
+    How many each is of, no record here tells; that of every second these are as many a step does.
     """
     steps = view.steps
     if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:
         return None
-    return steps
+    each = steps.tokens // steps.count
+    pace = pace_shown(view)
+    return steps if pace and all(one.tokens == each * one.steps for one in pace) else None
+
+
+def pace_shown(view: SourceView) -> list[PaceView]:
+    """How long steps took, second by second, in the stretch shown; nothing of a merge."""
+    return [one for one in view.pace if view.window is None or one.ago_s < view.window.covers_s]

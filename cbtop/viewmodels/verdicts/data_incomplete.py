@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.units import count, counted, percent
-from cbtop.viewmodels.model import About, BooksView, Evidence, LossView, Severity, SourceView, Subject
+from cbtop.viewmodels.model import About, BooksView, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 LOST_PERCENT = 0.1  # figures have three digits or four: less than that changes none of them
 
 
-def lost_records(loss: LossView) -> tuple[int, float]:
-    """How many records were lost while somebody looked, and their share (%) of all."""
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """So many records were lost, of those `seen` while somebody looked."""
+
+    lost: int
+    seen: int
+    when: str  # "", or in which part of that time
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.lost / self.seen if self.seen else 0.0
+
+
+def lost_records(view: SourceView) -> Lost:
+    """What was lost in all that time or, where that is more of it, in the window."""
     # Those overwritten before the daemon looked are not missed; those lost on the wire come with the next update.
+    loss, window = view.loss, view.window
     lost = loss.dropped - loss.before_attach - loss.on_the_wire
-    return lost, 100 * lost / loss.produced if loss.produced else 0.0
+    of_all = Lost(lost, loss.produced - loss.before_attach, "")
+    of_window = Lost(window.lost, window.seen, " in these last seconds") if window else of_all
+    return max(of_all, of_window, key=lambda one: one.percent)
 
 
 def _find(view: SourceView) -> Finding | None:
     loss = view.loss
-    lost, lost_percent = lost_records(loss)
+    found = lost_records(view)
     why, evidence = [], []
     if view.state is SourceStatus.FAULTY:
         why.append(f"what it recorded cannot be trusted ({view.state_reason})")
     if view.stale_s is not None:
         why.append(f"nothing was heard for {view.stale_s:.0f} s")
         evidence.append(Evidence("silent", view.stale_s, "s"))
-    if lost_percent > LOST_PERCENT:
-        why.append(f"{count(lost)} of {count(loss.produced)} records were lost ({percent(lost_percent)})")
+    if found.percent > LOST_PERCENT:
+        why.append(
+            f"{count(found.lost)} of {count(found.seen)} records were lost{found.when} ({percent(found.percent)})"
+        )
         evidence += [
-            Evidence("records lost", lost, "records"),
-            Evidence("records produced", loss.produced, "records"),
-            Evidence("lost", lost_percent, "%"),
+            Evidence("records lost", found.lost, "records"),
+            Evidence("records since somebody looked" if not found.when else "records", found.seen, "records"),
+            Evidence("lost", found.percent, "%"),
         ]
     if loss.left_out:
         why.append(f"{counted(loss.left_out, 'announcement')} had no room")
@@ -53,8 +73,8 @@ DATA_INCOMPLETE = Rule(
     id="data-incomplete",
     severity=Severity.ERROR,
     means="Something is missing from what is shown: figures may be wrong by more than their digits say.",
-    fires=f"More than {LOST_PERCENT:g} % of the records of its life were lost (those from before anybody looked do "
-    "not count), announcements had no room, the books do not close, its daemon is silent, or the source is faulty.",
+    fires=f"More than {LOST_PERCENT:g} % of the records since somebody looked, or of those in the window, were lost, "
+    "announcements had no room, the books do not close, its daemon is silent, or the source is faulty.",
     advice="See the line `records` and the books; a larger ring, or fewer recorded steps, loses fewer records.",
     find=_find,
 )

@@ -7,7 +7,7 @@ from statistics import StatisticsError, correlation, linear_regression
 
 from cbtop.units import count, duration
 from cbtop.viewmodels.model import About, Evidence, PaceView, Severity, SourceView, Subject
-from cbtop.viewmodels.verdicts.base import Finding, Rule, steps_alike
+from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
 MIN_SECONDS = 8  # with steps: a line through fewer means proves little
 LONGER = 1.5  # times as many positions at the end as at the beginning: over less nothing else stays equal
@@ -19,7 +19,7 @@ def _find(view: SourceView) -> Finding | None:
     steps = steps_alike(view)
     if steps is None:
         return None
-    shown = [one for one in view.pace if view.window is None or one.ago_s < view.window.covers_s]
+    shown = pace_shown(view)
     line = _line(shown)
     if line is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cbtop.units import duration, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.verdicts.base import Finding, Rule
+from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 from cbtop.viewmodels.verdicts.data_incomplete import LOST_PERCENT, lost_records
 
 IDLE_PERCENT = 20.0  # what an ordinary loop does between steps (sampling, detokenizing) takes a few percent
@@ -14,7 +14,7 @@ def _find(view: SourceView) -> Finding | None:
     steps, stretch = view.steps, view.stretch
     if steps is None or stretch is None or stretch.between_us is None or stretch.between_percent is None:
         return None
-    if stretch.between_percent < IDLE_PERCENT or lost_records(view.loss)[1] > LOST_PERCENT:
+    if stretch.between_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
         return None  # where records were lost, steps ran of which nothing is known
     rate, ran_us = steps.tokens_per_sec, stretch.wall_us - stretch.between_us
     return Finding(
@@ -26,7 +26,7 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("elapsed", stretch.wall_us, "µs"),
         ),
         Subject(About.STEPS, steps.phase),
-        rate * (stretch.wall_us / ran_us - 1) if rate and ran_us > 0 else None,
+        rate * (stretch.wall_us / ran_us - 1) if rate and ran_us > 0 and in_turn(view) else None,
         "each step followed at once",
     )
 

@@ -20,6 +20,8 @@ def _find(view: SourceView) -> Finding | None:
         return None
     if pace[0].steps > FOUND_LATE * median(second.steps for second in pace[1:]):
         return None  # its first steps are not known apart from those before it was found
+    if len({second.tokens / second.steps for second in pace}) > 1:
+        return None  # the first ones may have been of more tokens
     usual_us = median(second.us for second in pace[len(pace) // 2 :])
     first = 0
     while first < len(pace) and pace[first].us >= FACTOR * usual_us:
@@ -50,9 +52,9 @@ WARM_UP = Rule(
     id="warm-up",
     severity=Severity.NOTE,
     means="The first steps compiled, tuned or filled caches; means and percentiles of all that was seen hold them.",
-    fires=f"Of all that was seen: in the first seconds with steps, a step took {count(FACTOR)} times as long as "
-    f"later or more, and what that cost is {SHARE_PERCENT:g} % of the time in steps or more. Not of a process that "
-    "was found late.",
+    fires=f"Of all that was seen: in the first seconds with steps, a step of as many tokens took {count(FACTOR)} "
+    f"times as long as later or more, and what that cost is {SHARE_PERCENT:g} % of the time in steps or more. Not of "
+    "a process that was found late.",
     advice="Look at the last seconds (`r`, --window), which leave it out; run a few steps before you measure.",
     find=_find,
 )

@@ -141,6 +141,12 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "steps of many sizes": _of(
         Decoding(tokens=lambda step: 1 + step % 7, step_factor=lambda step: 1 + step % 7, seconds=20)
     ),
+    "steps of two sizes in turn": _of(
+        Decoding(tokens=lambda step: 1 + 2 * (step % 2), step_factor=lambda step: 1 + 2 * (step % 2), seconds=20)
+    ),
+    "a batch that shrinks": _of(
+        Decoding(tokens=lambda step: 32 if step < 40 else 4, step_factor=lambda step: 4 if step < 40 else 1)
+    ),
     "a short life": _of(Decoding(seconds=0.4)),
     "sampled": _of(Decoding(sample_every=8)),
     "a cache that fills": _of(Decoding(cached=lambda step: 100 + step)),

@@ -14,9 +14,11 @@ import pytest
 
 from cbtop.reports import REPORTS
 from cbtop.units import number
-from cbtop.viewmodels.model import DurationBar, Severity, SourceView
+from cbtop.viewmodels.model import DurationBar, MergedView, MergeMode, Severity, SourceView
 from cbtop.viewmodels.verdicts import VERDICTS
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
+from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
+from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from tests.cbtop import samples
 from tests.cbtop.viewmodels.verdicts.cases import ALMOST, CAUSES, HEALTHY, RECORDED
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
@@ -115,6 +117,34 @@ def test_a_gain_is_what_the_same_process_reaches_without_the_cause(views: dict[s
         assert steps.tokens_per_sec + verdict.gain_tokens_per_sec == pytest.approx(healthy.tokens_per_sec, rel=0.015)
 
 
+def test_records_lost_since_somebody_looked_are_a_share_of_those_since_then(tmp_path: Path) -> None:
+    """However long it ran before: of these nothing is known, and nothing is shown."""
+    view = run(tmp_path, Decoding(ring_bytes=1 << 14)).one()
+    before = 10**7
+    loss = replace(
+        view.loss,
+        produced=view.loss.produced + before,
+        dropped=view.loss.dropped + before,
+        before_attach=view.loss.before_attach + before,
+    )
+    verdict = DATA_INCOMPLETE.judge(replace(view, loss=loss))
+    assert verdict == DATA_INCOMPLETE.judge(view)
+    assert verdict is not None
+
+
+def test_what_steps_would_gain_that_do_not_follow_each_other_is_not_known(views: dict[str, SourceView]) -> None:
+    idle = views["idle-between-steps"]
+    assert idle.steps is not None
+    assert idle.stretch is not None
+    at_once = replace(idle, steps=replace(idle.steps, at_once=2.0))
+    phases = replace(idle, stretch=replace(idle.stretch, by_phase=idle.stretch.by_phase * 2))
+    merged = replace(idle, merged=MergedView(MergeMode.SUM, ("rank 0", "rank 1"), ("0", "1"), left_out=0))
+    for view in (at_once, phases, merged):
+        verdict = IDLE_BETWEEN_STEPS.judge(view)
+        assert verdict is not None
+        assert verdict.gain_tokens_per_sec is None
+
+
 def test_the_page_about_them_says_what_the_code_does(views: dict[str, SourceView]) -> None:
     page = _page(views)
     print(_matrix(views))  # noqa: T201
@@ -162,7 +192,7 @@ that follows, how many tokens/s it would gain. They are in the text report and i
 last seconds or all that was seen. `--silence ID` leaves one out.
 
 What a verdict would gain is derived, by Amdahl's law, from the rate of tokens by the wall's clock: nothing else
-changes. Where steps ran at the same time, or the books do not close, it is not known.
+changes. Where steps ran at the same time or in several processes, or the books do not close, it is not known.
 
 This page is written by the tests (`CBTOP_UPDATE_GOLDENS=1`), from the list in `cbtop/viewmodels/verdicts`.
 """
