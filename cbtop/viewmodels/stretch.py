@@ -42,6 +42,8 @@ def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> St
     wall_ns, last_ns = stretch.end_ns - stretch.begin_ns, _last_ns(record, steps)
     is_of_host = _is_of_host(record, last_ns)
     since_last_ns = min(max(stretch.end_ns - last_ns, 0), wall_ns) if is_of_host else None
+    # By another clock a window's end cannot be compared with that of the last step: what lies between is not known.
+    is_known = is_of_host or stretch.end_ns == last_ns
     before_ns = (stretch.before_ns if is_of_host else None) or {}
     room_ns = wall_ns - (since_last_ns or 0)
 
@@ -55,7 +57,7 @@ def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> St
         wall_us=wall_ns / 1e3,
         in_steps_us=in_steps_us,
         by_phase=tuple(NamedTime(phase, ns / 1e3) for phase, ns in ran if ns),
-        between_us=None if in_steps_us is None else room_ns / 1e3 - in_steps_us,
+        between_us=None if in_steps_us is None or not is_known else room_ns / 1e3 - in_steps_us,
         since_last_us=None if since_last_ns is None else since_last_ns / 1e3,
         counts_whole=stretch.before_ns is None and bool(in_steps_us),
     )

@@ -27,6 +27,7 @@ from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
+from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
 
 MS = 1_000_000
@@ -340,6 +341,9 @@ def test_of_a_clock_that_is_ahead_of_the_hosts_it_is_known_neither_since_when_no
         view = ahead.view(window=window)
         assert view.stretch is not None
         assert (view.since_s, view.stretch.since_last_us) == (None, None)
+        assert (view.stretch.between_us is None) == window
+        assert f"between steps {'n/a' if window else '7'}" in REPORTS["text"]([view], ["bricks"])
+        assert IDLE_BETWEEN_STEPS.judge(view) is None or not window
     text = REPORTS["text"]([view], ["bricks"])
     assert "figures: all that was seen" in text
     ahead.profiler.close()
