@@ -69,11 +69,13 @@ def gain(view: SourceView, percent: float) -> float | None:
 
 
 def in_turn(view: SourceView) -> bool:
-    """Whether one step ran after the other, of whatever phase: not at the same time, nor in several processes."""
+    """Whether one step ran after the other, as far as is known: not at the same time, of whatever phase, nor in
+    several processes."""
     steps, stretch = view.steps, view.stretch
-    if steps is None or steps.overlap or view.merged is not None or stretch is None or stretch.in_steps_us is None:
+    if steps is None or steps.overlap or view.merged is not None or stretch is None:
         return False
-    return sum(phase.us for phase in stretch.by_phase) <= OVERLAP * stretch.in_steps_us
+    in_steps_us = stretch.in_steps_us
+    return in_steps_us is None or sum(phase.us for phase in stretch.by_phase) <= OVERLAP * in_steps_us
 
 
 def steps_alike(view: SourceView) -> StepsView | None:
