@@ -55,6 +55,9 @@ def _times(seconds: int, begin: int, inner: int, margin: int) -> Line:
     """`-60 s … now`, each under its second."""
     if not seconds:
         return BLANK
-    before: Line = ((" " * (margin + 1 + begin), ""), (f"-{seconds} s", "dim"))
+    oldest = f"-{seconds} s"
+    if begin + len(oldest) > inner:
+        return BLANK
+    before: Line = ((" " * (margin + 1 + begin), ""), (oldest, "dim"))
     free = margin + 1 + inner - width_of(before) - len("now")
     return (*before, (" " * free, ""), ("now", "dim")) if free > 0 else before

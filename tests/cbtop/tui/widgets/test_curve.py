@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cbtop.tui.widgets.curve import MIN_HEIGHT, curve, nice_top
@@ -24,6 +24,7 @@ def test_a_scale_ends_at_a_round_number_that_has_room_and_wastes_little(value: f
     st.integers(12, 200),
     st.integers(MIN_HEIGHT, 30),
 )
+@example([1e6] * 8, 12, 3)
 def test_a_curve_has_the_size_asked_for(values: list[float | None], width: int, height: int) -> None:
     lines = curve(values, width, height, "accent", lambda value: f"{value:.0f}")
     assert len(lines) == height
