@@ -40,7 +40,7 @@ UNEDITED = [*CBTOP, "run", "--", sys.executable, str(HERE / "generate.py")]
 def main() -> int:
     names = [view.title.lower() for view in VIEWS]
     views = {str(number): name for number, name in enumerate(names, 1) if name != "devices"}
-    asyncio.run(draw_recorded("imperfect.cbtop", 7.0, views))
+    asyncio.run(draw_recorded("imperfect.cbtop", 20.0, views))
     asyncio.run(draw_recorded("h100.cbtop", 20.0, {"4": "gpu", "5": "gpu_graph"}))
     draw([*CBTOP, "demo", "--serve-only"], {"6": "devices"})
     if find_spec("transformers") is None:
