@@ -67,7 +67,7 @@ def test_a_process_that_hangs_in_a_brick_is_stalled_with_its_layer_and_goes_on(t
         assert (stall["phase"], stall["layer"], stall["brick"]) == ("decode", "Layer 3", "AllReduce")
         assert stall["place"] == ["decode", "Layer 3", "AllReduce"]
         assert stall["age_s"] >= stall["limit_s"] >= 2
-        text = cbtop("--headless", "--once", *PATIENTLY).stdout
+        text = cbtop("--headless", "--once", "--window=all", *PATIENTLY).stdout
         assert "STALLED" in text.splitlines()[0]
         assert "in decode → Layer 3 → AllReduce (p99 of every decode" in text
         assert "STALLED" in cbtop("ls", *PATIENTLY).stdout
@@ -85,7 +85,9 @@ def test_who_comes_when_it_has_hung_for_long_is_told_at_once_also_without_a_daem
             becomes(process, "live")
             hangs.touch()
             known = becomes(process, "stalled")["stall"]
-        (source,) = json.loads(cbtop("--headless", "--once", *PATIENTLY, "--format", "json").stdout)["sources"]
+        (source,) = json.loads(cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--format", "json").stdout)[
+            "sources"
+        ]
         assert (source["state"], source["stall"]["brick"]) == ("stalled", "AllReduce")
         assert source["stall"]["age_s"] > known["age_s"]
 
@@ -157,7 +159,7 @@ def test_the_sum_of_one_that_hangs_and_one_that_goes_on_is_stalled_and_with_one_
     hangs = tmp_path / "hangs"
 
     def merged() -> dict[str, Any]:
-        done = cbtop("--headless", "--once", *PATIENTLY, "--format", "json", "--merge", "sum")
+        done = cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--format", "json", "--merge", "sum")
         (source,) = json.loads(done.stdout)["sources"]
         assert isinstance(source, dict)
         return source
