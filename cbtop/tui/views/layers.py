@@ -54,8 +54,8 @@ class Layers(View):
         "Arrows go from layer to layer and from brick to brick, Enter opens the layer in the graph."
     )
     columns_doc = (
-        ("median", "the median over the layers in which it runs, µs or ms a step"),
-        ("slowest", "the longest, and the layer that it is of"),
+        ("median", "the median over the layers in which it runs, µs or ms a step (derived)"),
+        ("slowest", "the longest, and the layer that it is of (derived)"),
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [

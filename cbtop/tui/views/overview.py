@@ -55,7 +55,8 @@ class Overview(View, can_focus=True):
     doc = (
         "tokens/s of the last two minutes, every phase, one step as a bar that closes and beside it the time between "
         "steps, the worst verdicts with what mending them would give, every layer as a bar, the costliest bricks and "
-        "the devices. A larger terminal shows more of it; the views behind show all."
+        "the devices. Rates, shares, what lies between steps and what mending would give are derived of what was "
+        "measured. A larger terminal shows more of it; the views behind show all."
     )
     columns_doc = tuple((column.title, column.doc) for column in PHASE_COLUMNS)
 

@@ -35,6 +35,9 @@ def _advice(verdict: Verdict, width: int) -> Line:
     gain: Line = ()
     if verdict.gain_tokens_per_sec is not None:
         gain = (
-            (f"+{formatting.number(verdict.gain_tokens_per_sec)} tokens/s if {clean(verdict.gain_if)}; ", "good"),
+            (
+                f"+{formatting.number(verdict.gain_tokens_per_sec)} tokens/s if {clean(verdict.gain_if)} (derived); ",
+                "good",
+            ),
         )
     return fit_line((("    → ", "faint"), *gain, (clean(verdict.advice), "dim")), width)
