@@ -122,6 +122,9 @@ class Driver(Protocol):
     def edges(self, graph: int) -> list[Edge]:
         """The edges of `graph`."""
 
+    def takes_time(self, node: int) -> bool:
+        """Whether something runs there: not for an event, and not where nodes only wait for each other."""
+
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
         """A new node of `graph` behind those of `after`: `kernel`, in so many blocks of one thread."""
 
@@ -142,6 +145,10 @@ class Driver(Protocol):
 
     def launch_graph(self, executable: int, stream: int) -> None:
         """Enqueue it on `stream`."""
+
+
+# Of CUgraphNodeType (CUDA driver API, "Data types used by CUDA driver"): EMPTY, WAIT_EVENT, EVENT_RECORD.
+_NOTHING_RUNS = frozenset({5, 6, 7})
 
 
 class Edge(NamedTuple):
@@ -239,6 +246,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuGraphInstantiateWithFlags": (_Handle, c_void_p, c_uint64),
     "cuGraphLaunch": (c_void_p, c_void_p),
     "cuGraphNodeFindInClone": (_Handle, c_void_p, c_void_p),
+    "cuGraphNodeGetType": (c_void_p, POINTER(c_uint)),
     "cuGraphRemoveDependencies_v2": (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t),
     "cuGraphUpload": (c_void_p, c_void_p),
     "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
@@ -411,6 +419,11 @@ class CudaDriver:
         if size:
             self._call("cuGraphGetEdges_v2", graph, first, then, data, byref(count))
         return [Edge(one, other, not kind) for one, other, kind in zip(first, then, data, strict=True)]
+
+    def takes_time(self, node: int) -> bool:
+        kind = c_uint()
+        self._call("cuGraphNodeGetType", node, byref(kind))
+        return kind.value not in _NOTHING_RUNS
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
         node, grid, block = c_void_p(), (c_uint * 3)(blocks, 1, 1), (c_uint * 3)(1, 1, 1)

@@ -5,6 +5,8 @@ Rules
 - A stamp stands between two nodes only if all of the graph passes there: every other node comes before it or behind
   it. Beside a chain it would wait for a free place on the device, and tell that. A place in a stretch of parallel
   branches has no stamp, nor has one whose kernels are let to overlap (programmatic dependencies).
+- Events take no time, so they may lie beside a place: NCCL lets each collective record one that nothing in the graph
+  waits for.
 - A place is the node it lies behind; START lies before all of them, END behind all where no single node is the last.
 """
 
@@ -25,8 +27,8 @@ MAX_NODES = 8192
 class Shape:
     """The places of one graph where a stamp may stand, in the order they are passed, each with its number."""
 
-    places: dict[int, int]
-    positions: dict[int, int]  # of all nodes, in an order in which each lies behind all that it waits for
+    places: dict[int, int]  # the number is how many nodes of `positions` come before it
+    positions: dict[int, int]  # of all nodes that take time, each behind all that it waits for
 
     @property
     def nodes(self) -> int:
@@ -39,19 +41,22 @@ class Shape:
         nodes, edges = driver.nodes(graph), driver.edges(graph)
         order, ahead, behind = _in_order(nodes, edges)
         overlaps = {edge.first for edge in edges if not edge.is_plain}
-        earlier = _reachable(order, ahead)
-        later = _reachable(order[::-1], behind)
+        timed = [node for node in order if driver.takes_time(node)]
+        if not timed:
+            raise ValueError("nothing runs in it")
+        earlier = _reachable(order, ahead, timed)
+        later = _reachable(order[::-1], behind, timed)
         places = {
             node: index + 1
-            for index, node in enumerate(order)
+            for index, node in enumerate(timed)
             if earlier[node].bit_count() == index
-            and later[node].bit_count() == len(order) - 1 - index
+            and later[node].bit_count() == len(timed) - 1 - index
             and node not in overlaps
         }
         found = {START: 0} | places
-        if order[-1] not in found:
-            found[END] = len(order)
-        return cls(found, {node: index for index, node in enumerate(order)})
+        if timed[-1] not in found:
+            found[END] = len(timed)
+        return cls(found, {node: index for index, node in enumerate(timed)})
 
     @property
     def end(self) -> int:
@@ -61,7 +66,7 @@ class Shape:
     def place_of(self, last: Sequence[int] | None) -> int | None:
         """The place behind these nodes, which the next one would follow; None where no stamp may stand there."""
         if last is None or not self.positions.keys() >= set(last):
-            return None
+            return None  # also behind an event alone: what came before it is not known here
         # Where work comes back from another stream, what it has waited for there is among them: all of that comes
         # before a place, if one of them is one.
         place = max(last, key=self.positions.__getitem__, default=START)
@@ -74,7 +79,7 @@ class Order:
     def __init__(self, driver: Driver, graph: int) -> None:
         self.nodes = driver.nodes(graph)
         order, ahead, _ = _in_order(self.nodes, driver.edges(graph))
-        earlier = _reachable(order, ahead)
+        earlier = _reachable(order, ahead, order)
         self._up_to = {node: earlier[node] | 1 << index for index, node in enumerate(order)}
         self._order = order
 
@@ -117,14 +122,14 @@ def _in_order(
     return order, ahead, behind
 
 
-def _reachable(order: Sequence[int], ahead: dict[int, list[int]]) -> dict[int, int]:
-    """Which nodes each comes behind, a bit each, where `order` has every node behind those of `ahead`."""
-    bit = {node: 1 << index for index, node in enumerate(order)}
+def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Sequence[int]) -> dict[int, int]:
+    """Which of `counted` each node comes behind, a bit each, where `order` has every node behind those of `ahead`."""
+    bit = {node: 1 << index for index, node in enumerate(counted)}
     found: dict[int, int] = {}
     for node in order:
         bits = 0
         for one in ahead[node]:
-            bits |= found[one] | bit[one]
+            bits |= found[one] | bit.get(one, 0)
         found[node] = bits
     return found
 

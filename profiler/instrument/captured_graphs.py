@@ -29,6 +29,7 @@ Rules
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import sys
@@ -742,6 +743,7 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
             _replaced[name] = vars(kind).get(name)
             setattr(kind, name, ours_(getattr(kind, name)))
         compiled_code.follow()
+        atexit.register(_at_exit)
 
 
 def look_no_more(steps: ModelSteps) -> None:
@@ -766,6 +768,7 @@ def _put_back() -> None:
         else:
             setattr(torch.cuda.CUDAGraph, name, was)
     _replaced.clear()
+    atexit.unregister(_at_exit)
     compiled_code.follow_no_more()
     for device in _devices.values():
         try:
@@ -782,6 +785,19 @@ def end() -> None:
         look_no_more(steps)
     with _lock:
         _put_back()
+
+
+def _at_exit() -> None:
+    """Let the host's own replays run, and keep nothing of graphs.
+
+    A process group that nobody has ended waits, as the interpreter ends, for all graphs with collectives; by then
+    nobody tells us that the host's are no more.
+    """
+    with _lock:
+        for captured in list(_graphs.values()):
+            captured.is_left_alone = True
+            captured._on.drop(captured)
+        settle(True)
 
 
 def settle(may_wait: bool) -> None:
@@ -818,17 +834,6 @@ def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
     return capture_begin
 
 
-def is_one_of_several() -> bool:
-    """Whether this process is one of several ranks of torch.distributed."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    return bool(
-        distributed is not None
-        and distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
-
-
 def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
     def capture_end(self: Any) -> None:
         capture = captures.pop(get_ident(), None)
@@ -841,8 +846,6 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
                     "a captured graph in which no call of a model was seen, as when it was compiled before that was "
                     "attached, is not looked into"
                 )
-            elif is_one_of_several():
-                say("a captured graph is not looked into: of one of several ranks that was not tried enough")
             elif capture.steps in _users:
                 device = _device_here()
                 clone = device.cloned(capture)

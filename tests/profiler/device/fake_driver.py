@@ -275,7 +275,7 @@ class FakeDriver:
     def add(
         self, graph: int, after: Sequence[int] = (), duration_ns: int = KERNEL_NS, *, is_plain: bool = True
     ) -> int:
-        """A node of the host's own: a kernel, a copy, a child graph."""
+        """A node of the host's own: a kernel, a copy, a child graph; an event where it takes 0 ns."""
         node = self.handle()
         self.graphs[graph].nodes[node] = duration_ns
         self.graphs[graph].edges += [Edge(one, node, is_plain) for one in after]
@@ -300,6 +300,9 @@ class FakeDriver:
 
     def edges(self, graph: int) -> list[Edge]:
         return list(self.graphs[graph].edges)
+
+    def takes_time(self, node: int) -> bool:
+        return all(graph.nodes.get(node) != 0 for graph in self.graphs.values())
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
         node, name = self.handle(), self._kernels[kernel]

@@ -108,6 +108,31 @@ def test_where_work_comes_back_from_another_stream_the_place_is_behind_it(driver
     assert shape.place_of([first, 12345]) is None
 
 
+def test_events_beside_a_chain_as_nccl_lets_each_collective_record_one_take_no_place_away(
+    driver: FakeDriver, device: Device
+) -> None:
+    graph, (first,) = chain(driver, 1_000)
+    waited = driver.add(graph, [], 0)  # for what runs outside of the graph
+    collective = driver.add(graph, [first, waited], 5_000)
+    recorded = driver.add(graph, [collective], 0)
+    then = driver.add(graph, [collective], 2_000)
+    another = driver.add(graph, [then], 3_000)
+    driver.add(graph, [another, recorded], 0)
+    shape = Shape.of(driver, graph)
+    assert list(shape.places.items()) == [(START, 0), (first, 1), (collective, 2), (then, 3), (another, 4)]
+    assert shape.nodes == 4
+    times = run(driver, StampedGraph(device, graph, list(shape.places), STREAM))
+    took = [after - before - KERNEL_NS for before, after in pairwise(times)]
+    assert took == pytest.approx([1_000, 5_000, 2_000, 3_000], abs=2)
+
+
+def test_a_graph_of_events_alone_is_no_shape(driver: FakeDriver) -> None:
+    graph = driver.new_graph()
+    driver.add(graph, [], 0)
+    with pytest.raises(ValueError, match="nothing runs"):
+        Shape.of(driver, graph)
+
+
 def test_a_graph_with_several_ends_and_beginnings_is_stamped_around_them(driver: FakeDriver, device: Device) -> None:
     graph = driver.new_graph()
     heads = [driver.add(graph), driver.add(graph)]

@@ -454,6 +454,30 @@ def test_before_a_process_group_ends_nothing_is_left_of_graphs_that_were_dropped
     assert torch.distributed.destroy_process_group.__name__ == "<lambda>"
 
 
+def test_when_the_interpreter_ends_nothing_of_graphs_is_kept_that_their_host_still_has(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit: set[Any] = set()
+    monkeypatch.setattr(captured_graphs.atexit, "register", at_exit.add)
+    monkeypatch.setattr(captured_graphs.atexit, "unregister", at_exit.discard)
+    monkeypatch.setattr(captured_graphs.time, "sleep", lambda _: world.pass_time(1_000_000))
+    memory = Memory()
+    attachment = attach(model := model_of(world), profiler_of(world, memory, every=1))
+    graph = captured(model)
+    replay(world, graph, 5)
+    graph.replay()  # and has not got through
+    (ends,) = at_exit
+    ends()
+    assert list(world.executables) == [graph.executable]
+    assert not world.graphs
+    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 5  # all but the first, which shows what it draws
+    replayed = world.replayed
+    replay(world, graph, 2)
+    assert world.replayed == replayed + 2
+    attachment.detach()
+    assert not at_exit
+
+
 def test_a_graph_that_its_host_asked_to_keep_is_instantiated_by_its_host(world: World) -> None:
     memory, profiler, model = attached_in(world)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -919,23 +943,6 @@ def test_what_a_host_that_is_ahead_of_its_device_does_meanwhile_is_no_cost_and_r
     assert recorded.middle == pytest.approx(stamps * 1_000, rel=0.05)
     assert sorted(governor._own)[len(governor._own) // 2] == 2_000  # the stamps around it
     assert governor.every >= 100 * recorded.middle / 1_700_000
-
-
-def test_graphs_of_one_of_several_ranks_are_left_alone_and_that_is_said(
-    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = Memory()
-    attach(model := model_of(world), profiler := profiler_of(world, memory, every=1))
-    for ranks, count in ((2, 0), (1, 3)):
-        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda ranks=ranks: ranks)
-        with caplog.at_level(logging.WARNING, "cbtop"):
-            replay(world, captured(model), 4)
-        profiler.finalize()
-        assert len(steps_in(memory)) + len(plain_steps_in(memory)) == count
-    assert [record.message for record in caplog.records] == [
-        "cbtop: a captured graph is not looked into: of one of several ranks that was not tried enough"
-    ]
 
 
 def test_steps_of_which_few_are_recorded_are_recorded_as_soon_as_the_device_has_told_of_them(world: World) -> None:

@@ -197,13 +197,14 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
     each = len(kernels) // runs
     assert each >= shape.nodes  # inputs are copied before
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
-    ours: dict[str, list[float]] = defaultdict(list)
-    theirs: dict[str, list[float]] = defaultdict(list)
+    measured: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    expected: dict[str, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
+    kernels_of: dict[str, int] = {}
     for tag, start, end, _ in records:
         node = nodes.get(tag & 0xFFFFFF)
         if node is not None and node.kind in (NodeKind.BRICK, NodeKind.LAYER):
             name = f"{node.name} {node.label}" if node.kind is NodeKind.BRICK else "layer"
-            ours[name].append((end - start) / 1e3)
+            measured[name][node.id].append((end - start) / 1e3)
     places = [shape.places[place] for place in plan.places]
     replays = [kernels[at * each : (at + 1) * each][-shape.nodes :] for at in range(runs)]
     longer_us = (median(one[-1][1] - one[0][0] for one in replays) - whole_us) / shape.nodes
@@ -211,32 +212,24 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
     for one in replays:
         for stretch in plan.stretches:
             begin, end = places[stretch.begin], places[stretch.end]
-            if begin:
-                key = stretch.keys[-1]
-                name = "layer" if isinstance(key, tuple) else f"{key.name} {key.label}"
-                theirs[name].append(one[end - 1][1] - one[begin - 1][1] - longer_us * (end - begin))
+            key = stretch.keys[-1]
+            name = "layer" if isinstance(key, tuple) else f"{key.name} {key.label}"
+            times = expected[name][stretch.keys]
+            kernels_of[name] = 1 if name == "layer" else end - begin
+            if begin:  # CUPTI does not say when the replay began
+                times.append(one[end - 1][1] - one[begin - 1][1] - longer_us * (end - begin))
     wrong = []
-    for name, times in sorted(theirs.items()):
-        here, there = sorted(ours[name])[len(ours[name]) // 2], sorted(times)[len(times) // 2]
-        sys.stdout.write(f"{name[:90]:90} stamps {here:8.2f} us   CUPTI {there:8.2f} us   {here - there:+6.2f}\n")
-        if abs(here - there) > max(0.05 * there, 0.5):
-            wrong.append((name, here, there))
+    # One of each layer: what a brick takes may differ between layers, and the middle of two kinds is either.
+    for name, places_of in sorted(expected.items()):
+        assert len(places_of) == len(measured[name]), name
+        for (_, ours), theirs in zip(sorted(measured[name].items()), places_of.values(), strict=True):
+            if not theirs:
+                continue
+            here, there = median(ours), median(theirs)
+            figures = f"stamps {here:8.2f} us   CUPTI {there:8.2f} us   {here - there:+6.2f}"
+            sys.stdout.write(f"{name[:90]:90} {kernels_of[name]:3} kernels   {figures}\n")
+            # CUPTI makes each kernel longer, one more than another: of several it says so much less exactly.
+            if abs(here - there) > max(0.05 * there, 0.5 * kernels_of[name]):
+                wrong.append((name, here, there))
     attachment.detach()
     assert not wrong
-
-
-def test_code_from_inductors_cache_is_named_too(
-    profiler: BrickProfiler, memory: Memory, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    counted()
-    model, call = hand_written()
-    run(model, call)
-    counted()
-    attach(model, profiler)
-    run(model, call, times=10)
-    counters = torch._dynamo.utils.counters
-    assert counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    profiler.finalize()
-    nodes = [said for said in memory.said if isinstance(said, Node) and said.kind is NodeKind.BRICK]
-    assert {"OutputProjection", "DownProjection", "LmHead"} <= {node.name for node in nodes}
