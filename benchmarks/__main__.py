@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …]`: run the benchmarks and print their figures."""
+"""`python -m benchmarks [NAME …]`: run the benchmarks and print their figures; `--help`: say what they measure."""
 
 from __future__ import annotations
 
@@ -38,10 +38,15 @@ BENCHMARKS = {
 
 
 def main() -> int:
-    chosen = sys.argv[1:] or list(BENCHMARKS)
+    wants_help = "--help" in sys.argv[1:]
+    chosen = [name for name in sys.argv[1:] if name != "--help"] or list(BENCHMARKS)
     if unknown := [name for name in chosen if name not in BENCHMARKS]:
         print(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
+    if wants_help:
+        for name in chosen:
+            print(f"{name}: {sys.modules[BENCHMARKS[name].__module__].__doc__}")
+        return 0
     print(f"Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, {platform.machine()}\n")
     with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as directory:
         os.environ["CBTOP_RUNTIME_DIR"] = directory

@@ -1,8 +1,13 @@
 """What instrumenting an unedited model costs a decode step: a 12-layer llama, eager, one sequence, one thread.
 
-Ratios of thread CPU time, round by round, to the same model bare; a second bare run is the control. Beside it forward
-hooks, `record_function` around each leaf and Kineto (torch.profiler, CPU) on the same step. A step is one call with a
-cache of 64 positions. Then the tokens/s that are shown, beside those by the wall's clock, of threads that generate.
+Ratios of thread CPU time to the same model bare, in short blocks that take turns (benchmarks/beside_bare.py), each
+with its 95 % interval. Each block, also a bare one, begins with attaching and ends with nothing attached: that makes
+the interpreter forget what it had learnt of classes. The control is one more bare block: where its interval does not
+hold 1, or is wider than what is looked for, believe none of the others. They are narrower on a core of its own:
+`taskset -c 0 python -m benchmarks instrument`. Beside it forward hooks, `record_function` around each leaf and Kineto
+(torch.profiler, CPU) on the same step. A step is one call with a cache of 64 positions. What the default costs is
+derived: from its plain steps, from what one that is recorded adds with the swaps on both sides of it, and from what
+it takes to decide. Then the tokens/s that are shown, beside those by the wall's clock, of threads that generate.
 """
 
 from __future__ import annotations
@@ -16,18 +21,18 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from benchmarks.base import Figure, Ratio
-from cbtop.profiler.instrument.governor import GovernedProfiler
+from benchmarks.beside_bare import Variant, median_of, run_beside_bare
+from cbtop.profiler.instrument.governor import LOOK_NS, LOOK_STEPS, GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-ROUNDS = 31
-STEPS = 8  # of a round: of so many recorded steps one looks whether the model is what it was
-# What attaching pays once: wrappers are swapped in, nodes defined; classes change, which the interpreter learns anew.
-WARM_UP = 6
-MOST_STEPS = 60  # of a round, of which one is recorded
+SECONDS = {512: 110, 64: 60}  # by hidden size
+SETTLE_STEPS = 6  # of each block, before those that are timed
+TIMED_STEPS = 6
+SELDOM = 6  # cycles, in which a peer that is far above 1 runs once
 TOKENS = 64  # that a thread generates
 LEARN_STEPS = 400  # in which the governor finds out what it may record
-BARE, CONTROL = "bare model", "bare model again"
+BARE = "bare model"
 
 
 def run() -> list[Figure]:
@@ -38,7 +43,8 @@ def run() -> list[Figure]:
         print("  torch and transformers are not installed: pip install -e '.[torch]'", file=sys.stderr)
         return []
     torch.set_num_threads(1)
-    figures = [figure for hidden in (512, 64) for figure in _of_size(hidden)]
+    print("  in brackets: 95 % intervals; of tokens/s the middle half", file=sys.stderr)
+    figures = [figure for hidden in SECONDS for figure in _of_size(hidden)]
     return figures + [_tokens(threads) for threads in (1, 4)]
 
 
@@ -49,36 +55,48 @@ def _of_size(hidden: int) -> list[Figure]:
     for _ in range(LEARN_STEPS):
         step()
     end()
-    default = f"default, one step in {governed.governor.every}"
+    governor, is_due = governed.governor, [False]
+    governed._steps.is_sampled = lambda key: is_due[0]
     disabled, every = BrickProfiler(enabled=False), BrickProfiler()
-    ways: dict[str, Callable[[], Callable[[], None]]] = {
-        BARE: lambda: _nothing,
-        CONTROL: lambda: _nothing,
-        "disabled": lambda: _attached(step.model, disabled),
-        default: lambda: _attached(step.model, governed),
-        "every step": lambda: _attached(step.model, every),
-        "forward hooks, every step": lambda: _hooks(step.model),
-        "record_function, every step": lambda: _record_functions(step.model),
-        "Kineto, every step": _kineto,
+
+    def bare() -> Callable[[], None]:
+        _attached(step.model, disabled)()
+        return _nothing
+
+    def beside(switch: Callable[[], Callable[[], None]]) -> Callable[[], Callable[[], None]]:
+        def begin() -> Callable[[], None]:
+            bare()
+            return switch()
+
+        return begin
+
+    def one_is_recorded(number: int) -> None:
+        is_due[0] = number == 1
+
+    plain = Variant(lambda: _attached(step.model, governed))
+    with_one = Variant(plain.begin, at_step=one_is_recorded)
+    variants = {
+        "bare model again": Variant(bare),
+        "disabled": Variant(lambda: _attached(step.model, disabled)),
+        "default, a plain step": plain,
+        f"default, {TIMED_STEPS} steps of which one is recorded": with_one,
+        "every step": Variant(lambda: _attached(step.model, every)),
+        "forward hooks, every step": Variant(beside(lambda: _hooks(step.model)), SELDOM),
+        "record_function, every step": Variant(beside(lambda: _record_functions(step.model)), SELDOM),
+        "Kineto, every step": Variant(beside(_kineto), SELDOM),
     }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(ROUNDS + 1):
-        for name, begin in ways.items():
-            end = begin()
-            for _ in range(WARM_UP):
-                step()
-            steps = min(MOST_STEPS, governed.governor.every) if name == default else STEPS
-            begun_ns = time.thread_time_ns()
-            for _ in range(steps):
-                step()
-            if turn:
-                times[name].append((time.thread_time_ns() - begun_ns) / steps / 1000)
-            end()
+    bare_ns = run_beside_bare(
+        step, bare, list(variants.values()), seconds=SECONDS[hidden], settle=SETTLE_STEPS, timed=TIMED_STEPS
+    )
+    ratios = {name: median_of(variant) for name, variant in variants.items()}
+    look = governor.look_ns / max(LOOK_STEPS, LOOK_NS / bare_ns) / bare_ns
+    ratios[f"default, one step in {governor.every} (derived)"] = median_of(
+        plain, with_one, made=lambda plain, one: plain + (one - plain) * TIMED_STEPS / governor.every + look
+    )
     size = f"hidden {hidden}, 12 layers"
-    return [Figure(f"{BARE}, {size}", statistics.median(times[BARE]), "µs/step")] + [
-        Figure(f"{name}, {size}", statistics.median(found), "µs/step", BARE, Ratio.of(found, times[BARE]))
-        for name, found in times.items()
-        if name != BARE
+    return [Figure(f"{BARE}, {size}", bare_ns / 1000, "µs/step")] + [
+        Figure(f"{name}, {size}", bare_ns / 1000 * ratio.median, "µs/step", BARE, ratio)
+        for name, ratio in ratios.items()
     ]
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from cbtop.profiler.clocks import DeviceClock, Mark
 from cbtop.profiler.hot_path import MAX_HELD, Callbacks, Position, Scope
-from cbtop.profiler.path import HostPath
-from cbtop.profiler.pending import MAX_PENDING, Pending
-from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE
+from cbtop.profiler.path import HostPath, amount_of
+from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, NO_NODE
 from cbtop.protocol.vocabulary import NodeKind, SyncMode
 
 if TYPE_CHECKING:
@@ -160,6 +160,15 @@ class DevicePath:
             position.held.append((scope, start, end, elements, flags))
         else:
             self._callbacks.record(NO_NODE, 0, 0, 0)
+
+    def emit_step(
+        self, scope: Scope, start: Mark, end: Mark, tokens: int, flags: int, sequences: object, cached: object
+    ) -> None:
+        """Defer the records of a step that ran in `scope`."""
+        self.emit(scope, None, start, end, tokens, flags)
+        if sequences is not None or cached is not None:
+            amounts = HostTime(amount_of(sequences)), HostTime(amount_of(cached))
+            self.emit(scope, None, *amounts, 0, FLAG_AMOUNTS)
 
     def step_ended(self) -> None:
         """Wait for the device, unless nobody wants that."""

@@ -8,10 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cbtop.profiler.hot_path import MAX_HELD, Callbacks, HotPath, Position, Scope, chosen
-from cbtop.protocol.ring import NO_NODE, Record, RingWriter
+from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, UNKNOWN_AMOUNT, Record, RingWriter
 
 if TYPE_CHECKING:
     from cbtop.profiler.held_steps import HeldSteps
+
+MOST = (1 << 31) - 1  # that a step is said to work on
 
 
 class TimedBlock(Protocol):
@@ -81,8 +83,18 @@ class Path(Protocol):
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
         """Record what ran in `scope` between two marks, or hold it for the step that `position` is in."""
 
+    def emit_step(
+        self, scope: Scope, start: Any, end: Any, tokens: int, flags: int, sequences: object, cached: object
+    ) -> None:
+        """Record a step that ran in `scope`, and on how many sequences of how many positions, where known."""
+
     def step_ended(self) -> None:
         """The outermost step of the caller has been emitted."""
+
+
+def amount_of(value: object) -> int:
+    """`value` as an amount of a record, where it is one."""
+    return value if isinstance(value, int) and 0 <= value <= MOST else UNKNOWN_AMOUNT
 
 
 def emit_at_once(
@@ -141,6 +153,21 @@ class HostPath:
             self._record(scope.node | flags, start, end, elements)
         else:
             emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
+
+    def emit_step(
+        self, scope: Scope, start: int, end: int, tokens: int, flags: int, sequences: object, cached: object
+    ) -> None:
+        """Record a step that ran in `scope`."""
+        if scope.work is not None:
+            emit_at_once(self._callbacks, scope, None, start, end, tokens, flags)
+        else:
+            self._record(max(scope.node, NO_NODE) | flags, start, end, tokens)
+        if sequences is not None or cached is not None:
+            if type(sequences) is not int or not 0 <= sequences <= MOST:
+                sequences = amount_of(sequences)
+            if type(cached) is not int or not 0 <= cached <= MOST:
+                cached = amount_of(cached)
+            self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def step_ended(self) -> None:
         """Nothing waits for a host."""

@@ -113,8 +113,6 @@ class BrickProfiler:
     #: `with profiler.layer(3):` makes what runs inside part of layer 3; `layer(3, "encoder")` of a named stack.
     layer: Callable[..., TimedBlock]
 
-    _step_of: Callable[[Steps, str | None, int, str], Step] = Step  # with a name and model that are checked
-
     def __init__(
         self,
         *,
@@ -339,7 +337,7 @@ class BrickProfiler:
         one process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records
         what lies in its first step of a name and in every k-th after it; the others are timed as a whole.
         """
-        return self._step_of(self._steps, checked(name, "step"), tokens, checked(model, "model"))
+        return Step(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
     def place(self) -> Place:
         """Where the caller is in the graph, for `adopt` in another thread or task."""

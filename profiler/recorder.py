@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -52,6 +52,7 @@ FREE_UPDATE_BYTES = 1 << 20
 UPDATE_PAUSE_NS = 100_000_000  # the daemon looks as often
 UPDATE_NS_PER_BYTE = 1_000_000  # and at most a kilobyte a second
 PAUSE_DOUBLES_BYTES = 2 << 20
+NOT_ASKED = (0,)
 
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
@@ -122,6 +123,8 @@ class RingRecorder:
         self._logged: set[str] = set()
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
+        #: Its one number is what `asked` gives, without a frame of Python's: each step of a model looks at it.
+        self.asked_word: Sequence[int] | memoryview = NOT_ASKED
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
         self._closed = False
@@ -185,7 +188,7 @@ class RingRecorder:
                     catalog.write(Goodbye(reason[: codec.MAX_NAME_CHARS]))
                 with self._kept_from_the_host("close its catalog"):
                     catalog.close()
-            ring, self._ring = self._ring, None
+            ring, self._ring, self.asked_word = self._ring, None, NOT_ASKED
             self._closed = True
             self.record = _nowhere
             self._let_go()
@@ -196,8 +199,7 @@ class RingRecorder:
     @property
     def asked(self) -> int:
         """What a command asks of this process, see `cbtop.protocol.requests`; 0: nothing, or there is no ring."""
-        ring = self._ring
-        return 0 if ring is None else ring.asked_word[0]
+        return self.asked_word[0]
 
     def answer(self, word: int) -> None:
         """Say what became of that, or that this process looks at what it is asked; also in files that open later."""
@@ -244,6 +246,7 @@ class RingRecorder:
             with self._kept_from_the_host("close its catalog"):
                 self._catalog.close()  # or the parent would seem alive for as long as this child
         self._ring = self._catalog = self._path = self._reader = None
+        self.asked_word = NOT_ASKED
         self._closed = self._is_opening = self._is_writing_nodes = False
         self.record = self._first_record
         self._let_go()
@@ -403,6 +406,7 @@ class RingRecorder:
             self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)  # of a profiler that nobody holds
             setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not know it
             self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
+            self.asked_word = ring.asked_word
             for listener in self._listeners:
                 with self._kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from weakref import WeakSet, ref
 
 from cbtop.profiler.graph_recorder import checked
 from cbtop.profiler.held_steps import HeldStep, HeldSteps, Part
+from cbtop.profiler.path import amount_of
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, Places, Scopes
 from cbtop.protocol.ring import (
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
 
 NO_NAME = "step"  # of a step that ended without one
 STEP = NodeKind.STEP  # to look it up in its class takes as long as all else in a key
-UNKNOWN = HostTime(UNKNOWN_AMOUNT)
 SHARED_LANE = (LANES - 1) << LANE_SHIFT  # of all steps beyond the others: of these, which time is whose is not known
 
 _log = logging.getLogger("cbtop")
@@ -202,10 +203,6 @@ class Ended:
         self.inside = inside
 
 
-def _amount(value: object) -> HostTime:
-    return HostTime(value) if isinstance(value, int) and 0 <= value < 1 << 31 else UNKNOWN
-
-
 def _key(name: str | None, model: str) -> tuple[object, ...]:
     name = NO_NAME if name is None else name
     return (STEP, name, model) if model else (STEP, name)
@@ -227,6 +224,7 @@ class Step:
     __slots__ = (
         "__weakref__",
         "_adopted",
+        "_begun_ns",
         "_cancelled",
         "_ended",
         "_forks",
@@ -235,6 +233,7 @@ class Step:
         "_is_plain",
         "_key",
         "_lane",
+        "_mark",
         "_model",
         "_name",
         "_outer",
@@ -261,6 +260,7 @@ class Step:
         self._adopted: dict[Adopted, None] = {}  # what others do for it now
         self._waits = 0  # how often it was said to `wait`
         self._ended: Ended | HeldStep | None = None  # once it has, and waits
+        self._mark: Any = None  # of who is told of each step, while it runs
         self._name = name
         self._model = model
         self._key: tuple[object, ...] = (STEP, NO_NAME if name is None else name)
@@ -364,7 +364,9 @@ class Step:
     def __enter__(self) -> Step:
         try:
             steps, path = self._steps, self._steps.path
-            position = path.position
+            governor, position = steps.governor, path.position
+            if governor is not None:
+                self._begun_ns = time.perf_counter_ns()
             outer: Any = position.step
             while outer is not None and outer._position is None:  # a signal cut its end short
                 outer = outer._outer
@@ -385,6 +387,9 @@ class Step:
                 # No clock that waits for a device; of steps that are stamped where they are recorded, the host's.
                 self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
+                if governor is not None:
+                    self._mark = governor.began(self, self._model, recorded=False)
+                    self.own_ns = time.perf_counter_ns() - self._begun_ns
                 self._position, position.step = position, self
                 position.recording = False  # until it ends
                 return self
@@ -392,6 +397,9 @@ class Step:
                 steps.show()  # for what runs in it has to wait for its name
             key = UNNAMED if self._name is None or path.held_steps is not None else self._key
             scope = root.children.get(key) or steps.scopes.define(root, key)
+            if governor is not None and self._is_outermost:
+                self._mark = governor.began(self, self._model, recorded=True)
+                self.own_ns = time.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
             # Nothing from here on can fail.
@@ -402,7 +410,7 @@ class Step:
             self._scope, self._position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
         except BaseException as error:
-            self._position = None  # nobody ends what has not begun
+            self._position = self._mark = None  # nobody ends what has not begun
             if not isinstance(error, Exception):
                 raise
             self._steps.give_up(error)  # trouble of ours, or of a clock, is not the host's
@@ -414,10 +422,14 @@ class Step:
         position, self._position = self._position, None
         if position is None:
             return
+        mark = self._mark
+        if mark is not None:
+            ending_ns = time.perf_counter_ns() if self.returned_ns is None else self.returned_ns
         try:
             path, scope, lane, failed = self._steps.path, self._scope, self._lane or 0, kind is not None
-            for adopted in list(self._adopted):
-                adopted.let_go()
+            if self._adopted:
+                for adopted in list(self._adopted):
+                    adopted.let_go()
             outer: Any = position.step
             while outer is not None and outer._position is None:  # this one, and any that ended before one inside it
                 outer = outer._outer
@@ -440,7 +452,10 @@ class Step:
                 inside = None
                 if position.scope is self._inside and self._inside.parent is not None:
                     inside = self._named(self._inside), position, position.lane
-                self._emit(scope, start, end, flags, inside)
+                if inside is None and not self._cancelled:
+                    path.emit_step(scope, start, end, self.tokens, flags, self.sequences, self.cached)
+                else:
+                    self._emit(scope, start, end, flags, inside)
                 return
             if scope is None:
                 return
@@ -478,7 +493,26 @@ class Step:
                 self._steps.flush()
         except Exception as trouble:  # noqa: BLE001 - as above
             self._steps.give_up(trouble)
+        finally:
+            if mark is not None:
+                self._mark = None
+                try:
+                    governor = self._steps.governor
+                    if self._scope is not None:
+                        governor.left(self, mark)
+                    if kind is None:
+                        now_ns = time.perf_counter_ns()
+                        own_ns = self.own_ns + now_ns - ending_ns + governor.told_ns
+                        governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
+                        told_ns = time.perf_counter_ns() - now_ns
+                        if governor.has_looked:
+                            governor.look_ns = told_ns
+                        else:
+                            governor.told_ns = told_ns
+                except Exception as trouble:  # noqa: BLE001 - as above
+                    self._steps.give_up(trouble)
 
+    _begun_ns: int  # where somebody is told of it
     _outer: Any  # the step this one lies in, if any
     _is_outermost: bool  # of this process
     _is_plain: bool  # not sampled: timed as a whole
@@ -505,7 +539,7 @@ class Step:
             end,
             self.tokens,
             flags,
-            amounts=(_amount(self.sequences), _amount(self.cached)),
+            amounts=(HostTime(amount_of(self.sequences)), HostTime(amount_of(self.cached))),
             waits=self._waits,
         )
         self._ended = kept if self._waits else None
@@ -516,10 +550,9 @@ class Step:
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         """The records of this step: its own, of how much it worked on, and of what it took of where it began."""
-        path = self._steps.path
-        path.emit(scope, None, start, end, self.tokens, flags)
-        if (self.sequences is not None or self.cached is not None) and not self._cancelled:
-            path.emit(scope, None, _amount(self.sequences), _amount(self.cached), 0, FLAG_AMOUNTS)
+        path, is_known = self._steps.path, not self._cancelled
+        sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
+        path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)
         if inside is not None:
             outer, position, lane = inside
             path.emit(outer, position, self._start, end, self.tokens, lane)

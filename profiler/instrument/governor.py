@@ -18,17 +18,14 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
-from types import TracebackType
+from enum import IntEnum
 from typing import NamedTuple
 from weakref import ref
 
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder
-from cbtop.profiler.steps import Step
 from cbtop.protocol.messages import Sampling
 
 FIRST_EVERY = 4  # and never more than that: plain steps are needed
@@ -43,13 +40,16 @@ MAX_KINDS = 64
 Z_95 = 1.96
 
 
-class Sort(Enum):
+class Sort(IntEnum):  # whole numbers: to find others in a dictionary runs a function of Python's
     """What a step does beside its work."""
 
-    PLAIN = "plain"
-    RECORDED = "recorded"
-    AFTER = "after"
-    BESIDE = "beside"
+    PLAIN = 0
+    RECORDED = 1
+    AFTER = 2
+    BESIDE = 3
+
+
+PLAIN, RECORDED, AFTER, BESIDE = Sort
 
 
 class Estimate(NamedTuple):
@@ -77,27 +77,10 @@ class Kind:
     def __init__(self) -> None:
         self.seen = 0
         self.recent = 0.0  # how many were seen lately: half of them is forgotten at each decision
-        self.counts = dict.fromkeys(Sort, 0)
-        self.excess: dict[Sort, deque[float]] = {sort: deque(maxlen=SAMPLES) for sort in Sort}
+        self.counts = [0 for _ in Sort]
+        self.excess: list[deque[float]] = [deque(maxlen=SAMPLES) for _ in Sort]
         self.plain_ns: int | None = None  # of the last plain one
         self.waiting: list[tuple[Sort, int]] = []  # for the next plain one
-
-    def add(self, sort: Sort, duration_ns: int) -> None:
-        """A step has ended."""
-        self.seen += 1
-        self.recent += 1
-        self.counts[sort] += 1
-        if self.seen <= WARM_UP:
-            return
-        if sort is not Sort.PLAIN:
-            if len(self.waiting) < MAX_WAITING:
-                self.waiting.append((sort, duration_ns))
-            return
-        before, self.plain_ns = self.plain_ns, duration_ns
-        waiting, self.waiting = self.waiting, []
-        if before is not None:
-            for waited, took_ns in waiting:
-                self.excess[waited].append(took_ns - (before + duration_ns) / 2)
 
     def estimate(self, sort: Sort) -> Estimate | None:
         """What a step of that sort pays; None where that is not known."""
@@ -163,13 +146,13 @@ class Governor:
             state.recorded += 1
             state.calls_are_in = True
             state.running[ref(step, state.running.pop)] = None
-            sort = Sort.RECORDED
+            sort = RECORDED
         elif state.running:
-            sort = Sort.BESIDE
+            sort = BESIDE
         else:
             was_in, state.calls_are_in = state.calls_are_in, False
-            sort = Sort.AFTER if was_in else Sort.PLAIN
-        return Mark(sort, state.recorded, state)
+            sort = AFTER if was_in else PLAIN
+        return tuple.__new__(Mark, (sort, state.recorded, state))  # which `Mark` does in a frame of Python's
 
     def left(self, step: object, mark: Mark) -> None:
         """`step` has ended, be it by an exception."""
@@ -178,19 +161,31 @@ class Governor:
     def ended(self, name: str, model: str, duration_ns: int, mark: Mark, own_ns: int = 0) -> None:
         """A step has ended that did all of its work, and paid `own_ns` to begin and end."""
         sort = mark.sort
-        if sort is Sort.PLAIN and mark.model.recorded != mark.recorded_before:
-            sort = Sort.BESIDE
-        if sort is Sort.PLAIN:
+        if sort is PLAIN and mark.model.recorded != mark.recorded_before:
+            sort = BESIDE
+        if sort is PLAIN:
             self._own.append(own_ns)
         self._seen += 1
-        self._recorded += sort is Sort.RECORDED
+        self._recorded += sort is RECORDED
         self._lived_ns += duration_ns
         self._recent_ns += duration_ns
         kind = self._kinds.get((name, model))
         if kind is None:
             key = (name, model) if len(self._kinds) < MAX_KINDS else None
             kind = self._kinds.setdefault(key, Kind())
-        kind.add(sort, duration_ns)
+        kind.seen += 1
+        kind.recent += 1
+        kind.counts[sort] += 1
+        if kind.seen > WARM_UP:
+            if sort is PLAIN:
+                before, kind.plain_ns = kind.plain_ns, duration_ns
+                if kind.waiting:
+                    waiting, kind.waiting = kind.waiting, []
+                    for waited, took_ns in waiting:
+                        if before is not None:
+                            kind.excess[waited].append(took_ns - (before + duration_ns) / 2)
+            elif len(kind.waiting) < MAX_WAITING:
+                kind.waiting.append((sort, duration_ns))
         if self._seen == 1:
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
         self.has_looked = False
@@ -199,7 +194,7 @@ class Governor:
 
     def replayed(self, name: str, model: str, duration_ns: int, own_ns: int, *, is_recorded: bool) -> None:
         """A step that a device timed has ended, in the order of its work: none runs beside it."""
-        sort = Sort.RECORDED if is_recorded else Sort.PLAIN
+        sort = RECORDED if is_recorded else PLAIN
         state = self._model(model)
         self.ended(name, model, duration_ns, Mark(sort, state.recorded, state), own_ns)
 
@@ -244,15 +239,15 @@ def _cost_of_recording(kinds: list[Kind]) -> Estimate | None:
     """
     total = sum(kind.recent for kind in kinds) or 1.0
     estimates = {(kind, sort): kind.estimate(sort) for kind in kinds for sort in Sort if kind.counts[sort]}
-    known = [estimate for (_, sort), estimate in estimates.items() if estimate and sort is not Sort.PLAIN]
-    if 2 * sum(kind.recent for kind in kinds if estimates.get((kind, Sort.RECORDED))) < total:
+    known = [estimate for (_, sort), estimate in estimates.items() if estimate and sort is not PLAIN]
+    if 2 * sum(kind.recent for kind in kinds if estimates.get((kind, RECORDED))) < total:
         return None
     dearest = max(known, key=lambda estimate: estimate.high)
-    recorded = sum(kind.counts[Sort.RECORDED] for kind in kinds)
+    recorded = sum(kind.counts[RECORDED] for kind in kinds)
     cost = NOTHING
     for (kind, sort), estimate in estimates.items():
-        if sort is not Sort.PLAIN:
-            times = kind.recent / total if sort is Sort.RECORDED else kind.counts[sort] / recorded
+        if sort is not PLAIN:
+            times = kind.recent / total if sort is RECORDED else kind.counts[sort] / recorded
             cost = cost.plus((estimate or dearest).times(times))
     return cost
 
@@ -265,55 +260,8 @@ def _median(ordered: list[float]) -> Estimate:
     return Estimate(ordered[max(0, middle - reach)], ordered[middle], ordered[min(count - 1, middle + reach)])
 
 
-class GovernedStep(Step):
-    """A step that tells the governor how long it took, recorded or not."""
-
-    __slots__ = ("_begun_ns", "_mark")
-
-    _mark: Mark | None  # while it runs
-
-    def __enter__(self) -> GovernedStep:
-        self._begun_ns = time.perf_counter_ns()
-        super().__enter__()
-        if self._position is not None and self._is_outermost:
-            try:
-                governor: Governor = self._steps.governor
-                self._mark = governor.began(self, self._model, recorded=self._scope is not None)
-            except Exception as trouble:  # noqa: BLE001 - trouble of ours is not the host's
-                self._steps.give_up(trouble)
-        self.own_ns = time.perf_counter_ns() - self._begun_ns
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        ending_ns = time.perf_counter_ns() if self.returned_ns is None else self.returned_ns
-        super().__exit__(kind, error, trace)
-        mark: Mark | None = getattr(self, "_mark", None)
-        if mark is None:
-            return
-        self._mark = None
-        try:
-            governor: Governor = self._steps.governor
-            if mark.sort is Sort.RECORDED:
-                governor.left(self, mark)
-            if kind is None:
-                now_ns = time.perf_counter_ns()
-                own_ns = self.own_ns + now_ns - ending_ns + governor.told_ns
-                governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
-                told_ns = time.perf_counter_ns() - now_ns
-                if governor.has_looked:
-                    governor.look_ns = told_ns
-                else:
-                    governor.told_ns = told_ns
-        except Exception as trouble:  # noqa: BLE001 - as above
-            self._steps.give_up(trouble)
-
-
 class GovernedProfiler(BrickProfiler):
     """A profiler that costs `allowed_percent` of its process's steps, as far as it can see."""
-
-    _step_of = GovernedStep
 
     def __init__(self, allowed_percent: float, *, recorder: Recorder) -> None:
         self.governor = Governor(allowed_percent, self.announce)

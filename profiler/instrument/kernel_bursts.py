@@ -28,7 +28,7 @@ from cbtop.profiler.device.kernel_burst import KernelBurst, Keys, Window, left_o
 from cbtop.profiler.instrument.capturing import OTHER, Capture, Span
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import Timed
-from cbtop.profiler.recorder import RingRecorder
+from cbtop.profiler.recorder import NOT_ASKED, RingRecorder
 from cbtop.protocol.messages import KernelBurst as Found
 from cbtop.protocol.messages import KernelTimes
 from cbtop.protocol.requests import Answer, Request, State, number_of, request_of
@@ -99,6 +99,12 @@ class Recording:
                     self.bursts.refuse(error)
 
 
+class _Nobody:
+    """Asks nothing: there is no ring that anybody could ask through."""
+
+    asked_word = NOT_ASKED
+
+
 class Bursts:
     """The bursts of one profiler's process: what is asked, found and answered."""
 
@@ -106,7 +112,9 @@ class Bursts:
         self._profiler = weakref.ref(profiler)
         recorder = profiler._recorder
         self._recorder = recorder if isinstance(recorder, RingRecorder) else None
-        self._looked_at = 0  # the word that is done with
+        #: Whose `asked_word` holds `looked_at` where nothing new is asked: so a step can tell without a call.
+        self.asked: Any = self._recorder or _Nobody
+        self.looked_at = 0  # the word that is done with
         self._request: Request | None = None
         self.burst = KernelBurst()
         if self._recorder is not None:
@@ -119,7 +127,7 @@ class Bursts:
         if recorder is None:
             return False
         word = recorder.asked
-        return word != self._looked_at and self._look(word)
+        return word != self.looked_at and self._look(word)
 
     @property
     def is_running(self) -> bool:
@@ -128,14 +136,14 @@ class Bursts:
     def _look(self, word: int) -> bool:
         if self._request is not None and self._request.word() == word:
             return True
-        self._request, self._looked_at = None, word
+        self._request, self.looked_at = None, word
         if not word:  # it was taken back
             return False
         request = request_of(word)
         if request is None:
             self._answer(Answer(number_of(word), State.NOT_UNDERSTOOD))
             return False
-        self._request, self._looked_at = request, 0
+        self._request, self.looked_at = request, 0
         self.burst = KernelBurst()
         self._answer(Answer(request.number, State.RUNNING))
         return True
@@ -176,7 +184,7 @@ class Bursts:
         if done < request.steps:
             self._answer(Answer(request.number, State.RUNNING, done))
             return
-        self._request, self._looked_at = None, request.word()
+        self._request, self.looked_at = None, request.word()
         try:
             self._announce(request)
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
@@ -189,7 +197,7 @@ class Bursts:
         """The burst ends, for `error`."""
         request, self._request = self._request, None
         if request is not None:
-            self._looked_at = request.word()
+            self.looked_at = request.word()
             state = error.state if isinstance(error, CuptiError) else State.FAILED
             self._answer(Answer(request.number, state))
         ours(error, _FAILED)

@@ -40,12 +40,11 @@ class Call(NamedTuple):
 
 def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, is_assisted: bool = False) -> Call:
     """What a call with these arguments does. `has_cache` says whether the model can take one at all."""
-    new = _new_tokens(args, kwargs)
+    new, sequences, length = _new_tokens(args, kwargs)
     if new is None:  # a batch as one argument
         batches = [value for value in (*args, *kwargs.values()) if isinstance(value, Mapping)]
         args, kwargs = (), dict(batches[0]) if batches else {}
-        new = _new_tokens(args, kwargs)
-    sequences, length = _shape(new)
+        new, sequences, length = _new_tokens(args, kwargs)
     tokens = sequences * length
     if "cu_seq_lens_q" in kwargs:
         packed = _packed(kwargs, tokens)
@@ -62,15 +61,18 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
     if not _STAND.isdisjoint(kwargs):
         stand += [kwargs[name] for name in POSITIONS if kwargs.get(name) is not None]
     cached = cached_positions(held) if held is not None else None if stand else 0
-    starts = {cached} if cached is not None else _starts(stand[0], sequences, length) if stand else set()
-    cached = min(starts) if len(starts) == 1 else None
-    if new is not None and new.dim() == 1 and len(starts) > 1:
-        sequences = 0  # they lie behind one another: nobody says where each ends
-    # Where only a device knows where several new tokens stand, they are taken for a prompt.
-    is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
-    if starts == {0} or (not is_known and length > 1):
+    is_prompt, is_mixed = cached == 0, False
+    if cached is None:
+        starts = _starts(stand[0], sequences, length) if stand else set()
+        cached = min(starts) if len(starts) == 1 else None
+        if new is not None and new.dim() == 1 and len(starts) > 1:
+            sequences = 0  # they lie behind one another: nobody says where each ends
+        # Where only a device knows where several new tokens stand, they are taken for a prompt.
+        is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
+        is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
+    if is_prompt:
         phase = PREFILL
-    elif 0 in starts:
+    elif is_mixed:
         phase = MIXED
     elif is_assisted:
         phase = VERIFY
@@ -86,7 +88,7 @@ def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cach
 
     No cache is asked: what it does to answer might be captured, too.
     """
-    sequences, length = _shape(_new_tokens(args, kwargs))
+    _, sequences, length = _new_tokens(args, kwargs)
     is_given = any([kwargs.get(name) is not None for name in _CACHES])
     if length == 1:
         phase = DECODE
@@ -97,15 +99,25 @@ def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cach
     return Call(phase, sequences * length, sequences, None)
 
 
-def _new_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The tensor that is the likeliest to be the new tokens."""
+def _new_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int, int]:
+    """The tensor that is the likeliest to be the new tokens, its sequences, and the new tokens of each."""
+    new = None
     for name in _NEW:
         if name in kwargs and isinstance(kwargs[name], Tensor):
-            return kwargs[name]
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            return value
-    return None
+            new = kwargs[name]
+            break
+    else:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor):
+                new = value
+                break
+        else:
+            return None, 0, 0
+    shape = new.shape
+    if len(shape) > 1:
+        # Token ids and embeddings; of an image or a spectrogram the tokens are not known by its shape.
+        return new, int(shape[0]), int(shape[1]) if len(shape) <= 3 else 0
+    return new, 1, int(shape[0]) if shape else 1
 
 
 def of_sequence(new: int, cached: int, *, writes: bool) -> str:
@@ -121,17 +133,6 @@ def of_several(sequences: Iterable[str]) -> str:
     if found == {DECODE, VERIFY}:
         return VERIFY
     return found.pop() if len(found) == 1 else MIXED
-
-
-def _shape(new: Tensor | None) -> tuple[int, int]:
-    """Sequences and new tokens of each."""
-    if new is None:
-        return 0, 0
-    shape = new.shape
-    if len(shape) > 1:
-        # Token ids and embeddings; of an image or a spectrogram the tokens are not known by its shape.
-        return int(shape[0]), int(shape[1]) if len(shape) <= 3 else 0
-    return 1, int(shape[0]) if shape else 1
 
 
 def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:

@@ -71,6 +71,8 @@ def once_there(
 class Run:
     """One run of a runner: what is called as a step."""
 
+    waits = True
+
     def __init__(self, what: Call) -> None:
         self._what = what
 

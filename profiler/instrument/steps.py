@@ -39,6 +39,7 @@ from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall, is_symbolic
 from cbtop.profiler.positions import finder
+from cbtop.profiler.steps import Step
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickId
 
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from cbtop.profiler.hot_path import HotPath
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
-    from cbtop.profiler.steps import Step
 
 Arguments = ParamSpec("Arguments")
 
@@ -127,12 +127,31 @@ class Called(Protocol):
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         """What the call with these arguments does."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether a token may be chosen after the call, in the same step, outside of `generate`."""
+
     def may_wait(self, generation: Generation | None) -> bool:
-        """Whether a token may be chosen after the call, in the same step."""
+        """The same, wherever it is."""
 
 
 class OpenStep:
     """A step from the model's call to its end."""
+
+    __slots__ = (
+        "_in_burst",
+        "_noting",
+        "_sampling",
+        "_step",
+        "_unit",
+        "call",
+        "generation",
+        "is_recorded",
+        "is_running",
+        "profiler",
+        "steps",
+        "waits",
+    )
 
     def __init__(self, steps: ModelSteps, unit: Unit, called: Called, args: Any, kwargs: Any) -> None:
         self.steps = steps
@@ -141,18 +160,21 @@ class OpenStep:
         self.is_recorded = False
         generations = unit.generations
         self.generation = generation = generations[-1] if generations else None
-        self.waits = called.may_wait(generation)  # for its token to be chosen
+        self.waits = called.waits if generation is None else called.may_wait(generation)  # for its token to be chosen
         self._unit = unit
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
-        self._step: Step = steps.profiler._step_of(steps._steps, self.call.phase, self.call.tokens, steps.model)
-        self._step.sequences, self._step.cached = self.call.sequences or None, self.call.cached
+        phase, tokens, sequences, cached = self.call
+        step = self._step = Step(steps._steps, phase, tokens, steps.model)
+        step.sequences, step.cached = sequences or None, cached
         self._in_burst: Recording | None = None
         self._noting: Noting | None = None
 
     def begin(self) -> None:
         self._unit.open.append(self)
-        if self.steps.bursts.is_asked and len(self._unit.open) == 1 and self._begin_in_burst():
+        bursts = self.steps.bursts
+        is_asked = bursts.asked.asked_word[0] != bursts.looked_at and bursts.is_asked
+        if is_asked and len(self._unit.open) == 1 and self._begin_in_burst():
             return
         self._step.__enter__()
         self.is_recorded = self.profiler.recording
@@ -495,6 +517,8 @@ class ModelCall(Call):
 
     __slots__ = ("_names", "_steps", "has_cache")
 
+    waits = False
+
     def __init__(self, module: nn.Module, steps: ModelSteps) -> None:
         super().__init__(module)
         self._steps = steps
@@ -506,6 +530,8 @@ class ModelCall(Call):
             return self.plain(*args, **kwargs)
         called_ns = time.perf_counter_ns()
         steps, called = self._steps, self.instead
+        if not steps.profiler.enabled and steps._are_in is False:
+            return self.plain(*args, **kwargs)
         if captures:
             capture = capture_here()
             if capture is not None:

@@ -548,7 +548,7 @@ def test_what_runs_after_a_step_whose_end_a_signal_cut_short_lies_in_nothing(mak
     profiler = make(recorder=memory)
     step = profiler.step("decode")
     step.__enter__()
-    step._adopted = Interrupted()  # what its end looks at first
+    step._adopted = Interrupted({0: None})  # what its end looks at first
     with pytest.raises(KeyboardInterrupt):
         step.__exit__(None, None, None)
     for _ in range(2):

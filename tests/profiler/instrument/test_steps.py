@@ -30,6 +30,8 @@ from tests.profiler.memory import Memory
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
 NODE = (1 << 24) - 1
+HOSTS = ("_call_impl", "forward", "get_seq_length")  # functions of the host's that ours call
+WRAPPER = "timed.<locals>.call"
 
 
 def _nodes(memory: Memory) -> dict[int, Node]:
@@ -64,15 +66,21 @@ def test_generating_is_a_prefill_and_a_decode_for_each_further_token(profiler: B
     assert _steps(memory) == [("prefill", 14), ("decode", 2), ("decode", 2), ("decode", 2)]
 
 
-def _functions_of_ours(profiler: BrickProfiler) -> set[str]:
-    """Those that a step of a model runs in Python."""
+def _functions_of_ours(profiler: BrickProfiler) -> Counter[str]:
+    """Those that a step of a model runs in Python, and those that they call there, but for the host's.
+
+    Without what stands in for functions: how many of those stay there is Dynamo's affair, once it has compiled.
+    """
     gc.collect()  # where other models are timed, functions ask whose step it is
     model, cache = model_of("llama"), transformers.DynamicCache()
-    ran: set[str] = set()
+    ran: Counter[str] = Counter()
+
+    def is_ours(frame: Any) -> bool:
+        return str(frame.f_globals.get("__name__", "")).startswith("cbtop.") and frame.f_code.co_qualname != WRAPPER
 
     def trace(frame: Any, event: str, argument: object) -> None:
-        if event == "call" and frame.f_globals.get("__name__", "").startswith("cbtop."):
-            ran.add(frame.f_code.co_qualname)
+        if event == "call" and (is_ours(frame) or (is_ours(frame.f_back) and frame.f_code.co_name not in HOSTS)):
+            ran[frame.f_code.co_qualname] += 1
 
     with contextlib.closing(profiler):
         attach(model, profiler)
@@ -92,7 +100,7 @@ def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> 
     ran = _functions_of_ours(BrickProfiler())
     assert "Step.__exit__" in ran
     assert "timed.<locals>.call_timed" not in ran  # which is C's on any version of Python
-    assert len(ran) < 35, sorted(ran)
+    assert len(ran) < 29, ran
 
 
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
@@ -102,8 +110,14 @@ def test_a_plain_step_runs_few_functions_of_ours_in_python(runtime: Path) -> Non
     profiler._steps.is_sampled = lambda key: next(turns, False)
     profiler.governor._look_at_step = 1000  # steps: until then it does not decide
     ran = _functions_of_ours(profiler)
-    assert "Governor.ended" in ran
-    assert len(ran) < 30, sorted(ran)
+    assert ran["Governor.ended"] == 1
+    assert sum(ran.values()) <= 20, ran
+
+
+@pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
+def test_where_nothing_is_recorded_a_model_runs_hardly_any_function_of_ours(runtime: Path) -> None:
+    ran = _functions_of_ours(BrickProfiler(enabled=False, recorder=RingRecorder(runtime)))
+    assert ran == {"ModelCall.__call__": 2, "is_compiling": 2, "Call.plain": 2}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "mixtral"])
@@ -660,7 +674,7 @@ def test_what_a_plain_step_pays_is_told_as_its_cost(
     owner, name = {
         "describe": (steps, "describe"),
         "close": (steps.OpenStep, "close"),
-        "told": (governor.Kind, "add"),
+        "told": (governor.Governor, "ended"),
     }[what]
     original = getattr(owner, name)
 

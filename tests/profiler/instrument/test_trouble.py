@@ -55,7 +55,7 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "swapping out": (Call, "swap_out"),
     "what is open": (steps, "unit"),
     "what a call is": (steps, "describe"),
-    "a step of the profiler": (BrickProfiler, "_step_of"),
+    "a step of the profiler": (steps, "Step"),
     "a step that begins": (Step, "__enter__"),
     "a step that ends": (Step, "__exit__"),
     "a step of ours": (steps.OpenStep, "begin"),

@@ -1,0 +1,80 @@
+"""Variants of one step beside the bare step: short blocks in random order, each between two bare ones.
+
+A block is switched on, runs steps until the interpreter has learnt what the switch made it forget, then steps that
+are timed by the thread's CPU time, and is switched off. Its ratio is that of its mean to the mean of both bare
+neighbours: a cost that falls on one step of a block is in it. What is given is the median of a variant's ratios, with
+the 95 % interval of a bootstrap.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.base import Ratio
+
+RESAMPLED = 1000
+Switch = Callable[[], Callable[[], None]]  # switches on, and gives what switches off again
+
+
+@dataclass
+class Variant:
+    """One way to run the step; `every` is in how many cycles it runs once."""
+
+    begin: Switch
+    every: int = 1
+    at_step: Callable[[int], None] = lambda number: None  # is told which step comes, outside of its time
+    ratios: list[float] = field(default_factory=list)  # to bare, one of each block
+
+
+def run_beside_bare(
+    step: Callable[[], None], bare: Switch, variants: Sequence[Variant], *, seconds: float, settle: int, timed: int
+) -> float:
+    """Fill in the ratios of all variants, in as many cycles as fit; gives the median time (ns) of a bare step."""
+
+    def block(begin: Switch, at_step: Callable[[int], None] = lambda number: None) -> float:
+        end = begin()
+        total_ns = 0
+        for number in range(-settle, timed):
+            at_step(number)
+            begun_ns = time.thread_time_ns()
+            step()
+            if number >= 0:
+                total_ns += time.thread_time_ns() - begun_ns
+        end()
+        return total_ns / timed
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        bare_ns: list[float] = [block(bare)]
+        until_s, cycle = time.monotonic() + seconds, 0
+        while not cycle or time.monotonic() < until_s:
+            turns = [variant for variant in variants if cycle % variant.every == 0]
+            random.shuffle(turns)
+            for variant in turns:
+                found_ns = block(variant.begin, variant.at_step)
+                bare_ns.append(block(bare))
+                variant.ratios.append(2 * found_ns / (bare_ns[-2] + bare_ns[-1]))
+            cycle += 1
+            gc.collect()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    return statistics.median(bare_ns)
+
+
+def median_of(*variants: Variant, made: Callable[..., float] = lambda median: median) -> Ratio:
+    """The median of a variant's ratios with its 95 % interval; of several, what `made` makes of their medians."""
+    chance = random.Random(0)
+    drawn = sorted(
+        made(*(statistics.median(chance.choices(one.ratios, k=len(one.ratios))) for one in variants))
+        for _ in range(RESAMPLED)
+    )
+    middle = made(*(statistics.median(one.ratios) for one in variants))
+    return Ratio(middle, drawn[RESAMPLED // 40], drawn[-1 - RESAMPLED // 40])

@@ -1,0 +1,81 @@
+"""Variants of a step beside the bare step: what is in a ratio, and what is not."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.beside_bare import Variant, median_of, run_beside_bare
+
+
+class World:
+    """A step whose time depends on what is switched on; a clock that only steps move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cpu_ns = 0
+        self.step_ns = 1000
+        self.is_first = False  # since a switch
+        monkeypatch.setattr("time.thread_time_ns", lambda: self.cpu_ns)
+
+    def step(self) -> None:
+        self.cpu_ns += 100 * self.step_ns if self.is_first else self.step_ns
+        self.is_first = False
+
+    def switch(self, step_ns: int) -> Callable[[], Callable[[], None]]:
+        def begin() -> Callable[[], None]:
+            self.step_ns, self.is_first = step_ns, True
+            return end
+
+        def end() -> None:
+            self.cpu_ns += 1_000_000  # no step of anybody's
+
+        return begin
+
+    def run(self, *variants: Variant) -> float:
+        bare = self.switch(1000)
+        return run_beside_bare(self.step, bare, variants, seconds=0, settle=1, timed=4)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_a_ratio_is_that_of_steps_that_have_settled_and_of_no_switch(world: World) -> None:
+    again, dearer = Variant(world.switch(1000)), Variant(world.switch(1100))
+    assert world.run(again, dearer) == 1000
+    assert (again.ratios, dearer.ratios) == ([1.0], [pytest.approx(1.1)])
+
+
+def test_what_one_step_of_a_block_pays_is_in_its_ratio(world: World) -> None:
+    told: list[int] = []
+
+    def at_step(number: int) -> None:
+        told.append(number)
+        world.step_ns = 3000 if number == 1 else 1000
+
+    variant = Variant(world.switch(1000), at_step=at_step)
+    world.run(variant)
+    assert told == [-1, 0, 1, 2, 3]
+    assert variant.ratios == [pytest.approx(1.5)]
+
+
+def test_the_median_of_blocks_stands_within_its_interval_and_of_several_what_is_made_of_them() -> None:
+    one = Variant(lambda: lambda: None, ratios=[1.0, 1.01, 1.02, 1.5, 1.01])
+    other = Variant(lambda: lambda: None, ratios=[2.0])
+    found = median_of(one)
+    assert (found.median, found.low <= 1.01 <= found.high) == (1.01, True)
+    assert found.high > found.low
+    assert median_of(one, other, made=lambda a, b: b - a).median == pytest.approx(0.99)
+
+
+def test_garbage_is_collected_again_behind_a_run_that_failed(world: World) -> None:
+    def fails() -> Callable[[], None]:
+        raise OSError("no variant")
+
+    with pytest.raises(OSError, match="no variant"):
+        world.run(Variant(fails))
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
