@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,19 +17,17 @@ from typing import ClassVar, Protocol
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.command import Provider
-from textual.notifications import SeverityLevel
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher
-from textual.worker import get_current_worker
 
 from cbtop import formatting
-from cbtop.client.calibration import Calibration, why_not_measured
-from cbtop.client.kernel_request import POLL_S, KernelRequest, own_source
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.tui.export import ExportScreen, write_export
+from cbtop.tui.errand import READ_S
+from cbtop.tui.export import ask_and_export
+from cbtop.tui.kernels import Kernels
 from cbtop.tui.palette import KeysByName
+from cbtop.tui.roofs import Roofs
 from cbtop.tui.selection import Selection
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
@@ -46,7 +44,6 @@ from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceV
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 TERMINAL_CHECK_S = 1.0
-READ_S = 10.0  # how long what became of a request stays on the screen
 LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five of them
 HANG_UP_EXIT = 129
 
@@ -171,6 +168,8 @@ class CbtopApp(App[int]):
         self._tabs = TabBar([view.title for view in self.SHOWN], active=self._first, id="tabs")
         self._welcome = Welcome(id="welcome")
         self._views = [view(id=view.title.lower()) for view in self.SHOWN]
+        self._kernels = Kernels(self, self._notice.show_progress, lambda: self.paused)
+        self._roofs = Roofs(self, self._notice.show_progress)
         yield self._header
         yield self._notice
         yield self._tabs
@@ -348,92 +347,10 @@ class CbtopApp(App[int]):
         self.call_from_thread(say)
 
     def action_kernels(self) -> None:
-        """Ask the process shown for the kernels of its next steps. It takes a while: a thread waits for it."""
-        if why := self._why_not_asked():
-            self._tell_kernels(why, severity="warning")
-        elif self.source is not None:
-            self.run_worker(partial(self._ask_kernels, self.source.key), thread=True, group="kernels")
-
-    def _why_not_asked(self) -> str:
-        """Why what is shown cannot be asked for its kernels; empty where it may be."""
-        source = self.source
-        if self.replay() is not None:
-            return "this is a recording: only a process that is live can be asked"
-        if source is None:
-            return "there is no process yet that could be asked"
-        if source.merged is not None:
-            return "these are several processes, and one alone is asked: press m until one is shown"
-        if source.state != SourceStatus.LIVE:
-            return f"pid {source.pid} is {source.state}: only a process that is live can be asked"
-        if any(worker.group == "kernels" and not worker.is_finished for worker in self.workers):
-            return "one process is being asked already"
-        return ""
-
-    def _ask_kernels(self, key: str) -> None:
-        worker = get_current_worker()
-        shown: tuple[str, float | None] = "", None
-        try:
-            with closing(own_source(key)) as source, KernelRequest(source) as request:
-                while (found := request.poll()) is None:
-                    if worker.is_cancelled:  # nobody looks any more
-                        return
-                    if shown != (request.status, request.done):
-                        shown = request.status, request.done
-                        self.call_from_thread(self._notice.show_progress, *shown)
-                    worker.cancelled_event.wait(POLL_S)
-        except (CbtopError, ProtocolError, OSError) as error:
-            tell = partial(self._tell_kernels, str(error), severity="error")
-        else:
-            after = ", after Space" if self.paused else ""
-            where = f"Graph shows them under their bricks{after}: Enter unfolds one" if found.phases else ""
-            tell = partial(self._tell_kernels, *formatting.burst(found), *formatting.burst_notes(found), where)
-        self.call_from_thread(self._notice.show_progress, "")
-        self.call_from_thread(tell)
-
-    def _tell_kernels(self, *lines: str, severity: SeverityLevel = "information") -> None:
-        text = "\n".join(clean(line) for line in lines if line)
-        self.notify(text, title="kernels", severity=severity, timeout=READ_S, markup=False)
+        self._kernels.begin(self.source, is_recording=self.replay() is not None)
 
     def action_measure_roofs(self) -> None:
-        """Measure the roofs over the process shown again. It takes a while: a thread waits for it."""
-        if why := self._why_not_measured():
-            self._tell_roofs(why, severity="warning")
-        elif self.source is not None:
-            self.run_worker(partial(self._measure_roofs, self.source), thread=True, group="roofs")
-
-    def _why_not_measured(self) -> str:
-        """Why the roofs over what is shown cannot be measured; empty where they can."""
-        if self.replay() is not None:
-            return "this is a recording: its roofs are those of then"
-        if self.source is None:
-            return "there is no process yet whose roofs could be measured"
-        if any(worker.group == "roofs" and not worker.is_finished for worker in self.workers):
-            return "they are being measured already"
-        return why_not_measured(self.source)
-
-    def _measure_roofs(self, source: SourceView) -> None:
-        worker = get_current_worker()
-        shown = ""
-        try:
-            with Calibration(source) as calibration:
-                while (found := calibration.poll()) is None:
-                    if worker.is_cancelled:  # nobody looks any more
-                        return
-                    if shown != calibration.status:
-                        shown = calibration.status
-                        self.call_from_thread(self._notice.show_progress, shown)
-                    worker.cancelled_event.wait(POLL_S)
-        except (CbtopError, OSError) as error:
-            tell = partial(self._tell_roofs, str(error), severity="error")
-        else:
-            later = "" if source.roofline.ceilings else "programs that start from now on are shown under them"
-            tell = partial(self._tell_roofs, *(" ".join(line.split()) for line in found), later)
-        self.call_from_thread(self._notice.show_progress, "")
-        self.call_from_thread(tell)
-
-    def _tell_roofs(self, *lines: str, severity: SeverityLevel = "information") -> None:
-        text = "\n".join(clean(line) for line in lines if line)
-        self.notify(text, title="roofs", severity=severity, timeout=READ_S, markup=False)
+        self._roofs.begin(self.source, is_recording=self.replay() is not None)
 
     def action_tree(self) -> None:
         self.action_view(self.SHOWN.index(Graph))
@@ -442,18 +359,7 @@ class CbtopApp(App[int]):
         """Ask in which format, and write the view shown into the working directory."""
         view = self._views[self._tabs.active]
         if self.source is not None and self._switcher.current == view.id:
-            picture = self.export_screenshot(title=f"cbtop {view.title}")
-            self.push_screen(ExportScreen(), partial(self._export, view, self.source, picture))
-
-    def _export(self, view: View, source: SourceView, picture: str, kind: str | None) -> None:
-        if kind is None:
-            return
-        try:
-            path = write_export(kind, view, source, self.replay(), picture)
-        except (CbtopError, OSError) as error:
-            self.notify(clean(str(error)), severity="error", markup=False)
-        else:
-            self.notify(clean(str(path)), title=f"{view.title} is in", timeout=READ_S, markup=False)
+            ask_and_export(self, view, self.source, self.replay())
 
     def action_help(self) -> None:
         shown = self.SHOWN[self._tabs.active]

@@ -559,7 +559,7 @@ async def test_shift_k_says_why_a_process_refuses(runtime: Path, state: State) -
 async def test_shift_k_waits_for_an_idle_process_so_long_and_takes_back_what_it_asked(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbtop.tui.app.KernelRequest", partial(KernelRequest, wait_s=0.1))
+    monkeypatch.setattr("cbtop.tui.kernels.KernelRequest", partial(KernelRequest, wait_s=0.1))
     with Host(runtime, lambda host, request: None) as host:
         app = CbtopApp(seen_as(host), section="bricks", interval_s=60)
         async with app.run_test(size=SIZE) as pilot:
@@ -650,6 +650,7 @@ class MadeCalibration:
 
     def __init__(self, source: SourceView) -> None:
         self.status, self.closed = "measuring roofs: 2 threads", False
+        self.done = None
         self.found: list[str] | CbtopError | None = None
 
     def poll(self) -> list[str] | None:
@@ -672,7 +673,7 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[MadeCalibration]:
         made.append(MadeCalibration(source))
         return made[-1]
 
-    monkeypatch.setattr("cbtop.tui.app.Calibration", begin)
+    monkeypatch.setattr("cbtop.tui.roofs.Calibration", begin)
     return made
 
 
