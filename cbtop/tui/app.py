@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -23,6 +23,7 @@ from textual.widgets import ContentSwitcher
 from cbtop import formatting
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
+from cbtop.row_choice import AS_THEY_COME
 from cbtop.tui.errand import READ_S
 from cbtop.tui.export import ask_and_export
 from cbtop.tui.kernels import Kernels
@@ -31,6 +32,7 @@ from cbtop.tui.roofs import Roofs
 from cbtop.tui.selection import Selection
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
+from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.header import Header, Heading, Notice
 from cbtop.tui.views.help import HelpScreen
@@ -38,6 +40,7 @@ from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.welcome import Welcome
 from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.lines import ROLES, Line, clean
+from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
 from cbtop.tui.widgets.themes import DARK, LIGHT
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
@@ -159,6 +162,7 @@ class CbtopApp(App[int]):
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
+        self.rows = AS_THEY_COME
         self._tick_timer: Timer | None = None
         self._first = next((at for at, view in enumerate(self.SHOWN) if view.section == section), 0)
 
@@ -180,6 +184,7 @@ class CbtopApp(App[int]):
     def on_mount(self) -> None:
         # After ^Z and fg the terminal is empty: what has not changed must be drawn too.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
+        self._choose_rows()
         self.tick()
         self._tick_timer = self.set_interval(self.interval_s, self.tick)
         if not self.is_headless:
@@ -188,6 +193,19 @@ class CbtopApp(App[int]):
                 asyncio.get_running_loop().add_signal_handler(number, self.leave_with, 128 + number)
             leave = partial(asyncio.get_running_loop().call_soon_threadsafe, self.leave_with, HANG_UP_EXIT)
             threading.Thread(target=watch_terminal, args=(leave,), name="cbtop-terminal", daemon=True).start()
+
+    def choose_theme(self, name: str | None) -> None:
+        """`dark` or `light`; None: dark."""
+        self.theme = (LIGHT if name == "light" else DARK).name
+
+    def _choose_rows(self) -> None:
+        if self.rows.sort:
+            for table in self._sorted_tables():
+                table.want(self.rows.sort)
+        self.query_one(Bricks).look_for(self.rows.filter)
+
+    def _sorted_tables(self) -> list[SortedTable[Any]]:
+        return [table for view in self._views if isinstance(table := view.focus_target, SortedTable)]
 
     def tick(self) -> None:
         """Take in what arrived and, unless paused, show it."""
