@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from cbtop import signs
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands.shared.names import one_of, unknown
+from cbtop.commands.shared.settings import Setting, config_file, settle, yes_or_no
+from cbtop.commands.shared.sort_memory import remember_orders, remembered_orders
 from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
@@ -46,7 +48,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         help="print text instead of opening the screen (as when stdout is no terminal)",
     )
     group.add_argument(
-        "--view", type=_view, default="all", metavar="VIEW",
+        "--view", type=_view, metavar="VIEW",
         help=f"what a text report holds, and which view the screen opens: {', '.join(VIEWS)} or all (default: all)",
     )  # fmt: skip
     group.add_argument(
@@ -54,7 +56,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         help="sort bricks by this column of the screen, such as p95: figures from the largest on, names from A on",
     )  # fmt: skip
     group.add_argument(
-        "--filter", default="", metavar="TEXT",
+        "--filter", metavar="TEXT",
         help="list only bricks with TEXT in name or category, or that match it as a regular expression (not in JSON, "
         "which holds all)",
     )  # fmt: skip
@@ -66,12 +68,10 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         f"{DEFAULT_WINDOW_S:g} s, else all; on screen `r` shows the other)",
     )  # fmt: skip
     group.add_argument(
-        "--silence", type=_verdict, action="append", default=[], metavar="ID",
+        "--silence", type=_verdict, action="append", metavar="ID",
         help="leave out this verdict, by the id that it has in text and JSON; more than once for several",
     )  # fmt: skip
-    group.add_argument(
-        "--theme", type=one_of("theme", THEMES), metavar="NAME", help=f"colours of the screen: {' or '.join(THEMES)}"
-    )
+    group.add_argument("--theme", type=_theme, metavar="NAME", help=f"colours of the screen: {' or '.join(THEMES)}")
     group.add_argument(
         "--ascii", action=argparse.BooleanOptionalAction,
         help="draw with ASCII alone (default: where the terminal's encoding has no more)",
@@ -82,9 +82,17 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         help="colours on the screen (default: unless NO_COLOR is set)",
     )
     group.add_argument(
+        "--preset", metavar="NAME", help=f"options of the table [preset.NAME] in {_config_file_as_typed()}"
+    )
+    group.add_argument(
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
         help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
     )  # fmt: skip
+
+
+def settle_options(options: argparse.Namespace) -> None:
+    """Fill in what the command line leaves open. Raises UsageError for what cannot be meant."""
+    settle(options, SETTINGS)
 
 
 def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
@@ -186,6 +194,7 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     app.phase, app.window, app.merge = options.phase, shows_window(options, by_default=app.window), merge
     dress(app, options)
     code = app.run()
+    remember_orders(app.chosen_orders)
     end = feed.finished()
     if end and end.message:
         sys.stderr.write(f"cbtop: {end.message}\n")
@@ -205,6 +214,7 @@ def dress(app: CbtopApp, options: argparse.Namespace) -> None:
     from cbtop.row_choice import RowChoice
 
     app.rows = RowChoice(options.sort or "", options.filter)
+    app.orders = remembered_orders()
     app.choose_theme(options.theme)
     if options.ascii:
         draw_in_ascii()
@@ -246,6 +256,12 @@ def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
     return by_default if options.window is None else options.window != ALL
 
 
+def _config_file_as_typed() -> str:
+    home, path = os.path.expanduser("~"), str(config_file())
+    typed = f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
+    return typed.replace("%", "%%")  # argparse formats a help
+
+
 def _view(text: str) -> str:
     return one_of("view", [*VIEWS, "all"])(TABS.get(text.casefold(), text))
 
@@ -264,6 +280,10 @@ def _verdict(text: str) -> str:
     return one_of("verdict", [rule.id for rule in VERDICTS])(text)
 
 
+def _theme(text: str) -> str:
+    return one_of("theme", THEMES)(text)
+
+
 def _interval(text: str) -> float:
     return _seconds(text, MIN_INTERVAL_S, MAX_INTERVAL_S)
 
@@ -280,3 +300,16 @@ def _seconds(text: str, least: float, most: float) -> float:
     if not least <= value <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is not between {least:g} and {most:g} seconds")
     return value
+
+
+# The keys of config.toml, which are the options of these names.
+SETTINGS = {
+    "view": Setting(_view, "all"),
+    "window": Setting(_window),
+    "sort": Setting(_column),
+    "filter": Setting(str, ""),
+    "theme": Setting(_theme),
+    "ascii": Setting(yes_or_no, False),
+    "color": Setting(yes_or_no),
+    "silence": Setting(_verdict, (), is_list=True),
+}

@@ -163,7 +163,9 @@ class CbtopApp(App[int]):
         self.window = True
         self.merge: MergeMode | None = None
         self.rows = AS_THEY_COME
+        self.orders: dict[str, tuple[str, bool]] = {}  # of tables, where `rows` names none: column, largest first
         self._tick_timer: Timer | None = None
+        self._views: list[View] = []
         self._first = next((at for at, view in enumerate(self.SHOWN) if view.section == section), 0)
 
     def compose(self) -> ComposeResult:
@@ -199,13 +201,21 @@ class CbtopApp(App[int]):
         self.theme = (LIGHT if name == "light" else DARK).name
 
     def _choose_rows(self) -> None:
-        if self.rows.sort:
-            for table in self._sorted_tables():
+        for name, table in self._sorted_tables().items():
+            if self.rows.sort:
                 table.want(self.rows.sort)
+            elif name in self.orders:
+                table.want(self.orders[name][0], descending=self.orders[name][1])
         self.query_one(Bricks).look_for(self.rows.filter)
 
-    def _sorted_tables(self) -> list[SortedTable[Any]]:
-        return [table for view in self._views if isinstance(table := view.focus_target, SortedTable)]
+    def _sorted_tables(self) -> dict[str, SortedTable[Any]]:
+        """By what a report calls their views."""
+        return {view.section: table for view in self._views if isinstance(table := view.focus_target, SortedTable)}
+
+    @property
+    def chosen_orders(self) -> dict[str, tuple[str, bool]]:
+        """Of each table that somebody has sorted on the screen: the column, and whether the largest come first."""
+        return {name: table.chosen for name, table in self._sorted_tables().items() if table.chosen is not None}
 
     def tick(self) -> None:
         """Take in what arrived and, unless paused, show it."""

@@ -261,3 +261,17 @@ def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest
         colours = [list(map(int, found)) for found in re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)", screen.raw)]
         assert all(max(colour) - min(colour) <= 1 for colour in colours), colours  # grey, but for rounding
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
+
+
+def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
+    with terminal("replay", RECORDING, "--view", "bricks") as screen:
+        screen.wait_for("wall %▼")
+        screen.send("s")
+        screen.wait_for("µs/tok▼")
+        screen.send("S")
+        screen.wait_for("µs/tok▲")
+        quit_leaves_a_clean_terminal_and_no_process(screen, "q")
+    with terminal("replay", RECORDING, "--view", "bricks") as screen:
+        screen.wait_for("µs/tok▲")
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.exit_code() == 128 + signal.SIGTERM

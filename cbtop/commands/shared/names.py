@@ -23,6 +23,7 @@ def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str
     """`'brick' is no view; did you mean bricks? there are bricks, layers`; `other_names` of these are near, too."""
     names = tuple(known)
     meant = {name.casefold(): name for name in names} | dict(other_names or {})
-    nearest = get_close_matches(text.casefold(), meant, n=1, cutoff=0.5)
+    begun = [name for name in meant if text and name.startswith(text.casefold())]
+    nearest = begun or get_close_matches(text.casefold(), meant, n=1)
     hint = f"did you mean {meant[nearest[0]]}? " if nearest else ""
     return f"{text!r} is no {what}; {hint}there are {', '.join(names) or 'none'}"

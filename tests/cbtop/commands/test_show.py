@@ -17,7 +17,7 @@ PRINTED = ["replay", RECORDING, "--headless"]
     ("arguments", "complaint"),
     [
         (["--view", "brick"], "'brick' is no view; did you mean bricks? there are bricks, categories, layers,"),
-        (["--sort", "p9"], "'p9' is no column; did you mean p99 µs? there are brick, wall %,"),
+        (["--sort", "p9"], "'p9' is no column; did you mean p95 µs? there are brick, wall %,"),
         (["--sort", ""], "'' is no column; there are brick,"),
         (["--theme", "drak"], "'drak' is no theme; did you mean dark? there are dark, light"),
         (["--silence", "odd"], "'odd' is no verdict; did you mean odd-layer? there are stuck,"),
