@@ -71,7 +71,12 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         "--silence", type=_verdict, action="append", metavar="ID",
         help="leave out this verdict, by the id that it has in text and JSON; more than once for several",
     )  # fmt: skip
-    group.add_argument("--theme", type=_theme, metavar="NAME", help=f"colours of the screen: {' or '.join(THEMES)}")
+    group.add_argument(
+        "--theme",
+        type=_theme,
+        metavar="NAME",
+        help=f"colours of the screen: {' or '.join(THEMES)} (default: as the terminal's background is)",
+    )
     group.add_argument(
         "--ascii", action=argparse.BooleanOptionalAction,
         help="draw with ASCII alone (default: where the terminal's encoding has no more)",

@@ -24,6 +24,7 @@ from cbtop import formatting
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.row_choice import AS_THEY_COME
+from cbtop.tui.background import AskingDriver, BackgroundTold, is_light_by_environment
 from cbtop.tui.errand import READ_S
 from cbtop.tui.export import ask_and_export
 from cbtop.tui.kernels import Kernels
@@ -42,7 +43,7 @@ from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.lines import ROLES, Line, clean
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
-from cbtop.tui.widgets.themes import DARK, LIGHT
+from cbtop.tui.widgets.themes import THEMES, theme_for
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
@@ -147,12 +148,14 @@ class CbtopApp(App[int]):
         section: str = "all",
     ) -> None:
         """`section` of a report is the view that opens first; the overview where none shows that."""
-        super().__init__()
+        super().__init__(driver_class=AskingDriver)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
-        for theme in (DARK, LIGHT):
+        for theme in THEMES:
             self.register_theme(theme)
-        self.theme = DARK.name
+        self._follows_terminal = False  # whether the theme is that of the terminal's background, once that is known
+        self._color_system: str | None = "truecolor"
+        self._set_light(is_light=False)
         self.feed = feed
         self._save_history = save_history
         self.interval_s = interval_s
@@ -194,11 +197,21 @@ class CbtopApp(App[int]):
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self.leave_with, 128 + number)
             leave = partial(asyncio.get_running_loop().call_soon_threadsafe, self.leave_with, HANG_UP_EXIT)
+            if self._follows_terminal and isinstance(self._driver, AskingDriver):
+                self._driver.ask_background()
             threading.Thread(target=watch_terminal, args=(leave,), name="cbtop-terminal", daemon=True).start()
 
     def choose_theme(self, name: str | None) -> None:
-        """`dark` or `light`; None: dark."""
-        self.theme = (LIGHT if name == "light" else DARK).name
+        """`dark` or `light`, in the colours of the terminal; None: as its background is."""
+        self._follows_terminal, self._color_system = name is None, self.console.color_system
+        self._set_light(is_light=is_light_by_environment() if name is None else name == "light")
+
+    def _set_light(self, *, is_light: bool) -> None:
+        self.theme = theme_for(self._color_system, is_light=is_light).name
+
+    def on_background_told(self, event: BackgroundTold) -> None:
+        if self._follows_terminal:
+            self._set_light(is_light=event.is_light)
 
     def _choose_rows(self) -> None:
         for name, table in self._sorted_tables().items():
@@ -357,7 +370,8 @@ class CbtopApp(App[int]):
         self._show_surroundings()
 
     def action_theme(self) -> None:
-        self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+        self._follows_terminal = False
+        self._set_light(is_light=self.current_theme.dark)
 
     def action_save_history(self) -> None:
         """Write what the daemon remembers into a file. It takes a while: a thread waits for it."""
