@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +25,7 @@ from cbtop.tui.kernels import Kernels
 from cbtop.tui.palette import KeysByName
 from cbtop.tui.roofs import Roofs
 from cbtop.tui.selection import Selection
+from cbtop.tui.terminal_watch import TerminalWatch
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
 from cbtop.tui.views.bricks import Bricks
@@ -47,9 +42,6 @@ from cbtop.tui.widgets.themes import THEMES, theme_for
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
-TERMINAL_CHECK_S = 1.0
-LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five of them
-HANG_UP_EXIT = 129
 
 
 class AppFeedEnd(Protocol):
@@ -193,13 +185,9 @@ class CbtopApp(App[int]):
         self.tick()
         self._tick_timer = self.set_interval(self.interval_s, self.tick)
         if not self.is_headless:
-            # An exception out of a signal handler is lost where Python ignores exceptions, as in a `__del__`.
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                asyncio.get_running_loop().add_signal_handler(number, self.leave_with, 128 + number)
-            leave = partial(asyncio.get_running_loop().call_soon_threadsafe, self.leave_with, HANG_UP_EXIT)
+            TerminalWatch(self.leave_with).begin()
             if self._follows_terminal and isinstance(self._driver, AskingDriver):
                 self._driver.ask_background()
-            threading.Thread(target=watch_terminal, args=(leave,), name="cbtop-terminal", daemon=True).start()
 
     def choose_theme(self, name: str | None) -> None:
         """`dark` or `light`, in the colours of the terminal; None: as its background is."""
@@ -414,20 +402,3 @@ class CbtopApp(App[int]):
     def leave_with(self, exit_code: int) -> None:
         """Leave because the terminal is gone, or a signal asks for it."""
         self.exit(exit_code, return_code=exit_code)
-
-
-def watch_terminal(leave: Callable[[], object]) -> None:
-    """Runs in a thread: once stdin is no terminal any more, call `leave`, and end the process if it cannot.
-
-    On a dead terminal Textual's input spins for ever; its output stops, and whoever writes next blocks for ever,
-    also the event loop on its way out. There is nothing left to restore then, and nobody to restore it for.
-    """
-    while os.isatty(0):
-        time.sleep(TERMINAL_CHECK_S)
-    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    for descriptor in (1, 2):  # or what is still to be written fails as Python ends, whose exit code is then 120
-        os.dup2(nowhere, descriptor)
-    with suppress(RuntimeError):  # the loop is closed: the app has left already
-        leave()
-    time.sleep(LEAVE_WITHIN_S)
-    os._exit(HANG_UP_EXIT)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -275,3 +276,17 @@ def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
         screen.wait_for("µs/tok▲")
         screen.process.send_signal(signal.SIGTERM)
         assert screen.exit_code() == 128 + signal.SIGTERM
+
+
+def test_sigterm_ends_it_where_nobody_reads_the_terminal_and_leaves_that_clean_for_who_reads_again() -> None:
+    with terminal("replay", RECORDING) as screen:
+        screen.wait_for("costliest bricks")
+        deadline_s = time.monotonic() + DEADLINE_S
+        while select.select([], [screen._slave], [], 0)[1]:  # there is room for more
+            assert time.monotonic() < deadline_s
+            screen.send("234516")  # which draws whole screens, that nobody reads
+            time.sleep(0.1)
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+        screen.read()
+        assert screen.is_clean

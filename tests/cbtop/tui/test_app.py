@@ -33,10 +33,11 @@ from cbtop.protocol.requests import WHY, Request, State
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import VIEWS as REPORTED
 from cbtop.reports.text import text_report
-from cbtop.tui.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
+from cbtop.tui.app import INTERVALS_S, CbtopApp
 from cbtop.tui.export import KINDS
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.selection import Selection
+from cbtop.tui.terminal_watch import HANG_UP_EXIT
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
 from cbtop.tui.views.bricks import Bricks
