@@ -200,7 +200,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
     longest = min(24, max(len(row.name) for row in source.bricks))
     shown = source.bricks[: height - 1]
     more = len(source.bricks) - len(shown)
-    head = rule((("the costliest bricks", "dim"),), width, ((f"{more} more: 2", "faint"),) if more else BLANK)
+    head = rule((("the costliest bricks", "dim"),), width, ((f"{more} more: press 2", "faint"),) if more else BLANK)
     return [head, *(_brick(row, longest, largest, width) for row in shown)]
 
 
@@ -228,7 +228,7 @@ def _devices(source: SourceView, width: int, height: int) -> list[Line]:
         return []
     shown = rows[: height - 1]
     left_out = len(rows) - len(shown)
-    head = rule((("devices", "dim"),), width, ((f"{left_out} more: 6", "faint"),) if left_out else BLANK)
+    head = rule((("devices", "dim"),), width, ((f"{left_out} more: press 6", "faint"),) if left_out else BLANK)
     return [head, *(_device(row, width) for row in shown)]
 
 
