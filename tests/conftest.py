@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, settings
 
 # What a shell may have set and a test, or a process that it starts, would believe.
 FOREIGN = (
-    "CBTOP_KEYS_DIR", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "COLORTERM",
+    "CBTOP_KEYS_DIR", "CBTOP_VIEW", "CBTOP_WINDOW", "CBTOP_SORT", "CBTOP_FILTER", "CBTOP_THEME", "CBTOP_ASCII",
+    "CBTOP_COLOR", "CBTOP_SILENCE", "COLORFGBG", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE",
+    "COLUMNS", "LINES", "COLORTERM",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy",
     "ALL_PROXY", "LANGUAGE", "LC_MESSAGES", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "TZ",
     "PYTHONDONTWRITEBYTECODE",  # or each of the hundreds of processes started compiles every module anew

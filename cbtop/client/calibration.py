@@ -35,6 +35,7 @@ class Calibration:
 
     def __init__(self, source: SourceView) -> None:
         self.status = "measuring roofs"
+        self.done: float | None = None  # how far it is, it does not say
         self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed in `close`
         command = [sys.executable, "-m", "cbtop", "calibrate", *arguments(source)]
         try:

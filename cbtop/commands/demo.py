@@ -22,6 +22,7 @@ from cbtop.commands.show import (
     check_phase,
     is_headless,
     print_report,
+    settle_options,
     show_on_screen,
     shows_window,
     window_s,
@@ -71,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.serve_only:
         return serve(options)
+    settle_options(options)
     headless = is_headless(options)
     # On screen the workload's words would tear the picture: they are kept, and shown if it fails.
     with (

@@ -25,7 +25,9 @@ from cbtop import formatting as fmt
 from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.commands.shared.compiled import why_in_python
+from cbtop.commands.shared.settings import check_values, read_config, unknown_keys
 from cbtop.daemon.devices.nvml import Nvml
+from cbtop.errors import UsageError
 from cbtop.profiler.hot_path import chosen
 from cbtop.protocol.ended import rings_of, runs
 from cbtop.protocol.endpoint import default_endpoint, runtime_dir
@@ -239,6 +241,21 @@ def _terminal() -> Iterator[Fact]:
     yield Fact("terminal", value, *(() if utf8 else ("missing", "set LANG to a UTF-8 locale: cbtop draws with it")))
 
 
+def _config() -> Iterator[Fact]:
+    from cbtop.commands.show import SETTINGS
+
+    try:
+        config = read_config()
+        check_values(config, SETTINGS)
+    except UsageError as error:
+        yield Fact("config", str(error), "missing", "no screen and no report before it is mended")
+        return
+    for line in unknown_keys(config, SETTINGS):
+        yield Fact("config", line, "missing", "correct it there")
+    presets = f", presets {', '.join(config.presets)}" if config.presets else ""
+    yield Fact("config", f"{config.path}{presets}" if config.is_there else f"none: there is no {config.path}")
+
+
 def _extras() -> Iterator[Fact]:
     yield _installed("prometheus", ("prometheus-client",), "pip install prometheus-client")
     yield _installed("opentelemetry", ("opentelemetry-sdk",), "pip install opentelemetry-sdk")
@@ -263,5 +280,6 @@ FACTS: tuple[Callable[[], Iterator[Fact]], ...] = (
     _roofs,
     _numba,
     _terminal,
+    _config,
     _extras,
 )

@@ -14,6 +14,7 @@ from cbtop.commands.show import (
     is_headless,
     positive_seconds,
     print_report,
+    settle_options,
     show_on_screen,
     shows_window,
     window_s,
@@ -55,6 +56,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from cbtop.client.replay import ReplayFeed
 
+    settle_options(options)
     try:
         feed = ReplayFeed(options.replay, window_s(options), options.speed, options.source)
     except (RecordingError, VersionError) as error:

@@ -97,12 +97,14 @@ def run(options: argparse.Namespace) -> int:
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
         from cbtop.commands.shared.program import Program  # what a screen needs takes a third of a second to load
+        from cbtop.commands.show import settle_options
 
+        settle_options(options)
         program = Program()
         if not program.is_child:
             from cbtop.commands.shared.watch import watch
 
-            return watch(program, command[0])
+            return watch(program, command[0], options)
     import signal  # which has been loaded here; its words for handlers are not those of _signal
 
     for number, found in options.signals.items():

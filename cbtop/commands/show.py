@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -11,7 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cbtop import signs
 from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.commands.shared.names import one_of, unknown
+from cbtop.commands.shared.settings import Setting, config_file, settle, yes_or_no
+from cbtop.commands.shared.sort_memory import remember_orders, remembered_orders
 from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
@@ -24,10 +29,13 @@ if TYPE_CHECKING:
     from cbtop.client.feed import Feed
     from cbtop.client.replay import ReplayFeed
     from cbtop.protocol.keys import ViewerKeys
+    from cbtop.tui.app import CbtopApp
     from cbtop.viewmodels.model import ReplayView, SourceView
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
+THEMES = ("dark", "light")
+TABS = {"overview": "all", "graph": "tree"}  # what the screen calls them
 ALL = math.inf  # no last seconds, but all that was seen
 
 
@@ -40,11 +48,18 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         help="print text instead of opening the screen (as when stdout is no terminal)",
     )
     group.add_argument(
-        "--view",
-        choices=[*VIEWS, "all"],
-        default="all",
-        help="what a text report holds, and which view the screen opens (default: all)",
-    )
+        "--view", type=_view, metavar="VIEW",
+        help=f"what a text report holds, and which view the screen opens: {', '.join(VIEWS)} or all (default: all)",
+    )  # fmt: skip
+    group.add_argument(
+        "--sort", type=_column, metavar="COLUMN",
+        help="sort bricks by this column of the screen, such as p95: figures from the largest on, names from A on",
+    )  # fmt: skip
+    group.add_argument(
+        "--filter", metavar="TEXT",
+        help="list only bricks with TEXT in name or category, or that match it as a regular expression (not in JSON, "
+        "which holds all)",
+    )  # fmt: skip
     group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
     group.add_argument("--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode)")
     group.add_argument(
@@ -53,13 +68,36 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         f"{DEFAULT_WINDOW_S:g} s, else all; on screen `r` shows the other)",
     )  # fmt: skip
     group.add_argument(
-        "--silence", type=_verdict, action="append", default=[], metavar="ID",
+        "--silence", type=_verdict, action="append", metavar="ID",
         help="leave out this verdict, by the id that it has in text and JSON; more than once for several",
     )  # fmt: skip
+    group.add_argument(
+        "--theme",
+        type=_theme,
+        metavar="NAME",
+        help=f"colours of the screen: {' or '.join(THEMES)} (default: as the terminal's background is)",
+    )
+    group.add_argument(
+        "--ascii", action=argparse.BooleanOptionalAction,
+        help="draw with ASCII alone (default: where the terminal's encoding has no more)",
+    )  # fmt: skip
+    group.add_argument(
+        "--color",
+        action=argparse.BooleanOptionalAction,
+        help="colours on the screen (default: unless NO_COLOR is set)",
+    )
+    group.add_argument(
+        "--preset", metavar="NAME", help=f"options of the table [preset.NAME] in {_config_file_as_typed()}"
+    )
     group.add_argument(
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
         help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
     )  # fmt: skip
+
+
+def settle_options(options: argparse.Namespace) -> None:
+    """Fill in what the command line leaves open. Raises UsageError for what cannot be meant."""
+    settle(options, SETTINGS)
 
 
 def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
@@ -124,8 +162,13 @@ def is_headless(options: argparse.Namespace) -> bool:
 
 def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
     """One report on stdout; `replay` says where in which recording it was found."""
+    from cbtop.row_choice import RowChoice
+
+    if options.ascii:
+        draw_in_ascii()
     sections = list(VIEWS) if options.view == "all" else [options.view]
-    sys.stdout.write(REPORTS[options.format](views, sections, replay) + "\n")
+    rows = RowChoice(options.sort or "", options.filter)
+    sys.stdout.write(REPORTS[options.format](views, sections, replay, rows) + "\n")
     sys.stdout.flush()
 
 
@@ -138,8 +181,7 @@ def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> Non
 
 def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: MergeMode | None = None) -> int:
     """Open the screen on `feed` and give the exit code when it closes."""
-    if not os.environ.get("NO_COLOR"):
-        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
+    settle_colours(options)
     # Textual takes a fifth of a second to load; reports and --help should not pay for it.
     from cbtop.client.replay import ReplayFeed
     from cbtop.client.stream_recorder import save_history
@@ -155,11 +197,39 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
         save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
         app = CbtopApp(feed, interval_s=options.interval, save_history=save, section=options.view)
     app.phase, app.window, app.merge = options.phase, shows_window(options, by_default=app.window), merge
+    dress(app, options)
     code = app.run()
+    remember_orders(app.chosen_orders)
     end = feed.finished()
     if end and end.message:
         sys.stderr.write(f"cbtop: {end.message}\n")
     return app.return_code or code or 0
+
+
+def settle_colours(options: argparse.Namespace) -> None:
+    """Say in the environment, before Textual is loaded, whether the screen has colours."""
+    if options.color is False:
+        os.environ["NO_COLOR"] = "1"
+    elif options.color or not os.environ.get("NO_COLOR"):
+        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
+
+
+def dress(app: CbtopApp, options: argparse.Namespace) -> None:
+    """Give the screen the order of its rows, its filter and its looks."""
+    from cbtop.row_choice import RowChoice
+
+    app.rows = RowChoice(options.sort or "", options.filter)
+    app.orders = remembered_orders()
+    app.choose_theme(options.theme)
+    if options.ascii:
+        draw_in_ascii()
+
+
+def draw_in_ascii() -> None:
+    """Write one ASCII character for each of our signs, on stdout and where the screen is drawn."""
+    for stream in (sys.stdout, sys.__stderr__):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="ascii", errors=signs.ERRORS)
 
 
 def endpoint(text: str) -> str:
@@ -191,13 +261,32 @@ def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
     return by_default if options.window is None else options.window != ALL
 
 
+def _config_file_as_typed() -> str:
+    home, path = os.path.expanduser("~"), str(config_file())
+    typed = f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
+    return typed.replace("%", "%%")  # argparse formats a help
+
+
+def _view(text: str) -> str:
+    return one_of("view", [*VIEWS, "all"])(TABS.get(text.casefold(), text))
+
+
+def _column(text: str) -> str:
+    from cbtop.row_choice import SORT_COLUMNS, SORT_NAMES, bare
+
+    if bare(text) not in SORT_NAMES:
+        raise argparse.ArgumentTypeError(unknown("column", text, SORT_COLUMNS, SORT_NAMES))
+    return SORT_NAMES[bare(text)]
+
+
 def _verdict(text: str) -> str:
     from cbtop.viewmodels.verdicts import VERDICTS  # which loads numpy
 
-    ids = [rule.id for rule in VERDICTS]
-    if text not in ids:
-        raise argparse.ArgumentTypeError(f"{text!r} is no verdict; there are {', '.join(ids)}")
-    return text
+    return one_of("verdict", [rule.id for rule in VERDICTS])(text)
+
+
+def _theme(text: str) -> str:
+    return one_of("theme", THEMES)(text)
 
 
 def _interval(text: str) -> float:
@@ -216,3 +305,16 @@ def _seconds(text: str, least: float, most: float) -> float:
     if not least <= value <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is not between {least:g} and {most:g} seconds")
     return value
+
+
+# The keys of config.toml, which are the options of these names.
+SETTINGS = {
+    "view": Setting(_view, "all"),
+    "window": Setting(_window),
+    "sort": Setting(_column),
+    "filter": Setting(str, ""),
+    "theme": Setting(_theme),
+    "ascii": Setting(yes_or_no, False),
+    "color": Setting(yes_or_no),
+    "silence": Setting(_verdict, (), is_list=True),
+}

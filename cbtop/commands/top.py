@@ -19,6 +19,7 @@ from cbtop.commands.show import (
     open_feed,
     positive_seconds,
     print_report,
+    settle_options,
     show_on_screen,
     shows_window,
     window_s,
@@ -87,6 +88,7 @@ def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.replay:
         return replay.run(options)
+    settle_options(options)
     if not (options.once or options.duration or is_headless(options)):
         with open_feed(options, options.source, window_s(options)) as feed:
             return show_on_screen(feed, options, options.merge)

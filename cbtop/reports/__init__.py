@@ -4,25 +4,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from cbtop.row_choice import RowChoice
     from cbtop.viewmodels.model import ReplayView, SourceView
 
-Report = Callable[["Sequence[SourceView]", Sequence[str], "ReplayView | None"], str]
+
+class Report(Protocol):
+    """Makes a report of sources; `rows` is which bricks a person wants to read, and in which order."""
+
+    def __call__(
+        self,
+        views: Sequence[SourceView],
+        sections: Sequence[str],
+        replay: ReplayView | None = None,
+        rows: RowChoice | None = None,
+    ) -> str: ...
+
 
 DEVICES = "devices"  # the section that is of no source
 VIEWS = ("bricks", "categories", "layers", "roofline", "tree", "trace", DEVICES)  # as in text.py
 
 
-def _text(views: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
+def _text(
+    views: Sequence[SourceView],
+    sections: Sequence[str],
+    replay: ReplayView | None = None,
+    rows: RowChoice | None = None,
+) -> str:
     from cbtop.reports.text import text_report
 
-    return text_report(views, sections, replay)
+    return text_report(views, sections, replay, rows)
 
 
-def _json(views: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
+def _json(
+    views: Sequence[SourceView],
+    sections: Sequence[str],
+    replay: ReplayView | None = None,
+    rows: RowChoice | None = None,
+) -> str:
     from cbtop.reports.json import json_report
 
     return json_report(views, sections, replay)

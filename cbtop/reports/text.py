@@ -9,6 +9,7 @@ from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance
 from cbtop.reports import DEVICES
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.tables import Table, table
+from cbtop.row_choice import AS_THEY_COME, RowChoice
 from cbtop.statistics import (
     CALL_REPORT,
     CATEGORY_REPORT,
@@ -45,9 +46,18 @@ NO_BRICKS = "n/a (no brick of this phase was recorded in this time)"
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 
-def text_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
-    """Each source with the chosen sections, in the order given, then the machines where they run."""
-    parts = [_source(source, [section for section in sections if section in SECTIONS]) for source in sources]
+def text_report(
+    sources: Sequence[SourceView],
+    sections: Sequence[str],
+    replay: ReplayView | None = None,
+    rows: RowChoice | None = None,
+) -> str:
+    """Each source with the chosen sections, in the order given, then the machines where they run.
+
+    `rows` says which bricks the lists of bricks have, and in which order; by default all, as they come.
+    """
+    chosen = [section for section in sections if section in SECTIONS]
+    parts = [_source(source, chosen, rows or AS_THEY_COME) for source in sources]
     if DEVICES in sections and (sections == [DEVICES] or machines_of(sources)):
         parts.append(machines_text(machines_of(sources)))
     text = "\n\n\n".join(parts)
@@ -61,12 +71,21 @@ def _replay(replay: ReplayView) -> str:
     return f"REPLAY of {replay.file}, recorded {date} on {replay.host}, at {at} of {duration}{cut}"
 
 
-def _source(view: SourceView, sections: Sequence[str]) -> str:
+def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
     parts = [_head(view), _verdicts(view.verdicts)]
-    drawn = [SECTIONS[section](view) for section in sections]
+    shown = rows.of(view)
+    if rows.filter and not set(sections).isdisjoint(OF_BRICKS):
+        parts.append(_filtered(view, shown, rows.filter))
+        sections = [name for name in sections if name not in OF_BRICKS or shown.bricks or not view.bricks]
+    drawn = [SECTIONS[section](shown) for section in sections]
     parts += drawn if any(drawn) or not sections else [f"{', '.join(sections)}: n/a (the process sent none)"]
     parts.append(_foot(view))
     return "\n\n".join(part for part in parts if part)
+
+
+def _filtered(view: SourceView, shown: SourceView, text: str) -> str:
+    """How many bricks the filter leaves; shares and books are of all."""
+    return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
 def _head(view: SourceView) -> str:
@@ -377,6 +396,7 @@ def _foot(view: SourceView) -> str:
     return "\n".join([*filter(None, about_books), line, *checks])
 
 
+OF_BRICKS = ("bricks", "roofline")
 SECTIONS: dict[str, Callable[[SourceView], str]] = {
     "bricks": _bricks,
     "categories": _categories,

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable
-from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.command import Provider
-from textual.notifications import SeverityLevel
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher
-from textual.worker import get_current_worker
 
 from cbtop import formatting
-from cbtop.client.calibration import Calibration, why_not_measured
-from cbtop.client.kernel_request import POLL_S, KernelRequest, own_source
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.tui.export import ExportScreen, write_export
+from cbtop.row_choice import AS_THEY_COME
+from cbtop.tui.background import AskingDriver, BackgroundTold, is_light_by_environment
+from cbtop.tui.errand import READ_S
+from cbtop.tui.export import ask_and_export
+from cbtop.tui.kernels import Kernels
 from cbtop.tui.palette import KeysByName
+from cbtop.tui.roofs import Roofs
 from cbtop.tui.selection import Selection
+from cbtop.tui.terminal_watch import TerminalWatch
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
+from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.header import Header, Heading, Notice
 from cbtop.tui.views.help import HelpScreen
@@ -40,15 +36,12 @@ from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.welcome import Welcome
 from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.lines import ROLES, Line, clean
+from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
-from cbtop.tui.widgets.themes import DARK, LIGHT
+from cbtop.tui.widgets.themes import THEMES, theme_for
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
-TERMINAL_CHECK_S = 1.0
-READ_S = 10.0  # how long what became of a request stays on the screen
-LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five of them
-HANG_UP_EXIT = 129
 
 
 class AppFeedEnd(Protocol):
@@ -147,12 +140,14 @@ class CbtopApp(App[int]):
         section: str = "all",
     ) -> None:
         """`section` of a report is the view that opens first; the overview where none shows that."""
-        super().__init__()
+        super().__init__(driver_class=AskingDriver)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
-        for theme in (DARK, LIGHT):
+        for theme in THEMES:
             self.register_theme(theme)
-        self.theme = DARK.name
+        self._follows_terminal = False  # whether the theme is that of the terminal's background, once that is known
+        self._color_system: str | None = "truecolor"
+        self._set_light(is_light=False)
         self.feed = feed
         self._save_history = save_history
         self.interval_s = interval_s
@@ -162,7 +157,10 @@ class CbtopApp(App[int]):
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
+        self.rows = AS_THEY_COME
+        self.orders: dict[str, tuple[str, bool]] = {}  # of tables, where `rows` names none: column, largest first
         self._tick_timer: Timer | None = None
+        self._views: list[View] = []
         self._first = next((at for at, view in enumerate(self.SHOWN) if view.section == section), 0)
 
     def compose(self) -> ComposeResult:
@@ -171,6 +169,8 @@ class CbtopApp(App[int]):
         self._tabs = TabBar([view.title for view in self.SHOWN], active=self._first, id="tabs")
         self._welcome = Welcome(id="welcome")
         self._views = [view(id=view.title.lower()) for view in self.SHOWN]
+        self._kernels = Kernels(self, self._notice.show_progress, lambda: self.paused)
+        self._roofs = Roofs(self, self._notice.show_progress)
         yield self._header
         yield self._notice
         yield self._tabs
@@ -181,14 +181,42 @@ class CbtopApp(App[int]):
     def on_mount(self) -> None:
         # After ^Z and fg the terminal is empty: what has not changed must be drawn too.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
+        self._choose_rows()
         self.tick()
         self._tick_timer = self.set_interval(self.interval_s, self.tick)
         if not self.is_headless:
-            # An exception out of a signal handler is lost where Python ignores exceptions, as in a `__del__`.
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                asyncio.get_running_loop().add_signal_handler(number, self.leave_with, 128 + number)
-            leave = partial(asyncio.get_running_loop().call_soon_threadsafe, self.leave_with, HANG_UP_EXIT)
-            threading.Thread(target=watch_terminal, args=(leave,), name="cbtop-terminal", daemon=True).start()
+            TerminalWatch(self.leave_with).begin()
+            if self._follows_terminal and isinstance(self._driver, AskingDriver):
+                self._driver.ask_background()
+
+    def choose_theme(self, name: str | None) -> None:
+        """`dark` or `light`, in the colours of the terminal; None: as its background is."""
+        self._follows_terminal, self._color_system = name is None, self.console.color_system
+        self._set_light(is_light=is_light_by_environment() if name is None else name == "light")
+
+    def _set_light(self, *, is_light: bool) -> None:
+        self.theme = theme_for(self._color_system, is_light=is_light).name
+
+    def on_background_told(self, event: BackgroundTold) -> None:
+        if self._follows_terminal:
+            self._set_light(is_light=event.is_light)
+
+    def _choose_rows(self) -> None:
+        for name, table in self._sorted_tables().items():
+            if self.rows.sort:
+                table.want(self.rows.sort)
+            elif name in self.orders:
+                table.want(self.orders[name][0], descending=self.orders[name][1])
+        self.query_one(Bricks).look_for(self.rows.filter)
+
+    def _sorted_tables(self) -> dict[str, SortedTable[Any]]:
+        """By what a report calls their views."""
+        return {view.section: table for view in self._views if isinstance(table := view.focus_target, SortedTable)}
+
+    @property
+    def chosen_orders(self) -> dict[str, tuple[str, bool]]:
+        """Of each table that somebody has sorted on the screen: the column, and whether the largest come first."""
+        return {name: table.chosen for name, table in self._sorted_tables().items() if table.chosen is not None}
 
     def tick(self) -> None:
         """Take in what arrived and, unless paused, show it."""
@@ -330,7 +358,8 @@ class CbtopApp(App[int]):
         self._show_surroundings()
 
     def action_theme(self) -> None:
-        self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+        self._follows_terminal = False
+        self._set_light(is_light=self.current_theme.dark)
 
     def action_save_history(self) -> None:
         """Write what the daemon remembers into a file. It takes a while: a thread waits for it."""
@@ -348,92 +377,10 @@ class CbtopApp(App[int]):
         self.call_from_thread(say)
 
     def action_kernels(self) -> None:
-        """Ask the process shown for the kernels of its next steps. It takes a while: a thread waits for it."""
-        if why := self._why_not_asked():
-            self._tell_kernels(why, severity="warning")
-        elif self.source is not None:
-            self.run_worker(partial(self._ask_kernels, self.source.key), thread=True, group="kernels")
-
-    def _why_not_asked(self) -> str:
-        """Why what is shown cannot be asked for its kernels; empty where it may be."""
-        source = self.source
-        if self.replay() is not None:
-            return "this is a recording: only a process that is live can be asked"
-        if source is None:
-            return "there is no process yet that could be asked"
-        if source.merged is not None:
-            return "these are several processes, and one alone is asked: press m until one is shown"
-        if source.state != SourceStatus.LIVE:
-            return f"pid {source.pid} is {source.state}: only a process that is live can be asked"
-        if any(worker.group == "kernels" and not worker.is_finished for worker in self.workers):
-            return "one process is being asked already"
-        return ""
-
-    def _ask_kernels(self, key: str) -> None:
-        worker = get_current_worker()
-        shown: tuple[str, float | None] = "", None
-        try:
-            with closing(own_source(key)) as source, KernelRequest(source) as request:
-                while (found := request.poll()) is None:
-                    if worker.is_cancelled:  # nobody looks any more
-                        return
-                    if shown != (request.status, request.done):
-                        shown = request.status, request.done
-                        self.call_from_thread(self._notice.show_progress, *shown)
-                    worker.cancelled_event.wait(POLL_S)
-        except (CbtopError, ProtocolError, OSError) as error:
-            tell = partial(self._tell_kernels, str(error), severity="error")
-        else:
-            after = ", after Space" if self.paused else ""
-            where = f"Graph shows them under their bricks{after}: Enter unfolds one" if found.phases else ""
-            tell = partial(self._tell_kernels, *formatting.burst(found), *formatting.burst_notes(found), where)
-        self.call_from_thread(self._notice.show_progress, "")
-        self.call_from_thread(tell)
-
-    def _tell_kernels(self, *lines: str, severity: SeverityLevel = "information") -> None:
-        text = "\n".join(clean(line) for line in lines if line)
-        self.notify(text, title="kernels", severity=severity, timeout=READ_S, markup=False)
+        self._kernels.begin(self.source, is_recording=self.replay() is not None)
 
     def action_measure_roofs(self) -> None:
-        """Measure the roofs over the process shown again. It takes a while: a thread waits for it."""
-        if why := self._why_not_measured():
-            self._tell_roofs(why, severity="warning")
-        elif self.source is not None:
-            self.run_worker(partial(self._measure_roofs, self.source), thread=True, group="roofs")
-
-    def _why_not_measured(self) -> str:
-        """Why the roofs over what is shown cannot be measured; empty where they can."""
-        if self.replay() is not None:
-            return "this is a recording: its roofs are those of then"
-        if self.source is None:
-            return "there is no process yet whose roofs could be measured"
-        if any(worker.group == "roofs" and not worker.is_finished for worker in self.workers):
-            return "they are being measured already"
-        return why_not_measured(self.source)
-
-    def _measure_roofs(self, source: SourceView) -> None:
-        worker = get_current_worker()
-        shown = ""
-        try:
-            with Calibration(source) as calibration:
-                while (found := calibration.poll()) is None:
-                    if worker.is_cancelled:  # nobody looks any more
-                        return
-                    if shown != calibration.status:
-                        shown = calibration.status
-                        self.call_from_thread(self._notice.show_progress, shown)
-                    worker.cancelled_event.wait(POLL_S)
-        except (CbtopError, OSError) as error:
-            tell = partial(self._tell_roofs, str(error), severity="error")
-        else:
-            later = "" if source.roofline.ceilings else "programs that start from now on are shown under them"
-            tell = partial(self._tell_roofs, *(" ".join(line.split()) for line in found), later)
-        self.call_from_thread(self._notice.show_progress, "")
-        self.call_from_thread(tell)
-
-    def _tell_roofs(self, *lines: str, severity: SeverityLevel = "information") -> None:
-        text = "\n".join(clean(line) for line in lines if line)
-        self.notify(text, title="roofs", severity=severity, timeout=READ_S, markup=False)
+        self._roofs.begin(self.source, is_recording=self.replay() is not None)
 
     def action_tree(self) -> None:
         self.action_view(self.SHOWN.index(Graph))
@@ -442,18 +389,7 @@ class CbtopApp(App[int]):
         """Ask in which format, and write the view shown into the working directory."""
         view = self._views[self._tabs.active]
         if self.source is not None and self._switcher.current == view.id:
-            picture = self.export_screenshot(title=f"cbtop {view.title}")
-            self.push_screen(ExportScreen(), partial(self._export, view, self.source, picture))
-
-    def _export(self, view: View, source: SourceView, picture: str, kind: str | None) -> None:
-        if kind is None:
-            return
-        try:
-            path = write_export(kind, view, source, self.replay(), picture)
-        except (CbtopError, OSError) as error:
-            self.notify(clean(str(error)), severity="error", markup=False)
-        else:
-            self.notify(clean(str(path)), title=f"{view.title} is in", timeout=READ_S, markup=False)
+            ask_and_export(self, view, self.source, self.replay())
 
     def action_help(self) -> None:
         shown = self.SHOWN[self._tabs.active]
@@ -466,20 +402,3 @@ class CbtopApp(App[int]):
     def leave_with(self, exit_code: int) -> None:
         """Leave because the terminal is gone, or a signal asks for it."""
         self.exit(exit_code, return_code=exit_code)
-
-
-def watch_terminal(leave: Callable[[], object]) -> None:
-    """Runs in a thread: once stdin is no terminal any more, call `leave`, and end the process if it cannot.
-
-    On a dead terminal Textual's input spins for ever; its output stops, and whoever writes next blocks for ever,
-    also the event loop on its way out. There is nothing left to restore then, and nobody to restore it for.
-    """
-    while os.isatty(0):
-        time.sleep(TERMINAL_CHECK_S)
-    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    for descriptor in (1, 2):  # or what is still to be written fails as Python ends, whose exit code is then 120
-        os.dup2(nowhere, descriptor)
-    with suppress(RuntimeError):  # the loop is closed: the app has left already
-        leave()
-    time.sleep(LEAVE_WITHIN_S)
-    os._exit(HANG_UP_EXIT)

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from cbtop.errors import CbtopError
 from cbtop.reports import REPORTS, VIEWS
+from cbtop.tui.errand import READ_S
 from cbtop.tui.views.base import View
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import Line
+from cbtop.tui.widgets.lines import Line, clean
 from cbtop.viewmodels.model import ReplayView, SourceView
 
 # The key of each, its ending, and what it is.
@@ -53,6 +54,23 @@ class Kinds(Drawing):
             for key, (ending, what) in KINDS.items()
         ]
         return [(("  export this view as", "accent"),), *rows, (("  ", ""), ("esc", "key"), ("  nothing", "dim"))]
+
+
+def ask_and_export(app: App[int], view: View, source: SourceView, replay: ReplayView | None) -> None:
+    """Ask in which format, and write `view` of `source`, as it was when it was asked."""
+    picture = app.export_screenshot(title=f"cbtop {view.title}")
+
+    def export(ending: str | None) -> None:
+        if ending is None:
+            return
+        try:
+            path = write_export(ending, view, source, replay, picture)
+        except (CbtopError, OSError) as error:
+            app.notify(clean(str(error)), severity="error", markup=False)
+        else:
+            app.notify(clean(str(path)), title=f"{view.title} is in", timeout=READ_S, markup=False)
+
+    app.push_screen(ExportScreen(), export)
 
 
 def write_export(ending: str, view: View, source: SourceView, replay: ReplayView | None, picture: str) -> Path:

@@ -17,6 +17,7 @@ from cbtop.cli import main
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
 from cbtop.reports import DEVICES, VIEWS
 from cbtop.reports.text import SECTIONS
+from cbtop.tui.views.looks import CATEGORY_LOOKS
 from tests.integration.hosts import DEADLINE_S
 from tests.integration.hosts import cbtop as run
 
@@ -105,6 +106,11 @@ def test_what_an_encoding_lacks_is_written_in_ascii_of_the_same_width(encoding: 
     said = "▏█▌ ─ µs ⣿⡀ ● ✓2 ␣ 注"
     written = said.encode(encoding, signs.ERRORS).decode(encoding)
     assert written.replace("µ", "u") == "|#| - us #. * +2 _ \\u6ce8"
+
+
+def test_the_glyphs_of_categories_are_told_apart_in_ascii_too() -> None:
+    glyphs = [look.glyph.encode("ascii", signs.ERRORS) for look in CATEGORY_LOOKS.values()]
+    assert len(set(glyphs)) == len(glyphs)
 
 
 def test_every_sign_of_ours_has_its_ascii() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
+import select
 import signal
 import struct
 import subprocess
@@ -235,3 +237,56 @@ def test_who_quits_while_a_process_is_asked_for_its_kernels_leaves_a_clean_termi
         screen.wait_for("layer → brick → kernel", f"waiting for a step of pid {process.pid}")
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
         assert process.communicate(timeout=DEADLINE_S)[0] == b"0\n"
+
+
+RECORDING = str(Path(__file__).parents[1] / "cbtop" / "imperfect.cbtop")
+
+
+def test_in_ascii_not_one_byte_of_the_screen_is_anything_else() -> None:
+    with terminal("replay", RECORDING, "--ascii", "--view", "bricks", "--filter", "att") as screen:
+        shown = screen.wait_for("AttentionScore", "3 of 9")
+        assert "#" in shown
+        for key, words in (("1", "one step"), ("3", "whole layer"), ("4", "GFLOP/s"), ("5", "+-- ")):
+            screen.send(key)
+            screen.wait_for(words)
+        assert not [byte for byte in screen.raw if byte > 0x7F]
+        quit_leaves_a_clean_terminal_and_no_process(screen, "q")
+
+
+@pytest.mark.parametrize("option", ["--no-color", "NO_COLOR"])
+def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if option == "NO_COLOR":
+        monkeypatch.setenv(option, "1")
+    with terminal("replay", RECORDING, *([option] if option.startswith("--") else [])) as screen:
+        screen.wait_for("costliest bricks")
+        colours = [list(map(int, found)) for found in re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)", screen.raw)]
+        assert all(max(colour) - min(colour) <= 1 for colour in colours), colours  # grey, but for rounding
+        quit_leaves_a_clean_terminal_and_no_process(screen, "q")
+
+
+def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
+    with terminal("replay", RECORDING, "--view", "bricks") as screen:
+        screen.wait_for("wall %▼")
+        screen.send("s")
+        screen.wait_for("µs/tok▼")
+        screen.send("S")
+        screen.wait_for("µs/tok▲")
+        quit_leaves_a_clean_terminal_and_no_process(screen, "q")
+    with terminal("replay", RECORDING, "--view", "bricks") as screen:
+        screen.wait_for("µs/tok▲")
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.exit_code() == 128 + signal.SIGTERM
+
+
+def test_sigterm_ends_it_where_nobody_reads_the_terminal_and_leaves_that_clean_for_who_reads_again() -> None:
+    with terminal("replay", RECORDING) as screen:
+        screen.wait_for("costliest bricks")
+        deadline_s = time.monotonic() + DEADLINE_S
+        while select.select([], [screen._slave], [], 0)[1]:  # there is room for more
+            assert time.monotonic() < deadline_s
+            screen.send("234516")  # which draws whole screens, that nobody reads
+            time.sleep(0.1)
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+        screen.read()
+        assert screen.is_clean

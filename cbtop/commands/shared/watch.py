@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 from cbtop.client.feed import Feed, Seen
 from cbtop.client.stream_recorder import save_history
 from cbtop.commands.shared.program import Program
-from cbtop.tui.run_app import RunApp
+from cbtop.commands.shared.sort_memory import remember_orders
+from cbtop.commands.show import dress, settle_colours
 
 
 class RunFeed(Feed):
@@ -32,13 +34,18 @@ class RunFeed(Feed):
         return super().status() if code is None else f"{self._name} has ended with exit code {code}"
 
 
-def watch(program: Program, name: str) -> int:
-    """The screen beside the program, and then, until it ends, what it writes."""
+def watch(program: Program, name: str, options: argparse.Namespace) -> int:
+    """The screen beside the program, and then, until it ends, what it writes; `options` are what is settled."""
+    settle_colours(options)
+    from cbtop.tui.run_app import RunApp  # Textual looks at the environment as it is loaded
+
     try:
         with RunFeed(program, name) as feed:
             save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
             app = RunApp(feed, program, save_history=save)
+            dress(app, options)
             app.run()
+            remember_orders(app.chosen_orders)
         if app.return_code and app.return_code > 128:
             program.send_signal(app.return_code - 128)
     finally:

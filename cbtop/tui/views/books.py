@@ -92,7 +92,9 @@ def books_equation(books: BooksView, steps: int, width: int) -> Line:
     lines = [_equation(books, steps, *form) for form in forms]
     line = next((line for line in lines if width_of(line) <= width), lines[-1])
     if books.open_us > 0:
-        line = join_fitting((line, ((f"open step {formatting.duration(books.open_us)}", "dim"),)), width, "   ")
+        line = join_fitting(
+            (line, ((f"a step still runs, {formatting.duration(books.open_us)}", "dim"),)), width, "   "
+        )
     return line
 
 

@@ -105,9 +105,8 @@ def _heading(heading: str, provenance: str, width: int) -> Line:
 
 def _checks(brick: BrickRow, checks: list[CheckRow], width: int) -> list[Line]:
     if not checks:
-        summary = (
-            f"✓{brick.checks_passed} ✗{brick.checks_failed}" if brick.checks_passed + brick.checks_failed else "none"
-        )
+        counts = (brick.checks_passed, "passed"), (brick.checks_failed, "failed")
+        summary = ", ".join(f"{count} {word}" for count, word in counts if count) or "none"
         return [_heading("checks", Provenance.MEASURED.value, width), (("  " + summary, "dim"),)]
     lines: list[Line] = [_heading("checks", Provenance.MEASURED.value, width)]
     for check in checks:

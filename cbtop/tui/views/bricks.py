@@ -10,6 +10,7 @@ from textual.containers import Container
 from textual.widget import Widget
 from textual.widgets import Input
 
+from cbtop.row_choice import words_of
 from cbtop.statistics import BRICK_PANEL
 from cbtop.tui.views.base import View
 from cbtop.tui.views.books import Books
@@ -45,7 +46,7 @@ class Bricks(View):
         self._table: SortedTable[BrickRow] = SortedTable(
             brick_columns(100.0, budgets=False, checks=False),
             lambda row: row.key,
-            words=lambda row: (row.name, row.category.display_name),
+            words=words_of,
             sort_by="wall %",
             empty="no brick of this phase was recorded in this time",
             id="bricks-table",
@@ -87,6 +88,10 @@ class Bricks(View):
     def action_toggle_detail(self) -> None:
         self.set_class(not self.has_class("-detail"), "-detail")
         self.call_after_refresh(self._show_detail)
+
+    def look_for(self, text: str) -> None:
+        """Show only the bricks with `text` in name or category, as if somebody had typed it."""
+        self._filter.hold(text)
 
     def action_filter(self) -> None:
         self._filter.open()

@@ -16,13 +16,14 @@ from textual.widgets import Input
 from cbtop import formatting
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
+from cbtop.row_choice import pattern_of
 from cbtop.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column
-from cbtop.tui.widgets.filter import Filter, pattern_of
+from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import has_burst, largest_share, places_of, rows_at

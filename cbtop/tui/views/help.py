@@ -31,6 +31,7 @@ WORDS = (
     ("unattributed", "wall time of a step that is in no brick and in no layer: what we cannot explain; ? in the bar"),
     ("inside layers", "a gap: time in layers, but in none of their bricks"),
     ("between layers", "a gap: time in layers that hold layers, but in none of these"),
+    ("steps inside", "a gap: steps that ran inside a step, which have books of their own"),
     ("tokens/s", "tokens a second of wall-clock time, pauses included; the curve is the same, second by second"),
     ("in steps", "tokens a second of the time in which at least one step ran (tok/s in steps)"),
     ("between steps", "wall-clock time in which no step of any phase ran: what the host does between two of them"),
@@ -42,6 +43,11 @@ WORDS = (
         f"exact when you sort; then a row passes another once it has been {STEADY_MARGIN:.0%} ahead of it "
         f"in {STEADY_REDRAWS} redraws, so that rows can be read while numbers move; text and JSON are in exact order",
     ),
+    (
+        "backend",
+        "what runs the kernels: numba-omp×2 is code compiled by Numba on 2 threads of OpenMP, tbb those of TBB",
+    ),
+    ("own daemon", "no `cbtop daemon` runs: this cbtop reads the processes itself, and other viewers ask it"),
     ("budget", "the µs/token set for a brick; ! and red: used up"),
 )
 _TERM_WIDTH = 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 
 from cbtop import formatting
@@ -16,7 +17,7 @@ from cbtop.tui.views.figures import figure
 from cbtop.tui.views.layers import slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.verdicts import verdict_lines
-from cbtop.tui.widgets.bars import bar, stacked
+from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.curve import curve
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join_fitting, rule, width_of
@@ -172,8 +173,12 @@ def _step(source: SourceView, width: int, height: int) -> list[Line]:
     equation: Line = (("  ", ""), *books_equation(source.books, recorded_steps(source), width - 2))
     if height <= 2:  # what must be known beside the books is more than their bar
         return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
-    bare: Line = tuple((text if set(text) <= set("▒░") else " " * len(text), role) for text, role in labelled)
+    bare: Line = tuple((text if set(text) <= set("▒░") else _without_label(text), role) for text, role in labelled)
     return [books_rule(source, "one step", width), *([labelled, bare][: height - 2]), equation]
+
+
+def _without_label(text: str) -> str:
+    return (SEAM if text.startswith(SEAM) else " ") + " " * (cell_len(text) - 1)
 
 
 def _layers(source: SourceView, width: int, height: int) -> list[Line]:
@@ -195,7 +200,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
     longest = min(24, max(len(row.name) for row in source.bricks))
     shown = source.bricks[: height - 1]
     more = len(source.bricks) - len(shown)
-    head = rule((("the costliest bricks", "dim"),), width, ((f"{more} more: 2", "faint"),) if more else BLANK)
+    head = rule((("the costliest bricks", "dim"),), width, ((f"{more} more: press 2", "faint"),) if more else BLANK)
     return [head, *(_brick(row, longest, largest, width) for row in shown)]
 
 
@@ -223,7 +228,7 @@ def _devices(source: SourceView, width: int, height: int) -> list[Line]:
         return []
     shown = rows[: height - 1]
     left_out = len(rows) - len(shown)
-    head = rule((("devices", "dim"),), width, ((f"{left_out} more: 6", "faint"),) if left_out else BLANK)
+    head = rule((("devices", "dim"),), width, ((f"{left_out} more: press 6", "faint"),) if left_out else BLANK)
     return [head, *(_device(row, width) for row in shown)]
 
 

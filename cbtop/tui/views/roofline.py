@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from cbtop import formatting, statistics
+from cbtop.row_choice import words_of
 from cbtop.tui.views.base import View
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
@@ -88,7 +89,7 @@ class Roofline(View):
         self._table: SortedTable[LetteredPoint] = SortedTable(
             POINT_COLUMNS,
             lambda row: row.point.key,
-            words=lambda row: (row.point.name, row.point.category.display_name),
+            words=lambda row: words_of(row.point),
             sort_by="wall %",
             empty="n/a: no brick with declared flops and bytes has run yet",
             id="roofline-table",

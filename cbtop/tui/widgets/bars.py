@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from cbtop.tui.widgets.lines import Line, Span, fit
+from cbtop.tui.widgets.lines import Line, Span
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+SEAM = "▏"  # between two parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,16 @@ def bar(fraction: float | None, width: int, role: str) -> Line:
 
 def stacked(parts: Sequence[Part], width: int) -> Line:
     """The parts side by side in exactly `width` cells, each as wide as its share; a part > 0 never vanishes
-    while there is a cell to give it."""
+    while there is a cell to give it. Where a part follows another, a thin line tells them apart without colour."""
     cells = _share_cells([max(0.0, part.value) for part in parts], width)
     spans: list[Span] = []
     for part, size in zip(parts, cells, strict=True):
         if not size:
             continue
-        label = f" {part.label} "
-        inside = label if cell_len(label) <= size else ""
-        text = fit(inside, size) if inside else ""
-        spans.append(
-            (text if part.fill == " " and text else inside + part.fill * (size - cell_len(inside)), part.role)
-        )
+        seam = SEAM if spans else " "
+        label = f"{seam}{part.label} "
+        inside = label if cell_len(label) <= size else seam if part.fill == " " else ""
+        spans.append((inside + part.fill * (size - cell_len(inside)), part.role))
     return tuple(spans)
 
 

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Input
 
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, fit
-
-
-def pattern_of(text: str) -> re.Pattern[str]:
-    """What `text` is looked for as: a regular expression or, where it is none, as it stands; in any case."""
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error:
-        return re.compile(re.escape(text), re.IGNORECASE)
 
 
 class Filter(Horizontal):
@@ -41,6 +31,11 @@ class Filter(Horizontal):
         """Show it, and give it the keys: now, or what is typed meanwhile would be keys of the view."""
         self.display = True
         self.screen.set_focus(self._input)
+
+    def hold(self, text: str) -> None:
+        """Look for `text` without being asked, and leave the keys where they are."""
+        self._input.value = text
+        self.display = bool(text)
 
     def close(self) -> None:
         """Let go of what was looked for."""

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from cbtop.row_choice import BY_NAME, pattern_of
 from cbtop.tui.widgets.columns import Column, Placed, RowT, head_line
-from cbtop.tui.widgets.filter import pattern_of
 from cbtop.tui.widgets.lines import Line, clean
 from cbtop.tui.widgets.table import Table
 
@@ -90,6 +90,8 @@ class SortedTable(Table[RowT]):
         self._words = words  # in which a filter looks
         self.sort_by = sort_by
         self.descending = True
+        self.chosen: tuple[str, bool] | None = None  # by a key or a click: the column's title, and whether descending
+        self._wanted = sort_by, True  # which it is sorted by whenever it has that column
         self.filter_text = ""
         self._nothing_at_all = empty
         self._all: tuple[RowT, ...] = ()
@@ -98,11 +100,28 @@ class SortedTable(Table[RowT]):
         self._redraws: deque[Values] = deque(maxlen=STEADY_REDRAWS)
 
     def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
-        """Show `columns` from now on; sorted by the last of them that can be, where it was by one that is gone."""
+        """Show `columns` from now on; sorted by the one that is wanted or, while that is not there, by another."""
         self.columns = tuple(columns)
-        if all(column.title != self.sort_by for column in columns):
-            self.sort_by = next(column.title for column in reversed(columns) if column.sort_key is not None)
-            self._forget_order()
+        self._sort_as_wanted()
+
+    def want(self, title: str, *, descending: bool | None = None) -> None:
+        """Sort by that column whenever it is there; by default figures from the largest on, names from A on."""
+        self._wanted = title, title != BY_NAME if descending is None else descending
+        if self._sort_as_wanted():
+            self.show_rows(self._all, of=self._of)
+
+    def _sort_as_wanted(self) -> bool:
+        """Whether the order is another one now."""
+        titles = [column.title for column in self.columns if column.sort_key is not None]
+        before = self.sort_by, self.descending
+        if self._wanted[0] in titles:
+            self.sort_by, self.descending = self._wanted
+        elif self.sort_by not in titles:
+            self.sort_by = titles[-1]
+        if before == (self.sort_by, self.descending):
+            return False
+        self._forget_order()
+        return True
 
     def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
         """Put `rows` in place of those shown; where they are `of` something else than those were, sorted exactly."""
@@ -148,8 +167,7 @@ class SortedTable(Table[RowT]):
 
     def _sort_by(self, title: str) -> None:
         self.sort_by = title
-        self.descending = self._sort_column.align == "right"  # numbers largest first, names from A on
-        self._sort_anew()
+        self._choose(descending=self._sort_column.align == "right")  # numbers largest first, names from A on
 
     def choose_column(self, column: Column[RowT]) -> None:
         if column.title == self.sort_by:
@@ -163,10 +181,11 @@ class SortedTable(Table[RowT]):
             self.move_to((self.cursor + rows) % len(self.rows))
 
     def action_reverse(self) -> None:
-        self.descending = not self.descending
-        self._sort_anew()
+        self._choose(descending=not self.descending)
 
-    def _sort_anew(self) -> None:
+    def _choose(self, *, descending: bool) -> None:
+        self.descending = descending
+        self.chosen = self._wanted = self.sort_by, descending
         self._forget_order()
         self.show_rows(self._all, of=self._of)
 

@@ -1,4 +1,7 @@
-"""The two themes, dark and light: every colour that cbtop.tcss names."""
+"""The themes, dark and light, each also in 16 colours: every colour that cbtop.tcss names.
+
+Text has at least 3:1 contrast (WCAG 2) with what is behind it, and no category is red: red is what is bad.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ DARK = Theme(
     dark=True,
     variables={
         "dim": "#7d8896",
-        "faint": "#3b4552",
+        "faint": "#6a7584",
         "bright": "#eef2f6",
         "ink": "#0e1217",
         "cursor": "#1f2935",
@@ -30,7 +33,7 @@ DARK = Theme(
         "other": "#3dbd95",
         "communication": "#e5dc5a",
         "gap": "#8793a3",
-        "unknown": "#5a6675",
+        "unknown": "#6f7a89",
     },
 )
 
@@ -48,7 +51,7 @@ LIGHT = Theme(
     dark=False,
     variables={
         "dim": "#66717f",
-        "faint": "#c3cad3",
+        "faint": "#77818d",
         "bright": "#0b0f14",
         "ink": "#ffffff",
         "cursor": "#dde5ee",
@@ -59,6 +62,80 @@ LIGHT = Theme(
         "other": "#00795a",
         "communication": "#6b6400",
         "gap": "#75808d",
-        "unknown": "#9aa4b0",
+        "unknown": "#77818d",
     },
 )
+
+# Of a terminal with 16 colours each of these is one: Rich takes the nearest, and these are at no distance. One grey
+# can be read on black and one on white: what is faint looks like what is dim.
+_BLACK, _BROWN, _BLUE, _MAGENTA, _GREEN, _RED = "#000000", "#aa5500", "#0000aa", "#aa00aa", "#00aa00", "#aa0000"
+_GREY, _DARK_GREY, _WHITE = "#aaaaaa", "#555555", "#ffffff"
+_LIGHT_RED, _LIGHT_GREEN, _YELLOW = "#ff5555", "#55ff55", "#ffff55"
+_LIGHT_MAGENTA, _LIGHT_CYAN = "#ff55ff", "#55ffff"
+
+DARK_16 = Theme(
+    name="cbtop-dark-16",
+    primary=_LIGHT_CYAN,
+    background=_BLACK,
+    surface=_BLACK,
+    panel=_BLACK,
+    foreground=_WHITE,
+    success=_LIGHT_GREEN,
+    warning=_YELLOW,
+    error=_LIGHT_RED,
+    accent=_LIGHT_CYAN,
+    dark=True,
+    variables={
+        "dim": _GREY,
+        "faint": _GREY,
+        "bright": _WHITE,
+        "ink": _BLACK,
+        "cursor": _BLUE,
+        "track": _BLACK,
+        "norm": _LIGHT_MAGENTA,
+        "attention": _LIGHT_CYAN,
+        "ffn": _YELLOW,
+        "other": _LIGHT_GREEN,
+        "communication": _WHITE,
+        "gap": _GREY,
+        "unknown": _GREY,
+    },
+)
+
+LIGHT_16 = Theme(
+    name="cbtop-light-16",
+    primary=_BLUE,
+    background=_WHITE,
+    surface=_WHITE,
+    panel=_WHITE,
+    foreground=_BLACK,
+    success=_GREEN,
+    warning=_BROWN,
+    error=_RED,
+    accent=_BLUE,
+    dark=False,
+    variables={
+        "dim": _DARK_GREY,
+        "faint": _DARK_GREY,
+        "bright": _BLACK,
+        "ink": _WHITE,
+        "cursor": _YELLOW,
+        "track": _WHITE,
+        "norm": _MAGENTA,
+        "attention": _BLUE,
+        "ffn": _BROWN,
+        "other": _BLACK,
+        "communication": _GREEN,
+        "gap": _DARK_GREY,
+        "unknown": _DARK_GREY,
+    },
+)
+
+THEMES = (DARK, LIGHT, DARK_16, LIGHT_16)
+
+
+def theme_for(color_system: str | None, *, is_light: bool) -> Theme:
+    """The theme for a terminal that Rich calls of `color_system`: `standard` has 16 colours."""
+    if color_system == "standard":
+        return LIGHT_16 if is_light else DARK_16
+    return LIGHT if is_light else DARK

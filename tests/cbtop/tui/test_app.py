@@ -33,10 +33,11 @@ from cbtop.protocol.requests import WHY, Request, State
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import VIEWS as REPORTED
 from cbtop.reports.text import text_report
-from cbtop.tui.app import HANG_UP_EXIT, INTERVALS_S, CbtopApp
+from cbtop.tui.app import INTERVALS_S, CbtopApp
 from cbtop.tui.export import KINDS
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.selection import Selection
+from cbtop.tui.terminal_watch import HANG_UP_EXIT
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
 from cbtop.tui.views.bricks import Bricks
@@ -559,7 +560,7 @@ async def test_shift_k_says_why_a_process_refuses(runtime: Path, state: State) -
 async def test_shift_k_waits_for_an_idle_process_so_long_and_takes_back_what_it_asked(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbtop.tui.app.KernelRequest", partial(KernelRequest, wait_s=0.1))
+    monkeypatch.setattr("cbtop.tui.kernels.KernelRequest", partial(KernelRequest, wait_s=0.1))
     with Host(runtime, lambda host, request: None) as host:
         app = CbtopApp(seen_as(host), section="bricks", interval_s=60)
         async with app.run_test(size=SIZE) as pilot:
@@ -650,6 +651,7 @@ class MadeCalibration:
 
     def __init__(self, source: SourceView) -> None:
         self.status, self.closed = "measuring roofs: 2 threads", False
+        self.done = None
         self.found: list[str] | CbtopError | None = None
 
     def poll(self) -> list[str] | None:
@@ -672,7 +674,7 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[MadeCalibration]:
         made.append(MadeCalibration(source))
         return made[-1]
 
-    monkeypatch.setattr("cbtop.tui.app.Calibration", begin)
+    monkeypatch.setattr("cbtop.tui.roofs.Calibration", begin)
     return made
 
 

@@ -1,0 +1,29 @@
+"""Values that are one of several names: the one that is meant, or what there is and which of it is nearest."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+
+
+def one_of(what: str, names: Iterable[str]) -> Callable[[str], str]:
+    """What argparse calls on a value that is one of `names`, each a `what`."""
+    known = tuple(names)
+
+    def name(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(unknown(what, text, known))
+        return text
+
+    return name
+
+
+def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:
+    """`'brick' is no view; did you mean bricks? there are bricks, layers`; `other_names` of these are near, too."""
+    names = tuple(known)
+    meant = {name.casefold(): name for name in names} | dict(other_names or {})
+    begun = [name for name in meant if text and name.startswith(text.casefold())]
+    nearest = begun or get_close_matches(text.casefold(), meant, n=1)
+    hint = f"did you mean {meant[nearest[0]]}? " if nearest else ""
+    return f"{text!r} is no {what}; {hint}there are {', '.join(names) or 'none'}"

@@ -1,0 +1,175 @@
+"""What the user has settled once: `config.toml`, its presets, and the environment, under the options of the command.
+
+Rules
+- An option wins over the preset that `--preset` names, that over the environment, that over the file, that over the
+  default.
+- A key that is not known is told in one line on stderr with the nearest that is, and the program goes on: a file may
+  be shared with a newer cbtop. A value that cannot be is wrong usage, like that of an option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cbtop.commands.shared.names import unknown
+from cbtop.errors import UsageError
+
+PRESET = "preset"
+VARIABLES = "CBTOP_"  # and the key in capitals
+NO_COLOR = "NO_COLOR"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A key of the file and the option of that name: `parse` is what argparse calls on the option's value."""
+
+    parse: Callable[[str], Any]
+    default: Any = None
+    is_list: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The file as it was read; without tables where there is none."""
+
+    path: Path
+    is_there: bool
+    text: str
+    tables: Mapping[str, Any]
+
+    @property
+    def presets(self) -> Mapping[str, Any]:
+        """By name."""
+        found = self.tables.get(PRESET, {})
+        return found if isinstance(found, dict) else {}
+
+    def place(self, key: str, table: str = "") -> str:
+        """`FILE, line 3`: where `key` stands in the table, or the file alone where that is not found."""
+        inside = ""
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if head := re.match(r"\s*\[([^\[\]]+)\]", line):
+                inside = re.sub(r"[\s\"']", "", head[1])
+                if inside == f"{table}.{key}".lstrip("."):
+                    return f"{self.path}, line {number}"
+            elif inside == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
+                return f"{self.path}, line {number}"
+        return str(self.path)
+
+
+def config_file() -> Path:
+    """`$XDG_CONFIG_HOME/cbtop/config.toml`, else in `~/.config`. It may not exist."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "cbtop" / "config.toml"
+
+
+def read_config() -> Config:
+    """The file, or that there is none. Raises UsageError where it cannot be read."""
+    import tomllib  # most runs have no file
+
+    path = config_file()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return Config(path, False, "", {})
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return Config(path, True, text, tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def settle(options: argparse.Namespace, settings: Mapping[str, Setting]) -> None:
+    """Give each option that the command line leaves open its value. Raises UsageError for one that cannot be."""
+    config = read_config()
+    for told in unknown_keys(config, settings):
+        sys.stderr.write(f"cbtop: {told}\n")
+    layers = (
+        _preset(config, getattr(options, PRESET, None), settings),
+        _environment(settings),
+        _file(config, settings),
+    )
+    for key, setting in settings.items():
+        if getattr(options, key, None) is None:
+            found = (layer[key] for layer in layers if key in layer)
+            setattr(options, key, next(found, setting.default))
+
+
+def unknown_keys(config: Config, settings: Mapping[str, Setting]) -> Iterator[str]:
+    """A line for each key of the file that means nothing."""
+    tables = {"": config.tables} | {f"{PRESET}.{name}": table for name, table in config.presets.items()}
+    for table, found in tables.items():
+        if isinstance(found, dict):
+            known = [*settings, *(() if table else (PRESET,))]
+            for key in found:
+                if key not in known:
+                    yield f"{config.place(key, table)}: {unknown('key', key, known)}; it is left out"
+
+
+def check_values(config: Config, settings: Mapping[str, Setting]) -> None:
+    """Raises UsageError for a value of the file, or of one of its presets, that cannot be."""
+    for name in (None, *config.presets):
+        _preset(config, name, settings)
+    _file(config, settings)
+
+
+def _file(config: Config, settings: Mapping[str, Setting]) -> dict[str, Any]:
+    return {
+        key: _value(settings[key], value, config.place(key), key)
+        for key, value in config.tables.items()
+        if key in settings
+    }
+
+
+def _preset(config: Config, name: str | None, settings: Mapping[str, Setting]) -> dict[str, Any]:
+    if name is None:
+        return {}
+    if not isinstance(table := config.presets.get(name), dict):
+        raise UsageError(f"--preset: {unknown('preset', name, config.presets)}; they are tables of {config.path}")
+    return {
+        key: _value(settings[key], value, config.place(key, f"{PRESET}.{name}"), key)
+        for key, value in table.items()
+        if key in settings
+    }
+
+
+def _environment(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    found = {}
+    for key, setting in settings.items():
+        if text := os.environ.get(name := VARIABLES + key.upper()):
+            found[key] = _value(setting, text.split(",") if setting.is_list else text, name, key)
+    if os.environ.get(NO_COLOR):
+        found.setdefault("color", False)
+    return found
+
+
+def _value(setting: Setting, value: object, place: str, key: str) -> Any:
+    try:
+        if not setting.is_list:
+            return setting.parse(_text(value))
+        if not isinstance(value, list):
+            raise argparse.ArgumentTypeError(f"{value!r} is no list")
+        return [setting.parse(_text(one)) for one in value]
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{place}: {key}: {error}") from error
+
+
+def _text(value: object) -> str:
+    """As it would be typed."""
+    if isinstance(value, dict | list):
+        raise argparse.ArgumentTypeError("a single value is wanted")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def yes_or_no(text: str) -> bool:
+    """`true` and `false`, or 1 and 0, as argparse checks it."""
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if text.casefold() not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return known[text.casefold()]

@@ -1,0 +1,97 @@
+"""Whether the terminal's background is light: the terminal is asked (OSC 11) and answers whenever it likes, or never.
+
+Nobody waits for the answer, and it never becomes keys, however late it comes: it is taken out of what is typed before
+Textual reads that. Only who leaves right after asking waits for it, or it would be left for the shell.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from itertools import chain
+
+from textual._xterm_parser import XTermParser
+from textual.drivers import linux_driver
+from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
+
+ASK = "\x1b]11;?\x1b\\"
+ANSWER_WITHIN_S = 1.0  # a terminal that has not answered by then is taken for one that never does
+_ANSWER = re.compile(r"\x1b?\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
+_BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")  # the rest comes with what is read next
+_COLOUR = re.compile(r"rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
+_BLACK_ON_IT = 0.179  # relative luminance from which on black has more contrast than white (WCAG 2)
+_NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # kinds of terminal
+
+
+class BackgroundTold(Message):
+    """The terminal has said what its background is."""
+
+    def __init__(self, *, is_light: bool) -> None:
+        super().__init__()
+        self.is_light = is_light
+
+
+class AnswerParser(XTermParser):
+    """What is typed, without the answer."""
+
+    _held = ""
+
+    def feed(self, data: str) -> Iterable[Message]:
+        if not data:  # the end of all
+            return super().feed(data)
+        data, self._held = self._held + data, ""
+        told: list[Message] = []
+        while answer := _ANSWER.search(data):
+            data = data[: answer.start()] + data[answer.end() :]
+            if (is_light := _is_light(answer[1])) is not None:
+                told.append(BackgroundTold(is_light=is_light))
+        if begun := _BEGUN.search(data):
+            data, self._held = data[: begun.start()], begun[0]
+        return chain(told, super().feed(data)) if data else told
+
+
+vars(linux_driver)["XTermParser"] = AnswerParser  # by this name the driver makes its own
+
+
+class AskingDriver(LinuxDriver):
+    """Textual's own, which can ask."""
+
+    _asked_s: float | None = None  # None: no answer is awaited
+
+    def ask_background(self) -> None:
+        """Ask the terminal, where it is one that may answer."""
+        if self.input_tty and os.environ.get("TERM", "") not in _NEVER_ANSWER:
+            self._asked_s = time.monotonic()
+            self.write(ASK)
+            self.flush()
+
+    def process_message(self, message: Message) -> None:
+        if isinstance(message, BackgroundTold):
+            self._asked_s = None
+        super().process_message(message)
+
+    def disable_input(self) -> None:
+        while self._asked_s is not None and time.monotonic() < self._asked_s + ANSWER_WITHIN_S:
+            time.sleep(0.01)
+        super().disable_input()
+
+
+def is_light_by_environment() -> bool:
+    """What COLORFGBG says, which some terminals set: `0;15` is black on white."""
+    return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
+
+
+def _is_light(colour: str) -> bool | None:
+    """Of `rgb:ffff/ffff/dddd`; None of what is no colour."""
+    if (found := _COLOUR.match(colour)) is None:
+        return None
+    return luminance(*(int(part, 16) / (16 ** len(part) - 1) for part in found.groups())) > _BLACK_ON_IT
+
+
+def luminance(red: float, green: float, blue: float) -> float:
+    """Relative luminance, 0 to 1, of a colour of sRGB whose parts are 0 to 1 (WCAG 2)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

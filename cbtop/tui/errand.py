@@ -1,0 +1,100 @@
+"""What a key asks for that takes a while: a thread waits for it, says how far it is, and tells what came of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from textual.app import App
+from textual.notifications import SeverityLevel
+from textual.worker import get_current_worker
+
+from cbtop.client.kernel_request import POLL_S
+from cbtop.errors import CbtopError
+from cbtop.protocol.errors import ProtocolError
+from cbtop.tui.widgets.lines import clean
+from cbtop.viewmodels.model import SourceView
+
+READ_S = 10.0  # how long what became of a request stays on the screen
+
+Found = TypeVar("Found")
+Found_co = TypeVar("Found_co", covariant=True)
+
+
+class Progress(Protocol):
+    """Shows a status, and how much of all is done (0..1; None: not known). An empty status ends it."""
+
+    def __call__(self, status: str, done: float | None = None, /) -> None: ...
+
+
+class Awaited(Protocol[Found_co]):
+    """What is waited for."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def done(self) -> float | None: ...
+
+    def poll(self) -> Found_co | None:
+        """What was found; None while it is waited for. Raises where nothing will be."""
+
+
+class Errand(ABC, Generic[Found]):
+    """One at a time of its kind; leaving the screen ends it."""
+
+    TITLE: ClassVar[str]
+    AT_IT: ClassVar[str]  # why not a second one meanwhile
+
+    def __init__(self, app: App[int], show_progress: Progress) -> None:
+        self._app = app
+        self._show_progress = show_progress
+
+    @abstractmethod
+    def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
+        """Why it cannot be done for what is shown; empty where it can."""
+
+    @abstractmethod
+    def ask(self, source: SourceView) -> AbstractContextManager[Awaited[Found]]:
+        """Begin it; leaving the context ends it."""
+
+    @abstractmethod
+    def told(self, source: SourceView, found: Found) -> Iterable[str]:
+        """What was found, line by line."""
+
+    def begin(self, source: SourceView | None, *, is_recording: bool) -> None:
+        """Do it for `source`, the process shown, or say why not."""
+        if why := self.why_not(source, is_recording=is_recording) or self._at_it():
+            self._tell(why, severity="warning")
+        elif source is not None:
+            self._app.run_worker(partial(self._wait, source), thread=True, group=self.TITLE)
+
+    def _at_it(self) -> str:
+        mine = (worker for worker in self._app.workers if worker.group == self.TITLE)
+        return "" if all(worker.is_finished for worker in mine) else self.AT_IT
+
+    def _wait(self, source: SourceView) -> None:
+        worker = get_current_worker()
+        shown: tuple[str, float | None] = "", None
+        try:
+            with self.ask(source) as asked:
+                while (found := asked.poll()) is None:
+                    if worker.is_cancelled:  # nobody looks any more
+                        return
+                    if shown != (asked.status, asked.done):
+                        shown = asked.status, asked.done
+                        self._app.call_from_thread(self._show_progress, *shown)
+                    worker.cancelled_event.wait(POLL_S)
+        except (CbtopError, ProtocolError, OSError) as error:
+            tell = partial(self._tell, str(error), severity="error")
+        else:
+            tell = partial(self._tell, *self.told(source, found))
+        self._app.call_from_thread(self._show_progress, "")
+        self._app.call_from_thread(tell)
+
+    def _tell(self, *lines: str, severity: SeverityLevel = "information") -> None:
+        text = "\n".join(clean(line) for line in lines if line)
+        self._app.notify(text, title=self.TITLE, severity=severity, timeout=READ_S, markup=False)

@@ -1,0 +1,47 @@
+"""The key that asks the process shown for the kernels of its next steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+
+from textual.app import App
+
+from cbtop import formatting
+from cbtop.client.kernel_request import KernelRequest, own_source
+from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.tui.errand import Errand, Progress
+from cbtop.viewmodels.kernels import BurstView
+from cbtop.viewmodels.model import SourceView
+
+
+class Kernels(Errand[BurstView]):
+    """They are in no statistics; the graph shows them once they are there, on a paused screen once that goes on."""
+
+    TITLE = "kernels"
+    AT_IT = "one process is being asked already"
+
+    def __init__(self, app: App[int], show_progress: Progress, is_paused: Callable[[], bool]) -> None:
+        super().__init__(app, show_progress)
+        self._is_paused = is_paused
+
+    def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
+        if is_recording:
+            return "this is a recording: only a process that is live can be asked"
+        if source is None:
+            return "there is no process yet that could be asked"
+        if source.merged is not None:
+            return "these are several processes, and one alone is asked: press m until one is shown"
+        if source.state != SourceStatus.LIVE:
+            return f"pid {source.pid} is {source.state}: only a process that is live can be asked"
+        return ""
+
+    @contextmanager
+    def ask(self, source: SourceView) -> Iterator[KernelRequest]:
+        with closing(own_source(source.key)) as own, KernelRequest(own) as request:
+            yield request
+
+    def told(self, source: SourceView, found: BurstView) -> Iterable[str]:
+        after = ", after Space" if self._is_paused() else ""
+        where = f"Graph shows them under their bricks{after}: Enter unfolds one" if found.phases else ""
+        return (*formatting.burst(found), *formatting.burst_notes(found), where)

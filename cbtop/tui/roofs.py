@@ -1,0 +1,30 @@
+"""The key that measures the roofs over the process shown again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cbtop.client.calibration import Calibration, why_not_measured
+from cbtop.tui.errand import Errand
+from cbtop.viewmodels.model import SourceView
+
+
+class Roofs(Errand[list[str]]):
+    """They take the machine for some seconds."""
+
+    TITLE = "roofs"
+    AT_IT = "they are being measured already"
+
+    def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
+        if is_recording:
+            return "this is a recording: its roofs are those of then"
+        if source is None:
+            return "there is no process yet whose roofs could be measured"
+        return why_not_measured(source)
+
+    def ask(self, source: SourceView) -> Calibration:
+        return Calibration(source)
+
+    def told(self, source: SourceView, found: list[str]) -> Iterable[str]:
+        later = "" if source.roofline.ceilings else "programs that start from now on are shown under them"
+        return (*(" ".join(line.split()) for line in found), later)

@@ -1,0 +1,58 @@
+"""The order of the tables from one run to the next: kept whole, and never a trouble."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cbtop.commands.shared.sort_memory import remember_orders, remembered_orders, sort_file
+from cbtop.row_choice import RowChoice
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.widgets.sorted_table import SortedTable
+from tests.cbtop import samples
+from tests.cbtop.conftest import ScriptedFeed
+
+
+def test_what_is_kept_is_found_again_and_other_tables_keep_theirs() -> None:
+    assert remembered_orders() == {}
+    remember_orders({"bricks": ("p95 µs", False)})
+    remember_orders({"roofline": ("brick", True)})
+    assert remembered_orders() == {"bricks": ("p95 µs", False), "roofline": ("brick", True)}
+    assert [path.name for path in sort_file().parent.iterdir()] == ["sort.json"]
+
+
+def test_where_nothing_was_chosen_nothing_is_written() -> None:
+    remember_orders({})
+    assert not sort_file().exists()
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "{}", '{"bricks": 3}', '{"bricks": ["p95"]}', "[" * 4000, "\xff"])
+def test_what_cannot_be_read_is_no_order(text: str) -> None:
+    sort_file().parent.mkdir(parents=True)
+    sort_file().write_text(text, encoding="latin-1")
+    assert remembered_orders() == {}
+
+
+def test_where_nothing_can_be_written_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    remember_orders({"bricks": ("p95 µs", True)})
+    assert remembered_orders() == {}
+
+
+async def test_the_order_chosen_on_the_screen_comes_back_and_one_that_was_asked_for_is_not_kept() -> None:
+    app = CbtopApp(ScriptedFeed(samples.LIVE), section="bricks", interval_s=60)
+    app.rows = RowChoice("p50 µs")
+    async with app.run_test(size=(240, 60)) as pilot:
+        await pilot.pause()
+        assert app.chosen_orders == {}
+        await pilot.press("s", "S")
+        chosen = app.chosen_orders
+        assert chosen == {"bricks": ("p95 µs", False)}
+    again = CbtopApp(ScriptedFeed(samples.LIVE), section="bricks", interval_s=60)
+    again.orders = chosen
+    async with again.run_test(size=(240, 60)) as pilot:
+        await pilot.pause()
+        table = again.query_one("#bricks-table", SortedTable)
+        assert (table.sort_by, table.descending) == ("p95 µs", False)
