@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 Report = Callable[["Sequence[SourceView]", Sequence[str], "ReplayView | None"], str]
 
-DEVICES = "devices"  # the section that is of no source
-VIEWS = ("bricks", "categories", "layers", "roofline", "tree", "trace", DEVICES)  # as in text.py
+SOURCES, DEVICES = "sources", "devices"  # the sections that are of no one source
+VIEWS = ("bricks", "categories", "layers", "roofline", "tree", "trace", SOURCES, DEVICES)  # as in text.py
 
 
 def _text(views: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:

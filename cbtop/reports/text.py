@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance
-from cbtop.reports import DEVICES
+from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.machines import machines_of, machines_text
+from cbtop.reports.sources import listed_in, listed_text
 from cbtop.reports.tables import Table, table
 from cbtop.statistics import (
     CALL_REPORT,
@@ -46,12 +47,18 @@ BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n
 
 
 def text_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
-    """Each source with the chosen sections, in the order given, then the machines where they run."""
-    parts = [_source(source, [section for section in sections if section in SECTIONS]) for source in sources]
+    """Each source with the chosen sections, in the order given, then the list of all, and where they run."""
+    parts = [] if [*sections] == [SOURCES] else [_source(source, _of_one(sections)) for source in sources]
+    if SOURCES in sections and ([*sections] == [SOURCES] or listed_in(sources)):
+        parts.append(listed_text(listed_in(sources)))
     if DEVICES in sections and (sections == [DEVICES] or machines_of(sources)):
         parts.append(machines_text(machines_of(sources)))
     text = "\n\n\n".join(parts)
     return text if replay is None else f"{_replay(replay)}\n\n{text}"
+
+
+def _of_one(sections: Sequence[str]) -> list[str]:
+    return [section for section in sections if section in SECTIONS]
 
 
 def _replay(replay: ReplayView) -> str:
