@@ -25,8 +25,8 @@ from cbtop.viewmodels.model import SourceRow
 from cbtop.viewmodels.source import has_data
 
 DESCRIPTION = (
-    "List every instrumented process: rank, model, state, speed and losses, how far its host's clock is from ours, "
-    "and the rank that is slower than the others."
+    "List every instrumented process: rank, model, state, device, speed, losses and lag, how far its host's clock is "
+    "from ours, what profiling costs it, and the rank that is slower than the others."
 )
 EPILOG = """\
 examples:

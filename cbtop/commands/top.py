@@ -37,6 +37,7 @@ examples:
   cbtop                              watch every instrumented process of yours
   cbtop --headless --once            print one report and exit: for CI and pipes
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
+  cbtop --headless --once --view sources    every process, and what cbtop itself costs
   cbtop --headless --once --view devices    GPUs, the CPU, and the processes on them
   cbtop --connect E1 --connect E2    watch what two daemons serve
   cbtop ls                           list what there is to watch

@@ -11,7 +11,7 @@ from cbtop import formatting
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule, recorded_steps
-from cbtop.tui.views.devices import busy_curve
+from cbtop.tui.views.devices import Devices, busy_curve
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.layers import slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
@@ -223,8 +223,8 @@ def _devices(source: SourceView, width: int, height: int) -> list[Line]:
         return []
     shown = rows[: height - 1]
     left_out = len(rows) - len(shown)
-    head = rule((("devices", "dim"),), width, ((f"{left_out} more: 6", "faint"),) if left_out else BLANK)
-    return [head, *(_device(row, width) for row in shown)]
+    more: Line = ((f"{left_out} more: {Devices.title}", "faint"),) if left_out else BLANK
+    return [rule((("devices", "dim"),), width, more), *(_device(row, width) for row in shown)]
 
 
 def _device(row: DeviceRow, width: int) -> Line:
@@ -252,12 +252,13 @@ def _of(limit: float | None, unit: str) -> Line:
 
 
 def _cost(source: SourceView, width: int, height: int) -> list[Line]:
-    """What recording costs the process, as far as it measures that, and what was lost."""
+    """What was lost, what recording costs the process, as far as it measures that, and what this viewer does."""
     loss = source.loss
-    lost = loss.dropped - loss.before_attach
     records: Line = ((formatting.count(loss.received), ""), (" records, ", "dim"))
-    records += ((f"{formatting.count(lost)} lost", "strong bad" if lost else "good"),)
+    records += ((f"{formatting.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)
     parts: list[Line] = [(("  cbtop: ", "dim"), *records)]
     if source.overhead is not None:
         parts.append(((formatting.overhead(source.overhead), ""),))
+    if source.listed and source.listed.costs and (percent := source.listed.costs[0].cpu_percent) is not None:
+        parts.append((("this viewer ", "dim"), (formatting.percent(percent), ""), (" of a core", "dim")))
     return [join_fitting(parts, width, " · ")]

@@ -148,7 +148,7 @@ def daemon_of(*processes: DeviceProcess, pid: int = 812) -> Store:
 
 def test_what_the_daemon_costs_is_what_its_samplers_say_of_its_own_process() -> None:
     mine = DeviceProcess(812, START, "cbtop", 40e6, 1.25)
-    cost = daemon_cost(daemon_of(mine, DeviceProcess(PID, START, "x", 1e9, 99.0)))
+    cost = daemon_cost(daemon_of(DeviceProcess(PID, START, "x", 1e9, 99.0), mine))
     assert cost is not None
     assert (cost.name, cost.cpu_percent, cost.resident_bytes, cost.why) == ("daemon 812@gpubox", 1.25, 40e6, "")
     first = daemon_cost(daemon_of(replace(mine, utilization_percent=None)))
