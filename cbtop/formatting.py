@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from cbtop.protocol.messages import KernelTimes, Sampling
+from cbtop.protocol.vocabulary import SourceStatus
 
 # isort: off
 from cbtop.units import (  # also written by this module's name
@@ -30,9 +31,13 @@ from cbtop.viewmodels.model import (
     BesideView,
     BooksView,
     CeilingRow,
+    ClockView,
     CriticalPathView,
+    LossView,
     MergedView,
     MergeMode,
+    ProcessCost,
+    SourceRow,
     SourceView,
     StallView,
     StragglerView,
@@ -113,8 +118,13 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
         return f"{its}last {source.window.covers_s:.1f} s"
     if source.since_s is None:
         return "all that was seen"
-    is_days = source.stretch is not None and source.stretch.wall_us >= _DATE_FROM_US
-    return f"since {date(source.since_s)[0 if with_date else 5 if is_days else 11 :]}"
+    return f"since {since(source.since_s, source.stretch.wall_us if source.stretch else None, with_date=with_date)}"
+
+
+def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> str:
+    """When a time began that is so long: the time of day, with its day where it is long or the year is asked for."""
+    is_days = wall_us is not None and wall_us >= _DATE_FROM_US
+    return date(unix_s)[0 if with_date else 5 if is_days else 11 :]
 
 
 def between_steps(found: StretchView | None) -> str:
@@ -307,6 +317,95 @@ def overhead(sampling: Sampling) -> str:
     return f"recording costs {cost:.2f}% of its steps' time (95 %: {low:.2f} to {high:.2f}; {allowed})"
 
 
+def process_cost(cost: ProcessCost) -> str:
+    """What a process of ours costs: `this viewer 3.4 % of a core over 10.0 s, 84.1 MB`."""
+    if cost.cpu_percent is None and cost.resident_bytes is None:
+        return f"{cost.name} {NOT_MEASURED}: {cost.why}"
+    over = f" over {cost.over_s:.1f} s" if cost.over_s else ""
+    core = NOT_MEASURED if cost.cpu_percent is None else f"{percent(cost.cpu_percent)} of a core{over}"
+    why = f" ({cost.why})" if cost.why else ""
+    return f"{cost.name} {core}{why}, {size_bytes(cost.resident_bytes)}"
+
+
+def losses(loss: LossView) -> str:
+    """`95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach, 4 unread`."""
+    share = f" ({percent(loss.lost_percent)} since the daemon looked)" if loss.lost else ""
+    parts = [f"{count(loss.produced)} produced", f"{count(loss.lost)} lost{share}"]
+    parts += [f"{count(loss.before_attach)} before attach", f"{count(loss.unread)} unread"]
+    parts += [f"{count(loss.left_out)} announcements left out"] if loss.left_out else []
+    return ", ".join(parts)
+
+
+# Of a source in the list of all: what its figures are called, by their keys in the JSON.
+SOURCE_FIGURES = {
+    "model": "model",
+    "tokens_per_sec": "tokens/s",
+    "steps_per_sec": "steps/s",
+    "lag_s": "lag",
+    "clock_offset_us": "clock",
+    "devices": "on",
+    "overhead_percent": "recording costs",
+}
+
+
+def unknown_figures(rows: Sequence[SourceRow]) -> list[str]:
+    """Each reason once: `recording costs of pid 7, pid 8: it does not measure …`."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for unknown in row.unknown:
+            found.setdefault((SOURCE_FIGURES[unknown.figure], unknown.why), []).append(f"pid {row.pid}")
+    return [f"{figure} of {_some(pids)}: {why}" for (figure, why), pids in found.items()]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def placed_rank(row: SourceRow) -> str:
+    """`3/8`, `3/?`; a dash for a process that is no rank."""
+    return NONE_THERE if row.rank is None else f"{row.rank}/{'?' if row.world_size is None else row.world_size}"
+
+
+def rates_since(row: SourceRow) -> str:
+    """Which time its rates are of: `20:02:11`, `last 10.4 s`."""
+    if row.window is not None:
+        return f"last {row.window.covers_s:.1f} s"
+    return NOT_MEASURED if row.since_s is None else since(row.since_s, row.wall_us)
+
+
+def lag(row: SourceRow) -> str:
+    """How old what is known of it is: `0.1 s`; nothing lags behind what has ended."""
+    if row.state is not SourceStatus.LIVE:
+        return NONE_THERE
+    return NOT_MEASURED if row.lag_s is None else f"{row.lag_s:.1f} s"
+
+
+def clock(found: ClockView | None) -> str:
+    """Of another host `3.21 ms ahead ± 110.0 µs`; a dash where there is no other clock."""
+    if found is None:
+        return NOT_MEASURED
+    return clock_offset(found.offset_us, found.uncertainty_us) if found.uncertainty_us else NONE_THERE
+
+
+def on_devices(row: SourceRow) -> str:
+    """`GPU 0–3`, `cpu`; what has ended is on none."""
+    if row.state is not SourceStatus.LIVE:
+        return NONE_THERE
+    if row.devices is None:
+        return NOT_MEASURED
+    return "cpu" if row.devices == ("cpu",) else f"GPU {labels(row.devices)}"
+
+
+def short_overhead(sampling: Sampling | None) -> str:
+    """What recording costs, of the time in steps, and between what it lies (95 %): `0.62 % (0.41–0.80)`."""
+    if sampling is None or sampling.overhead_percent is None:
+        return NOT_MEASURED
+    low, high = sampling.low_percent, sampling.high_percent
+    bounds = "" if low is None or high is None else f" ({low:.2f}–{high:.2f})"
+    return f"{sampling.overhead_percent:.2f} %{bounds}"
+
+
 def stale_sampler(sampler: str, age_s: float) -> str:
     """How old figures of devices are: `nvml has not answered for 12 s: its figures are so old`."""
     return f"{sampler} has not answered for {age_s:.0f} s: its figures are so old"
@@ -325,7 +424,7 @@ def stale(seconds: float) -> str:
     return f"nothing heard for {seconds:.0f} s"
 
 
-def standing(view: SourceView) -> str:
+def standing(view: SourceView | SourceRow) -> str:
     """How a process is, in capitals, and for how long it has not gone on: `LIVE`, `STALLED 32 s`, `GONE`."""
     age = f" {view.stall.age_s:.0f} s" if view.stall else ""
     return f"{view.standing.upper()}{age}"

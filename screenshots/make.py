@@ -38,15 +38,15 @@ UNEDITED = [*CBTOP, "run", "--", sys.executable, str(HERE / "generate.py")]
 
 
 def main() -> int:
-    names = [view.title.lower() for view in VIEWS]
-    views = {str(number): name for number, name in enumerate(names, 1) if name != "devices"}
+    keys = {view.title.lower(): str(number) for number, view in enumerate(VIEWS, 1)}
+    views = {key: name for name, key in keys.items() if name != "devices"}
     asyncio.run(draw_recorded("imperfect.cbtop", 20.0, views))
-    asyncio.run(draw_recorded("h100.cbtop", 20.0, {"4": "gpu", "5": "gpu_graph"}))
-    draw([*CBTOP, "demo", "--serve-only"], {"6": "devices"})
+    asyncio.run(draw_recorded("h100.cbtop", 20.0, {keys["roofline"]: "gpu", keys["graph"]: "gpu_graph"}))
+    draw([*CBTOP, "demo", "--serve-only"], {keys["devices"]: "devices"})
     if find_spec("transformers") is None:
         print("run.svg stays as it is: transformers is not installed (make torch)")
     else:
-        draw(UNEDITED, {"2": "run"})
+        draw(UNEDITED, {keys["bricks"]: "run"})
     return 0
 
 

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Self
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.kept_roofs import KeptRoofs
 from cbtop.client.link import Link
+from cbtop.client.own_cost import OwnCost
 from cbtop.client.store import Budget, SourceRecord, Store
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.devices import MachineView, machine_view
 from cbtop.viewmodels.merge import members_of, merged_view
-from cbtop.viewmodels.model import ClockView, MergeMode, SourceSummary, SourceView, StragglerView
+from cbtop.viewmodels.model import (
+    ClockView,
+    ListView,
+    MergeMode,
+    ProcessCost,
+    SourceRow,
+    SourceSummary,
+    SourceView,
+    StragglerView,
+)
 from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
-from cbtop.viewmodels.straggler import job_of, straggler
+from cbtop.viewmodels.sources import daemon_cost, source_row
+from cbtop.viewmodels.straggler import Job, job_of, straggler
 from cbtop.viewmodels.verdicts import judged
 
 
@@ -33,18 +47,29 @@ class FeedEnd:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A source, all that its daemon said, how long that was not heard (None: it is), its host's clock less ours."""
+    """A source, all that its daemon said, how long that was not heard (None: it is), its host's clock less ours.
+
+    `now_ns` is what the monotonic clock of its host shows now; None where that is not known.
+    """
 
     record: SourceRecord
     store: Store
     stale_s: float | None = None
     clock: ClockView | None = None
+    now_ns: int | None = None
 
 
 class Views:
     """The views made from all that is seen."""
 
     silenced: Collection[str] = ()  # ids of verdicts that nobody wants to read
+
+    def __init__(self) -> None:
+        self._own_cost = OwnCost()
+
+    def poll(self, timeout_ms: int = 0) -> None:
+        """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
+        self._own_cost.tick()
 
     @abstractmethod
     def seen(self) -> Mapping[str, Seen]:
@@ -60,6 +85,40 @@ class Views:
         found = summaries(source.record for source in seen.values())
         return tuple(replace(summary, stale_s=seen[summary.key].stale_s) for summary in found)
 
+    def listed(self, phase: str | None = None, *, window: bool = False) -> ListView:
+        """All sources and what cbtop costs. What is told while it is looked at is in the next one."""
+        seen, known = self.seen(), self.sources()
+        machine_of = cache(machine_view)  # several sources have the same
+        slowest_of = cache(partial(_slowest, seen))
+
+        @cache
+        def row(key: str) -> SourceRow:
+            one = seen[key]
+            machine = machine_of(one.store, one.stale_s) if one.store.devices else None
+            found = source_row(one.record, phase, window=window, machine=machine, clock=one.clock, now_ns=one.now_ns)
+            slowest = slowest_of(job_of(one.record), found.phase)
+            return replace(found, stale_s=one.stale_s, straggler=slowest)
+
+        ended = sum(one.state is not SourceStatus.LIVE for one in known)
+        return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()))
+
+    def _costs(self) -> Iterator[ProcessCost]:
+        """What this process costs, and the daemons that are others."""
+        own = self._own_cost
+        why = "" if own.cpu_percent is not None else "it has run for less than a second"
+        inside = ", the daemon in it" if self.is_daemon_inside else ""
+        yield ProcessCost(f"this viewer{inside}", own.cpu_percent, own.over_s or None, own.resident_bytes, why)
+        yield from self.daemon_costs()
+
+    @property
+    def is_daemon_inside(self) -> bool:
+        """Whether the daemon is ours: nobody else was there to watch."""
+        return False
+
+    @abstractmethod
+    def daemon_costs(self) -> Iterator[ProcessCost]:
+        """What each daemon costs that is no part of this process."""
+
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
         """What a source shows, of all that was seen or its window; None for `key` is the first of `sources()`.
 
@@ -73,9 +132,12 @@ class Views:
         if source is None:
             return None
         view = source_view(source.record, phase, window=window, ceilings=self.ceilings(source.record))
-        found = _straggler(seen, source.record, view.phase)
+        found = _slowest(seen, job_of(source.record), view.phase)
         machines = _machines([source])
-        view = replace(view, stale_s=source.stale_s, clock=source.clock, straggler=found, machines=machines)
+        listed = self.listed(phase, window=window)
+        view = replace(
+            view, stale_s=source.stale_s, clock=source.clock, straggler=found, machines=machines, listed=listed
+        )
         return judged(view, self.silenced)
 
     def merged(
@@ -92,11 +154,14 @@ class Views:
         ]
         heard = [source for source in alike if source.stale_s is None] or alike
         view = merged_view([source.record for source in heard], mode, phase, window=window)
-        found = _straggler(seen, seen[key].record, view.phase)
+        found = _slowest(seen, job_of(seen[key].record), view.phase)
         assert view.merged is not None
         merged = replace(view.merged, left_out=len(alike) - len(view.merged.members))
         machines = _machines(heard)
-        view = replace(view, merged=merged, stale_s=heard[0].stale_s, straggler=found, machines=machines)
+        listed = self.listed(phase, window=window)
+        view = replace(
+            view, merged=merged, stale_s=heard[0].stale_s, straggler=found, machines=machines, listed=listed
+        )
         return judged(view, self.silenced)
 
 
@@ -104,15 +169,25 @@ class StoreViews(Views):
     """The views made from one store, of the sources that match `selected` (none: of all)."""
 
     def __init__(self, window_s: float, selected: Sequence[str]) -> None:
+        super().__init__()
         self._store = Store(window_s)
         self._selected = selected
 
+    @property
+    @abstractmethod
+    def now_ns(self) -> int:
+        """What the monotonic clock of its daemon's host shows."""
+
     def seen(self) -> Mapping[str, Seen]:
         return {
-            key: Seen(record, self._store)
+            key: Seen(record, self._store, now_ns=self.now_ns)
             for key, record in self._store.sources.items()
             if not self._selected or is_selected(record, self._selected)
         }
+
+    def daemon_costs(self) -> Iterator[ProcessCost]:
+        if (cost := daemon_cost(self._store)) is not None:
+            yield cost
 
 
 class Feed(Views):
@@ -130,6 +205,7 @@ class Feed(Views):
         keys: ViewerKeys | None = None,
         selected: Sequence[str] = (),
     ) -> None:
+        super().__init__()
         self.keys = keys
         self._selected = selected
         self._kept_roofs = KeptRoofs()
@@ -142,19 +218,26 @@ class Feed(Views):
             self._close = opened.pop_all().close
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
+        super().poll()
         for link in self._links:
             link.poll(timeout_ms // len(self._links))
 
     def seen(self) -> Mapping[str, Seen]:
         """Every selected source; of two links that bring the same one, from that which is not silent."""
         by_freshness = sorted(self._links, key=lambda link: link.stale_s or 0, reverse=True)
-        return {
-            key: Seen(record, link.store, link.stale_s, self._clock_of(link))
-            for link in by_freshness
-            for key, record in link.store.sources.items()
-            if not self._selected or is_selected(record, self._selected)
-        }
+        found: dict[str, Seen] = {}
+        for link in by_freshness:
+            clock = self._clock_of(link)
+            now_ns = None if clock is None else time.perf_counter_ns() + round(clock.monotonic_offset_us * 1e3)
+            for key, record in link.store.sources.items():
+                if not self._selected or is_selected(record, self._selected):
+                    found[key] = Seen(record, link.store, link.stale_s, clock, now_ns)
+        return found
+
+    def daemon_costs(self) -> Iterator[ProcessCost]:
+        for link in self._links:
+            if not link.is_daemon_inside and (cost := daemon_cost(link.store, link.stale_s)) is not None:
+                yield cost
 
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
         """The roofs over a source: those it announced or, of this machine, those measured again since."""
@@ -255,9 +338,8 @@ def _machines(sources: Iterable[Seen]) -> tuple[MachineView, ...]:
     return tuple(machine_view(source.store, source.stale_s) for source in stores.values() if source.store.devices)
 
 
-def _straggler(seen: Mapping[str, Seen], record: SourceRecord, phase: str | None) -> StragglerView | None:
-    """The straggler among the ranks of the job that `record` is one of."""
-    job = job_of(record)
+def _slowest(seen: Mapping[str, Seen], job: Job | None, phase: str | None) -> StragglerView | None:
+    """The straggler among the ranks of a job."""
     if job is None or phase is None:
         return None
     heard = (source.record for source in seen.values() if source.stale_s is None)

@@ -64,12 +64,17 @@ class ReplayFeed(StoreViews):
         return (self._at_ns - self._reader.begin_ns) / 1e9
 
     @property
+    def now_ns(self) -> int:
+        return self._at_ns
+
+    @property
     def damage(self) -> int:
         """How many frames were met that could not be shown."""
         return len(self._refused) + self._reader.damaged
 
     def poll(self, timeout_ms: int = 0) -> None:
         """Go on by the time that has passed, while it plays."""
+        super().poll()
         now_s = self._clock_s()
         passed_s, self._polled_s = now_s - self._polled_s, now_s
         if self.is_playing:

@@ -21,12 +21,12 @@ from cbtop.commands.top import (
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.sources import sources_json, sources_text
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import SourceRow
 from cbtop.viewmodels.source import has_data
 
 DESCRIPTION = (
-    "List every instrumented process: rank, model, state, speed and losses, how far its host's clock is from ours, "
-    "and the rank that is slower than the others."
+    "List every instrumented process: rank, model, state, device, speed, losses and lag, how far its host's clock is "
+    "from ours, what profiling costs it, and the rank that is slower than the others."
 )
 EPILOG = """\
 examples:
@@ -49,17 +49,17 @@ def run(options: argparse.Namespace) -> int:
         _wait_for_answers(feed, options.timeout)
         if runs_ranks(feed):
             _poll_until(feed, time.monotonic() + RANKS_WATCH_S)
-        views = _views(feed)
-        if views:
-            sys.stdout.write(FORMATS[options.format](views) + "\n")
+        rows = _rows(feed)
+        if rows:
+            sys.stdout.write(FORMATS[options.format](rows) + "\n")
             sys.stdout.flush()
-        if views and feed.unanswered:
+        if rows and feed.unanswered:
             sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not listed\n")
-        if views and feed.unread:
+        if rows and feed.unread:
             sys.stderr.write(f"cbtop: {unread(feed)}; not all that runs there is listed\n")
         if feed.left_out:
             sys.stderr.write(f"cbtop: {feed.left_out}\n")
-        return _exit_code(feed, views)
+        return _exit_code(feed, rows)
 
 
 def _wait_for_answers(feed: Feed, timeout_s: float) -> None:
@@ -76,19 +76,17 @@ def _poll_until(feed: Feed, deadline_s: float) -> None:
         feed.poll(POLL_MS)
 
 
-def _exit_code(feed: Feed, views: list[SourceView]) -> int:
-    if faulty := [view for view in views if view.state is SourceStatus.FAULTY]:
-        raise UntrustedError("; ".join(f"pid {v.pid} is not to be trusted: {v.state_reason}" for v in faulty))
-    if not _live(views):
+def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
+    if faulty := [row for row in rows if row.state is SourceStatus.FAULTY]:
+        raise UntrustedError("; ".join(f"pid {row.pid} is not to be trusted: {row.state_reason}" for row in faulty))
+    if not any(row.state is SourceStatus.LIVE for row in rows):
         raise NoDataError(unanswered(feed) if feed.unanswered else f"nothing is running: {HOW_TO_START}")
     return 0
 
 
-def _views(feed: Feed) -> list[SourceView]:
+def _rows(feed: Feed) -> list[SourceRow]:
     """By host and rank."""
-    views = [view for source in feed.sources() if (view := feed.view(source.key))]
-    return sorted(views, key=lambda view: (view.state is not SourceStatus.LIVE, view.rank or 0, view.host, view.pid))
-
-
-def _live(views: list[SourceView]) -> list[SourceView]:
-    return [view for view in views if view.state is SourceStatus.LIVE]
+    return sorted(
+        feed.listed().rows(),
+        key=lambda row: (row.state is not SourceStatus.LIVE, row.rank or 0, row.host, row.pid),
+    )

@@ -26,7 +26,7 @@ from cbtop.commands.show import (
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.reports import DEVICES
+from cbtop.reports import DEVICES, SOURCES
 
 if TYPE_CHECKING:  # they load numpy and zmq
     from cbtop.client.feed import Feed
@@ -38,6 +38,7 @@ examples:
   cbtop                              watch every instrumented process of yours
   cbtop --headless --once            print one report and exit: for CI and pipes
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
+  cbtop --headless --once --view sources    every process, and what cbtop itself costs
   cbtop --headless --once --view devices    GPUs, the CPU, and the processes on them
   cbtop --connect E1 --connect E2    watch what two daemons serve
   cbtop ls                           list what there is to watch
@@ -95,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     seconds = window_s(options) if options.window is not None else options.duration or DEFAULT_WINDOW_S
     with open_feed(options, options.source, seconds) as feed:
         _wait_for_data(feed, options)
-        if options.view == DEVICES:
+        if options.view in (SOURCES, DEVICES):
             _wait_for_devices(feed, options.timeout)
         was_live = bool(running(feed))
         if not options.once and (options.headless or options.duration):

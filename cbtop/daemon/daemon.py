@@ -276,8 +276,8 @@ class Daemon:
         if not self._publisher.is_heard:
             self._devices.rest()
             return
-        sources = self._sources.values()
-        self._devices.listen([pid for source in sources if (pid := source.pid_in(self._pid_namespace))])
+        profiled = [pid for source in self._sources.values() if (pid := source.pid_in(self._pid_namespace))]
+        self._devices.listen([os.getpid(), *profiled])  # what this process costs belongs to what is said, too
         self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
 
     def _beat(self) -> None:

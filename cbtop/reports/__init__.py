@@ -24,8 +24,8 @@ class Report(Protocol):
     ) -> str: ...
 
 
-DEVICES = "devices"  # the section that is of no source
-VIEWS = ("bricks", "categories", "layers", "roofline", "tree", "trace", DEVICES)  # as in text.py
+SOURCES, DEVICES = "sources", "devices"  # the sections that are of no one source
+VIEWS = ("bricks", "categories", "layers", "roofline", "tree", "trace", SOURCES, DEVICES)  # as in text.py
 
 
 def _text(

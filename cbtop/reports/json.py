@@ -11,6 +11,14 @@ from cbtop.formatting import NOT_MEASURED
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import KernelTimes
 from cbtop.reports.machines import machine_json, machines_of
+from cbtop.reports.sources import (
+    clock_fields,
+    cost_fields,
+    listed_in,
+    row_fields,
+    stall_fields,
+    straggler_fields,
+)
 from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
@@ -19,15 +27,12 @@ from cbtop.viewmodels.layers import LayersView
 from cbtop.viewmodels.model import (
     BesideView,
     BooksView,
-    ClockView,
     CriticalPathView,
     GraphRow,
     ReplayView,
     RooflineView,
     SourceView,
-    StallView,
     StepsView,
-    StragglerView,
     StretchView,
     TraceView,
 )
@@ -69,6 +74,9 @@ OTHER_ORIGINS = {
         "overhead_percent",
         "low_percent",
         "high_percent",
+        "steps_per_sec",
+        "lost_percent",
+        "lag_s",
     ],
     Origin.DECLARED: [
         "rank",
@@ -94,11 +102,14 @@ def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: 
     if any(row.budget_gb_per_sec is not None for source in sources for row in source.bricks):
         provenance[Origin.DECLARED.value].remove("budget_us_per_token")
         provenance[Origin.MEASUREMENTS.value].append("budget_us_per_token")
+    listed = listed_in(sources)
     document = {
         "schema": SCHEMA,
         "replay": None if replay is None else asdict(replay),
         "provenance": provenance,
         "machines": [machine_json(machine) for machine in machines_of(sources)],
+        "listed": [row_fields(row) for row in (listed.rows() if listed else ())],
+        "costs": [cost_fields(cost) for cost in (listed.costs if listed else ())],
         "sources": [_source(source) for source in sources],
     }
     return json.dumps(document, allow_nan=False)
@@ -197,25 +208,6 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
             for row in layers.rows
         ],
     }
-
-
-def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
-    """The clocks of a source's host less ours."""
-    return {
-        "clock_offset_us": clock.offset_us if clock else None,
-        "clock_monotonic_offset_us": clock.monotonic_offset_us if clock else None,
-        "clock_uncertainty_us": clock.uncertainty_us if clock else None,
-    }
-
-
-def stall_fields(found: StallView | None) -> dict[str, Any] | None:
-    """How a process that runs does not go on; null where it does."""
-    return None if found is None else asdict(found)
-
-
-def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
-    """The rank that is slower than the others; null where none is."""
-    return None if found is None else asdict(found)
 
 
 def _steps(steps: StepsView | None) -> dict[str, Any] | None:

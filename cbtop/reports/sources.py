@@ -1,117 +1,192 @@
-"""The list of sources: one line each, and which rank is slower than the others."""
+"""The list of sources: one line each, why figures are n/a, which rank is slower than the others, and our own cost."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cbtop import formatting as fmt
-from cbtop.reports.json import clock_fields, stall_fields, straggler_fields
 from cbtop.reports.tables import Table, table
-from cbtop.viewmodels.model import SourceView, StragglerView
+from cbtop.viewmodels.model import (
+    ClockView,
+    ListView,
+    ProcessCost,
+    SourceRow,
+    SourceView,
+    StallView,
+    StragglerView,
+)
 
 SCHEMA = "cbtop.sources/1"
 PROVENANCE = {
     "derived from measured": [
         "tokens_per_sec",
         "tokens_per_sec_in_steps",
+        "steps_per_sec",
         "since_s",
+        "lost_percent",
+        "lag_s",
         "clock_offset_us",
         "clock_monotonic_offset_us",
         "clock_uncertainty_us",
+        "overhead_percent",
+        "overhead_low_percent",
+        "overhead_high_percent",
         "stragglers",
     ],
     "static": ["rank", "local_rank", "world_size", "sample_every", "model"],
 }
+NO_LIST = "sources: n/a (nobody keeps a list of them)"
 
 
-def sources_text(views: Sequence[SourceView]) -> str:
-    """One line a source, in the order given; then the stragglers and the clocks that are not ours."""
-    rows: Table = [
-        ("pid", "host", "rank", "program", "model", "state", "phase", "since", "tokens/s", "step p50", "drops")
-    ]
-    rows += [_row(view) for view in views]
-    lines = [table(rows, left=8)]
-    lines += [f"pid {view.pid} of {view.host}: {fmt.stall(view.stall)}" for view in views if view.stall]
-    lines += [f"straggler: {fmt.straggler(found)} (derived)" for found in _stragglers(views)]
+def listed_in(sources: Iterable[SourceView]) -> ListView | None:
+    """The list that came with views of one moment."""
+    return next((source.listed for source in sources if source.listed is not None), None)
+
+
+def listed_text(listed: ListView | None) -> str:
+    """All sources, and what cbtop itself costs."""
+    if listed is None:
+        return NO_LIST
+    costs = [f"cbtop: {fmt.process_cost(cost)}" for cost in listed.costs]
+    return "\n".join((sources_text(listed.rows()), *costs))
+
+
+def sources_text(rows: Sequence[SourceRow]) -> str:
+    """Two lines a source, in the order given; then what there is to say of some of them."""
+    who = ("pid", "host", "rank", "program", "model", "state", "on", "phase")
+    runs: Table = [(*who, "since", "tokens/s", "steps/s", "step p50"), *map(_runs, rows)]
+    heads = ("pid", "lost", "lost %", "before attach", "unread", "lag", "recording costs")
+    known: Table = [heads, *map(_known, rows)]
+    lines = [table(runs, left=9), "", table(known, left=1)]
+    lines += [f"{_who(row)}: {fmt.stall(row.stall)}" for row in rows if row.stall]
+    lines += [f"straggler: {fmt.straggler(found)} (derived)" for found in _stragglers(rows)]
+    lines += [f"{_who(row)}: {row.loss.left_out} announcements left out" for row in rows if row.loss.left_out]
     lines += [
-        f"pid {view.pid} of {view.host}: {view.loss.left_out} announcements left out"
-        for view in views
-        if view.loss.left_out
+        f"{_who(row)}: {sample}{', in every figure' if row.steps and row.steps.is_sample else ''}"
+        for row in rows
+        if (sample := fmt.sample(row.sample_every))
     ]
-    lines += [
-        f"pid {view.pid} of {view.host}: {sample}{', in every figure' if view.steps and view.steps.is_sample else ''}"
-        for view in views
-        if (sample := fmt.sample(view.sample_every))
-    ]
-    clocks = {view.host: view.clock for view in views if view.clock is not None and view.clock.uncertainty_us}
-    lines += [
-        f"clock of {host}: {fmt.clock_offset(clock.offset_us, clock.uncertainty_us)} (derived)"
-        for host, clock in clocks.items()
-    ]
+    clocks = {row.host: fmt.clock(row.clock) for row in rows if row.clock and row.clock.uncertainty_us}
+    lines += [f"clock of {host}: {clock} (derived)" for host, clock in clocks.items()]
+    lines += [f"n/a: {why}" for why in fmt.unknown_figures(rows)]
     return "\n".join(lines)
 
 
-def sources_json(views: Sequence[SourceView]) -> str:
+def sources_json(rows: Sequence[SourceRow]) -> str:
     """The same for programs."""
     document = {
         "schema": SCHEMA,
         "provenance": PROVENANCE,
-        "sources": [_source(view) for view in views],
-        "stragglers": [straggler_fields(found) for found in _stragglers(views)],
+        "sources": [row_fields(row) for row in rows],
+        "stragglers": [straggler_fields(found) for found in _stragglers(rows)],
     }
     return json.dumps(document, allow_nan=False)
 
 
-def _row(view: SourceView) -> tuple[str, ...]:
-    rank = "–" if view.rank is None else f"{view.rank}/{'?' if view.world_size is None else view.world_size}"
-    state = fmt.standing(view)
-    state = state if view.stale_s is None else f"{state}, {fmt.stale(view.stale_s)}"
+def _who(row: SourceRow) -> str:
+    return f"pid {row.pid} of {row.host}"
+
+
+def _runs(row: SourceRow) -> tuple[str, ...]:
+    state = fmt.standing(row)
     return (
-        str(view.pid),
-        view.host,
-        rank,
-        view.program,
-        view.model or fmt.NOT_MEASURED,
-        state,
-        view.phase or fmt.NOT_MEASURED,
-        fmt.shown_time(view).removeprefix("since ") if view.since_s is not None else fmt.NOT_MEASURED,
-        fmt.number(view.steps.tokens_per_sec if view.steps else None),
-        fmt.duration(view.steps.p50_us if view.steps else None),
-        fmt.count(view.loss.dropped),
+        str(row.pid),
+        row.host,
+        fmt.placed_rank(row),
+        row.program,
+        row.model or fmt.NOT_MEASURED,
+        state if row.stale_s is None else f"{state}, {fmt.stale(row.stale_s)}",
+        fmt.on_devices(row),
+        row.phase or fmt.NOT_MEASURED,
+        fmt.rates_since(row),
+        fmt.number(row.steps.tokens_per_sec if row.steps else None),
+        fmt.number(row.steps_per_sec),
+        fmt.duration(row.steps.p50_us if row.steps else None),
     )
 
 
-def _source(view: SourceView) -> dict[str, Any]:
+def _known(row: SourceRow) -> tuple[str, ...]:
+    return (
+        str(row.pid),
+        fmt.count(row.loss.lost),
+        fmt.percent_number(row.loss.lost_percent),
+        fmt.count(row.loss.before_attach),
+        fmt.count(row.loss.unread),
+        fmt.lag(row),
+        fmt.short_overhead(row.overhead),
+    )
+
+
+def row_fields(row: SourceRow) -> dict[str, Any]:
+    """A source in the list of all."""
+    sampling = row.overhead
     return {
-        "key": view.key,
-        "host": view.host,
-        "pid": view.pid,
-        "rank": view.rank,
-        "local_rank": view.local_rank,
-        "world_size": view.world_size,
-        "sample_every": view.sample_every,
-        "program": view.program,
-        "model": view.model,
-        "state": view.standing,
-        "state_reason": view.state_reason,
-        "stall": stall_fields(view.stall),
-        "stale_s": view.stale_s,
-        "phase": view.phase,
-        "steps": view.steps.count if view.steps else None,
-        "recorded_steps": view.steps.recorded if view.steps else None,
-        "since_s": view.since_s,
-        "tokens_per_sec": view.steps.tokens_per_sec if view.steps else None,
-        "tokens_per_sec_in_steps": view.steps.tokens_per_sec_in_steps if view.steps else None,
-        "step_p50_us": view.steps.p50_us if view.steps else None,
-        "produced": view.loss.produced,
-        "dropped": view.loss.dropped,
-        "announcements_left_out": view.loss.left_out,
-        **clock_fields(view.clock),
+        "key": row.key,
+        "host": row.host,
+        "pid": row.pid,
+        "rank": row.rank,
+        "local_rank": row.local_rank,
+        "world_size": row.world_size,
+        "sample_every": row.sample_every,
+        "program": row.program,
+        "model": row.model,
+        "state": row.standing,
+        "state_reason": row.state_reason,
+        "stall": stall_fields(row.stall),
+        "stale_s": row.stale_s,
+        "phase": row.phase,
+        "steps": row.steps.count if row.steps else None,
+        "recorded_steps": row.steps.recorded if row.steps else None,
+        "since_s": row.since_s,
+        "window_covers_s": row.window.covers_s if row.window else None,
+        "tokens_per_sec": row.steps.tokens_per_sec if row.steps else None,
+        "tokens_per_sec_in_steps": row.steps.tokens_per_sec_in_steps if row.steps else None,
+        "steps_per_sec": row.steps_per_sec,
+        "step_p50_us": row.steps.p50_us if row.steps else None,
+        "produced": row.loss.produced,
+        "dropped": row.loss.dropped,
+        "dropped_before_attach": row.loss.before_attach,
+        "lost": row.loss.lost,
+        "lost_percent": row.loss.lost_percent,
+        "unread": row.loss.unread,
+        "announcements_left_out": row.loss.left_out,
+        "lag_s": row.lag_s,
+        "devices": None if row.devices is None else list(row.devices),
+        "overhead_percent": sampling.overhead_percent if sampling else None,
+        "overhead_low_percent": sampling.low_percent if sampling else None,
+        "overhead_high_percent": sampling.high_percent if sampling else None,
+        **clock_fields(row.clock),
+        "unknown": {unknown.figure: unknown.why for unknown in row.unknown},
     }
 
 
-def _stragglers(views: Sequence[SourceView]) -> list[StragglerView]:
+def cost_fields(cost: ProcessCost) -> dict[str, Any]:
+    """What a process of cbtop's costs."""
+    return asdict(cost)
+
+
+def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
+    """The clocks of a source's host less ours."""
+    return {
+        "clock_offset_us": clock.offset_us if clock else None,
+        "clock_monotonic_offset_us": clock.monotonic_offset_us if clock else None,
+        "clock_uncertainty_us": clock.uncertainty_us if clock else None,
+    }
+
+
+def stall_fields(found: StallView | None) -> dict[str, Any] | None:
+    """How a process that runs does not go on; null where it does."""
+    return None if found is None else asdict(found)
+
+
+def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
+    """The rank that is slower than the others; null where none is."""
+    return None if found is None else asdict(found)
+
+
+def _stragglers(rows: Sequence[SourceRow]) -> list[StragglerView]:
     """One a job."""
-    return list(dict.fromkeys(view.straggler for view in views if view.straggler is not None))
+    return list(dict.fromkeys(row.straggler for row in rows if row.straggler is not None))

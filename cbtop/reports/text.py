@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from cbtop import formatting as fmt
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance
-from cbtop.reports import DEVICES
+from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.machines import machines_of, machines_text
+from cbtop.reports.sources import listed_in, listed_text
 from cbtop.reports.tables import Table, table
 from cbtop.row_choice import AS_THEY_COME, RowChoice
 from cbtop.statistics import (
@@ -52,12 +53,15 @@ def text_report(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Each source with the chosen sections, in the order given, then the machines where they run.
+    """Each source with the chosen sections, in the order given, then the list of all, and where they run.
 
     `rows` says which bricks the lists of bricks have, and in which order; by default all, as they come.
     """
     chosen = [section for section in sections if section in SECTIONS]
-    parts = [_source(source, chosen, rows or AS_THEY_COME) for source in sources]
+    is_list_alone = [*sections] == [SOURCES]
+    parts = [] if is_list_alone else [_source(source, chosen, rows or AS_THEY_COME) for source in sources]
+    if SOURCES in sections and (is_list_alone or listed_in(sources)):
+        parts.append(listed_text(listed_in(sources)))
     if DEVICES in sections and (sections == [DEVICES] or machines_of(sources)):
         parts.append(machines_text(machines_of(sources)))
     text = "\n\n\n".join(parts)

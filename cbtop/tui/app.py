@@ -33,6 +33,7 @@ from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.header import Header, Heading, Notice
 from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.layers import Layers
+from cbtop.tui.views.sources import Sources
 from cbtop.tui.views.welcome import Welcome
 from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.lines import ROLES, Line, clean
@@ -249,8 +250,8 @@ class CbtopApp(App[int]):
         position = self.selection.position(self.feed.sources())
         self._header.show_heading(Heading(self.source, self.paused, position, self.replay()))
         note: Line = (
+            (f"every {formatting.seconds(self.interval_s)} · ", "faint"),
             (clean(self.feed.status()), "dim"),
-            (f" · every {formatting.seconds(self.interval_s)}", "faint"),
         )
         self._tabs.set_note(note)
 
@@ -259,13 +260,13 @@ class CbtopApp(App[int]):
         return None
 
     def _show_content(self) -> None:
-        source = self.source
-        if source is None or (not (source.has_data or source.graph) and source.state == "live"):
+        source, view = self.source, self._views[self._tabs.active]
+        is_empty = source is not None and not (source.has_data or source.graph) and source.state == "live"
+        if source is None or (is_empty and view.wants_data):
             self._notice.show_source(None, self.feed.refused)
             self._show_welcome(source)
             return
         self._notice.show_source(source, self.feed.refused)
-        view = self._views[self._tabs.active]
         view.source = source
         self._show_view(view)
 
@@ -295,12 +296,20 @@ class CbtopApp(App[int]):
         self.action_view(self._views.index(graph))
         graph.open_node(event.node)
 
+    def on_sources_chosen(self, event: Sources.Chosen) -> None:
+        """Show that source in every view, alone, and stay with it."""
+        self.selection.key = event.key
+        self.merge = None
+        self.show()
+
     def action_pause(self) -> None:
         """Freeze the screen, or let it go on. The feed is polled all the same."""
         self.paused = not self.paused
         if self.paused:
             if self.source is not None:  # what is scrolled or unfolded into sight meanwhile is of this moment, too
                 self.source = replace(self.source, graph=tuple(self.source.graph))
+                if self.source.listed is not None:
+                    self.source.listed.rows()
             self._show_surroundings()
             self._show_content()
         else:

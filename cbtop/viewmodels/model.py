@@ -5,12 +5,12 @@ A None is a number nobody measured; every output prints it as `n/a` (text) or `n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
-from cbtop.protocol.messages import KernelTimes, Sampling
+from cbtop.protocol.messages import KernelTimes, Sampling, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels import MergeMode as MergeMode
 from cbtop.viewmodels.bricks import BrickRow
@@ -254,6 +254,21 @@ class LossView:
     unread: int = 0
     left_out: int = 0
 
+    @property
+    def seen(self) -> int:
+        """Records written since the daemon first looked."""
+        return self.produced - self.before_attach
+
+    @property
+    def lost(self) -> int:
+        """Those of them that are gone: what this viewer missed comes with the next update."""
+        return self.dropped - self.before_attach - self.on_the_wire
+
+    @property
+    def lost_percent(self) -> float:
+        """How many that are of the records since the daemon first looked; of none, none."""
+        return 100 * self.lost / self.seen if self.seen else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
@@ -466,6 +481,72 @@ class RanksView:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceRow:
+    """One source in the list of all: who it is, how it goes on, and how much of it is known here.
+
+    Figures of steps are of `phase`, over the `window` or all that was seen. `unknown` says why a figure is None.
+    """
+
+    key: str
+    pid: int
+    host: str
+    program: str
+    model: str | None
+    rank: int | None
+    local_rank: int | None
+    world_size: int | None
+    state: SourceStatus
+    state_reason: str
+    activity: str
+    stall: StallView | None
+    phase: str | None
+    steps: StepsView | None
+    steps_per_sec: float | None  # of wall-clock time; derived
+    window: WindowView | None
+    since_s: float | None
+    wall_us: float | None  # the time that the rates are of
+    loss: LossView
+    lag_s: float | None  # how old what is known of it is; None where it has ended, or by clocks that are not known
+    clock: ClockView | None
+    devices: tuple[str, ...] | None  # the GPUs it is known to be on, `cpu` for none of them
+    sample_every: int
+    overhead: Sampling | None
+    unknown: tuple[Unknown, ...] = ()
+    stale_s: float | None = None  # how long its daemon has not been heard; None while it is
+    straggler: StragglerView | None = None  # of the ranks it is one of
+
+    @property
+    def standing(self) -> str:
+        """In one word how it is: `live` where it runs and goes on."""
+        return self.stall.word if self.stall else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCost:
+    """What a process of cbtop's costs: 100 % is one processor. None is n/a, and `why` says the reason."""
+
+    name: str  # `this viewer`, `daemon 812@host`
+    cpu_percent: float | None
+    over_s: float | None  # of so many seconds; None: of one sample of its daemon's to the next, about a second
+    resident_bytes: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListView:
+    """All sources: the live ones first, the newest of each first; and what cbtop itself costs, the viewer first."""
+
+    keys: tuple[str, ...]
+    ended: int  # so many of the last have ended
+    row: Callable[[str], SourceRow]  # made when it is asked for, once
+    costs: tuple[ProcessCost, ...] = ()
+
+    def rows(self) -> tuple[SourceRow, ...]:
+        """All of them."""
+        return tuple(map(self.row, self.keys))
+
+
+@dataclass(frozen=True, slots=True)
 class SourceView:
     """Everything one profiled process shows, for one phase of its steps.
 
@@ -523,6 +604,7 @@ class SourceView:
         float | None, ...
     ] = ()  # the mean step of each second, as the rates above; none of a merge
     verdicts: tuple[Verdict, ...] = ()  # of the stretch shown, the worst first
+    listed: ListView | None = None  # all sources, this one among them; None where nobody keeps a list
 
     @property
     def standing(self) -> str:

@@ -83,7 +83,7 @@ def source_view(
     """
     found = shown(record, window=window)
     stats, phases = found.stats, found.phases
-    name = _shown_phase(record, phase)
+    name = shown_phase(record, phase)
     whole = PhaseTotals.of(record.nodes, record.stats, name)
     totals = PhaseTotals.of(record.nodes, stats, name) if found.window else whole
     checks = tuple(
@@ -129,7 +129,7 @@ def source_view(
         layer_times=layers_view(totals),
         books=books_view(books_of(totals, whole)),
         outside=beside_view(outside_steps(record.nodes, stats)) if totals.step is not None else None,
-        loss=_loss(record),
+        loss=loss_view(record),
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, steps),
         traces=trace_views(record.traces.values()),
@@ -140,7 +140,7 @@ def source_view(
         world_size=hello.world_size if hello else None,
         sample_every=record.sample_every,
         overhead=record.sampling,
-        window=_window(record, found.window) if found.window else None,
+        window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
         stretch=found.stretch_view,
         critical_path=path,
@@ -150,7 +150,7 @@ def source_view(
 
 def has_data(record: SourceRecord, phase: str | None = None) -> bool:
     """Whether its view for `phase` has data, without making it; one of another phase has none."""
-    shown, count = _shown_phase(record, phase), record.stats.column("count")
+    shown, count = shown_phase(record, phase), record.stats.column("count")
     if phase is not None and shown != phase:
         return False
     if shown is None:
@@ -189,12 +189,14 @@ def _heard_s(record: SourceRecord) -> float | None:
     return (hello.realtime_ns + max(now_ns - hello.monotonic_ns, 0)) / 1e9
 
 
-def _shown_phase(record: SourceRecord, phase: str | None) -> str | None:
+def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
+    """`phase` or, where it has no such steps, the default or the first there is; None without steps."""
     names = [display_name(node) for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     return phase if phase in names else DEFAULT_PHASE if DEFAULT_PHASE in names else next(iter(names), None)
 
 
-def _loss(record: SourceRecord) -> LossView:
+def loss_view(record: SourceRecord) -> LossView:
+    """What of its records came here, and what did not."""
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
@@ -210,7 +212,8 @@ def _loss(record: SourceRecord) -> LossView:
     )
 
 
-def _window(record: SourceRecord, window: Stretch) -> WindowView:
+def window_view(record: SourceRecord, window: Stretch) -> WindowView:
+    """What of its `window` is there, and was lost."""
     losses = record.window.losses
     return WindowView(record.window.length_s, window.covers_s, losses.lost, losses.seen)
 

@@ -26,7 +26,10 @@ _COLLECTIVE = re.compile(
 )
 
 
-def job_of(record: SourceRecord) -> tuple[str, str, int | None] | None:
+Job = tuple[str, str, int | None]  # program, model and world size
+
+
+def job_of(record: SourceRecord) -> Job | None:
     """What the ranks of one job have in common: program, model and world size. None for what is no rank."""
     hello, manifest = record.hello, record.manifest
     if hello is None or hello.rank is None:

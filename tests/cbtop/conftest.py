@@ -62,6 +62,21 @@ def feed() -> ScriptedFeed:
     return ScriptedFeed(samples.LIVE)
 
 
+class KnownCost:
+    """In place of what this process really costs."""
+
+    cpu_percent, over_s, resident_bytes = 3.42, 10.0, 84_100_000
+
+    def tick(self) -> None:
+        pass
+
+
+@pytest.fixture
+def known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A viewer costs as much as is said here, so that what it shows can be agreed."""
+    monkeypatch.setattr("cbtop.client.feed.OwnCost", KnownCost)
+
+
 def screen_text(app: CbtopApp) -> str:
     """What stands on the screen, without colours and without blanks at line ends."""
     strips = app.screen._compositor.render_strips()

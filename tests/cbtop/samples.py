@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from cbtop.profiler.roofline import distance
-from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Unknown
-from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance
+from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Sampling, Unknown
+from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.layers import LayerBrick, LayerRow, LayersView
@@ -15,16 +16,20 @@ from cbtop.viewmodels.model import (
     BooksView,
     CeilingRow,
     CheckRow,
+    ClockView,
     CriticalPathView,
     GraphRow,
+    ListView,
     LossView,
     MergedView,
     MergeMode,
     NamedTime,
+    ProcessCost,
     RankColumn,
     RankRow,
     RanksView,
     RooflineView,
+    SourceRow,
     SourceView,
     StallView,
     Standstill,
@@ -239,7 +244,7 @@ LIVE = SourceView(
     pid=4242,
     host="buildbox",
     program="cbtop demo",
-    state="live",
+    state=SourceStatus.LIVE,
     state_reason="",
     activity="",
     activity_done=None,
@@ -285,6 +290,56 @@ LIVE = SourceView(
         since_last_us=3_000.0,
     ),
 )
+
+
+def row_of(view: SourceView, **changes: Any) -> SourceRow:
+    """The row of that source in the list of all, where nothing else is said."""
+    row = SourceRow(
+        key=view.key, pid=view.pid, host=view.host, program=view.program, model=view.model, rank=view.rank,
+        local_rank=None, world_size=view.world_size, state=view.state, state_reason=view.state_reason,
+        activity=view.activity, stall=view.stall, phase=view.phase, steps=view.steps, steps_per_sec=83.2,
+        window=view.window, since_s=view.since_s, wall_us=SEEN_US, loss=view.loss, lag_s=0.14,
+        clock=ClockView(0, 0, 0), devices=("cpu",), sample_every=1, overhead=None,
+        unknown=(Unknown("overhead_percent", "it does not measure that: under `cbtop run` it does"),),
+    )  # fmt: skip
+    return replace(row, **changes)
+
+
+def list_of(*rows: SourceRow, costs: tuple[ProcessCost, ...] = ()) -> ListView:
+    """A list of these, the ended ones last."""
+    ended = sum(row.state != "live" for row in rows)
+    return ListView(tuple(row.key for row in rows), ended, {row.key: row for row in rows}.__getitem__, costs)
+
+
+_ENDED: dict[str, Any] = {"lag_s": None, "devices": None}
+ALONE = row_of(LIVE)
+ROWS = (
+    ALONE,
+    *(
+        row_of(
+            LIVE, key=f"rank{at}", pid=7000 + at, host="gpubox", program="serve.py", model="Qwen2.5-7B", rank=at,
+            world_size=2, devices=(str(at),), clock=ClockView(-3_210.4, 88.0, 110.0), lag_s=0.3 + at, unknown=(),
+            sample_every=20, overhead=Sampling(20, 0.62, 0.41, 0.8, 1.0),
+            loss=LossView(2_000_000, 1_988_000, 12_000 if at else 0, 4_000 if at else 0, 0, unread=120 * at),
+        )
+        for at in range(2)
+    ),
+    row_of(LIVE, key="stuck", pid=4300, program="hangs.py", steps=None, steps_per_sec=None, phase=None, model=None,
+           stall=StallView(Standstill.STALLED, 32.4, 2.0, ("decode", "Layer 17", "AllReduce")), devices=None,
+           unknown=(Unknown("model", "it announces none"), Unknown("steps_per_sec", "it has marked no step"),
+                    Unknown("devices", "its daemon's samplers have not told it"))),
+    row_of(LIVE, key="done", pid=4100, program="bench.py", state=SourceStatus.ENDED, state_reason="exit", **_ENDED),
+    row_of(LIVE, key="killed", pid=4101, program="train.py", state=SourceStatus.GONE,
+           state_reason="the process is gone without a goodbye", **_ENDED,
+           loss=LossView(9_000, 8_100, 900, 0, 0)),
+)  # fmt: skip
+COSTS = (
+    ProcessCost("this viewer", 3.42, 10.0, 84.1e6),
+    ProcessCost("daemon 812@buildbox", 1.21, None, 40.3e6),
+    ProcessCost("daemon 99@gpubox", None, None, None, "nothing was heard of it for 5 s"),
+)
+SEVERAL = list_of(*ROWS, costs=COSTS)
+LIVE = replace(LIVE, listed=SEVERAL)
 
 DEEP = replace(LIVE, layer_times=_layers(80, slow=57))
 
@@ -463,6 +518,23 @@ HOSTILE = replace(
                 for at, name in enumerate(HOSTILE_NAMES[:4])
             )
         ),
+    ),
+    listed=list_of(
+        *(
+            row_of(
+                LIVE,
+                key=name or "x",
+                program=name,
+                model=name,
+                host=name,
+                state_reason=name,
+                activity=name,
+                unknown=(Unknown("model", name),),
+                devices=(name,),
+            )
+            for name in ("[bold]prog[/]\x1b]0;title\x07", *HOSTILE_NAMES)
+        ),
+        costs=(ProcessCost("daemon \x1b[31m[red]", 1.0, None, None, "\x07"),),
     ),
     program="[bold]prog[/]\x1b]0;title\x07",
     model="[link=http://x]m",

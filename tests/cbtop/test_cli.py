@@ -15,7 +15,7 @@ import cbtop
 from cbtop import signs
 from cbtop.cli import main
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
-from cbtop.reports import DEVICES, VIEWS
+from cbtop.reports import DEVICES, SOURCES, VIEWS
 from cbtop.reports.text import SECTIONS
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from tests.integration.hosts import DEADLINE_S
@@ -98,7 +98,7 @@ def test_a_dumb_terminal_gets_text(runtime: Path) -> None:
 
 
 def test_the_help_knows_every_section_of_a_report() -> None:
-    assert (*SECTIONS, DEVICES) == VIEWS
+    assert (*SECTIONS, SOURCES, DEVICES) == VIEWS
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -32,7 +32,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def feed() -> Iterator[ReplayFeed]:
+def feed(known_cost: None) -> Iterator[ReplayFeed]:
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.seek(DECODE_S)

@@ -26,6 +26,7 @@ from cbtop.tui.views.header import _tiles
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView
 from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.sources import source_row
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
@@ -99,20 +100,21 @@ def header_of(view: SourceView) -> str:
     return "\n".join("".join(text for text, _ in line) for line in _tiles(view, 200))
 
 
-def shown_rates(view: SourceView, name: str) -> dict[str, float]:
+def shown_rates(paced: Paced, name: str, *, window: bool) -> dict[str, float]:
     """The number as each output has it; `name` is how the JSON calls it."""
+    view, row = paced.view(window=window), source_row(paced.record, window=window)
     said = json.loads(REPORTS["json"]([view], []))["sources"][0]["steps"]
     text = REPORTS["text"]([view], ["bricks"])
     above, below = header_of(view).split("\n")
     if name == "tokens_per_sec":
         (in_text,) = re.findall(r"([\d,.]+) tokens/s", text)
         found = {"header": below.split()[0], "text": in_text}
-        found["ls"] = re.findall(r"  ([\d.]+) +[\d.]+ ms +\d+$", sources_text([view]), re.MULTILINE)[0]
+        found["ls"] = re.findall(r"  ([\d.]+) +[\d.]+ +[\d.]+ ms$", sources_text([row]), re.MULTILINE)[0]
     else:
         (in_text,) = re.findall(r"([\d,.]+) tok/s in steps", text)
         at = above.index("tok/s in steps")
         found = {"header": below[at:].split()[0], "text": in_text}
-    listed = json.loads(sources_json([view]))["sources"][0][name]
+    listed = json.loads(sources_json([row]))["sources"][0][name]
     return {"JSON": said[name], "JSON of ls": listed, **{where: float(value) for where, value in found.items()}}
 
 
@@ -120,9 +122,9 @@ def test_a_process_that_sleeps_between_steps_shows_its_tokens_of_wall_clock_time
     paced.run(30)
     for window in (True, False):
         view = paced.view(window=window)
-        for where, rate in shown_rates(view, "tokens_per_sec").items():
+        for where, rate in shown_rates(paced, "tokens_per_sec", window=window).items():
             assert rate == pytest.approx(16.7, abs=0.15), where
-        for where, rate in shown_rates(view, "tokens_per_sec_in_steps").items():
+        for where, rate in shown_rates(paced, "tokens_per_sec_in_steps", window=window).items():
             assert rate == pytest.approx(33.3, abs=0.1), where
         assert view.tokens_per_sec_history
         assert all(15 <= rate <= 18 for rate in view.tokens_per_sec_history)
@@ -133,7 +135,7 @@ def test_screen_text_list_and_json_hold_the_same_tokens_per_second(paced: Paced)
         paced.run(3, pause_ms)
         for window in (True, False):
             for name in ("tokens_per_sec", "tokens_per_sec_in_steps"):
-                rates = shown_rates(paced.view(window=window), name)
+                rates = shown_rates(paced, name, window=window)
                 assert all(rate == pytest.approx(rates["JSON"], abs=0.006) for rate in rates.values()), rates
 
 

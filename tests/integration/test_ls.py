@@ -26,7 +26,7 @@ def test_it_lists_what_runs_and_text_and_json_agree() -> None:
     document = json.loads(printed.stdout)
     assert document["schema"] == "cbtop.sources/1"
     assert {source["pid"] for source in document["sources"]} == {first.pid, second.pid}
-    head, *rows = listed.stdout.splitlines()
+    head, *rows = listed.stdout.partition("\n\n")[0].splitlines()
     assert head.split()[:3] == ["pid", "host", "rank"]
     assert {int(row.split()[0]) for row in rows} == {first.pid, second.pid}
     for source in document["sources"]:

@@ -23,6 +23,7 @@ class View(Vertical):
     columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: what each column says
     details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # and what opens with its details
     section: ClassVar[str] = "all"  # what a text report calls it
+    wants_data: ClassVar[bool] = True  # whether it has nothing to show of a process that has recorded nothing yet
 
     source: var[SourceView | None] = var(None)  # a reactive would repaint every line: the drawings know which changed
 

@@ -123,7 +123,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
     if steps and steps.overlap:
         tiles.insert(5, _Tile("at once", ((formatting.number(steps.at_once), ""),)))
     # Losses come first: whatever else falls off a narrow screen, they do not.
-    tiles.insert(0 if source.loss.dropped else 3, _Tile("drops", drops(source.loss)))
+    tiles.insert(0 if source.loss.lost else 3, _Tile("drops", drops(source.loss)))
     return tiles
 
 
@@ -187,16 +187,13 @@ def _figures(source: SourceView, width: int) -> Line:
         ((clean(source.phase or formatting.NOT_MEASURED), "accent"),),
         ((formatting.count(steps.count if steps else 0), ""), (" steps", "dim")),
     ]
-    parts.insert(1 if source.loss.dropped else 2, (("drops ", "dim"), *drops(source.loss)))
+    parts.insert(1 if source.loss.lost else 2, (("drops ", "dim"), *drops(source.loss)))
     return join_fitting(parts, width)
 
 
 def drops(loss: LossView) -> Line:
-    """Records lost while we watched, loud when there are any; those lost before we came stand apart."""
-    lost = loss.dropped - loss.before_attach
-    line: Line = ((f"! {formatting.count(lost)}", "bad strong"),) if lost else (("0", ""),)
-    if loss.before_attach:
-        line += ((f" +{formatting.count(loss.before_attach)} before attach", "dim"),)
+    """Records lost since the daemon looked, loud when there are any."""
+    line: Line = ((f"! {formatting.count(loss.lost)}", "bad strong"),) if loss.lost else (("0", ""),)
     if loss.left_out:
         line += ((f" {formatting.count(loss.left_out)} announcements left out", "bad"),)
     return line

@@ -12,7 +12,8 @@ from cbtop import formatting
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule, recorded_steps
-from cbtop.tui.views.devices import busy_curve
+from cbtop.tui.views.bricks import Bricks
+from cbtop.tui.views.devices import Devices, busy_curve
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.layers import slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
@@ -200,7 +201,9 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
     longest = min(24, max(len(row.name) for row in source.bricks))
     shown = source.bricks[: height - 1]
     more = len(source.bricks) - len(shown)
-    head = rule((("the costliest bricks", "dim"),), width, ((f"{more} more: press 2", "faint"),) if more else BLANK)
+    head = rule(
+        (("the costliest bricks", "dim"),), width, ((f"{more} more: {Bricks.title}", "faint"),) if more else BLANK
+    )
     return [head, *(_brick(row, longest, largest, width) for row in shown)]
 
 
@@ -228,8 +231,8 @@ def _devices(source: SourceView, width: int, height: int) -> list[Line]:
         return []
     shown = rows[: height - 1]
     left_out = len(rows) - len(shown)
-    head = rule((("devices", "dim"),), width, ((f"{left_out} more: press 6", "faint"),) if left_out else BLANK)
-    return [head, *(_device(row, width) for row in shown)]
+    more: Line = ((f"{left_out} more: {Devices.title}", "faint"),) if left_out else BLANK
+    return [rule((("devices", "dim"),), width, more), *(_device(row, width) for row in shown)]
 
 
 def _device(row: DeviceRow, width: int) -> Line:
@@ -257,12 +260,13 @@ def _of(limit: float | None, unit: str) -> Line:
 
 
 def _cost(source: SourceView, width: int, height: int) -> list[Line]:
-    """What recording costs the process, as far as it measures that, and what was lost."""
+    """What was lost, what recording costs the process, as far as it measures that, and what this viewer does."""
     loss = source.loss
-    lost = loss.dropped - loss.before_attach
     records: Line = ((formatting.count(loss.received), ""), (" records, ", "dim"))
-    records += ((f"{formatting.count(lost)} lost", "strong bad" if lost else "good"),)
+    records += ((f"{formatting.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)
     parts: list[Line] = [(("  cbtop: ", "dim"), *records)]
     if source.overhead is not None:
         parts.append(((formatting.overhead(source.overhead), ""),))
+    if source.listed and source.listed.costs and (percent := source.listed.costs[0].cpu_percent) is not None:
+        parts.append((("this viewer ", "dim"), (formatting.percent(percent), ""), (" of a core", "dim")))
     return [join_fitting(parts, width, " · ")]

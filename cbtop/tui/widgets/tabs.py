@@ -39,16 +39,25 @@ class TabBar(Drawing):
 
     def draw(self, width: int, height: int) -> list[Line]:
         left: list[Span] = []
-        for index, label in enumerate(self._labels()):
+        for index, label in enumerate(self._labels(width)):
             left.append((label, "tab-on" if index == self.active else "tab-off"))
         return [both_ends(tuple(left), (*self.note, (" ", "")), width)]
 
-    def _labels(self) -> list[str]:
-        return [f" {number} {title} " for number, title in enumerate(self.titles, 1)]
+    def _labels(self, width: int) -> list[str]:
+        """All of them in `width` cells: where there is little room, of each but the active one the first letters."""
+        wide = [f" {number} {title} " for number, title in enumerate(self.titles, 1)]
+        found, letters = wide, max(map(len, self.titles))
+        while sum(map(cell_len, found)) > width and letters >= 0:
+            names = [title if at == self.active else title[:letters] for at, title in enumerate(self.titles)]
+            found, letters = (
+                [f"{number} {name} ".replace("  ", " ") for number, name in enumerate(names, 1)],
+                letters - 1,
+            )
+        return found
 
     def on_click(self, event: Click) -> None:
         start = 0
-        for index, label in enumerate(self._labels()):
+        for index, label in enumerate(self._labels(self.size.width)):
             end = start + cell_len(label)
             if start <= event.x < end:
                 self.post_message(self.Chosen(index))

@@ -27,10 +27,8 @@ class Lost:
 
 def lost_records(view: SourceView) -> Lost:
     """What was lost in all that time or, where that is more of it, in the window."""
-    # Those overwritten before the daemon looked are not missed; those lost on the wire come with the next update.
-    loss, window = view.loss, view.window
-    lost = loss.dropped - loss.before_attach - loss.on_the_wire
-    of_all = Lost(lost, loss.produced - loss.before_attach, "")
+    window = view.window
+    of_all = Lost(view.loss.lost, view.loss.seen, "")
     of_window = Lost(window.lost, window.seen, " in these last seconds") if window else of_all
     return max(of_all, of_window, key=lambda one: one.percent)
 

@@ -43,6 +43,7 @@ from cbtop.reports.sources import sources_json, sources_text
 from cbtop.reports.text import text_report
 from cbtop.tui.views.header import drops
 from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.sources import source_row
 from tests.cbtop.recorded import Clock, apply, profiler_in, record_of, source_of
 
 
@@ -301,8 +302,8 @@ def test_announcements_beyond_the_bounds_are_counted_and_shown_and_make_no_sourc
     view = source_view(record)
     assert "120 announcements left out" in text_report([view], [])
     assert json.loads(json_report([view], []))["sources"][0]["loss"]["announcements_left_out"] == 120
-    assert "120 announcements left out" in sources_text([view])
-    assert json.loads(sources_json([view]))["sources"][0]["announcements_left_out"] == 120
+    assert "120 announcements left out" in sources_text([source_row(record)])
+    assert json.loads(sources_json([source_row(record)]))["sources"][0]["announcements_left_out"] == 120
     assert "120 announcements left out" in "".join(text for text, _ in drops(view.loss))
 
 

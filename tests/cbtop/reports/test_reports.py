@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop import formatting
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
-from cbtop.reports import DEVICES, REPORTS, VIEWS
+from cbtop.reports import DEVICES, REPORTS, SOURCES, VIEWS
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.reports.text import SECTIONS
 from cbtop.statistics import Of, statistics_of
@@ -76,9 +77,10 @@ def test_the_json_holds_what_was_promised(view: SourceView) -> None:
 
 
 def test_what_is_derived_or_static_is_named_and_is_there(view: SourceView) -> None:
-    governed = replace(view, overhead=Sampling(20, 0.62, 0.41, 0.8, 1.0), machines=(made_machines.H100,))
+    sampling = Sampling(20, 0.62, 0.41, 0.8, 1.0)
+    governed = replace(view, overhead=sampling, machines=(made_machines.H100,), listed=samples.SEVERAL)
     found = json.loads(REPORTS["json"]([governed], []))
-    text = json.dumps([found["sources"], found["machines"]])
+    text = json.dumps([found["sources"], found["machines"], found["listed"]])
     for names in found["provenance"].values():
         assert all(f'"{name}":' in text for name in names)
 
@@ -316,12 +318,44 @@ def _table(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_the_list_of_sources_says_which_of_them_are_a_sample(view: SourceView) -> None:
-    sampled = replace(view, sample_every=10)
-    assert "sample" not in sources_text([view])
-    said = f"pid {view.pid} of {view.host}: a sample: one step in 10"
-    assert said in sources_text([view, sampled]).splitlines()
-    assert view.steps is not None
-    others_left_nothing = replace(sampled, steps=replace(view.steps, is_sample=True))
-    assert f"{said}, in every figure" in sources_text([view, others_left_nothing]).splitlines()
-    assert [one["sample_every"] for one in json.loads(sources_json([view, sampled]))["sources"]] == [1, 10]
+def test_the_list_of_sources_says_which_of_them_are_a_sample() -> None:
+    row = samples.ALONE
+    sampled = replace(row, sample_every=10)
+    assert "sample" not in sources_text([row])
+    said = f"pid {row.pid} of {row.host}: a sample: one step in 10"
+    assert said in sources_text([row, sampled]).splitlines()
+    assert row.steps is not None
+    others_left_nothing = replace(sampled, steps=replace(row.steps, is_sample=True))
+    assert f"{said}, in every figure" in sources_text([row, others_left_nothing]).splitlines()
+    assert [one["sample_every"] for one in json.loads(sources_json([row, sampled]))["sources"]] == [1, 10]
+
+
+def test_the_list_of_sources_is_as_agreed(view: SourceView) -> None:
+    golden = GOLDENS / "sources.txt"
+    text = REPORTS["text"]([replace(view, listed=samples.SEVERAL)], [SOURCES]) + "\n"
+    if os.environ.get("CBTOP_UPDATE_GOLDENS"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+def test_the_text_of_the_list_says_the_figures_of_its_json(view: SourceView) -> None:
+    listed = replace(view, listed=samples.SEVERAL)
+    document, text = json.loads(REPORTS["json"]([listed], [])), REPORTS["text"]([listed], [SOURCES])
+    blocks = [[re.split(r"\s{2,}", line) for line in block.splitlines()] for block in text.split("\n\n")]
+    tables = [{row[0]: dict(zip(block[0], row, strict=False)) for row in block[1:]} for block in blocks]
+    for row in document["listed"]:
+        runs, known = (table[str(row["pid"])] for table in tables)
+        assert runs["tokens/s"] == formatting.number(row["tokens_per_sec"])
+        assert runs["steps/s"] == formatting.number(row["steps_per_sec"])
+        assert known["lost"] == formatting.count(row["lost"])
+        assert known["before attach"] == formatting.count(row["dropped_before_attach"])
+        assert known["lag"] == ("–" if row["state"] in ("ended", "gone") else f"{row['lag_s']:.1f} s")
+        for why in row["unknown"].values():
+            assert f": {why}" in text
+    for cost in document["costs"]:
+        assert f"cbtop: {cost['name']} " in text
+
+
+def test_where_nobody_keeps_a_list_of_sources_that_is_said_if_it_was_asked(view: SourceView) -> None:
+    assert REPORTS["text"]([view], [SOURCES]).startswith("sources: n/a")
+    assert "sources: n/a" not in REPORTS["text"]([view], list(VIEWS))

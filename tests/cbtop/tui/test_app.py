@@ -45,6 +45,7 @@ from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.roofline import Roofline
+from cbtop.tui.views.sources import Sources
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
@@ -152,13 +153,13 @@ async def shows_another_source(pilot: AppPilot, key: str) -> None:
 
 async def refreshes_more_often(pilot: AppPilot, key: str) -> None:
     for expected in (0.25, 0.25):
-        assert f"· every {expected:g} s" in await press(pilot, key)
+        assert f"every {expected:g} s · " in await press(pilot, key)
         assert app_of(pilot).interval_s == expected
 
 
 async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
     for expected in (1.0, 2.0, 5.0, 5.0):
-        assert f"· every {expected:g} s" in await press(pilot, key)
+        assert f"every {expected:g} s · " in await press(pilot, key)
 
 
 async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None:
@@ -395,7 +396,13 @@ async def opens_the_layer_in_the_graph(pilot: AppPilot, key: str) -> None:
     assert app_of(pilot)._switcher.current == "graph"
 
 
+async def unfolds_those_that_have_ended(pilot: AppPilot, key: str) -> None:
+    await press(pilot, str(VIEWS.index(Sources) + 1), "G")
+    assert "bench.py" in await press(pilot, key)
+
+
 CHECKS: dict[tuple[type, str], Check] = {
+    (Sources, "choose"): unfolds_those_that_have_ended,
     (Layers, "step(-1)"): goes_in_the_layers(shows="Layer 3 · whole layer"),
     (Layers, "step(1)"): goes_in_the_layers(shows="Layer 5 · whole layer"),
     (Layers, "brick(1)"): goes_in_the_layers(shows="Layer 4 · DownProjection"),
@@ -879,7 +886,7 @@ async def test_e_writes_the_view_shown_into_a_new_file_and_names_it(
     feed: ScriptedFeed, view: type[View], ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cbtop.tui.export.time.strftime", lambda _: "now")
+    monkeypatch.setattr("cbtop.tui.export.time.strftime", lambda *_: "now")
     (taken := tmp_path / f"cbtop-{view.title.lower()}-now.{ending}").write_text("another's")
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:

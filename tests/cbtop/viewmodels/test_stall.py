@@ -20,6 +20,7 @@ from cbtop.reports.json import json_report
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.reports.text import text_report
 from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.sources import source_row
 from cbtop.viewmodels.stall import MIN_S, SLOW, limit_s, stall_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
@@ -64,7 +65,8 @@ def test_a_process_that_goes_on_is_live(record: SourceRecord) -> None:
 
 def test_what_hangs_is_stalled_and_names_brick_layer_and_age_everywhere(record: SourceRecord) -> None:
     at = node(record, *IN_FLIGHT)
-    view = source_view(quiet(record, 32.4, in_flight=at, in_flight_ns=32_300_000_000, threads=1, is_watched=True))
+    quiet(record, 32.4, in_flight=at, in_flight_ns=32_300_000_000, threads=1, is_watched=True)
+    view, row = source_view(record), source_row(record)
     stall = view.stall
     assert stall is not None
     assert (view.standing, stall.place) == ("stalled", ("decode", "Layer 17", "AllReduce"))
@@ -72,11 +74,11 @@ def test_what_hangs_is_stalled_and_names_brick_layer_and_age_everywhere(record: 
     assert (stall.age_s, stall.runs_s) == (32.4, 32.3)
     told = "stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 100.0 ms)"
     assert formatting.stall(stall) == told
-    for text in (text_report([view], []), sources_text([view])):
+    for text in (text_report([view], []), sources_text([row])):
         assert "STALLED 32 s" in text
         assert told in text
         assert "LIVE" not in text
-    for report in (json_report([view], []), sources_json([view])):
+    for report in (json_report([view], []), sources_json([row])):
         (source,) = json.loads(report)["sources"]
         assert (source["state"], source["stall"]["age_s"], source["stall"]["brick"]) == ("stalled", 32.4, "AllReduce")
 

@@ -1,0 +1,269 @@
+"""All sources, the live ones first, the ended ones folded; the one under the cursor in words; what cbtop costs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widget import Widget
+
+from cbtop import formatting
+from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.tui.views.base import View
+from cbtop.tui.views.figures import figure
+from cbtop.tui.widgets.columns import Cells, Column
+from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, rule
+from cbtop.tui.widgets.table import Table
+from cbtop.viewmodels.model import ListView, ProcessCost, SourceRow, SourceView, Standstill
+
+FOLD = ""  # in place of a key: the row of those that have ended
+SHOWN = "●"
+_LABEL_WIDTH = 10
+MAX_COSTS = 3  # lines
+_STATE_ROLES = {
+    SourceStatus.LIVE: "good",
+    SourceStatus.GONE: "bad",
+    SourceStatus.FAULTY: "bad",
+    Standstill.STALLED: "bad",
+    Standstill.SUSPENDED: "warn",
+    Standstill.QUIET: "warn",
+}
+
+
+def source_columns(
+    row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str]
+) -> tuple[Column[str], ...]:
+    """The columns of a table of keys, `mark` in front of each; the row FOLD says no more than `fold`."""
+
+    def column(
+        title: str, width: int, priority: int, cell: Callable[[SourceRow, int], Line], doc: str, align: str = "right",
+        stretch: int = 0, max_width: int = 0,
+    ) -> Column[str]:  # fmt: skip
+        def draw(key: str, width: int) -> Line:
+            return BLANK if key == FOLD else cell(row_of(key), width)
+
+        return Column(title, width, priority, draw, doc, align=align, stretch=stretch, max_width=max_width)
+
+    def name(key: str, width: int) -> Line:
+        if key == FOLD:
+            return ((fold(), "dim"),)
+        return ((f"{mark(key)} ", "accent"), (clip(clean(row_of(key).program), width - 2), "strong"))
+
+    return (
+        Column("source", 14, 0, name, f"the program; {SHOWN} is the one that every view shows", align="left",
+               stretch=3, max_width=40),
+        column("model", 10, 9, lambda row, _: figure(clean(row.model or formatting.NOT_MEASURED)),
+               "the model, as the process announces it (static)", "left", 2, 30),
+        column("pid", 8, 1, lambda row, _: ((str(row.pid), ""),), "its process"),
+        column("host", 8, 8, lambda row, width: ((clip(clean(row.host), width), "dim"),), "where it runs",
+               "left", 1, 24),
+        column("rank", 6, 10, lambda row, _: figure(formatting.placed_rank(row), "accent"),
+               "which rank of how many, as its launcher says (static)"),
+        column("state", 12, 1, _state, "whether it runs and goes on, and for how long it has not", "left"),
+        column("tokens/s", 9, 2, lambda row, _: figure(_rate(row), "strong"),
+               "tokens of the phase shown a second of wall-clock time, in the time shown (derived)"),
+        column("steps/s", 8, 6, lambda row, _: figure(formatting.number(row.steps_per_sec)),
+               "steps of that phase a second of wall-clock time (derived)"),
+        column("lost %", 7, 3, lambda row, _: figure(*_lost(row)),
+               "of the records written since the daemon first looked, the part that is lost: overwritten before it "
+               "was read, or naming nothing that is known (derived)"),
+        column("before attach", 13, 4, lambda row, _: figure(formatting.count(row.loss.before_attach)),
+               "records overwritten before the daemon first looked: no fault of its, and in no other figure"),
+        column("lag", 7, 5, lambda row, _: figure(formatting.lag(row)),
+               "how old what is shown of it is: while it runs some tenths, at rest up to a second (derived)"),
+        column("unread", 7, 14, lambda row, _: figure(formatting.count(row.loss.unread)),
+               "records it had written that the daemon had not read when it last spoke"),
+        column("clock", 25, 13, lambda row, _: figure(formatting.clock(row.clock)),
+               "how far the clock of its host is from ours, and to within what (derived); – it is the same", "left"),
+        column("on", 6, 11, lambda row, _: figure(clean(formatting.on_devices(row))),
+               "the GPUs that it is known to be on; cpu: on none", "left", 1, 12),
+        column("recording costs", 18, 12, lambda row, _: figure(formatting.short_overhead(row.overhead)),
+               "what profiling costs it, of the time in its steps, and between what that lies (95 %), as it measures "
+               "it itself (derived)", "left"),
+    )  # fmt: skip
+
+
+def _state(row: SourceRow, width: int) -> Line:
+    if row.stale_s is not None:
+        return ((f"STALE {row.stale_s:.0f} s", "warn"),)
+    roles = {str(state): role for state, role in _STATE_ROLES.items()}
+    return ((clip(clean(formatting.standing(row)), width), roles.get(row.standing, "dim")),)
+
+
+def _rate(row: SourceRow) -> str:
+    return formatting.number(row.steps.tokens_per_sec if row.steps else None)
+
+
+def _lost(row: SourceRow) -> tuple[str, str]:
+    return formatting.percent_number(row.loss.lost_percent), "bad strong" if row.loss.lost else ""
+
+
+class Sources(View):
+    """Who is watched, and how well."""
+
+    title = "Sources"
+    section = "sources"
+    wants_data = False
+    doc = (
+        "Every process that is known here: the live ones first, the newest of them on top, and those that have ended "
+        "in one row that Enter unfolds. Enter on a process shows it in every view; nothing else but < and > does. "
+        "Under the list stands the one under the cursor in words, with the reason for each n/a, and what cbtop "
+        "itself costs: this viewer, and the daemon where that is another process, of one processor."
+    )
+    columns_doc = tuple(
+        (column.title, column.doc) for column in source_columns(lambda _: NotImplemented, lambda _: "", lambda: "")
+    )
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "choose", "show it, or unfold"),
+    ]
+
+    class Chosen(Message):
+        """Every view is to show the source `key`."""
+
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
+
+    def compose(self) -> ComposeResult:
+        self._listed = ListView((), 0, lambda _: NotImplemented)
+        self._shown: frozenset[str] = frozenset()
+        self._unfolded: bool | None = None  # None: nobody has said; then where nothing runs
+        self._table: Table[str] = Table(
+            source_columns(lambda key: self._listed.row(key), self._mark, self._fold),
+            lambda key: key,
+            empty="n/a: nobody keeps a list of the sources here",
+            id="sources-table",
+        )
+        self._words = SourceInWords(id="source-words")
+        self._costs = Costs(id="sources-costs")
+        yield self._table
+        yield self._words
+        yield self._costs
+
+    @property
+    def focus_target(self) -> Widget:
+        return self._table
+
+    def show_source(self, source: SourceView) -> None:
+        self._shown = frozenset((source.key,) if source.merged is None else source.merged.keys)
+        if source.listed is not None:
+            self._listed = source.listed
+        self._show_rows()
+        self._costs.show(self._listed.costs)
+
+    def _show_rows(self) -> None:
+        listed = self._listed
+        live, ended = listed.keys[: len(listed.keys) - listed.ended], listed.keys[len(listed.keys) - listed.ended :]
+        self._table.show_rows((*live, *((FOLD,) if ended else ()), *(ended if self._is_unfolded else ())))
+        self._show_words()
+
+    @property
+    def _is_unfolded(self) -> bool:
+        return self._listed.ended == len(self._listed.keys) if self._unfolded is None else self._unfolded
+
+    def _show_words(self) -> None:
+        key = self._table.current
+        self._words.show(self._listed.row(key) if key else None)
+
+    def _mark(self, key: str) -> str:
+        return SHOWN if key in self._shown else " "
+
+    def _fold(self) -> str:
+        ended = self._listed.keys[len(self._listed.keys) - self._listed.ended :]
+        is_inside = not self._is_unfolded and not self._shown.isdisjoint(ended)
+        return f"{'▾' if self._is_unfolded else '▸'} {len(ended)} ended{f' {SHOWN}' if is_inside else ''}"
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        self._show_words()
+
+    def action_choose(self) -> None:
+        """Show the source under the cursor in every view; on the row of those that have ended, (un)fold them."""
+        key = self._table.current
+        if key == FOLD:
+            self._unfolded = not self._is_unfolded
+            self._show_rows()
+        elif key is not None:
+            self.post_message(self.Chosen(key))
+
+    def cells(self) -> Cells:
+        """All sources, those folded away as well."""
+        return Cells.of(self._table.columns, self._listed.keys)
+
+
+class SourceInWords(Drawing):
+    """One source, with why what is n/a is so."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._row: SourceRow | None = None
+
+    def show(self, row: SourceRow | None) -> None:
+        self._row = row
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        row = self._row
+        if row is None:
+            return [rule((("those that have ended", "dim"),), width), ((" Enter folds and unfolds them", "dim"),)]
+        who = f"{row.program} {row.pid}@{row.host}"
+        lines: list[Line] = [rule(((clean(who), "dim"),), width)]
+        for label, text, role in _facts(row):
+            first, *rest = textwrap.wrap(clean(text), max(20, width - _LABEL_WIDTH - 2)) or [""]
+            lines.append(((f" {fit(clean(label), _LABEL_WIDTH - 1)} ", "dim"), (first, role)))
+            lines += [((" " * (_LABEL_WIDTH + 1), ""), (line, role)) for line in rest]
+        if len(lines) > height:
+            left_out = formatting.counted(len(lines) - height + 1, "more line")
+            lines[height - 1 :] = [((f" … {left_out}, on a taller terminal", "dim"),)]
+        return [fit_line(line, width) for line in lines]
+
+
+def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
+    """A label, a text and its role each, the most telling first."""
+    said = [formatting.stall(row.stall) if row.stall else "", row.state_reason, row.activity]
+    if row.stale_s is not None:
+        said.insert(0, f"{formatting.stale(row.stale_s)}: its daemon does not answer")
+    devices, lag = formatting.on_devices(row), formatting.lag(row)
+    on = f"on {devices}" if devices not in (formatting.NOT_MEASURED, formatting.NONE_THERE) else ""
+    who = [row.model or "", formatting.rank(row.rank, row.world_size), on]
+    since = f"{'' if row.window or row.since_s is None else 'since '}{formatting.rates_since(row)}"
+    rates = f"{_rate(row)} tokens/s, {formatting.number(row.steps_per_sec)} steps/s, {since}"
+    if row.clock is not None and row.clock.uncertainty_us:
+        lag += f", by a clock {formatting.clock(row.clock)} (derived)"
+    costs = [formatting.overhead(row.overhead) if row.overhead else "", formatting.sample(row.sample_every)]
+    facts = [
+        ("state", ": ".join((formatting.standing(row), *filter(None, said))), ""),
+        ("records", formatting.losses(row.loss), "bad" if row.loss.lost or row.loss.left_out else ""),
+        ("lag", lag if row.state is SourceStatus.LIVE else "", ""),
+        ("runs", ", ".join(filter(None, who)), ""),
+        (row.phase or "", rates if row.phase else "", ""),
+        ("profiling", "; ".join(filter(None, costs)), ""),
+        *(("n/a", f"{formatting.SOURCE_FIGURES[one.figure]}: {one.why}", "dim") for one in row.unknown),
+    ]
+    return [fact for fact in facts if fact[1]]
+
+
+class Costs(Drawing):
+    """What cbtop itself costs: a line a process or, where there is no room for that, all in one."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._costs: tuple[ProcessCost, ...] = ()
+
+    def show(self, costs: tuple[ProcessCost, ...]) -> None:
+        self._costs = costs
+        self.styles.height = max(1, min(len(costs), MAX_COSTS))
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        texts = [clean(formatting.process_cost(cost)) for cost in self._costs] or [formatting.NOT_MEASURED]
+        rows = texts if len(texts) <= height else [" · ".join(texts)]
+        return [
+            fit_line(((" cbtop  " if at == 0 else " " * 8, "dim"), (text, "dim")), width)
+            for at, text in enumerate(rows)
+        ]

@@ -1,0 +1,117 @@
+"""The list of all sources: one row each, and what cbtop itself costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cbtop.client.store import SourceRecord, Store
+from cbtop.protocol.messages import Unknown
+from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
+from cbtop.viewmodels.devices import MachineView
+from cbtop.viewmodels.model import ClockView, ProcessCost, SourceRow
+from cbtop.viewmodels.source import loss_view, shown, shown_phase, state_of, window_view
+from cbtop.viewmodels.stall import stall_view
+from cbtop.viewmodels.stretch import since_s
+
+NO_STEP, NONE_ENDED = "it has marked no step", "no step has ended in this time"
+STEPS_MISSING, TOKENS_MISSING = "steps that were not recorded left nothing", "not every step said its tokens"
+NO_CLOCK = "how far the clocks of its host are from ours is not known yet"
+NOTHING_YET, NOT_RECORDED = "no figures of it have come yet", "a recording does not say it"
+NO_LIST, OTHER_NAMESPACE = "its daemon's samplers have not told it", "it is in another pid namespace than its daemon"
+NOT_COMPARED = "it does not measure that: under `cbtop run` it does"
+TOO_FEW = "too few steps were compared yet"
+NO_MODEL = "it announces none"
+NO_SAMPLE, OLDER = "its samplers have told nothing yet", "an older cbtop, it does not say it"
+TWO_SAMPLES = "a mean needs two samples"
+
+
+def source_row(
+    record: SourceRecord,
+    phase: str | None = None,
+    *,
+    window: bool = False,
+    machine: MachineView | None = None,
+    clock: ClockView | None = None,
+    now_ns: int | None = None,
+) -> SourceRow:
+    """`record` in the list of all, its rates of `phase` (None: decode, or whatever it has).
+
+    `machine` is its daemon's, `now_ns` what the clock of its host shows now (None: not known).
+    """
+    found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
+    steps = next((steps for steps in found.phases if steps.phase == name), None)
+    wall_ns = found.stretch.end_ns - found.stretch.begin_ns if found.stretch else 0
+    lag_s = None if now_ns is None or record.has_ended else max(0, now_ns - record.window.now_ns) / 1e9
+    row = SourceRow(
+        key=record.key,
+        pid=hello.pid if hello else 0,
+        host=hello.host if hello else "",
+        program=hello.program if hello else "",
+        model=record.manifest.model if record.manifest else None,
+        rank=hello.rank if hello else None,
+        local_rank=hello.local_rank if hello else None,
+        world_size=hello.world_size if hello else None,
+        state=state_of(record),
+        state_reason=state.reason if state else "",
+        activity=record.activity.name,
+        stall=stall_view(record),
+        phase=name,
+        steps=steps,
+        steps_per_sec=steps.count / wall_ns * 1e9 if steps and wall_ns > 0 and not steps.is_sample else None,
+        window=window_view(record, found.window) if found.window else None,
+        since_s=since_s(record),
+        wall_us=wall_ns / 1e3 if found.stretch else None,
+        loss=loss_view(record),
+        lag_s=lag_s if record.window.has_begun else None,
+        clock=clock,
+        devices=_devices(record.key, machine),
+        sample_every=record.sample_every,
+        overhead=record.sampling,
+    )
+    return replace(row, unknown=tuple(_unknown(row, machine, NO_CLOCK if now_ns is None else NOTHING_YET)))
+
+
+def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
+    """The GPUs it is on, or that it is on none; None where neither is known."""
+    if machine is None:
+        return None
+    gpus = tuple(row.label for row in machine.gpus_of(key))
+    return gpus or (("cpu",) if any(process.source == key for process in machine.processes) else None)
+
+
+def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str) -> Iterator[Unknown]:
+    """Why each figure is n/a that is; what has ended is on no device any more, and lags behind nothing."""
+    is_live, steps = row.state is SourceStatus.LIVE, row.steps
+    if row.model is None:
+        yield Unknown("model", NO_MODEL)
+    if row.steps_per_sec is None:
+        why = NONE_ENDED if row.phase else f"{NO_STEP}: {row.activity}" if row.activity else NO_STEP
+        yield Unknown("steps_per_sec", STEPS_MISSING if steps and steps.is_sample else why)
+    elif steps is not None and steps.tokens_per_sec is None:
+        yield Unknown("tokens_per_sec", TOKENS_MISSING)
+    if is_live and row.lag_s is None:
+        yield Unknown("lag_s", no_lag)
+    if row.clock is None:
+        yield Unknown("clock_offset_us", NO_CLOCK if no_lag is NO_CLOCK else NOT_RECORDED)
+    if is_live and row.devices is None:
+        yield Unknown("devices", OTHER_NAMESPACE if machine and row.key in machine.elsewhere else NO_LIST)
+    if row.overhead is None or row.overhead.overhead_percent is None:
+        yield Unknown("overhead_percent", NOT_COMPARED if row.overhead is None else TOO_FEW)
+
+
+def daemon_cost(store: Store, stale_s: float | None = None) -> ProcessCost | None:
+    """What the daemon costs whose messages `store` holds, as it says itself; None before it has said who it is."""
+    daemon = store.daemon
+    if daemon is None:
+        return None
+    name = f"daemon {daemon.pid}@{daemon.host}"
+    if stale_s is not None:
+        return ProcessCost(name, None, None, None, f"nothing was heard of it for {stale_s:.0f} s")
+    devices = [device for known in store.devices.values() for device in known.newest.devices]
+    hosts = [device for device in devices if device.kind is DeviceKind.CPU]
+    found = next((one for host in hosts for one in host.processes if one.pid == daemon.pid), None)
+    if found is None:
+        return ProcessCost(name, None, None, None, OLDER if hosts else NO_SAMPLE)
+    why = TWO_SAMPLES if found.utilization_percent is None else ""
+    return ProcessCost(name, found.utilization_percent, None, found.memory_bytes, why)
