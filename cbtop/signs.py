@@ -25,7 +25,7 @@ _ALIKE = {
     "x": "×✗⇄",
     "u": "µμ",
     "!": "⚠",
-    "~": "…≈",
+    "~": "…≈±",
     "?": "�",
 }
 _DOTS = " ...:::##"  # a cell of Braille with so many dots
