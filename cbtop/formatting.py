@@ -26,6 +26,8 @@ from cbtop.units import (  # also written by this module's name
 )
 
 # isort: on
+from cbtop.profiler.roofline import NO_ROOF
+from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.kernels import BurstView
 from cbtop.viewmodels.model import (
     BesideView,
@@ -73,6 +75,14 @@ def age(value_s: float | None) -> str:
 def day(moment: str) -> str:
     """The day of a moment such as `2026-11-22T10:30:59+01:00`."""
     return moment[: len("2026-11-22")]
+
+
+def limit(row: BrickRow) -> str:
+    """Which roof bounds it, and how much of what its roof allows is used: `memory 79 %`, `? latency 12 %`."""
+    if row.roof is None:
+        return NOT_MEASURED
+    mark = "⚠ " if row.above_roof else "? " if row.roof_unsure else ""
+    return f"{mark}{'latency' if row.bound == NO_ROOF else row.bound} {whole(row.percent_of_roof)} %"
 
 
 def ceiling_rounds(row: CeilingRow) -> str:

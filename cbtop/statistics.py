@@ -127,6 +127,7 @@ class Statistic:
     word: str = ""  # stands before it in the panel of a brick, where that is another
     sort_key: str = ""  # the key of the statistic it is sorted by, where that is another
     derived_in_window: bool = False  # measured over all that was seen, not over the last seconds
+    of_few_calls: bool = False  # so it scatters: rows that are sorted by it keep their places for longer
 
     def value(self, row: object) -> Value:
         """Its value in `row`, None where nobody measured it."""
@@ -184,10 +185,20 @@ STATISTICS = (
               word="p50"),
     Statistic("p95_us", "p95 µs", "µs", Origin.MEASURED, "95 of 100 calls took at most this", word="p95"),
     Statistic("p99_us", "p99 µs", "µs", Origin.MEASURED, "99 of 100 calls took at most this", _BRICK_AND_NODE,
-              word="p99"),
-    Statistic("p999_us", "p99.9 µs", "µs", Origin.MEASURED, "999 of 1,000 calls took at most this", word="p99.9"),
-    Statistic("min_us", "min µs", "µs", Origin.MEASURED, "the shortest call", word="min", derived_in_window=True),
-    Statistic("max_us", "max µs", "µs", Origin.MEASURED, "the longest call", word="max", derived_in_window=True),
+              word="p99", of_few_calls=True),
+    Statistic("p999_us", "p99.9 µs", "µs", Origin.MEASURED, "999 of 1,000 calls took at most this", word="p99.9",
+              of_few_calls=True),
+    Statistic("min_us", "min µs", "µs", Origin.MEASURED, "the shortest call", word="min", derived_in_window=True,
+              of_few_calls=True),
+    Statistic("max_us", "max µs", "µs", Origin.MEASURED, "the longest call", word="max", derived_in_window=True,
+              of_few_calls=True),
+    Statistic("trend_last_us", "last s µs", "µs", Origin.MEASUREMENTS,
+              "µs for one token (without steps: of one call) in the newest second of the last 60 in which one ended",
+              word="last second"),
+    Statistic("trend_least_us", "least s µs", "µs", Origin.MEASUREMENTS,
+              "the same in that of the last 60 seconds in which it was least", word="least"),
+    Statistic("trend_most_us", "most s µs", "µs", Origin.MEASUREMENTS,
+              "the same in that of the last 60 seconds in which it was most", word="most"),
     Statistic("cv", "CV", "ratio", Origin.MEASUREMENTS, "standard deviation of the calls over their mean"),
     Statistic("elements", "elements", "count", Origin.MEASURED,
               "what the caller counted; of a node, in the mean call", _BRICK_AND_NODE),
@@ -217,6 +228,7 @@ STATISTICS = (
               word="GB/s"),
     Statistic("budget_used_percent", "budget", "%", Origin.MEASUREMENTS, "µs/token used of the budget set for it",
               report_title="used %", word="used"),
+    Statistic("budget_over_us", "over", "µs", Origin.MEASUREMENTS, "µs/token over the budget set for it"),
     Statistic("budget_met", "met", "yes or no", Origin.MEASUREMENTS, "whether it keeps within its budget"),
     Statistic("checks_passed", "passed", "count", Origin.MEASURED, "checks against the reference that passed"),
     Statistic("checks_failed", "checks", "count", Origin.MEASURED, "✓ checks against the reference passed, ✗ failed"),
@@ -326,15 +338,15 @@ BRICK_COLUMNS = _places(
     Of.BRICK,
     ("percent", 7, 1),
     ("us_per_token", 8, 2),
-    ("avg_inclusive_us", 12, 8),
+    ("avg_inclusive_us", 12, 11),
     ("p50_us", 8, 4),
-    ("p95_us", 8, 9),
+    ("p95_us", 8, 12),
     ("p99_us", 8, 5),
     ("max_us", 8, 6),
-    ("min_us", 8, 12),
-    ("count", 9, 11),
-    ("gb_per_sec", 6, 7),
-    ("gflops", 8, 10),
+    ("min_us", 8, 15),
+    ("count", 9, 14),
+    ("gb_per_sec", 6, 9),
+    ("gflops", 8, 13),
 )
 BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # where a brick has a budget
 CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # where a brick was checked
@@ -401,14 +413,15 @@ BRICK_PANEL = {
     "work": _rows(
         "flops", "gflops", "bytes", "gb_per_sec", "intensity", "percent_of_roof", "elements", "bound",
     ),
-    "budget": _rows("budget_us_per_token", "budget_used_percent"),
+    "budget": _rows("budget_us_per_token", "budget_used_percent", "budget_over_us"),
 }  # fmt: skip
 
-# Tables of the text report, each for 80 columns: where the time goes, how long calls take, alike and apart, what they
-# were for, how near that is to the roof.
+# Tables of the text report, each for 80 columns: where the time goes, how long calls take, alike, apart and by the
+# second, what they were for, how near that is to the roof.
 OWN_REPORT = _rows("count", "total_exclusive_us", "avg_exclusive_us", "percent")
 CALL_REPORT = _rows("count", "total_inclusive_us", "avg_inclusive_us")
 SPREAD_REPORT = _rows("p50_us", "p95_us", "p99_us", "min_us", "max_us")
+TREND_REPORT = _rows("trend_last_us", "trend_least_us", "trend_most_us")
 WORK_REPORT = _rows("us_per_token", "budget_us_per_token", "budget_used_percent", "budget_met",
                       "gb_per_sec", "gflops", "checks_failed")  # fmt: skip
 ROOF_REPORT = _rows("intensity", "percent_of_roof", "bound")

@@ -9,11 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.profiler.budget import ByteBudget
+from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+
+_NO_NODES = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +82,22 @@ class CategoryStats:
 
 def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     """The bricks that ran, the largest exclusive time first."""
+    bricks = list(brick_nodes(totals).values())
+    is_outermost = outermost(np.concatenate([_NO_NODES, *bricks]), totals.table)
+    calls = totals.stats.calls_of(bricks)
+    found = [_stats(nodes, is_outermost, c, totals) for nodes, c in zip(bricks, calls, strict=True) if c]
+    return sorted(found, key=lambda stats: -stats.exclusive_ns)
+
+
+def brick_nodes(totals: PhaseTotals) -> dict[tuple[str, BrickCategory], Column]:
+    """The nodes of each brick that ran, in the order of the first of each."""
     table, ids = totals.table, totals.inside.ids
     ran = ids[(table.column("kind_of")[ids] == NodeKind.BRICK) & (totals.columns["count"][ids] > 0)]
     groups: dict[tuple[str, BrickCategory], list[Column]] = {}
     for nodes in _alike(ran, table.column("first_of")):
         groups.setdefault(name_and_category(table[int(nodes[0])]), []).append(nodes)
-    bricks = [np.concatenate(parts) for parts in groups.values()]  # those of several phases have several parts
-    is_outermost = _outermost(ran, totals)
-    calls = totals.stats.calls_of(bricks)
-    found = [_stats(nodes, is_outermost, c, totals) for nodes, c in zip(bricks, calls, strict=True) if c]
-    return sorted(found, key=lambda stats: -stats.exclusive_ns)
+    # Those of several phases have several parts.
+    return {brick: np.concatenate(parts) for brick, parts in groups.items()}
 
 
 def name_and_category(node: Node) -> tuple[str, BrickCategory]:
@@ -207,9 +216,9 @@ def _stats(nodes: Column, is_outermost: NDArray[np.bool_], calls: Calls, totals:
     )
 
 
-def _outermost(bricks: Column, totals: PhaseTotals) -> NDArray[np.bool_]:
+def outermost(bricks: Column, table: NodeTable) -> NDArray[np.bool_]:
     """By id: which of `bricks`, all that ran, lie in no other of their name and category."""
-    parent_of, first_of = totals.table.column("parent_of"), totals.table.column("first_of")
+    parent_of, first_of = table.column("parent_of"), table.column("first_of")
     ran = np.zeros(len(parent_of), np.bool_)
     ran[bricks] = True
     found, outer = ran.copy(), parent_of[bricks]

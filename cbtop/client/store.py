@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.busy import SLICES, BusySlices
+from cbtop.client.trend import BrickTrend
 from cbtop.client.window import Losses, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
@@ -110,6 +111,7 @@ class SourceRecord:
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
     history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
+    trend: BrickTrend = field(default_factory=BrickTrend)
     busy: BusySlices | None = None  # of a rank
     names_bytes: int = 0  # of the nodes
 
@@ -141,7 +143,7 @@ class SourceRecord:
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
-        return known + slices + self.stats.size_bytes + self.window.size_bytes
+        return known + slices + self.stats.size_bytes + self.window.size_bytes + self.trend.size_bytes
 
     def forget_catalog(self) -> None:
         """Forget what may have been taken back: a snapshot follows. Nodes and statistics stay, for they only grow."""
@@ -465,6 +467,7 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
             state.overwritten + state.rejected - state.before_attach, state.produced - state.before_attach
         )
     record.window.tick(monotonic_ns, growth, losses)
+    record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
     tokens, count, time_ns = (record.stats.column(name) for name in ("elements", "count", "total_ns"))

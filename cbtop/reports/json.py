@@ -71,6 +71,7 @@ OTHER_ORIGINS = {
         "unsure",
         "age_s",
         "verdicts",
+        "trend_us",
         "overhead_percent",
         "low_percent",
         "high_percent",
@@ -154,6 +155,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "layer_times": _layers(view.layer_times),
         "verdicts": [asdict(verdict) for verdict in view.verdicts],
         "ranks": None if view.ranks is None else asdict(view.ranks),
+        "kernels": [asdict(brick) for brick in view.kernels],
         "categories": [_category(row) for row in view.categories],
         "roofline": _roofline(view.roofline),
         "graph": [_node(row) for row in graph],
@@ -202,7 +204,9 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
                 "to_median": row.to_median,
                 "between_us": row.between_us,
                 "bricks": [
-                    {"name": name, "us": us} for name, us in zip(names, row.cells, strict=True) if us is not None
+                    {"name": name, "us": us, "p50_us": p50_us}
+                    for name, us, p50_us in zip(names, row.cells, row.p50_cells, strict=True)
+                    if us is not None
                 ],
             }
             for row in layers.rows
@@ -257,6 +261,8 @@ def _brick(row: BrickRow) -> dict[str, Any]:
         "category": row.category.display_name,
         "backend": row.backend or None,
         **_statistics(row, Of.BRICK),
+        "durations": [asdict(bar) for bar in row.durations],
+        "trend_us": list(row.trend_us),
     }
 
 

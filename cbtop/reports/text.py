@@ -18,12 +18,14 @@ from cbtop.statistics import (
     POINT_REPORT,
     ROOF_REPORT,
     SPREAD_REPORT,
+    TREND_REPORT,
     WORK_REPORT,
     Statistic,
 )
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
+from cbtop.viewmodels.layers import ODD, LayerBrick
 from cbtop.viewmodels.model import (
     CeilingRow,
     GraphRow,
@@ -42,6 +44,8 @@ PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made o
 TIMES_LINE = (
     "excl is without the bricks that ran inside (derived), incl and p50 to max with them; avg × count = total"
 )
+TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one second of the last 60 (derived)"
+LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
 NO_BRICKS = "n/a (no brick of this phase was recorded in this time)"
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
@@ -201,6 +205,7 @@ def _bricks(view: SourceView) -> str:
     owns = [("brick", "category", *_heads(OWN_REPORT), *(("of",) if of_ranks else ()))]
     calls = [("brick", *_heads(CALL_REPORT))]
     spreads = [("brick", *_heads(SPREAD_REPORT))]
+    trends = [("brick", *_heads(TREND_REPORT))]
     works = [("brick", *_heads(WORK_REPORT))]
     roofs = [("brick", *_heads(ROOF_REPORT))]
     for row in view.bricks:
@@ -208,13 +213,35 @@ def _bricks(view: SourceView) -> str:
         owns.append((row.name, row.category.display_name, *_cells(OWN_REPORT, row), *rank))
         calls.append((row.name, *_cells(CALL_REPORT, row)))
         spreads.append((row.name, *_cells(SPREAD_REPORT, row)))
+        trends.append((row.name, *_cells(TREND_REPORT, row)))
         works.append((row.name, *_cells(WORK_REPORT, row)))
         roofs.append((row.name, *_cells(ROOF_REPORT, row)))
-    tables = [table(owns, left=2), "", table(calls, left=1), "", table(spreads, left=1), "", table(works, left=1)]
+    tables = [table(owns, left=2), *(table(rows, left=1) for rows in (calls, spreads))]
+    notes = [TIMES_LINE]
+    if any(row.trend_last_us is not None for row in view.bricks):
+        tables.append(table(trends, left=1))
+        notes.append(TREND_LINE)
+    tables.append(table(works, left=1))
+    if len(layers := _in_layers(view)) > 1:
+        tables.append(table(layers, left=1))
+        notes.append(LAYERS_LINE)
     if view.roofline.points:
-        tables += ["", table(roofs, left=1)]
-    notes = [TIMES_LINE, PROVENANCE_LINE, BUDGET_LINE, *_shares(view), _books(view)]
-    return "\n".join((*tables, *notes))
+        tables.append(table(roofs, left=1))
+    notes += [PROVENANCE_LINE, BUDGET_LINE, *_shares(view), _books(view)]
+    return "\n".join(("\n\n".join(tables), *notes))
+
+
+def _in_layers(view: SourceView) -> Table:
+    """Of each brick that runs in layers the median call in the median layer, and in the slowest one."""
+    rows: Table = [("brick", "layers", "median µs", "slowest µs", "slowest layer", f"over {ODD}×")]
+    for row in view.bricks:
+        found = view.layer_times.of_brick(LayerBrick(*row.key)) if view.layer_times else None
+        if view.layer_times and found:
+            slowest = view.layer_times.rows[found.slowest].name
+            us = (fmt.number(found.median_us), fmt.number(found.p50_us[found.slowest]))
+            rows.append((row.name, str(sum(p50 is not None for p50 in found.p50_us)), *us, slowest,
+                         str(sum(found.odd))))  # fmt: skip
+    return rows
 
 
 def _shares(view: SourceView) -> list[str]:
@@ -234,8 +261,8 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     if statistic.key == "checks_failed" and isinstance(row, BrickRow):
         checked = row.checks_passed + row.checks_failed
         return f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED
-    if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.above_roof:
-        return f"!{statistic.bare(row)}"
+    if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.roof is not None:
+        return f"{'!' * row.above_roof}{'?' * bool(row.roof_unsure)}{statistic.bare(row)}"
     if statistic.unit == "count":
         return str(statistic.value(row))  # to the last digit: a log is read by programs too
     return statistic.bare(row)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from cbtop.client.trend import SECONDS, BrickTrend
+from cbtop.profiler.brick_stats import BrickStats, brick_nodes
+from cbtop.profiler.histograms import Column
+from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.roofline import Distance, intensity
 from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.viewmodels.durations import MAX_BARS, DurationBar, at_most, duration_bars
 
-if TYPE_CHECKING:  # they load numpy, and whoever only writes numbers as text (cbtop.formatting) needs the row alone
-    from cbtop.profiler.brick_stats import BrickStats
-    from cbtop.profiler.phase_totals import PhaseTotals
+TREND_S = SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ class BrickRow:
     budget_gb_per_sec: float | None = None  # the rate that the budget a token was derived from; None: it is static
     uncounted: int = 0  # calls that gave no count of elements
     size_bytes: float | None = None  # of collectives, derived from shapes
+    # Of its calls: bars side by side, from the shortest to the longest; none where not each has been counted in one.
+    durations: tuple[DurationBar, ...] = ()
+    # µs a token (a call, where there are no steps) in each of the last 60 s, the oldest first; None where none ended.
+    trend_us: tuple[float | None, ...] = ()
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
@@ -64,6 +70,13 @@ class BrickRow:
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return 100.0 * self.us_per_token / self.budget_us_per_token
+
+    @property
+    def budget_over_us(self) -> float | None:
+        """By how many µs/token it is over its budget; 0 where it keeps within it."""
+        if self.us_per_token is None or not self.budget_us_per_token:
+            return None
+        return max(0.0, self.us_per_token - self.budget_us_per_token)
 
     @property
     def budget_met(self) -> bool | None:
@@ -98,16 +111,40 @@ class BrickRow:
         """Flagged, never hidden."""
         return self.roof is not None and self.roof.above_roof
 
+    @property
+    def trend_last_us(self) -> float | None:
+        """Its newest second, of those in which any ended."""
+        return next((us for us in reversed(self.trend_us) if us is not None), None)
+
+    @property
+    def trend_least_us(self) -> float | None:
+        return min((us for us in self.trend_us if us is not None), default=None)
+
+    @property
+    def trend_most_us(self) -> float | None:
+        return max((us for us in self.trend_us if us is not None), default=None)
+
 
 def brick_rows(
-    bricks: Iterable[BrickStats], totals: PhaseTotals, checks: Mapping[str, Sequence[bool]]
+    bricks: Iterable[BrickStats], totals: PhaseTotals, checks: Mapping[str, Sequence[bool]], trend: BrickTrend
 ) -> tuple[BrickRow, ...]:
     """One row a brick that ran, in the order given; `checks` says by brick which of them passed."""
-    return tuple(_row(stats, totals, checks.get(stats.name, ())) for stats in bricks)
+    nodes_of = brick_nodes(totals)
+    return tuple(
+        _row(stats, nodes_of[stats.name, stats.category], totals, checks.get(stats.name, ()), trend)
+        for stats in bricks
+    )
 
 
-def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> BrickRow:
+def _row(
+    stats: BrickStats, nodes: Column, totals: PhaseTotals, checks: Sequence[bool], trend: BrickTrend
+) -> BrickRow:
     calls = stats.calls
+    counts = totals.stats.histogram(nodes.tolist())
+    is_complete = counts.sum() == calls.count  # bars of some calls, or of more, would pass for those of all
+    # What ran in no ended step has no time a token yet.
+    us_per_token = totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None
+    has_trend = totals.step is None or us_per_token is not None
     return BrickRow(
         name=stats.name,
         category=stats.category,
@@ -123,8 +160,7 @@ def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> Bric
         p95_us=_us(calls.p95_ns),
         p99_us=_us(calls.p99_ns),
         p999_us=_us(calls.p999_ns),
-        # What ran in no ended step has no time a token yet.
-        us_per_token=totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None,
+        us_per_token=us_per_token,
         elements=calls.elements,
         flops=stats.flops,
         bytes=stats.bytes,
@@ -138,6 +174,8 @@ def _row(stats: BrickStats, totals: PhaseTotals, checks: Sequence[bool]) -> Bric
         uncounted=stats.uncounted,
         size_bytes=stats.size_bytes,
         budget_gb_per_sec=stats.budget_gb_per_sec,
+        durations=duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else (),
+        trend_us=trend.us(int(totals.table.column("first_of")[nodes[0]])) if has_trend else (),
     )
 
 

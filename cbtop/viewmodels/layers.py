@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.profiler.brick_stats import name_and_category
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
@@ -46,6 +47,7 @@ class LayerRow:
     # its like run in as many steps): by medians of calls, in which nothing is that happened once. None where it does
     # not stand out.
     excess: tuple[str, float] | None = None
+    p50_cells: tuple[float | None, ...] = ()  # µs of the median call of each of LayersView.bricks, as it was measured
 
     @property
     def is_odd(self) -> bool:
@@ -56,6 +58,16 @@ class LayerRow:
     def to_median(self) -> float | None:
         """How many times the median of its like it takes, by medians: a pause that hit it once moves no median."""
         return self.p50_us / self.median_us if self.p50_us is not None and self.median_us else None
+
+
+@dataclass(frozen=True, slots=True)
+class BrickInLayers:
+    """The median call of one brick in each layer, in their order."""
+
+    p50_us: tuple[float | None, ...]  # None where it does not run, or that is not known
+    odd: tuple[bool, ...]  # ODD times that of the layers like it, or more
+    median_us: float | None  # of all of them
+    slowest: int  # which of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,27 @@ class LayersView:
         """The layer that takes longest beside its like; None where none has enough of them."""
         compared = [row for row in self.rows if row.to_median is not None]
         return max(compared, key=lambda row: row.to_median or 0.0, default=None)
+
+    def of_brick(self, brick: LayerBrick) -> BrickInLayers | None:
+        """One of `bricks` in each layer; None where its median call is known in none."""
+        if brick not in self.bricks or not all(row.p50_cells for row in self.rows):
+            return None
+        at = self.bricks.index(brick)
+        p50_us = tuple(row.p50_cells[at] for row in self.rows)
+        median_us = self.median(p50_us)
+        if median_us is None:
+            return None
+        kinds = [(row.stack, _mask(row)) for row in self.rows]
+        like: dict[object, list[float]] = {}
+        for kind, us in zip(kinds, p50_us, strict=True):
+            if us is not None:
+                like.setdefault(kind, []).append(us)
+        usual = {kind: float(np.median(them)) for kind, them in like.items() if len(them) >= MIN_PEERS}
+        odd = tuple(
+            us is not None and us >= ODD * usual.get(kind, float("inf"))
+            for kind, us in zip(kinds, p50_us, strict=True)
+        )
+        return BrickInLayers(p50_us, odd, median_us, max(range(len(p50_us)), key=lambda layer: p50_us[layer] or 0.0))
 
     def like(self, row: LayerRow) -> list[LayerRow]:
         """The layers that `row` compares with: of its stack, with the same bricks; itself among them."""
@@ -110,9 +143,8 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     cells_us = _sums(own_ns[ids], place, runs_in.shape) / per_ns
     p50_us = [_p50_us(calls) for calls in totals.stats.calls_of([[layer.id] for layer in layers])]
     medians = _medians(layers, p50_us, runs_in)
-    bricks = tuple(
-        LayerBrick(node.name, node.category or BrickCategory.OTHER) for node in map(table.__getitem__, firsts)
-    )
+    bricks = tuple(LayerBrick(*name_and_category(node)) for node in map(table.__getitem__, firsts))
+    p50_cells = _p50_cells(totals, ids, place, runs_in.shape)
     rows = tuple(
         LayerRow(
             id=layer.id,
@@ -125,6 +157,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
             between_us=float(layer_us[at] - cells_us[at].sum()),
             calls=float(calls[at]),
             median_us=medians[at],
+            p50_cells=p50_cells[at],
         )
         for at, layer in enumerate(layers)
         if totals.columns["count"][layer.id]
@@ -160,6 +193,17 @@ def _sums(
     found = np.zeros(shape)
     np.add.at(found, place, ns)
     return found
+
+
+def _p50_cells(
+    totals: PhaseTotals, ids: Column, place: tuple[Column, Column], shape: tuple[int, int]
+) -> list[tuple[float | None, ...]]:
+    """Of each layer the median call of each brick."""
+    groups: list[list[int]] = [[] for _ in range(shape[0] * shape[1])]
+    for node, cell in zip(ids.tolist(), (place[0] * shape[1] + place[1]).tolist(), strict=True):
+        groups[cell].append(node)
+    us = [_p50_us(calls) for calls in totals.stats.calls_of(groups)]
+    return [tuple(us[begin : begin + shape[1]]) for begin in range(0, len(us), shape[1])] if us else [()] * shape[0]
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column) -> NDArray[np.float64]:

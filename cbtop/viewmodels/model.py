@@ -16,6 +16,8 @@ from cbtop.viewmodels import MergeMode as MergeMode
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.devices import DeviceRow, MachineView
+from cbtop.viewmodels.durations import DurationBar
+from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import LayersView
 
 UNSURE_PERCENT = 10  # of a ceiling: rounds further apart than that say little of what is possible
@@ -30,15 +32,6 @@ class SpanView:
     least: int | None
     most: int | None
     steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class DurationBar:
-    """So many calls took from `from_us` to less than `to_us`."""
-
-    from_us: float
-    to_us: float
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,6 +598,7 @@ class SourceView:
     ] = ()  # the mean step of each second, as the rates above; none of a merge
     verdicts: tuple[Verdict, ...] = ()  # of the stretch shown, the worst first
     listed: ListView | None = None  # all sources, this one among them; None where nobody keeps a list
+    kernels: tuple[BrickKernels, ...] = ()  # of the phase shown, as the last burst measured them; none without one
 
     @property
     def standing(self) -> str:

@@ -18,6 +18,7 @@ from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.bricks import brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import graph_rows
+from cbtop.viewmodels.kernels import BrickKernels, kernels_of
 from cbtop.viewmodels.layers import layers_view
 from cbtop.viewmodels.model import (
     CheckRow,
@@ -99,7 +100,7 @@ def source_view(
     for check in checks:
         passed.setdefault(check.brick, []).append(check.passed)
     roofs = ceiling_rows(record.ceilings.values() if ceilings is None else ceilings, _heard_s(record))
-    rows = under_roofs(brick_rows(bricks, totals, passed), roofs)
+    rows = under_roofs(brick_rows(bricks, totals, passed, record.trend), roofs)
     in_burst = {one.node: one for one in record.burst.kernels} if record.burst else None
     nodes, path = graph_rows(totals, record.dependencies, in_burst)
     hello, manifest, state = record.hello, record.manifest, record.state
@@ -145,6 +146,7 @@ def source_view(
         stretch=found.stretch_view,
         critical_path=path,
         stall=stall_view(record),
+        kernels=_kernels(record, name),
     )
 
 
@@ -225,6 +227,12 @@ def _label(record: SourceRecord) -> str:
 
 def _newest_first(record: SourceRecord) -> tuple[bool, int]:
     return state_of(record) is not SourceStatus.LIVE, -(record.hello.realtime_ns if record.hello else 0)
+
+
+def _kernels(record: SourceRecord, phase: str | None) -> tuple[BrickKernels, ...]:
+    if record.burst is None:
+        return ()
+    return next((one.bricks for one in kernels_of(record.nodes.nodes, record.burst) if one.phase == phase), ())
 
 
 def _only_backend(record: SourceRecord) -> str | None:

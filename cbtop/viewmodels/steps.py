@@ -10,11 +10,11 @@ from cbtop.client.store import SourceRecord, StepSample
 from cbtop.client.window import Stretch
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import bucket_begin_ns
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.model import DurationBar, PaceView, SpanView, StepsView
+from cbtop.viewmodels.durations import duration_bars
+from cbtop.viewmodels.model import PaceView, SpanView, StepsView
 
 BUCKETS_A_BAR = 4  # 16 bars an octave: a bar is 3 to 6 % of its value wide
 
@@ -106,19 +106,8 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
         sequences=_span(stats, step.id, "sequences"),
         cached=_span(stats, step.id, "kept"),
         is_sample=is_sample,
-        durations=_durations(stats, step.id),
+        durations=duration_bars(stats.histogram((step.id,)), BUCKETS_A_BAR),
     )
-
-
-def _durations(stats: NodeStats, step: int) -> tuple[DurationBar, ...]:
-    counts = stats.histogram((step,)).reshape(-1, BUCKETS_A_BAR).sum(axis=1)
-    ran = np.flatnonzero(counts)
-    if not len(ran):
-        return ()
-    bars = np.arange(ran[0], ran[-1] + 2)
-    edges_us = (bucket_begin_ns(bars * BUCKETS_A_BAR) / 1e3).tolist()
-    shown = counts[bars[:-1]].tolist()
-    return tuple(DurationBar(*edges, count) for edges, count in zip(pairwise(edges_us), shown, strict=True))
 
 
 def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:

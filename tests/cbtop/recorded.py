@@ -57,6 +57,11 @@ def apply(store: Store, messages: Sequence[Message]) -> None:
         store.apply(decoded)
 
 
+def said_at(messages: Sequence[Message], at_ns: int) -> list[Message]:
+    """The same, as a daemon on the profiled process's own clock would say it at `at_ns`."""
+    return [replace(m, monotonic_ns=at_ns) if isinstance(m, StatsUpdate) else m for m in messages]
+
+
 def record_of(source: Source) -> SourceRecord:
     """What a viewer that joins now knows of `source`."""
     source.poll()
@@ -74,8 +79,8 @@ def seen_at(source: Source, at_ns: int) -> list[Message]:
         if isinstance(message, SourceCatalog):
             said = [replace(m, monotonic_ns=0) if isinstance(m, HostHello) else m for m in message.messages]
             message = replace(message, messages=tuple(said))
-        found.append(replace(message, monotonic_ns=at_ns) if isinstance(message, StatsUpdate) else message)
-    return [*found, Heartbeat(at_ns, (state,))]
+        found.append(message)
+    return [*said_at(found, at_ns), Heartbeat(at_ns, (state,))]
 
 
 def decode_run(directory: Path, steps: int = 10) -> SourceRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from cbtop.profiler.roofline import distance
@@ -11,6 +12,7 @@ from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Samplin
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.layers import LayerBrick, LayerRow, LayersView
 from cbtop.viewmodels.model import (
     BooksView,
@@ -105,7 +107,16 @@ def _brick(
         checks_failed=0,
         backend="numba",
         roof=roof,
+        durations=_durations(avg),
+        trend_us=tuple(None if second == 40 else us * (1 + 0.05 * (second % 7)) for second in range(60)),
     )
+
+
+def _durations(avg_us: float) -> tuple[DurationBar, ...]:
+    """Two modes and a tail, in bars of an eighth of an octave."""
+    counts = (1, 40, 610, 320, 25, 0, 3, 90, 85, 14, 2, 0, 0, 1, 0, 0, 0, 2, 0, 1)
+    edges = [0.9 * avg_us * 2 ** (at / 8) for at in range(len(counts) + 1)]
+    return tuple(DurationBar(*edge, count) for edge, count in zip(pairwise(edges), counts, strict=True))
 
 
 BRICKS = tuple(sorted((_brick(*row) for row in _BRICKS), key=lambda row: -row.total_exclusive_us))
@@ -196,6 +207,7 @@ def _layers(layers: int = LAYERS, slow: int = 4) -> LayersView:
             calls=1.0,
             median_us=700.0,
             excess=("DownProjection", 281.0) if layer == slow else None,
+            p50_cells=tuple(0.98 * us for us in cells),
         )
 
     return LayersView(

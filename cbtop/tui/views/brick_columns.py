@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from cbtop import formatting
 from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, statistic
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
+from cbtop.tui.widgets.braille import DOTS_ACROSS, sparkline
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, clip
-from cbtop.viewmodels.bricks import BrickRow
+from cbtop.tui.widgets.upright import usual_top
+from cbtop.viewmodels.bricks import TREND_S, BrickRow
 from cbtop.viewmodels.model import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
+TREND_WIDTH = 10
 
 
 def _name(row: BrickRow, width: int) -> Line:
@@ -43,6 +47,28 @@ def _budget(row: BrickRow) -> Line:
     role = "bad" if used > 100 else "warn" if used > NEAR_BUDGET_PERCENT else "good"
     mark = "!" if used > 100 else ""
     return ((f"{mark}{used:.0f} %", role),)
+
+
+def _trend(row: BrickRow, width: int) -> Line:
+    """A second may have half a column, a quarter …: of those that share one the highest is drawn."""
+    if not any(row.trend_us):
+        return ((formatting.NOT_MEASURED, "faint"),)
+    each = -(-TREND_S // (width * DOTS_ACROSS))
+    us = row.trend_us[len(row.trend_us) % each :]
+    highest = [
+        max((value for value in us[at : at + each] if value is not None), default=None)
+        for at in range(0, len(us), each)
+    ]
+    known = [value for value in row.trend_us if value is not None]
+    return sparkline(highest, width, usual_top(known, median(known)), CATEGORY_LOOKS[row.category].role)
+
+
+def limit_cell(row: BrickRow) -> Line:
+    """`memory 79 %`, behind a grey `?` where the roof is unsure."""
+    text = formatting.limit(row)
+    if row.roof is None:
+        return figure(text)
+    return ((text, "dim" if row.roof_unsure else "bad" if row.above_roof else ""),)
 
 
 def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple[Column[BrickRow], ...]:
@@ -97,7 +123,7 @@ def brick_columns(
     ]
     if of_ranks:
         columns.append(Column("of", 10, 1, _rank, "the rank whose figures these are: the slowest"))
-    columns.append(Column("category", 9, 8, _category, "the group a report rolls it up into", align="left"))
+    columns.append(Column("category", 9, 10, _category, "the group a report rolls it up into", align="left"))
     columns.append(
         Column(
             "share",
@@ -112,6 +138,31 @@ def brick_columns(
         )
     )
     columns += figure_columns(BRICK_COLUMNS, roles={"percent": "strong"})
+    columns.append(
+        Column(
+            "trend",
+            TREND_WIDTH,
+            7,
+            _trend,
+            "µs/tok (without steps: µs a call) in each of the last 60 s (derived), the newest on the right, on a "
+            "scale of its own: the median is at most half as high, what is over four times the median is cut",
+            stretch=1,
+            max_width=TREND_S // DOTS_ACROSS,
+            is_drawn=True,
+        )
+    )
+    columns.append(
+        Column(
+            "limit",
+            15,
+            8,
+            lambda row, _: limit_cell(row),
+            "the roof that it comes near to, and how much of what its roof allows is used (derived); `latency` where "
+            "it is far below every roof: latency or overhead. A grey ? where roofs are unsure, ⚠ above the roof",
+            align="left",
+            sort_key=statistic("percent_of_roof").sort_value,
+        )
+    )
     if budgets:
         columns += figure_columns(BUDGET_COLUMNS, cells={"budget_used_percent": _budget})
     if checks:

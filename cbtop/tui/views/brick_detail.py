@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.cells import cell_len
 
 from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.statistics import BRICK_PANEL, Statistic
+from cbtop.tui.views.brick_pictures import durations, heading_line, in_layers, kernels, trend
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
+from cbtop.tui.widgets.parts import Part, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.layers import LayerBrick
 from cbtop.viewmodels.model import CheckRow, SourceView
 
 Fact = tuple[str, str, str]  # what, how much, its role
 
 ROOFED = ("percent_of_roof", "bound")  # what is made of a roof: grey, behind a ?, where that is unsure
+LEAST_LINES, ALL_LINES = 5, 26  # of the panel: fewer are of no use, in so many all of it has room
+TWO_COLUMNS = 110  # cells: from so many on the pictures stand beside the figures
 
-_FACT_WIDTH = 28
+_FACT_WIDTH = 26
 _LABEL_WIDTH = 13
 
 
@@ -39,25 +45,52 @@ class BrickDetail(Drawing):
     def draw(self, width: int, height: int) -> list[Line]:
         if self._brick is None or self._source is None:
             return [rule((("no brick", "dim"),), width)]
-        return detail_lines(self._brick, self._source, width, roomy=height >= 24)
+        return detail_lines(self._brick, self._source, width, height)
 
 
-def detail_lines(brick: BrickRow, source: SourceView, width: int, *, roomy: bool) -> list[Line]:
-    """The panel of `brick`; `roomy` puts a blank line between its groups."""
+def detail_lines(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
+    """The panel of `brick` in so many lines: what finds no room is left out, the most telling last."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"))
     where = " · ".join(filter(None, (brick.category.display_name, clean(brick.backend))))
-    lines = [rule(fit_line(title, min(width_of(title), width - 6)), width, ((where, look.role),))]
+    head = rule(fit_line(title, min(width_of(title), width - 6)), width, ((where, look.role),))
+    each = width if width < TWO_COLUMNS else width // 2
+    bars = Part(partial(durations, brick), 4, 10)
+    is_in_layers = source.layer_times is not None and LayerBrick(*brick.key) in source.layer_times.bricks
+    layers = Part(partial(in_layers, brick, source), 3, 6 if is_in_layers else 0)
+    seconds = Part(partial(trend, brick, source), 4, 8 if brick.trend_us else 0)
+    of_burst = [one for one in source.kernels if one.brick == brick.name]
+    launched = Part(partial(kernels, of_burst), 2, sum(1 + len(one.kernels) for one in of_burst))
+    time, work, budget, checks = (_fixed(lines) for lines in _groups(brick, source, each))
+    pictures = (bars, layers, seconds, launched)
+    if width < TWO_COLUMNS:
+        order = (bars, layers, seconds, budget, time, work, launched, checks)
+        by_rank = (bars, budget, time, layers, work, seconds, launched, checks)
+        return [head, *parts_lines(order, by_rank, width, height - 1)]
+    left = parts_lines((time, work, budget, checks), (time, budget, work, checks), each, height - 1)
+    right = parts_lines(pictures, pictures, width - each - 2, height - 1)
+    lines: list[Line] = [head]
+    for row in range(max(len(left), len(right))):
+        beside = right[row] if row < len(right) else BLANK
+        lines.append((*fit_line(left[row] if row < len(left) else BLANK, each), ("  ", ""), *beside))
+    return lines
+
+
+def _fixed(lines: list[Line]) -> Part:
+    """Lines as they are and, where there is room, a blank one behind them."""
+    return Part(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
+
+
+def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]:
+    """Time, work, budget and checks in figures."""
+    groups = []
     for heading, rows in BRICK_PANEL.items():
         facts = _facts(rows, brick, is_window=source.window is not None)
         provenance = _provenance(rows)
         if heading == "budget" and brick.budget_us_per_token is None:
             facts, provenance = [("budget", "none set", "")], Provenance.STATIC.value
-        lines += _group(heading, provenance, facts, width)
-        if roomy:
-            lines.append(BLANK)
-    checks = [check for check in source.checks if check.brick == brick.name]
-    return lines + _checks(brick, checks, width)
+        groups.append(_group(heading, provenance, facts, width))
+    return [*groups, _checks(brick, [check for check in source.checks if check.brick == brick.name], width)]
 
 
 def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:
@@ -68,6 +101,8 @@ def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> li
         value, role = clean(statistic.in_full(brick)), ""
         if statistic.key in ROOFED and brick.roof_unsure:
             value, role = f"? {value}", "dim"
+        if statistic.key == "budget_over_us" and brick.budget_over_us:
+            role = "bad"
         mark = " ⚠ above" if statistic.key == "percent_of_roof" and brick.above_roof else ""
         facts.append(((statistic.word or statistic.title) + derived, value + mark, role))
     return facts
@@ -80,7 +115,7 @@ def _provenance(rows: Sequence[Statistic]) -> str:
 
 
 def _group(heading: str, provenance: str, facts: list[Fact], width: int) -> list[Line]:
-    across = max(1, min(2 if width < 96 else 3, (width - 2) // _FACT_WIDTH))
+    across = max(1, min(3, (width - 2) // _FACT_WIDTH))
     each = (width - 2) // across
     room = each - _LABEL_WIDTH - 1
     rows: list[list[Fact]] = []
@@ -88,7 +123,7 @@ def _group(heading: str, provenance: str, facts: list[Fact], width: int) -> list
         if not rows or len(rows[-1]) == across or cell_len(fact[1]) > room:  # words may take a line of their own
             rows.append([])
         rows[-1].append(fact)
-    lines: list[Line] = [_heading(heading, provenance, width)]
+    lines: list[Line] = [heading_line(heading, provenance, width)]
     for row in rows:
         line: Line = ((" ", ""),)
         for label, value, role in row:
@@ -99,16 +134,12 @@ def _group(heading: str, provenance: str, facts: list[Fact], width: int) -> list
     return lines
 
 
-def _heading(heading: str, provenance: str, width: int) -> Line:
-    return ((" " + heading, "accent"), (provenance.rjust(width - len(heading) - 2), "faint"))
-
-
 def _checks(brick: BrickRow, checks: list[CheckRow], width: int) -> list[Line]:
     if not checks:
         counts = (brick.checks_passed, "passed"), (brick.checks_failed, "failed")
         summary = ", ".join(f"{count} {word}" for count, word in counts if count) or "none"
-        return [_heading("checks", Provenance.MEASURED.value, width), (("  " + summary, "dim"),)]
-    lines: list[Line] = [_heading("checks", Provenance.MEASURED.value, width)]
+        return [heading_line("checks", Provenance.MEASURED.value, width), (("  " + summary, "dim"),)]
+    lines: list[Line] = [heading_line("checks", Provenance.MEASURED.value, width)]
     for check in checks:
         role, glyph = ("good", "✓") if check.passed else ("bad", "✗")
         error = f"max error {formatting.scientific(check.max_error)} of {formatting.scientific(check.tolerance)}"

@@ -7,6 +7,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
+from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Input
 
@@ -15,12 +16,16 @@ from cbtop.statistics import BRICK_PANEL
 from cbtop.tui.views.base import View
 from cbtop.tui.views.books import Books
 from cbtop.tui.views.brick_columns import brick_columns, rank_columns
-from cbtop.tui.views.brick_detail import BrickDetail
+from cbtop.tui.views.brick_detail import ALL_LINES, LEAST_LINES, BrickDetail
 from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import SourceView
+
+BESIDE = 160  # cells: from so many on the details stand beside the table
+_BOOKS_LINES = 3
+_LEAST_TABLE = 3  # lines, its head among them
 
 
 class Bricks(View):
@@ -54,9 +59,8 @@ class Bricks(View):
         self._detail = BrickDetail(id="brick-detail")
         self._filter = Filter("part of a brick's name or category, or a regular expression", id="bricks-filter")
         self._books = Books(id="books")
-        with Container(id="bricks-panes"):
-            yield self._table
-            yield self._detail
+        self._panes = Container(self._table, self._detail, id="bricks-panes")
+        yield self._panes
         yield self._filter
         yield self._books
 
@@ -76,7 +80,30 @@ class Bricks(View):
         self._table.show_rows(source.bricks, of=source.rows_of)
         self._filter.show_found(self._table.found)
         self._books.show_source(source)
+        self._lay_out()
         self._show_detail()
+
+    def on_resize(self, event: Resize) -> None:
+        self._lay_out()
+        self.call_after_refresh(self._show_detail)
+
+    def _lay_out(self) -> None:
+        """Open the details where rows would be blank; Enter gives them more room or, where they have all, none."""
+        width, height = self.size
+        if not (width and height):
+            return
+        lines = height - _BOOKS_LINES - self._filter.display
+        table = 1 + len(self._table.rows)
+        is_beside, is_turned = width >= BESIDE, self.has_class("-detail")
+        has_all = is_beside or lines - table >= ALL_LINES
+        is_enlarged = is_turned and not has_all
+        is_open = is_enlarged or (has_all and not is_turned) or (not has_all and lines - table >= LEAST_LINES)
+        if is_enlarged:
+            table = max(_LEAST_TABLE, min(table, lines - ALL_LINES))
+        self._panes.set_class(is_beside, "-beside")
+        self.set_class(is_enlarged, "-enlarged")
+        self._detail.display = is_open
+        self._table.styles.height = "1fr" if is_beside or not is_open else table
 
     def _show_detail(self) -> None:
         if self._detail.display and self.source is not None:
@@ -87,6 +114,7 @@ class Bricks(View):
 
     def action_toggle_detail(self) -> None:
         self.set_class(not self.has_class("-detail"), "-detail")
+        self._lay_out()
         self.call_after_refresh(self._show_detail)
 
     def look_for(self, text: str) -> None:
@@ -102,11 +130,13 @@ class Bricks(View):
             self._filter.close()
         else:
             self.remove_class("-detail")
+        self._lay_out()
         self._table.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._table.set_filter(event.value)
         self._filter.show_found(self._table.found)
+        self._lay_out()
         self._show_detail()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 
@@ -22,7 +21,7 @@ from cbtop.statistics import (
 )
 from cbtop.tui.views.base import View
 from cbtop.tui.views.figures import figure
-from cbtop.tui.widgets.braille import DOTS_ACROSS, DOTS_DOWN, BrailleCanvas
+from cbtop.tui.widgets.braille import sparkline
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, rule
 from cbtop.tui.widgets.pager import Page, Pager
@@ -96,13 +95,7 @@ PROCESSES: tuple[Column[ProcessRow], ...] = (
 
 def busy_curve(percents: Sequence[float | None], width: int) -> Line:
     """The newest at the right edge, on a scale from 0 to 100; where nothing was measured nothing is drawn."""
-    shown = percents[-width * DOTS_ACROSS :]
-    canvas = BrailleCanvas(width, 1)
-    for at, percent in enumerate(shown, width * DOTS_ACROSS - len(shown)):
-        dots = 0 if percent is None else max(1, math.ceil(percent / 100 * DOTS_DOWN))
-        for dot in range(min(dots, DOTS_DOWN)):
-            canvas.dot(at, DOTS_DOWN - 1 - dot, "accent")
-    return canvas.lines()[0]
+    return sparkline(percents, width, 100.0, "accent")
 
 
 class Devices(View):

@@ -48,6 +48,7 @@ def figure_columns(
             statistic.help,
             align="left" if is_word else "right",
             sort_key=None if is_word else sort_value,
+            of_few=statistic.of_few_calls,
         )
 
     return tuple(column(place) for place in places)

@@ -18,13 +18,12 @@ from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule
-from cbtop.tui.widgets.upright import Bar, Spacing, upright
+from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
 from cbtop.viewmodels.layers import BETWEEN, ODD, LayerRow, LayersView
 from cbtop.viewmodels.model import SourceView
 
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
-_LEAST_TOP, _GREATEST_TOP = 2.0, 4.0  # times the median: a line's scale ends at its longest, within these
 MAX_BAR_HEIGHT = 3
 _ROOMY = 140  # columns: from so many on the median has a column, too
 WHOLE = "whole layer"
@@ -243,7 +242,14 @@ def _chosen(strips: Sequence[_Strip], line: int, free: int) -> tuple[list[_Strip
 
 
 def _ruler(layers: LayersView, spacing: Spacing, *, figures: int) -> Line:
-    """The numbers of the layers over their bars, a mark at those that stand out."""
+    """The numbers of the layers over their bars, a mark at those that stand out, and the heads of the figures."""
+    line: Line = ((" " * (_NAME_WIDTH + 3), ""), *numbers(layers.rows, [row.is_odd for row in layers.rows], spacing))
+    heads = ("median", "slowest")[-figures:]
+    return (*line, *(("  " + fit(title, _FIGURE_WIDTH, "right"), "dim") for title in heads))
+
+
+def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing) -> Line:
+    """The numbers of layers over their bars, a mark at those that are odd."""
     cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
 
     def write(column: int, text: str, role: str) -> None:
@@ -251,18 +257,15 @@ def _ruler(layers: LayersView, spacing: Spacing, *, figures: int) -> Line:
         if end <= spacing.width and not "".join(cells[max(0, column - 1) : end + 1]).strip():
             cells[column:end], roles[column:end] = text, [role] * len(text)
 
-    for at, row in enumerate(layers.rows):
-        if row.is_odd:
+    for at, row in enumerate(rows):
+        if odd[at]:
             write(spacing.column(at), f"▼{row.index}", "strong warn")
             write(spacing.column(at), "▼", "strong warn")  # where there is no room for its number
-    for at, row in enumerate(layers.rows):
+    for at, row in enumerate(rows):
         if at % NUMBERED == 0:
             write(spacing.column(at), row.index, "dim")
-    line: Line = ((" " * (_NAME_WIDTH + 3), ""),)
-    for role, same in groupby(zip(cells, roles, strict=True), key=itemgetter(1)):
-        line += (("".join(cell for cell, _ in same), role),)
-    heads = ("median", "slowest")[-figures:]
-    return (*line, *(("  " + fit(title, _FIGURE_WIDTH, "right"), "dim") for title in heads))
+    drawn = groupby(zip(cells, roles, strict=True), key=itemgetter(1))
+    return tuple(("".join(cell for cell, _ in same), role) for role, same in drawn)
 
 
 def _strip_lines(
@@ -270,7 +273,7 @@ def _strip_lines(
 ) -> list[Line]:
     known = [us for us in strip.us if us is not None]
     usual = strip.median_us or 0.0
-    top = max(_LEAST_TOP * usual, min(_GREATEST_TOP * usual, max(known, default=0.0)))
+    top = usual_top(known, usual)
     bars = [
         Bar(us, _role(us, strip, is_cursor=is_current and at is not None and index in _group(spacing, at)))
         for index, us in enumerate(strip.us)

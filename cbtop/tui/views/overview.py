@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
@@ -22,6 +22,7 @@ from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.curve import curve
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join_fitting, rule, width_of
+from cbtop.tui.widgets.parts import Part, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.model import SourceView, StepsView
@@ -81,54 +82,29 @@ class OverviewDrawing(SourceDrawing):
         source = self._source
         if source is None:
             return []
-        speed, step, cost = _Part(_speed, 4, height), _Part(_step, 2, 4), _Part(_cost, 1, 1)
-        phases = _Part(_phases, len(source.phases), 1 + len(source.phases))
         found = len(source.verdicts)
         worst = max(2, 1 + min(found, _WORST) * (2 if height >= _ROOM_FOR_ADVICE else 1)) if height >= _ROOMY else 2
-        verdicts = _Part(verdict_lines, worst, 1 + 2 * found if found else 2)
-        layers = _Part(_layers, 2, 6 if source.layer_times else 0)
-        bricks = _Part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
-        devices = _Part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
+
+        def part(draw: Callable[[SourceView, int, int], list[Line]], least: int, most: int) -> Part:
+            return Part(partial(draw, source), least, most)
+
+        speed, step, cost = part(_speed, 4, height), part(_step, 2, 4), part(_cost, 1, 1)
+        phases = part(_phases, len(source.phases), 1 + len(source.phases))
+        verdicts = part(verdict_lines, worst, 1 + 2 * found if found else 2)
+        layers = part(_layers, 2, 6 if source.layer_times else 0)
+        bricks = part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
+        devices = part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
         if width < TWO_COLUMNS:
             order = (speed, phases, step, verdicts, layers, bricks, devices, cost)
-            return _stacked(
-                order, (phases, step, verdicts, speed, cost, layers, devices, bricks), source, width, height
-            )
+            return parts_lines(order, (phases, step, verdicts, speed, cost, layers, devices, bricks), width, height)
         left, right = width * 3 // 5, width - width * 3 // 5 - 2
-        first = _stacked((speed, phases, step, layers), (phases, step, speed, layers), source, left, height)
+        first = parts_lines((speed, phases, step, layers), (phases, step, speed, layers), left, height)
         beside = (verdicts, bricks, devices, cost)
-        second = _stacked(beside, (verdicts, cost, devices, bricks), source, right, height)
+        second = parts_lines(beside, (verdicts, cost, devices, bricks), right, height)
         return [
             (*fit_line(_at(first, row), left), ("  ", ""), *fit_line(_at(second, row), right))
             for row in range(max(len(first), len(second)))
         ]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One part of the view: what draws it in a width and so many lines, the fewest that are of use, and the most."""
-
-    draw: Callable[[SourceView, int, int], list[Line]]
-    least: int
-    most: int
-
-
-def _stacked(
-    order: Sequence[_Part], by_rank: Sequence[_Part], source: SourceView, width: int, height: int
-) -> list[Line]:
-    """The parts from top to bottom: the first of `by_rank` get their fewest lines first, then all grow in turn."""
-    lines = dict.fromkeys(order, 0)
-    free = height
-    for part in by_rank:
-        if part.least <= min(free, part.most):
-            lines[part] = part.least
-            free -= part.least
-    while free and (growing := [part for part in by_rank if part.least <= lines[part] < part.most]):
-        for part in growing[:free]:
-            lines[part] += 1
-        free -= min(free, len(growing))
-    drawn = [line for part in order if lines[part] for line in part.draw(source, width, lines[part])[: lines[part]]]
-    return [line if width_of(line) <= width else fit_line(line, width) for line in drawn]
 
 
 def _at(lines: Sequence[Line], row: int) -> Line:

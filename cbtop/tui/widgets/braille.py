@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -79,6 +80,18 @@ class BrailleCanvas:
             run += character
         spans.append((run, run_role))
         return tuple(spans)
+
+
+def sparkline(values: Sequence[float | None], width: int, top: float, role: str) -> Line:
+    """The newest `values` in one line, newest at the right edge, from 0 to `top`, where they are cut; what is known
+    has a dot at least, what is not is left blank."""
+    shown = values[-width * DOTS_ACROSS :]
+    canvas = BrailleCanvas(width, 1)
+    for at, value in enumerate(shown, width * DOTS_ACROSS - len(shown)):
+        dots = 0 if value is None else max(1, math.ceil(min(1.0, value / top if top > 0 else 0.0) * DOTS_DOWN))
+        for dot in range(dots):
+            canvas.dot(at, DOTS_DOWN - 1 - dot, role)
+    return canvas.lines()[0]
 
 
 def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:

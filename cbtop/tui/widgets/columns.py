@@ -28,7 +28,8 @@ class Column(Generic[RowT]):
     stretch: int = 0  # the share of spare width this column takes, against the others'
     max_width: int = 0  # where stretching ends; 0: nowhere
     sort_key: Callable[[RowT], float | str] | None = None  # None: not a column to sort by
-    is_drawn: bool = False  # a picture of what another column says: nothing to copy or export
+    is_drawn: bool = False  # a picture of what is said elsewhere: nothing to copy or export
+    of_few: bool = False  # of few calls, so it scatters: sorted by it, rows keep their places for longer
 
 
 @dataclass(frozen=True, slots=True)

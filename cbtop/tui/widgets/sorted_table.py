@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -11,58 +10,8 @@ from textual.binding import Binding, BindingType
 from cbtop.row_choice import BY_NAME, pattern_of
 from cbtop.tui.widgets.columns import Column, Placed, RowT, head_line
 from cbtop.tui.widgets.lines import Line, clean
+from cbtop.tui.widgets.steady_order import SteadyOrder, redraws_apart
 from cbtop.tui.widgets.table import Table
-
-# Two rows change places when one was ahead of the other by this part in each of so many redraws: five seconds at the
-# default rate. Of noisy values that stay where they are the mean of ten seconds passes neither bar.
-STEADY_MARGIN = 0.15
-STEADY_REDRAWS = 10
-
-Values = Mapping[object, float | str]
-
-
-def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
-    """The keys of the newest redraw sorted, yet as in `previous` while none was ahead of one before it in all."""
-    values = redraws[-1]
-    fresh = sorted(values, key=lambda key: _sortable(values[key]), reverse=descending)
-    kept = [key for key in previous if key in values]
-    known = set(kept)
-    for position, key in enumerate(fresh):
-        if key not in known:
-            kept.insert(position, key)
-    rank = {key: position for position, key in enumerate(fresh)}
-    for index in range(len(kept)):
-        here = kept[index]
-        ahead = [
-            key for key in kept[index + 1 :] if rank[key] < rank[here] and _is_ahead(key, here, redraws, descending)
-        ]
-        if ahead:
-            best = min(ahead, key=rank.__getitem__)
-            kept.remove(best)
-            kept.insert(index, best)
-    return kept
-
-
-def _sortable(value: float | str) -> tuple[float, str]:
-    return (0.0, value.casefold()) if isinstance(value, str) else (value, "")
-
-
-def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending: bool) -> bool:
-    """Whether `one` was clearly ahead of `other` whenever both were measured."""
-    pairs = [(values[one], values[other]) for values in redraws if one in values and other in values]
-    return all(_differ(a, b, descending) for a, b in pairs[:-1] if _is_measured(a) and _is_measured(b)) and _differ(
-        *pairs[-1], descending
-    )
-
-
-def _is_measured(value: float | str) -> bool:
-    return isinstance(value, str) or value >= 0  # below 0 is what comes after all that was measured
-
-
-def _differ(one: float | str, other: float | str, descending: bool) -> bool:
-    if isinstance(one, str) or isinstance(other, str):
-        return one != other
-    return (one - other if descending else other - one) > STEADY_MARGIN * max(abs(one), abs(other))
 
 
 class SortedTable(Table[RowT]):
@@ -96,8 +45,7 @@ class SortedTable(Table[RowT]):
         self._nothing_at_all = empty
         self._all: tuple[RowT, ...] = ()
         self._of: object = None
-        self._order: list[object] = []
-        self._redraws: deque[Values] = deque(maxlen=STEADY_REDRAWS)
+        self._order = SteadyOrder()
 
     def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
         """Show `columns` from now on; sorted by the one that is wanted or, while that is not there, by another."""
@@ -131,8 +79,8 @@ class SortedTable(Table[RowT]):
         self._all = tuple(rows)
         sort_key = self._sort_column.sort_key
         assert sort_key is not None, f"{self.sort_by} is not a column to sort by"
-        self._redraws.append({self.key(row): sort_key(row) for row in self._all})
-        self._order = steady_order(self._order, self._redraws, descending=self.descending)
+        values = {self.key(row): sort_key(row) for row in self._all}
+        self._order.take(values, descending=self.descending, apart=redraws_apart(self._sort_column))
         self._show_matching()
 
     def _show_matching(self) -> None:
@@ -140,7 +88,7 @@ class SortedTable(Table[RowT]):
         nothing_such = f"{clean(self.filter_text)!r} is in none of {len(self._all)}; esc shows all"
         self.empty = nothing_such if self.filter_text and self._all else self._nothing_at_all
         matches = pattern_of(self.filter_text).search
-        ordered = [by_key[key] for key in self._order]
+        ordered = [by_key[key] for key in self._order.keys]
         super().show_rows([row for row in ordered if any(matches(word) for word in self._words(row))])
 
     def set_filter(self, text: str) -> None:
@@ -190,6 +138,5 @@ class SortedTable(Table[RowT]):
         self.show_rows(self._all, of=self._of)
 
     def _forget_order(self) -> None:
-        self._order = []
-        self._redraws.clear()
+        self._order = SteadyOrder()
         self.release_row()

@@ -12,6 +12,7 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 MAX_BAR_WIDTH = 6
 _GAP_FROM = 3  # cells a bar: from so many on the last is a gap
 MISSING = "·"
+_LEAST_TOP, _GREATEST_TOP = 2.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ class Spacing:
     def groups(self) -> list[range]:
         """The bars of each place, one or several."""
         return [range(at, min(at + self.group, self.bars)) for at in range(0, self.bars, self.group)]
+
+
+def usual_top(values: Sequence[float], usual: float) -> float:
+    """The end of a scale from 0 on which what is usual is at most half as high as the chart, and at least a quarter:
+    it ends at the highest of `values`, or within these."""
+    return max(_LEAST_TOP * usual, min(_GREATEST_TOP * usual, max(values, default=0.0)))
 
 
 def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> list[Line]:

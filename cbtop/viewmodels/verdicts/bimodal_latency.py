@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from math import sqrt
 
 from cbtop.units import duration, percent
-from cbtop.viewmodels.model import About, DurationBar, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.durations import DurationBar
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
 
 APART = 1.20  # times as long as the fast mode: kinds that differ by less need no name

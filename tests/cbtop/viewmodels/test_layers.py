@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from cbtop.client.store import SourceRecord
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.reports import REPORTS
-from cbtop.viewmodels.layers import LayersView
+from cbtop.viewmodels.layers import LayerBrick, LayersView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
@@ -129,6 +130,27 @@ def test_what_makes_a_layer_slow_is_what_usually_does_not_what_once_did(runtime:
     assert layers.slowest.excess == ("Down", pytest.approx(60, rel=0.02))
 
 
+def test_the_slow_layer_of_one_brick_stands_out_by_its_median_call_and_a_single_pause_does_not(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for step in range(9):
+        with profiler.step("decode", tokens=1):
+            for layer in range(6):
+                run_layer(profiler, clock, layer)
+                with profiler.layer(layer), profiler.brick(BrickId.RMS_NORM):
+                    clock.sleep_us(900 if (step, layer) == (3, 1) else 5)
+    layers = layers_of(record_of(source_of(runtime)))
+    down, norm = (layers.of_brick(brick) for brick in layers.bricks if brick.name in ("Down", "RmsNorm"))
+    assert down is not None
+    assert norm is not None
+    assert down.p50_us == pytest.approx((30, 30, 30, 30, 90, 30), rel=0.01)
+    assert down.odd == (False, False, False, False, True, False)
+    assert (down.slowest, down.median_us) == (4, pytest.approx(30, rel=0.01))
+    assert norm.odd == (False,) * 6
+    assert next(brick.category for brick in layers.bricks if brick.name == "RmsNorm") is BrickCategory.NORM
+    assert layers.of_brick(LayerBrick("Head", BrickCategory.OTHER)) is None
+
+
 def test_text_and_json_name_the_slow_layer(runtime: Path) -> None:
     view = source_view(odd_fourth(runtime))
     text = REPORTS["text"]([view], ["layers"], None)
@@ -136,7 +158,10 @@ def test_text_and_json_name_the_slow_layer(runtime: Path) -> None:
     assert line.split()[:3] == ["Layer", "4", "120.0"]
     said = json.loads(REPORTS["json"]([view], [], None))["sources"][0]["layer_times"]
     assert said["unit"] == "step"
-    assert said["layers"][4]["bricks"] == [{"name": "Attention", "us": 20}, {"name": "Down", "us": 90}]
+    assert said["layers"][4]["bricks"] == [
+        {"name": "Attention", "us": 20, "p50_us": pytest.approx(20, rel=0.01)},
+        {"name": "Down", "us": 90, "p50_us": pytest.approx(90, rel=0.01)},
+    ]
     assert (said["layers"][4]["us"], said["layers"][4]["between_us"]) == (120, 10)
 
 

@@ -151,7 +151,7 @@ def test_a_share_of_an_unsure_roof_is_grey_behind_a_question_mark_in_the_table_a
     question = "? " if unsure else ""
     assert cells["% roof"] == ((f"{question}44.1", role),)
     assert cells["bound"] == (("memory", "dim" if unsure else ""),)
-    details = [span for line in detail_lines(brick, samples.LIVE, 60, roomy=False) for span in line]
+    details = [span for line in detail_lines(brick, samples.LIVE, 60, 60) for span in line]
     for text in ("44.1 %", "memory"):
         found = next(span for span in details if span[0].strip() == f"{question}{text}")
         assert found[1] == ("dim" if unsure else "")
@@ -160,6 +160,6 @@ def test_a_share_of_an_unsure_roof_is_grey_behind_a_question_mark_in_the_table_a
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_what_limits_a_brick_is_whole_in_its_details(width: int) -> None:
     brick = replace(samples.BRICKS[0], roof=Distance(100.0, 4.1, "latency or overhead"))
-    lines = detail_lines(brick, samples.LIVE, width, roomy=False)
+    lines = detail_lines(brick, samples.LIVE, width, 80)
     assert any("latency or overhead" in plain(line) for line in lines)
     assert all(width_of(line) <= width for line in lines)

@@ -138,8 +138,8 @@ async def test_work_outside_of_steps_stands_beside_the_books(size: tuple[int, in
     assert "outside steps: 5.00 ms in 10 calls" in overview
 
 
-async def test_two_hundred_columns_show_every_column_of_the_bricks() -> None:
-    text = await shown(samples.CHECKED, (200, 50), "2")
+async def test_a_wide_screen_shows_every_column_of_the_bricks_beside_their_details() -> None:
+    text = await shown(samples.CHECKED, (340, 50), "2")
     head = next(line for line in text.splitlines() if "wall %" in line)
     for title, _ in Bricks.columns_doc:
         assert title in head

@@ -7,16 +7,24 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.store import Store
 from cbtop.tui.views.brick_columns import brick_columns
-from cbtop.tui.widgets.sorted_table import STEADY_MARGIN, STEADY_REDRAWS, steady_order
+from cbtop.tui.widgets import steady_order as module
+from cbtop.tui.widgets.steady_order import (
+    STEADY_MARGIN,
+    STEADY_REDRAWS,
+    SteadyOrder,
+    redraws_apart,
+    steady_order,
+)
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import source_view
-from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
+from tests.cbtop.recorded import Clock, apply, profiler_in, said_at, source_of
 
 # Mean µs a call: three within 5 %, two pairs, and a tail, as in a decoder.
 COSTS_US = {
@@ -43,13 +51,13 @@ def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
     step()
     source, store = source_of(directory), Store()
     source.poll()
-    apply(store, source.snapshot())
+    apply(store, said_at(source.snapshot(), clock.now_ns))
     redraws = []
     for _ in range(round((DEFAULT_WINDOW_S + WATCHED_S) / REDRAW_S)):
         for _ in range(round(STEPS_A_SECOND * REDRAW_S)):
             step()
         source.poll()
-        apply(store, source.delta())
+        apply(store, said_at(source.delta(), clock.now_ns))
         redraws.append(source_view(store.sources[source.key], window=True).bricks)
     return redraws[-round(WATCHED_S / REDRAW_S) :]
 
@@ -63,21 +71,45 @@ def swaps(before: Sequence[object], after: Sequence[object]) -> int:
 
 
 def test_of_a_noisy_stationary_minute_at_most_one_swap_is_seen_among_the_top_eight(tmp_path: Path) -> None:
-    columns = {column.title: column.sort_key for column in brick_columns(100.0, budgets=False, checks=False)}
+    columns = {column.title: column for column in brick_columns(100.0, budgets=False, checks=False)}
     for seed in range(3):
         (directory := tmp_path / str(seed)).mkdir()
         redraws = noisy_minute(directory, seed)
-        for title in ("wall %", "µs/tok", "p50 µs", "p95 µs"):
-            sort_key = columns[title]
+        for title in ("wall %", "µs/tok", "p50 µs", "p95 µs", "p99 µs", "max µs"):
+            sort_key = columns[title].sort_key
             assert sort_key is not None
             values: list[dict[object, float | str]] = [{row.key: sort_key(row) for row in rows} for rows in redraws]
-            orders: list[list[object]] = [[]]
-            for at in range(1, len(values) + 1):
-                newest = values[max(0, at - STEADY_REDRAWS) : at]
-                orders.append(steady_order(orders[-1], newest, descending=True))
+            order, orders = SteadyOrder(), []
+            for each in values:
+                order.take(each, descending=True, apart=redraws_apart(columns[title]))
+                orders.append(order.keys)
             exact = [sorted(each, key=each.__getitem__, reverse=True) for each in values]
-            assert sum(swaps(*pair) for pair in pairwise(orders[1:])) <= 1, title
+            assert sum(swaps(*pair) for pair in pairwise(orders)) <= 1, title
             assert sum(swaps(*pair) for pair in pairwise(exact)) > 2, f"{title}: there was nothing to keep still"
+
+
+def test_a_row_has_to_be_ahead_for_a_while_and_by_figures_of_few_calls_for_longer() -> None:
+    columns = {column.title: column for column in brick_columns(100.0, budgets=False, checks=False)}
+    took = {}
+    for title in ("wall %", "p50 µs", "p99 µs", "max µs", "min µs"):
+        order, apart = SteadyOrder(), redraws_apart(columns[title])
+        order.take({"a": 100, "b": 90}, descending=True, apart=apart)
+        redraws = 0
+        while order.keys == ["a", "b"]:
+            order.take({"a": 100, "b": 140}, descending=True, apart=apart)
+            redraws += 1
+        took[title] = redraws
+    assert took["wall %"] == took["p50 µs"] == STEADY_REDRAWS
+    assert took["p99 µs"] == took["max µs"] == took["min µs"] > 5 * STEADY_REDRAWS
+
+
+def test_of_very_many_rows_little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_VALUES", 100)
+    order = SteadyOrder()
+    for _ in range(STEADY_REDRAWS):
+        order.take(dict.fromkeys(range(30), 1.0), descending=True)
+    assert sum(map(len, order._redraws)) <= 100
+    assert order.keys == list(range(30))
 
 
 def test_rows_close_together_do_not_change_places() -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from cbtop.reports import REPORTS
 from cbtop.units import number
-from cbtop.viewmodels.model import DurationBar, MergedView, MergeMode, Severity, SourceView
+from cbtop.viewmodels.durations import DurationBar
+from cbtop.viewmodels.model import MergedView, MergeMode, Severity, SourceView
 from cbtop.viewmodels.verdicts import VERDICTS
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE

@@ -1,0 +1,114 @@
+"""What is drawn of one brick: how long its calls took, in each layer and second by second, and its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbtop import formatting
+from cbtop.protocol.vocabulary import Provenance
+from cbtop.tui.views.layers import numbers
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.curve import curve
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, join_fitting, width_of
+from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
+from cbtop.viewmodels.bricks import TREND_S, BrickRow
+from cbtop.viewmodels.durations import DurationBar, coarser
+from cbtop.viewmodels.kernels import BrickKernels
+from cbtop.viewmodels.layers import BrickInLayers, LayerBrick, LayersView
+from cbtop.viewmodels.model import SourceView
+
+MAX_BAR_HEIGHT = 3  # of a layer
+_MARGIN = 2
+_LABEL_GAP = 2
+
+
+def heading_line(heading: str, provenance: str, width: int, about: Sequence[Line] = ()) -> Line:
+    """What a group is, where its figures come from and, where there is room, in words what it shows."""
+    said = join_fitting(about, width - len(heading) - len(provenance) - 5, ", ")
+    line: Line = ((" " + heading, "accent"), *((("  ", ""), *said) if said else ()))
+    return (*line, (provenance.rjust(max(0, width - width_of(line) - 1)), "faint"))
+
+
+def durations(brick: BrickRow, width: int, height: int) -> list[Line]:
+    """A histogram of its calls, from the shortest to the longest, over an axis with their times."""
+    about: list[Line] = [((f"{formatting.count(brick.count)} calls", "dim"),)]
+    if not brick.durations:
+        why = "  n/a: its calls are not counted apart from those of others"
+        return [heading_line("durations", Provenance.MEASURED.value, width, about), ((clip(why, width), "dim"),)]
+    bars = coarser(brick.durations, max(1, width - 2 * _MARGIN))
+    highest = max(bar.count for bar in bars)
+    about.append(((f"highest bar {formatting.count(highest)}", "dim"),))
+    spacing = Spacing.of(len(bars), max(1, width - 2 * _MARGIN))
+    role = CATEGORY_LOOKS[brick.category].role
+    tall = height - 2 if height < 6 else height - 3  # and a blank line
+    drawn = upright([Bar(bar.count or None, role) for bar in bars], spacing, max(1, tall), highest)
+    lines = [heading_line("durations", Provenance.MEASURED.value, width, about)]
+    lines += [((" " * _MARGIN, ""), *line) for line in drawn]
+    return [*lines, _axis(bars, spacing, width), BLANK][:height]
+
+
+def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
+    """The times at which bars begin, as many as have room, and at the right end where the last one ends."""
+    last = formatting.duration(bars[-1].to_us)
+    end = _MARGIN + spacing.width - len(last)
+    text = ""
+    for at, bar in enumerate(bars):
+        column, label = _MARGIN + spacing.column(at), f"╷{formatting.duration(bar.from_us)}"
+        if (not text or column >= len(text) + _LABEL_GAP * 4) and column + len(label) + _LABEL_GAP <= max(end, 1):
+            text = text.ljust(column) + label
+    return ((clip(text.ljust(end) + f"{last}╷", width), "dim"),)
+
+
+def in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
+    """Its median call in each layer as a bar, a mark over those that stand out."""
+    layers = source.layer_times
+    found = layers.of_brick(LayerBrick(*brick.key)) if layers else None
+    if layers is None or found is None:
+        why = "  n/a: its calls are not counted apart from those of others"
+        return [heading_line("layers", Provenance.MEASURED.value, width), ((clip(why, width), "dim"),), BLANK]
+    spacing = Spacing.of(len(layers.rows), max(1, width - 2 * _MARGIN))
+    look = CATEGORY_LOOKS[brick.category]
+    bars = [
+        Bar(us, "faint" if us is None else "strong warn" if is_odd else look.role)
+        for us, is_odd in zip(found.p50_us, found.odd, strict=True)
+    ]
+    top = usual_top([us for us in found.p50_us if us is not None], found.median_us or 0.0)
+    tall = max(1, min(MAX_BAR_HEIGHT, height - 2))
+    lines = [heading_line("layers, p50", Provenance.MEASURED.value, width, _slowest(layers, found))]
+    lines.append(((" " * _MARGIN, ""), *numbers(layers.rows, found.odd, spacing)))
+    lines += [((" " * _MARGIN, ""), *line) for line in upright(bars, spacing, tall, top)]
+    return [*lines, BLANK][:height]
+
+
+def _slowest(layers: LayersView, found: BrickInLayers) -> list[Line]:
+    """`▼ Layer 8 1.48 ms`, `median 79.4 µs`."""
+    us, is_odd = found.p50_us[found.slowest], found.odd[found.slowest]
+    name = f"{'▼ ' if is_odd else 'slowest '}{clean(layers.rows[found.slowest].name)}"
+    median = f"median {formatting.duration(found.median_us)}"
+    return [((f"{name} {formatting.duration(us)}", "strong warn" if is_odd else ""),), ((median, "dim"),)]
+
+
+def trend(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
+    """What it took for a token, or for a call, in each of the last sixty seconds."""
+    unit = "µs a call" if source.phase is None else "µs a token"
+    figures = (("last", brick.trend_last_us), ("least", brick.trend_least_us), ("most", brick.trend_most_us))
+    about: list[Line] = [((f"{word} {formatting.duration(us)}", ""),) for word, us in figures]
+    role = CATEGORY_LOOKS[brick.category].role
+    tall = height - 1 if height < 6 else height - 2  # and a blank line
+    drawn = curve(brick.trend_us, max(1, width - 2 * _MARGIN), tall, role, formatting.duration)
+    lines = [heading_line(f"{unit}, {TREND_S} s", Provenance.DERIVED.value, width, about)]
+    return [*lines, *(((" " * _MARGIN, ""), *line) for line in drawn), BLANK][:height]
+
+
+def kernels(found: Sequence[BrickKernels], width: int, height: int) -> list[Line]:
+    """Its kernels as the last burst measured them: launches a step, mean and deviation of one."""
+    lines: list[Line] = []
+    for brick in found:
+        about: list[Line] = [((f"{formatting.duration(brick.us_per_step)} a step {clean(brick.label)}", "dim"),)]
+        lines.append(heading_line("kernels", "measured in a burst", width, about))
+        for row in brick.kernels:
+            times = f"{formatting.per_step(row.launches_per_step)} × {formatting.duration(row.mean_us)}"
+            figure = f"{times} ± {formatting.duration(row.deviation_us)}"
+            name = fit(clip(clean(row.name), width - len(figure) - 5), max(1, width - len(figure) - 5))
+            lines.append(fit_line((("  " + name, ""), ("  " + figure, "strong")), width))
+    return lines[:height]

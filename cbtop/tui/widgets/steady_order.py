@@ -1,0 +1,86 @@
+"""An order of rows that keeps still while the numbers move."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from cbtop.tui.widgets.columns import Column, RowT
+
+# Two rows change places when one was ahead of the other by this part in each of so many redraws, 20 s at the default
+# rate: a single long call stays in a window for ten seconds, and moves no row. Of figures that few calls make (p99,
+# max) each window has another: there every sixth redraw counts, so that it is two minutes.
+STEADY_MARGIN = 0.15
+STEADY_REDRAWS = 40
+RARE_APART = 6
+MAX_VALUES = 200_000  # that are kept of all these redraws: of very many rows fewer count
+
+Values = Mapping[object, float | str]
+
+
+def redraws_apart(column: Column[RowT]) -> int:
+    """Every so many redraws count for the order by `column`."""
+    return RARE_APART if column.of_few else 1
+
+
+class SteadyOrder:
+    """The keys of rows in their order, redraw by redraw."""
+
+    def __init__(self) -> None:
+        self.keys: list[object] = []
+        self._redraws: deque[Values] = deque(maxlen=STEADY_REDRAWS)
+        self._taken = 0
+
+    def take(self, values: Values, *, descending: bool, apart: int = 1) -> None:
+        """Put the keys of `values` in order; of the redraws before every `apart`th is remembered."""
+        if self._redraws and (self._taken - 1) % apart:
+            self._redraws.pop()
+        self._redraws.append(values)
+        self._taken += 1
+        while len(self._redraws) > 1 and len(self._redraws) * len(values) > MAX_VALUES:
+            self._redraws.popleft()
+        self.keys = steady_order(self.keys, self._redraws, descending=descending)
+
+
+def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
+    """The keys of the newest redraw sorted, yet as in `previous` while none was ahead of one before it in all."""
+    values = redraws[-1]
+    fresh = sorted(values, key=lambda key: _sortable(values[key]), reverse=descending)
+    kept = [key for key in previous if key in values]
+    known = set(kept)
+    for position, key in enumerate(fresh):
+        if key not in known:
+            kept.insert(position, key)
+    rank = {key: position for position, key in enumerate(fresh)}
+    for index in range(len(kept)):
+        here = kept[index]
+        ahead = [
+            key for key in kept[index + 1 :] if rank[key] < rank[here] and _is_ahead(key, here, redraws, descending)
+        ]
+        if ahead:
+            best = min(ahead, key=rank.__getitem__)
+            kept.remove(best)
+            kept.insert(index, best)
+    return kept
+
+
+def _sortable(value: float | str) -> tuple[float, str]:
+    return (0.0, value.casefold()) if isinstance(value, str) else (value, "")
+
+
+def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending: bool) -> bool:
+    """Whether `one` was clearly ahead of `other` whenever both were measured."""
+    if not _differ(redraws[-1][one], redraws[-1][other], descending):
+        return False
+    pairs = ((values[one], values[other]) for values in reversed(redraws) if one in values and other in values)
+    return all(_differ(a, b, descending) for a, b in pairs if _is_measured(a) and _is_measured(b))
+
+
+def _is_measured(value: float | str) -> bool:
+    return isinstance(value, str) or value >= 0  # below 0 is what comes after all that was measured
+
+
+def _differ(one: float | str, other: float | str, descending: bool) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one != other
+    return (one - other if descending else other - one) > STEADY_MARGIN * max(abs(one), abs(other))
