@@ -7,9 +7,12 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
+from cbtop import formatting
 from cbtop.client.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.viewmodels.model import ReplayView
+
+READ_S, ANSWER_S = 0.05, 0.005  # a recording is read for so long, and then keys are answered for so long
 
 
 def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
@@ -51,10 +54,30 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
 
     def action_seek(self, by_s: float) -> None:
         """Move in time; a recording that is held stays held, at the new place."""
-        self._recording.seek(self._recording.at_s + by_s)
-        self.show()
+        self._go_to(self._recording.at_s + by_s)
 
     def action_seek_to(self, share: float) -> None:
         """Move to a share of the whole: 0 is the beginning, 1 the end."""
-        self._recording.seek(share * self._recording.duration_s)
-        self.show()
+        self._go_to(share * self._recording.duration_s)
+
+    def _go_to(self, at_s: float) -> None:
+        is_going = self._recording.on_its_way is not None
+        self._recording.aim(at_s)
+        if not is_going:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Read on, and let the screen answer to keys meanwhile."""
+        if self._recording.advance(READ_S):
+            self._notice.show_progress("")
+            self.show()
+        else:
+            self._notice.show_progress(
+                f"reading up to {formatting.position(self._recording.at_s)}", self._recording.on_its_way
+            )
+            self.set_timer(ANSWER_S, self._go_on)
+
+    def tick(self) -> None:
+        """Until it is there, what was shown before stays."""
+        if self._recording.on_its_way is None:
+            super().tick()
