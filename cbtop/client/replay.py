@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
@@ -21,7 +24,19 @@ from cbtop.viewmodels.model import ReplayView
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
 SLACK = 1.1  # of the samples of a curve, one a second, some come late
+# A jump begins so much earlier still, and what is known at the last keyframes is kept: steps back are short then.
+STEPS_BACK_NS = 15_000_000_000
+MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
 MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What was known before the frame at `offset`, of `at_ns`."""
+
+    at_ns: int
+    offset: int
+    store: Store
 
 
 class ReplayFeed(StoreViews):
@@ -54,9 +69,10 @@ class ReplayFeed(StoreViews):
         # A jump begins so long before its target, at a keyframe, as the longest curve and the window reach back: what
         # is shown then is what is shown to who has played all that lies before.
         self._reach_ns = round(max(store.HISTORY_S * SLACK, reaches_back_s(window_s)) * 1e9)
-        self._at_ns = self._begun_ns = self._target_ns = self._whole_from_ns = 0
+        self._states: deque[_State] = deque(maxlen=MAX_STATES)
+        self._at_ns = self._begun_ns = self._whole_from_ns = self._target_ns = self._reader.begin_ns
         self._is_there = False
-        self._jump(self._reader.begin_ns)
+        self._jump(self._target_ns)
         self.advance()
 
     @property
@@ -90,15 +106,22 @@ class ReplayFeed(StoreViews):
         target_ns = self._reader.begin_ns + round(min(max(to_s, 0), self.duration_s) * 1e9)
         from_ns = max(self._at_ns, self._whole_from_ns)
         if self._at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self._reach_ns:
-            self._target_ns, self._begun_ns, self._is_there = target_ns, self._at_ns, False
+            self._begun_ns = self._at_ns
+        elif (state := self._state_before(target_ns)) is not None:
+            self._store = deepcopy(state.store)
+            self._read_from(state.offset)
+            self._at_ns = self._begun_ns = self._whole_from_ns = state.at_ns
         else:
             self._jump(target_ns)
+        self._target_ns, self._is_there = target_ns, False
 
     def advance(self, limit_s: float = math.inf) -> bool:
         """Read on for `limit_s` at most; whether it is there. What is shown before is not the moment asked for."""
         until_s = self._clock_s() + limit_s
         # A frame that is said to be later than the end would keep back all that follows it: it comes at the end.
         while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self._target_ns:
+            if self._next.kind == FrameKind.KEYFRAME and time_ns >= self._whole_from_ns:
+                self._keep_state(self._next.offset, time_ns)
             self._apply(self._next)
             self._next = next(self._frames, None)
             self._at_ns = max(self._at_ns, time_ns)
@@ -165,14 +188,26 @@ class ReplayFeed(StoreViews):
 
     def _jump(self, target_ns: int) -> None:
         self._store = Store(self._store.window_s)
-        offset = self._reader.keyframe_before(target_ns - self._reach_ns)
-        self._frames = self._reader.frames(offset, SHOWN)
-        self._next = next(self._frames, None)
-        self._target_ns, self._is_there = target_ns, False
+        self._read_from(self._reader.keyframe_before(target_ns - self._reach_ns - STEPS_BACK_NS))
         begins_ns = self._next.time_ns if self._next else target_ns
         self._at_ns = self._begun_ns = min(begins_ns, target_ns)
         is_first = begins_ns <= self._reader.begin_ns
         self._whole_from_ns = self._reader.begin_ns if is_first else begins_ns + self._reach_ns
+
+    def _read_from(self, offset: int) -> None:
+        self._frames = self._reader.frames(offset, SHOWN)
+        self._next = next(self._frames, None)
+
+    def _keep_state(self, offset: int, at_ns: int) -> None:
+        if self._store.size_bytes * MAX_STATES <= MAX_STATES_BYTES and all(
+            at_ns != one.at_ns for one in self._states
+        ):
+            self._states.append(_State(at_ns, offset, deepcopy(self._store)))
+
+    def _state_before(self, target_ns: int) -> _State | None:
+        """The last one that was kept, where it spares a jump."""
+        found = [one for one in self._states if one.at_ns <= target_ns <= one.at_ns + self._reach_ns]
+        return max(found, key=lambda one: one.at_ns, default=None)
 
     def _apply(self, frame: Frame) -> None:
         self.touched += 1

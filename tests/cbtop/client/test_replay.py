@@ -123,12 +123,19 @@ def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(runtime: Path,
     with ReplayFeed(tmp_path / "long.cbtop", clock_s=Hand()) as feed:
         feed.touched = 0
         feed.seek(300)
-        assert 2 * store.HISTORY_S < feed.touched < 2 * (1.1 * store.HISTORY_S + 5) + 2  # two a second
+        assert 2 * store.HISTORY_S < feed.touched < 2 * (1.1 * store.HISTORY_S + 15 + 5) + 2  # two a second
         assert len(feed.view(None, "decode").tokens_per_sec_history) == store.HISTORY_S
-        feed.seek(299)
-        feed.touched = 0
+
+
+def test_steps_to_and_fro_read_a_few_seconds(runtime: Path, tmp_path: Path) -> None:
+    made_recording(runtime, tmp_path / "long.cbtop", 400)
+    with ReplayFeed(tmp_path / "long.cbtop", clock_s=Hand()) as feed:
         feed.seek(300)
-        assert feed.touched == 2
+        for at_s in (299, 300, 295, 290, 286, 300):
+            feed.touched = 0
+            feed.seek(at_s)
+            assert (feed.at_s, steps(feed)) == (at_s, 2 * at_s)
+            assert feed.touched <= 2 * 15
 
 
 def test_the_way_to_a_moment_can_be_gone_bit_by_bit(made: Path) -> None:
