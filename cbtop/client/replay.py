@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,13 +14,14 @@ from typing import Self
 
 from cbtop.client import DEFAULT_WINDOW_S, store
 from cbtop.client.feed import FeedEnd, StoreViews
+from cbtop.client.marks import Marks
 from cbtop.client.store import Store
 from cbtop.client.window import reaches_back_s
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Heartbeat, Message
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
-from cbtop.viewmodels.model import ReplayView
+from cbtop.viewmodels.model import Mark, ReplayView
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
 SLACK = 1.1  # of the samples of a curve, one a second, some come late
@@ -69,6 +70,7 @@ class ReplayFeed(StoreViews):
         # A jump begins so long before its target, at a keyframe, as the longest curve and the window reach back: what
         # is shown then is what is shown to who has played all that lies before.
         self._reach_ns = round(max(store.HISTORY_S * SLACK, reaches_back_s(window_s)) * 1e9)
+        self._marks = Marks()
         self._states: deque[_State] = deque(maxlen=MAX_STATES)
         self._at_ns = self._begun_ns = self._whole_from_ns = self._target_ns = self._reader.begin_ns
         self._is_there = False
@@ -137,6 +139,11 @@ class ReplayFeed(StoreViews):
         way_ns = self._target_ns - self._begun_ns
         return None if self._is_there else (self._at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
 
+    @property
+    def marks(self) -> Mapping[int, Mark]:
+        """By second what was found in what was read so far."""
+        return self._marks.found
+
     def replay(self) -> ReplayView:
         """Where it is in what."""
         origin = self._reader.origin
@@ -195,6 +202,7 @@ class ReplayFeed(StoreViews):
         self._whole_from_ns = self._reader.begin_ns if is_first else begins_ns + self._reach_ns
 
     def _read_from(self, offset: int) -> None:
+        self._marks.forget_before()
         self._frames = self._reader.frames(offset, SHOWN)
         self._next = next(self._frames, None)
 
@@ -221,6 +229,9 @@ class ReplayFeed(StoreViews):
                     is_known = self._knows(message)
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):
                     self._store.apply(message)
+                if isinstance(message, Heartbeat):
+                    second = (min(frame.time_ns, self._reader.end_ns) - self._reader.begin_ns) // 1_000_000_000
+                    self._marks.look(max(0, second), (seen.record for seen in self.seen().values()))
         except DecodeError as error:
             self._refused.add(frame.offset)
             self._reason = str(error)

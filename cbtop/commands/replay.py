@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # it loads numpy
     from cbtop.client.replay import ReplayFeed
 
 DESCRIPTION = (
-    "Show a recording on the same screens as what runs, labelled REPLAY with its date. ← → move by 5 s, PgUp PgDn by "
-    "a minute, Home and End to its ends; Space holds it."
+    "Show a recording on the same screens as what runs, labelled REPLAY with its date. [ ] move by a second, ← → by "
+    "5, { } by 10, PgUp PgDn by a minute, Home and End to its ends; Space holds it."
 )
 EPILOG = """\
 examples:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
 from cbtop import formatting
 from cbtop.client.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
+from cbtop.tui.views.time_bar import TimeBar
 from cbtop.viewmodels.model import ReplayView
 
 READ_S, ANSWER_S = 0.05, 0.005  # a recording is read for so long, and then keys are answered for so long
@@ -29,6 +31,10 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         _seek("right", "seek(5)", "on 5 s", show=True),
         _seek("pageup,shift+left", "seek(-60)", "back 1 min"),
         _seek("pagedown,shift+right", "seek(60)", "on 1 min"),
+        _seek("left_square_bracket", "seek(-1)", "back 1 s"),
+        _seek("right_square_bracket", "seek(1)", "on 1 s"),
+        _seek("left_curly_bracket", "seek(-10)", "back 10 s"),
+        _seek("right_curly_bracket", "seek(10)", "on 10 s"),
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
     ]
@@ -38,6 +44,11 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         self._recording = feed
         self.window = False
 
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        self._time_bar = TimeBar(id="time")
+        yield self._time_bar
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The help and the filter keep their arrows."""
         if action in ("seek", "seek_to"):
@@ -46,6 +57,13 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
 
     def replay(self) -> ReplayView | None:
         return self._recording.replay()
+
+    def _show_surroundings(self) -> None:
+        super()._show_surroundings()
+        self._time_bar.show_replay(self._recording.replay(), self._recording.marks)
+
+    def on_time_bar_chosen(self, event: TimeBar.Chosen) -> None:
+        self.action_seek_to(event.share)
 
     def action_pause(self) -> None:
         """Hold the recording where it is, or let it go on."""

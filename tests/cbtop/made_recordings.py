@@ -9,6 +9,7 @@ from cbtop.daemon.source import Source
 from cbtop.protocol import codec
 from cbtop.protocol.messages import DaemonHello, Heartbeat, StatsUpdate, WireMessage
 from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
+from cbtop.protocol.vocabulary import SourceStatus
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 
 BEGIN_NS = 50_000_000_000
@@ -27,7 +28,13 @@ def keyframe(source: Source, at_s: float) -> bytes:
 
 
 def made_recording(
-    runtime: Path, path: Path, seconds: int, keyframe_every: int = 5, close: bool = True, each_s: float = 0.5
+    runtime: Path,
+    path: Path,
+    seconds: int,
+    keyframe_every: int = 5,
+    close: bool = True,
+    each_s: float = 0.5,
+    ends: bool = False,
 ) -> None:
     """One decode step of 100 µs ends `each_s`, and is said at once; after t whole seconds there were 2t of them."""
     clock = Clock()
@@ -49,5 +56,9 @@ def made_recording(
             writer.append(keyframe(source, at_s))
         else:
             writer.append(frame(FrameKind.LIVE, at_s, *source.delta()))
+    if ends:
+        ended = replace(source.state_message(), state=SourceStatus.ENDED)
+        writer.append(frame(FrameKind.LIVE, seconds - each_s, Heartbeat(0, (source.state_message(),))))
+        writer.append(frame(FrameKind.LIVE, seconds, Heartbeat(0, (ended,))))
     if close:
         writer.close()

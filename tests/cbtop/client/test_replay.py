@@ -17,7 +17,7 @@ from cbtop.client import store
 from cbtop.client.replay import ReplayFeed
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.tui.replay_app import ReplayApp
-from cbtop.viewmodels.model import MergeMode
+from cbtop.viewmodels.model import Mark, MergeMode
 from tests.cbtop.conftest import screen_text
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import cbtop
@@ -225,6 +225,10 @@ async def press(pilot: Pilot[int], *keys: str) -> str:
         (("shift+left",), 0),
         (("home",), 0),
         (("end",), SECONDS),
+        (("left_square_bracket",), 59),
+        (("right_square_bracket", "right_square_bracket"), 62),
+        (("left_curly_bracket",), 50),
+        (("right_curly_bracket", "3", "right_square_bracket"), 71),
         (("5", "left"), 55),
         (("3", "end"), SECONDS),
     ],
@@ -259,6 +263,49 @@ async def test_the_keys_are_in_the_footer_and_the_help_and_the_key_that_saves_is
         assert "last minutes" not in text
         await press(pilot, "pagedown", "end", "left")
         assert feed.at_s == 0  # the help has these keys for itself
+
+
+async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: ReplayFeed) -> None:
+    def bar(text: str) -> str:
+        return text.splitlines()[-2]
+
+    feed.seek(65)
+    feed.is_playing = False
+    async with ReplayApp(feed, interval_s=60).run_test(size=(100, 34)) as pilot:
+        line = bar(await press(pilot))
+        assert (line[:6], line[-5:]) == (" 1:05 ", " 2:10")
+        inner = line[6:-5]
+        assert inner == "━" * 44 + "●" + "─" * 43  # in the middle; nothing stands out
+        await pilot.click("#time", offset=(6, 0))
+        await pilot.pause()
+        assert feed.at_s == 0
+        await pilot.click("#time", offset=(6 + 87, 0))
+        await pilot.pause()
+        assert feed.at_s == SECONDS
+        await pilot.click("#time", offset=(99, 0))  # beside it
+        assert feed.at_s == SECONDS
+
+
+async def test_the_time_bar_marks_where_a_process_stalled_as_far_as_was_read() -> None:
+    with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
+        feed.seek(10)
+        assert set(feed.marks.values()) == set()
+        feed.seek(24)
+        stalled = [second for second, mark in feed.marks.items() if mark is Mark.STALLED]
+        assert stalled == list(range(stalled[0], stalled[-1] + 1))
+        assert 3 <= len(stalled) <= 5  # of six, the first two are not known for that yet
+        feed.is_playing = False
+        async with ReplayApp(feed, interval_s=60).run_test(size=(100, 34)) as pilot:
+            line = (await press(pilot)).splitlines()[-2]
+            assert "✗ stalled" in line
+            assert line.index("✗") / 100 == pytest.approx(stalled[0] / 24, abs=0.1)
+
+
+def test_the_time_bar_marks_where_a_process_ended_that_was_seen_to_run(runtime: Path, tmp_path: Path) -> None:
+    made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True)
+    with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
+        feed.seek(20)
+        assert feed.marks == {20: Mark.ENDED}
 
 
 async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
