@@ -135,6 +135,11 @@ class Growth:
     rare: dict[tuple[int, int], int]  # by the number of the column in RARE and the node; moments are left out
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not (len(self.node) or len(self.cell) or self.rare)
+
+    @property
     def size_bytes(self) -> int:
         columns = sum(column.nbytes for column in self.columns.values())
         return self.node.nbytes + columns + self.cell.nbytes + self.count.nbytes + RARE_BYTES * len(self.rare)

@@ -80,7 +80,7 @@ async def draw_recorded(recording: str, at_s: float, names: dict[str, str]) -> N
     """A moment of a recording: one picture for each key that opens a view."""
     with ReplayFeed(RECORDINGS / recording) as feed:
         feed.is_playing = False
-        feed.seek_from(0, at_s)
+        feed.seek(at_s)
         app = ReplayApp(feed)
         app.window = True
         async with app.run_test(size=SIZE) as pilot:

@@ -15,7 +15,8 @@ from cbtop.profiler.histograms import Column
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-SLICE_S = 0.1  # an update
+SLICE_S = 0.1  # an update: the first in each such stretch of the daemon's clock, whenever a viewer came
+_SLICE_NS = round(SLICE_S * 1e9)
 SLICES = 20
 MAX_SILENT_SLICES = 20  # without a step for so many slices: it is not running steps now
 
@@ -46,7 +47,7 @@ class BusySlices:
         if self._taken:
             before = self._taken[-1]
             same = all(count[step] == _at(before.count, step) for step in steps)
-            if same or monotonic_ns - before.monotonic_ns < SLICE_S * 1e9:
+            if same or monotonic_ns // _SLICE_NS <= before.monotonic_ns // _SLICE_NS:
                 return
         closed = stats.column("closed_ns").copy()
         self._taken.append(_Taken(monotonic_ns, count, stats.of_recorded("total_ns"), closed))

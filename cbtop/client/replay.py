@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.client import DEFAULT_WINDOW_S, store
 from cbtop.client.feed import FeedEnd, StoreViews
+from cbtop.client.marks import Marks
 from cbtop.client.store import Store
+from cbtop.client.window import reaches_back_s
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
-from cbtop.protocol.messages import DaemonHello, Message
+from cbtop.protocol.messages import DaemonHello, Heartbeat, Message
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
-from cbtop.viewmodels.model import ReplayView
+from cbtop.viewmodels.model import Mark, ReplayView
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
-# A jump begins so long before its target, at a keyframe: what is shown of the last seconds has something to show.
-WARM_UP_NS = 1_000_000_000
-WALK_NS = 10_000_000_000  # so far it goes forward frame by frame
+SLACK = 1.1  # of the samples of a curve, one a second, some come late
+# A jump begins so much earlier still, and what is known at the last keyframes is kept: steps back are short then.
+STEPS_BACK_NS = 15_000_000_000
+MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
 MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What was known before the frame at `offset`, of `at_ns`."""
+
+    at_ns: int
+    offset: int
+    store: Store
 
 
 class ReplayFeed(StoreViews):
@@ -51,8 +67,15 @@ class ReplayFeed(StoreViews):
         self._next: Frame | None = None
         self._refused: set[int] = set()  # where the frames lie whose messages were none
         self._reason = ""  # why the last of them was refused
-        self._at_ns = self._reader.begin_ns
-        self._jump(self._at_ns)
+        # A jump begins so long before its target, at a keyframe, as the longest curve and the window reach back: what
+        # is shown then is what is shown to who has played all that lies before.
+        self._reach_ns = round(max(store.HISTORY_S * SLACK, reaches_back_s(window_s)) * 1e9)
+        self._marks = Marks()
+        self._states: deque[_State] = deque(maxlen=MAX_STATES)
+        self._at_ns = self._begun_ns = self._whole_from_ns = self._target_ns = self._reader.begin_ns
+        self._is_there = False
+        self._jump(self._target_ns)
+        self.advance()
 
     @property
     def duration_s(self) -> float:
@@ -61,7 +84,7 @@ class ReplayFeed(StoreViews):
     @property
     def at_s(self) -> float:
         """Where it is, in seconds from the beginning."""
-        return (self._at_ns - self._reader.begin_ns) / 1e9
+        return (self._target_ns - self._reader.begin_ns) / 1e9
 
     @property
     def now_ns(self) -> int:
@@ -73,25 +96,58 @@ class ReplayFeed(StoreViews):
         return len(self._refused) + self._reader.damaged
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Go on by the time that has passed, while it plays."""
+        """Go on by the time that has passed, while it plays and is not on its way to somewhere else."""
         super().poll()
         now_s = self._clock_s()
         passed_s, self._polled_s = now_s - self._polled_s, now_s
-        if self.is_playing:
+        if self.is_playing and self.on_its_way is None:
             self.seek(self.at_s + passed_s * self._speed)
 
     def seek(self, to_s: float) -> None:
         """Show the moment `to_s`, or the end of the recording that is nearer."""
-        target_ns = self._moment_ns(to_s)
-        if self._at_ns <= target_ns <= self._at_ns + WALK_NS:
-            self._walk(target_ns)
+        self.aim(to_s)
+        self.advance()
+
+    def aim(self, to_s: float) -> None:
+        """Set out for the moment `to_s`, or the nearer end: `advance` goes there."""
+        target_ns = self._reader.begin_ns + round(min(max(to_s, 0), self.duration_s) * 1e9)
+        from_ns = max(self._at_ns, self._whole_from_ns)
+        if self._at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self._reach_ns:
+            self._begun_ns = self._at_ns
+        elif (state := self._state_before(target_ns)) is not None:
+            self._store = deepcopy(state.store)
+            self._read_from(state.offset)
+            self._at_ns = self._begun_ns = self._whole_from_ns = state.at_ns
         else:
             self._jump(target_ns)
+        self._target_ns, self._is_there = target_ns, False
 
-    def seek_from(self, begin_s: float, to_s: float) -> None:
-        """The same, with all that was said since `begin_s`: the window is as long as it was for who watched then."""
-        self._jump(self._moment_ns(begin_s))
-        self._walk(self._moment_ns(to_s))
+    def advance(self, limit_s: float = math.inf) -> bool:
+        """Read on for `limit_s` at most; whether it is there. What is shown before is not the moment asked for."""
+        until_s = self._clock_s() + limit_s
+        # A frame that is said to be later than the end would keep back all that follows it: it comes at the end.
+        while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self._target_ns:
+            if self._next.kind == FrameKind.KEYFRAME and time_ns >= self._whole_from_ns:
+                self._keep_state(self._next.offset, time_ns)
+            self._apply(self._next)
+            self._next = next(self._frames, None)
+            self._at_ns = max(self._at_ns, time_ns)
+            if self._clock_s() >= until_s:
+                return False
+        self._at_ns = self._target_ns
+        self._is_there = True
+        return True
+
+    @property
+    def on_its_way(self) -> float | None:
+        """The share of its way that is behind it; None where it is there."""
+        way_ns = self._target_ns - self._begun_ns
+        return None if self._is_there else (self._at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
+
+    @property
+    def marks(self) -> Mapping[int, Mark]:
+        """By second what was found in what was read so far."""
+        return self._marks.found
 
     def replay(self) -> ReplayView:
         """Where it is in what."""
@@ -142,30 +198,45 @@ class ReplayFeed(StoreViews):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _moment_ns(self, at_s: float) -> int:
-        return self._reader.begin_ns + round(min(max(at_s, 0), self.duration_s) * 1e9)
-
     def _jump(self, target_ns: int) -> None:
         self._store = Store(self._store.window_s)
-        self._frames = self._reader.frames(self._reader.keyframe_before(target_ns - WARM_UP_NS), SHOWN)
-        self._next = next(self._frames, None)
-        self._walk(target_ns)
+        self._read_from(self._reader.keyframe_before(target_ns - self._reach_ns - STEPS_BACK_NS))
+        begins_ns = self._next.time_ns if self._next else target_ns
+        self._at_ns = self._begun_ns = min(begins_ns, target_ns)
+        is_first = begins_ns <= self._reader.begin_ns
+        self._whole_from_ns = self._reader.begin_ns if is_first else begins_ns + self._reach_ns
 
-    def _walk(self, target_ns: int) -> None:
-        # A frame that is said to be later than the end would keep back all that follows it: it comes at the end.
-        while self._next is not None and min(self._next.time_ns, self._reader.end_ns) <= target_ns:
-            self._apply(self._next)
-            self._next = next(self._frames, None)
-        self._at_ns = target_ns
+    def _read_from(self, offset: int) -> None:
+        self._marks.forget_before()
+        self._frames = self._reader.frames(offset, SHOWN)
+        self._next = next(self._frames, None)
+
+    def _keep_state(self, offset: int, at_ns: int) -> None:
+        if self._store.size_bytes * MAX_STATES <= MAX_STATES_BYTES and all(
+            at_ns != one.at_ns for one in self._states
+        ):
+            self._states.append(_State(at_ns, offset, deepcopy(self._store)))
+
+    def _state_before(self, target_ns: int) -> _State | None:
+        """The last one that was kept, where it spares a jump."""
+        found = [one for one in self._states if one.at_ns <= target_ns <= one.at_ns + self._reach_ns]
+        return max(found, key=lambda one: one.at_ns, default=None)
 
     def _apply(self, frame: Frame) -> None:
         self.touched += 1
+        is_known = False
         try:
             decode = self._decode if frame.kind == FrameKind.KEYFRAME else codec.decode
             for message in frame.messages(decode):
-                # A keyframe of the daemon we know takes nothing from us: what is shown of the past stays.
-                if not (isinstance(message, DaemonHello) and self._knows(message)):
+                # A keyframe of the daemon we know takes nothing from us: what is shown of the past stays. And it is
+                # no moment of its own, for who watched then did not hear it.
+                if isinstance(message, DaemonHello):
+                    is_known = self._knows(message)
+                if not (is_known and isinstance(message, DaemonHello | Heartbeat)):
                     self._store.apply(message)
+                if isinstance(message, Heartbeat):
+                    second = (min(frame.time_ns, self._reader.end_ns) - self._reader.begin_ns) // 1_000_000_000
+                    self._marks.look(max(0, second), (seen.record for seen in self.seen().values()))
         except DecodeError as error:
             self._refused.add(frame.offset)
             self._reason = str(error)

@@ -467,6 +467,8 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
             state.overwritten + state.rejected - state.before_attach, state.produced - state.before_attach
         )
     record.window.tick(monotonic_ns, growth, losses)
+    if record.history and growth is not None and growth.is_empty:
+        return  # it was said again, in a keyframe, which not every viewer hears
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
@@ -477,7 +479,7 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
             if phase not in record.history and len(record.history) >= MAX_PHASES:
                 continue
             history = record.history.setdefault(phase, deque(maxlen=HISTORY_S + 1))
-            if not history or monotonic_ns - history[-1].monotonic_ns >= 1_000_000_000:
+            if not history or monotonic_ns // 1_000_000_000 > history[-1].monotonic_ns // 1_000_000_000:
                 cached = (record.stats.rare(name, (node.id,)) for name in ("kept", "kept_given"))
                 totals = (int(column[node.id]) for column in (tokens, count, time_ns))
                 history.append(StepSample(monotonic_ns, *totals, *cached))

@@ -15,7 +15,8 @@ import numpy as np
 from cbtop.profiler.histograms import Column, distinct
 from cbtop.profiler.stats import RARE, RARE_BYTES, Growth, NodeStats
 
-# A slice begins every SPACING_S, or ten times in a window that is longer than ten seconds. The window shown begins
+# A slice begins every SPACING_S, or ten times in a window that is longer than ten seconds: with the first thing said
+# in such a part of the daemon's time, so that every viewer shows the same, whenever it came. The window shown begins
 # with a slice, so it may be longer than asked for by the length of one.
 SPACING_S = 1.0
 SLICES = 10
@@ -59,13 +60,22 @@ class _Slice:
         return sum(part.size_bytes for part in self.parts) + RARE_BYTES * len(self.before_ns)
 
 
+def reaches_back_s(length_s: float) -> float:
+    """What was said longer before a moment does not matter to what a window shows of it."""
+    return length_s + 3 * _spacing_s(length_s)
+
+
+def _spacing_s(length_s: float) -> float:
+    return max(SPACING_S, length_s / SLICES)
+
+
 class Window:
     """The last `length_s` seconds of one source."""
 
     def __init__(self, length_s: float) -> None:
         self.length_s = length_s
         self.size_bytes = 0
-        self._spacing_ns = round(max(SPACING_S, length_s / SLICES) * 1e9)
+        self._spacing_ns = round(_spacing_s(length_s) * 1e9)
         self._slices: deque[_Slice] = deque()
         self.now_ns = 0  # on the daemon's clock, as it was said last
         self._is_told = False  # when steps ran
@@ -77,13 +87,17 @@ class Window:
         return self.now_ns > 0
 
     def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
-        """It is `monotonic_ns` on the daemon's clock, and the statistics have grown: begin a slice if one is due."""
+        """It is `monotonic_ns` on the daemon's clock, and the statistics have grown: begin a slice if one is due.
+
+        What was said again (in a keyframe) begins none: not every viewer hears it.
+        """
         self.now_ns = monotonic_ns
         self._losses = losses = losses or self._losses
         if growth is not None and self._slices:  # what was there before anybody watched is of no slice
             self._slices[-1].parts.append(growth)
             self.size_bytes += growth.size_bytes
-        if self._slices and monotonic_ns - self._slices[-1].begin_ns < self._spacing_ns:
+        is_new = growth is None or not growth.is_empty
+        if self._slices and not (is_new and self._is_due(monotonic_ns)):
             return
         if self._slices:
             parts = self._slices[-1].parts
@@ -94,6 +108,9 @@ class Window:
         # One slice more than the window is long is kept: the window begins with it.
         while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
             self.shorten()
+
+    def _is_due(self, monotonic_ns: int) -> bool:
+        return monotonic_ns // self._spacing_ns > self._slices[-1].begin_ns // self._spacing_ns
 
     def clip(self, node: Column, begin_ns: Column, length_ns: Column) -> None:
         """Of what has grown, note the time in steps that lies before a slice, where these are the newest intervals in

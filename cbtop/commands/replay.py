@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # it loads numpy
     from cbtop.client.replay import ReplayFeed
 
 DESCRIPTION = (
-    "Show a recording on the same screens as what runs, labelled REPLAY with its date. ← → move by 5 s, PgUp PgDn by "
-    "a minute, Home and End to its ends; Space holds it."
+    "Show a recording on the same screens as what runs, labelled REPLAY with its date. [ ] move by a second, ← → by "
+    "5, { } by 10, PgUp PgDn by a minute, Home and End to its ends; Space holds it."
 )
 EPILOG = """\
 examples:
@@ -64,10 +64,7 @@ def run(options: argparse.Namespace) -> int:
     with feed:
         headless = is_headless(options)
         at_s = options.at if options.at is not None else feed.duration_s if headless else 0
-        if headless and shows_window(options, by_default=False):
-            feed.seek_from(min(at_s, feed.duration_s) - options.window, at_s)
-        else:
-            feed.seek(at_s)
+        feed.seek(at_s)
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
 
 

@@ -644,6 +644,13 @@ class SourceSummary:
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
 
 
+class Mark(StrEnum):
+    """What stands out at a moment of a recording, the most urgent last."""
+
+    ENDED = "ended"
+    STALLED = "stalled"  # or suspended
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayView:
     """Where in which recording a screen or a report is. Times are seconds from its beginning."""

@@ -32,7 +32,7 @@ from cbtop.viewmodels.model import (
 from cbtop.viewmodels.roofline import ceiling_rows, roofline, under_roofs
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import pace, step_us_history, steps_views, tokens_per_sec_history
-from cbtop.viewmodels.stretch import since_s, stretch_of, stretch_view
+from cbtop.viewmodels.stretch import heard_ns, since_s, stretch_of, stretch_view
 from cbtop.viewmodels.traces import trace_views
 
 DEFAULT_PHASE = "decode"
@@ -185,10 +185,10 @@ def is_live(record: SourceRecord) -> bool:
 
 def _heard_s(record: SourceRecord) -> float | None:
     """When it was heard of last, in Unix time of its host."""
-    hello, now_ns = record.hello, record.window.now_ns
+    hello = record.hello
     if hello is None:
         return None
-    return (hello.realtime_ns + max(now_ns - hello.monotonic_ns, 0)) / 1e9
+    return (hello.realtime_ns + max(heard_ns(record) - hello.monotonic_ns, 0)) / 1e9
 
 
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:

@@ -36,6 +36,14 @@ def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
     return Stretch(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), {})
 
 
+def heard_ns(record: SourceRecord) -> int:
+    """When it was heard of last, on its daemon's clock: of what has ended, when its last step did."""
+    steps = _steps(record)
+    if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
+        return last_ns
+    return record.window.now_ns
+
+
 def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> StretchView:
     """What ran in `stretch`, where `stats` are those of it."""
     steps = _steps(record)

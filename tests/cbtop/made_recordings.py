@@ -9,6 +9,7 @@ from cbtop.daemon.source import Source
 from cbtop.protocol import codec
 from cbtop.protocol.messages import DaemonHello, Heartbeat, StatsUpdate, WireMessage
 from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
+from cbtop.protocol.vocabulary import SourceStatus
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 
 BEGIN_NS = 50_000_000_000
@@ -26,8 +27,16 @@ def keyframe(source: Source, at_s: float) -> bytes:
     return frame(FrameKind.KEYFRAME, at_s, HELLO, *source.snapshot(), Heartbeat(0, (source.state_message(),)))
 
 
-def made_recording(runtime: Path, path: Path, seconds: int, keyframe_every: int = 5, close: bool = True) -> None:
-    """One decode step of 100 µs ends at each half second; after t whole seconds there were 2t of them."""
+def made_recording(
+    runtime: Path,
+    path: Path,
+    seconds: int,
+    keyframe_every: int = 5,
+    close: bool = True,
+    each_s: float = 0.5,
+    ends: bool = False,
+) -> None:
+    """One decode step of 100 µs ends `each_s`, and is said at once; after t whole seconds there were 2t of them."""
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     with profiler.step("prefill", tokens=4):
@@ -35,17 +44,21 @@ def made_recording(runtime: Path, path: Path, seconds: int, keyframe_every: int 
     source = source_of(runtime)
     source.poll()
     writer = RecordingWriter(path, Origin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
-    for half in range(2 * seconds + 1):
-        at_s = half / 2
-        if half:
+    for number in range(round(seconds / each_s) + 1):
+        at_s = number * each_s
+        if number:
             with profiler.step("decode", tokens=1), profiler.brick("a", 8):
                 clock.sleep_us(100)
             source.poll()
         writer.append(frame(FrameKind.RECORDS, at_s, *source.records()))
-        if half % (2 * keyframe_every) == 0:
+        if number % round(keyframe_every / each_s) == 0:
             source.delta()
             writer.append(keyframe(source, at_s))
         else:
             writer.append(frame(FrameKind.LIVE, at_s, *source.delta()))
+    if ends:
+        ended = replace(source.state_message(), state=SourceStatus.ENDED)
+        writer.append(frame(FrameKind.LIVE, seconds - each_s, Heartbeat(0, (source.state_message(),))))
+        writer.append(frame(FrameKind.LIVE, seconds, Heartbeat(0, (ended,))))
     if close:
         writer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
+from cbtop.client import store
 from cbtop.client.replay import ReplayFeed
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.tui.replay_app import ReplayApp
+from cbtop.viewmodels.model import Mark, MergeMode
 from tests.cbtop.conftest import screen_text
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import cbtop
 
 SECONDS = 130
+IMPERFECT = Path(__file__).parents[1] / "imperfect.cbtop"
 
 
 class Hand:
@@ -37,6 +41,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made once, and only read."""
     directory = tmp_path_factory.mktemp("made")
     made_recording(directory, directory / "run.cbtop", SECONDS)
+    return directory / "run.cbtop"
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is said every 0.7 s: seconds and slices begin now earlier, now later."""
+    directory = tmp_path_factory.mktemp("uneven")
+    made_recording(directory, directory / "run.cbtop", 60, each_s=0.7)
     return directory / "run.cbtop"
 
 
@@ -65,10 +77,86 @@ def test_wherever_it_comes_from_it_shows_what_was_true_then(moves: list[float], 
             assert steps(feed) == int(2 * feed.at_s) == int(2 * min(max(to_s, 0), SECONDS))
 
 
-def test_a_jump_touches_a_keyframe_and_the_frames_behind_it_and_no_others(feed: ReplayFeed) -> None:
-    feed.touched = 0
-    feed.seek(100)
-    assert feed.touched <= 2 * (5 + 1) + 2  # two a second, for a keyframe's period and the warm-up
+def known(feed: ReplayFeed) -> list[object]:
+    """All that is shown of that moment: of all that was seen and of the last seconds, of each alone and merged."""
+    views = [
+        view
+        for window in (False, True)
+        for source in feed.sources()
+        for view in (feed.view(source.key, window=window), feed.merged(MergeMode.SUM, source.key, window=window))
+        if view
+    ]
+    return [value for view in views for value in leaves(replace(view, graph=tuple(view.graph)))]
+
+
+def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
+    """Each single value, and where it stands."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, dict | list | tuple):
+        for at, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(one, f"{where}/{at}")
+    else:
+        yield where, value
+
+
+# `plays` goes on to any moment from the beginning; `jumps` comes from anywhere.
+@given(moves=st.lists(st.floats(0, 1), min_size=1, max_size=3), curve_s=st.integers(4, 9), window_s=st.floats(1, 4))
+@pytest.mark.parametrize("of", ["imperfect", "uneven"])
+def test_after_a_jump_it_shows_what_it_shows_when_all_before_was_played(
+    of: str, uneven: Path, moves: list[float], curve_s: int, window_s: float
+) -> None:
+    path = IMPERFECT if of == "imperfect" else uneven
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "HISTORY_S", curve_s)
+        with ReplayFeed(path, window_s, clock_s=Hand()) as jumps, ReplayFeed(path, window_s, clock_s=Hand()) as plays:
+            for share in moves:
+                jumps.seek(share * jumps.duration_s)
+            for at_s in range(int(jumps.at_s)):
+                plays.seek(at_s)
+            plays.seek(jumps.at_s)
+            assert [pair for pair in zip(known(jumps), known(plays), strict=True) if pair[0] != pair[1]] == []
+
+
+def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(runtime: Path, tmp_path: Path) -> None:
+    made_recording(runtime, tmp_path / "long.cbtop", 400)
+    with ReplayFeed(tmp_path / "long.cbtop", clock_s=Hand()) as feed:
+        feed.touched = 0
+        feed.seek(300)
+        assert 2 * store.HISTORY_S < feed.touched < 2 * (1.1 * store.HISTORY_S + 15 + 5) + 2  # two a second
+        assert len(feed.view(None, "decode").tokens_per_sec_history) == store.HISTORY_S
+
+
+def test_steps_to_and_fro_read_a_few_seconds(runtime: Path, tmp_path: Path) -> None:
+    made_recording(runtime, tmp_path / "long.cbtop", 400)
+    with ReplayFeed(tmp_path / "long.cbtop", clock_s=Hand()) as feed:
+        feed.seek(300)
+        for at_s in (299, 300, 295, 290, 286, 300):
+            feed.touched = 0
+            feed.seek(at_s)
+            assert (feed.at_s, steps(feed)) == (at_s, 2 * at_s)
+            assert feed.touched <= 2 * 15
+
+
+def test_the_way_to_a_moment_can_be_gone_bit_by_bit(made: Path) -> None:
+    hand = Hand()
+
+    def clock() -> float:
+        hand.now_s += 0.01
+        return hand.now_s
+
+    with ReplayFeed(made, clock_s=clock) as feed:
+        feed.is_playing = False
+        feed.aim(60)
+        shares = []
+        while not feed.advance(0.05):
+            shares.append(feed.on_its_way)
+            feed.poll()
+            assert feed.at_s == 60  # where it goes to
+        assert len(shares) > 10
+        assert shares == sorted(shares)
+        assert all(share is not None and 0 < share <= 1 for share in shares)
+        assert (feed.on_its_way, steps(feed)) == (None, 120)
 
 
 def test_it_plays_as_time_passes_and_stays_at_its_end(recording: Path) -> None:
@@ -137,6 +225,10 @@ async def press(pilot: Pilot[int], *keys: str) -> str:
         (("shift+left",), 0),
         (("home",), 0),
         (("end",), SECONDS),
+        (("left_square_bracket",), 59),
+        (("right_square_bracket", "right_square_bracket"), 62),
+        (("left_curly_bracket",), 50),
+        (("right_curly_bracket", "3", "right_square_bracket"), 71),
         (("5", "left"), 55),
         (("3", "end"), SECONDS),
     ],
@@ -173,6 +265,49 @@ async def test_the_keys_are_in_the_footer_and_the_help_and_the_key_that_saves_is
         assert feed.at_s == 0  # the help has these keys for itself
 
 
+async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: ReplayFeed) -> None:
+    def bar(text: str) -> str:
+        return text.splitlines()[-2]
+
+    feed.seek(65)
+    feed.is_playing = False
+    async with ReplayApp(feed, interval_s=60).run_test(size=(100, 34)) as pilot:
+        line = bar(await press(pilot))
+        assert (line[:6], line[-5:]) == (" 1:05 ", " 2:10")
+        inner = line[6:-5]
+        assert inner == "━" * 44 + "●" + "─" * 43  # in the middle; nothing stands out
+        await pilot.click("#time", offset=(6, 0))
+        await pilot.pause()
+        assert feed.at_s == 0
+        await pilot.click("#time", offset=(6 + 87, 0))
+        await pilot.pause()
+        assert feed.at_s == SECONDS
+        await pilot.click("#time", offset=(99, 0))  # beside it
+        assert feed.at_s == SECONDS
+
+
+async def test_the_time_bar_marks_where_a_process_stalled_as_far_as_was_read() -> None:
+    with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
+        feed.seek(10)
+        assert set(feed.marks.values()) == set()
+        feed.seek(24)
+        stalled = [second for second, mark in feed.marks.items() if mark is Mark.STALLED]
+        assert stalled == list(range(stalled[0], stalled[-1] + 1))
+        assert 3 <= len(stalled) <= 5  # of six, the first two are not known for that yet
+        feed.is_playing = False
+        async with ReplayApp(feed, interval_s=60).run_test(size=(100, 34)) as pilot:
+            line = (await press(pilot)).splitlines()[-2]
+            assert "✗ stalled" in line
+            assert line.index("✗") / 100 == pytest.approx(stalled[0] / 24, abs=0.1)
+
+
+def test_the_time_bar_marks_where_a_process_ended_that_was_seen_to_run(runtime: Path, tmp_path: Path) -> None:
+    made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True)
+    with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
+        feed.seek(20)
+        assert feed.marks == {20: Mark.ENDED}
+
+
 async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
     feed.seek(60)
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
@@ -181,6 +316,38 @@ async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
         assert feed.at_s == 60
         await press(pilot, "escape", "left")
         assert feed.at_s == 55
+
+
+async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_shown(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand = Hand()
+
+    def clock() -> float:
+        hand.now_s += 0.01
+        return hand.now_s
+
+    with ReplayFeed(recording, clock_s=clock) as feed:
+        feed.is_playing = False
+        async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
+            app = pilot.app
+            assert isinstance(app, ReplayApp)
+            told: list[float | None] = []
+            monkeypatch.setattr(app._notice, "show_progress", lambda _, done=None: told.append(done))
+            app.action_seek_to(1)
+            assert (feed.on_its_way, told) != (None, [])
+            app.action_seek(-5)  # which is nearer: it goes on to there
+            app.tick()
+            assert "0:00/2:10" in screen_text(app)
+            while feed.on_its_way is not None:
+                await pilot.pause(0.01)
+            await pilot.pause()
+            assert steps(feed) == 2 * (SECONDS - 5)
+            assert "2:05/2:10" in screen_text(app)
+        shares = [done for done in told if done is not None]
+        assert len(shares) > 5
+        assert shares[1:] == sorted(shares[1:])  # the first is of the way to the end
+        assert told[-1] is None
 
 
 # --- as text ------------------------------------------------------------------------------------------------

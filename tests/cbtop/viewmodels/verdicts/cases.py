@@ -164,7 +164,7 @@ def _imperfect(directory: Path) -> SourceView:
     """The recording of a process that pauses, waits in its sampling, and has a layer whose weights are copied."""
     with ReplayFeed(IMPERFECT) as feed:
         feed.is_playing = False
-        feed.seek_from(0.0, 7.0)
+        feed.seek(7.0)
         found = feed.view(None, "decode", window=True)
     assert found is not None
     return found
