@@ -22,10 +22,10 @@ def test_the_help_explains_what_is_no_plain_word(word: str, width: int) -> None:
     assert any(word in line for line in said[next(at for at, line in enumerate(said) if "─ words" in line) :])
 
 
-async def test_what_finds_no_room_says_which_key_shows_it() -> None:
+async def test_what_finds_no_room_says_which_view_shows_it() -> None:
     async with CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60).run_test(size=(100, 30)) as pilot:
         await pilot.pause()
-        assert "more: press 2" in screen_text(pilot.app)  # type: ignore[arg-type]
+        assert "more: Bricks" in screen_text(pilot.app)  # type: ignore[arg-type]
         await pilot.press("2")
         assert "Bricks" in type(pilot.app.focused.parent.parent).__name__  # type: ignore[union-attr]
 
