@@ -232,7 +232,8 @@ class CbtopApp(App[int]):
 
     def _show_content(self) -> None:
         source = self.source
-        if source is None or (not (source.has_data or source.graph) and source.state == "live"):
+        is_empty = source is None or not (source.has_data or source.graph)
+        if source is None or (is_empty and (source.state == "live" or source.loss.unread)):
             self._notice.show_source(None, self.feed.refused)
             self._show_welcome(source)
             return

@@ -60,6 +60,9 @@ class Welcome(Drawing):
 
 
 def _preparing(source: SourceView, bar_width: int) -> tuple[Line, ...]:
+    if source.state != "live" and source.loss.unread:
+        ended: Line = ((clean(source.program), "strong"), (" has ended", "dim"))
+        return (ended, BLANK, ((f"not read yet: {formatting.count(source.loss.unread)} records", "accent"),))
     what = activity_line(source, bar_width) if source.activity else (("waiting for the first step …", "accent"),)
     if source.stall is not None:
         what = ((clean(formatting.stall(source.stall)), "warn"),)
