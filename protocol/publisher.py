@@ -1,9 +1,9 @@
 """The daemon's socket: XPUB, so that it hears who joins; it never waits for a viewer.
 
 A message goes out under a topic: LIVE reaches every viewer, RECORDS every recorder, a topic of its own (join,
-history, clock, ended) only the viewer that subscribed to it: that is how a viewer asks. What belongs together travels as one
-multipart message, which ZeroMQ counts once against the high-water mark and delivers whole or not at all. A viewer
-that does not read loses messages, each viewer its own. What a viewer may take is in `cbtop.protocol.peers`.
+history, clock, ended) only the viewer that subscribed to it: that is how a viewer asks. What belongs together travels
+as one multipart message, which ZeroMQ counts once against the high-water mark and delivers whole or not at all. A
+viewer that does not read loses messages, each viewer its own. What a viewer may take is in `cbtop.protocol.peers`.
 """
 
 from __future__ import annotations

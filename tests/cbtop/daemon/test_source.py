@@ -48,7 +48,6 @@ from cbtop.tui.views.header import drops
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, record_of, source_of
 
-
 decode = codec.decode
 
 
