@@ -25,7 +25,7 @@ from cbtop.viewmodels.model import SourceView
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0  # times the median: a line's scale ends at its longest, within these
-MAX_BAR_HEIGHT = 3
+MAX_BAR_HEIGHT = 6
 _ROOMY = 140  # columns: from so many on the median has a column, too
 WHOLE = "whole layer"
 NUMBERED = 5  # every fifth layer has its number over it
