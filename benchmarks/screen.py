@@ -1,4 +1,9 @@
-"""What the screen costs: its share of a core at the default rate, and how soon it shows something."""
+"""What the screen costs on a real terminal of 120×40: CPU time and bytes a frame, and how soon the first is true.
+
+A process of 365 places writes 10,000 records a second. CPU time is that of the viewer's threads, as the kernel counts
+it: on a busy machine frames come later and cost about the same. Beside it stands a loop of plain Python, timed in the
+same round: its multiple is for comparing machines.
+"""
 
 from __future__ import annotations
 
@@ -6,56 +11,191 @@ import fcntl
 import os
 import pty
 import select
+import statistics
 import struct
 import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
-import psutil
+from benchmarks.base import Figure, Ratio
+from benchmarks.load import BRICKS, LAYERS, daemon, decode_once
+from cbtop import BrickProfiler
+from cbtop.tui.views import VIEWS
 
-from benchmarks.base import Figure
-
-WATCHED_S = 20.0
-PATIENCE_S = 120.0  # the first run writes a model and compiles
-DEMO = [sys.executable, "-m", "cbtop", "demo", "--threads", "1"]
+RECORDS_PER_S = 10_000
+RECORDS_A_STEP = 1 + LAYERS * (1 + len(BRICKS))
+COLUMNS, ROWS, INTERVAL_S = 120, 40, 0.5  # the default rate
+SETTLE_S, WATCHED_S, ROUNDS = 1.0, 3.0, 3
+ENDED, STARTS = 50, 3
+LEFT_STEPS = {"small": 100, "full": 720}  # 1.2 MB, and more than a ring of 8 MiB holds
+PATIENCE_S = 120.0
+TRUE = b"RmsNorm"  # a brick: with its measured time it stands on the screen, and nowhere before
+LOOP = "a loop of 100,000"
 
 
 def run() -> list[Figure]:
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 34, 120, 0, 0))
-    environment = os.environ | {"TERM": "xterm-256color"}
-    begun = time.perf_counter()
-    process = subprocess.Popen(DEMO, stdin=slave, stdout=slave, stderr=slave, env=environment)
-    seen, first_frame_s, first_brick_s = b"", 0.0, 0.0
-    while not first_brick_s:
-        if time.perf_counter() - begun > PATIENCE_S:
-            process.kill()
-            raise RuntimeError(f"no brick on the screen within {PATIENCE_S:.0f} s")
-        seen = seen[-100:] + _read(master)
-        if not first_frame_s and b"cbtop" in seen:
-            first_frame_s = time.perf_counter() - begun
-        if b"DownProjection" in seen:
-            first_brick_s = time.perf_counter() - begun
-    viewer = psutil.Process(process.pid)
-    used = viewer.cpu_times()
-    begun, written = time.perf_counter(), 0
-    while time.perf_counter() - begun < WATCHED_S:
-        written += len(_read(master))
-    elapsed, now = time.perf_counter() - begun, viewer.cpu_times()
-    share = (now.user + now.system - used.user - used.system) / elapsed
-    process.terminate()
-    while process.poll() is None:
-        _read(master)  # a terminal nobody reads would hold up the goodbye
+    figures = []
+    for where, outside in (("daemon outside", True), ("daemon inside", False)):
+        _empty()
+        with daemon() if outside else nullcontext(), _writer():
+            figures += frames(where)
+    _empty()
+    with _writer():
+        figures += first_frame("beside no other")
+        for size, steps in LEFT_STEPS.items():
+            _run(f"leave({steps})").wait()
+            figures += first_frame(f"beside {ENDED} that ended, {size} rings")
+            _empty(ended_only=True)
+    return figures
+
+
+def frames(where: str) -> list[Figure]:
+    """Each view by turns, round by round: CPU time a frame against the loop, and what the terminal is sent."""
+    used: dict[str, list[float]] = {view.title: [] for view in VIEWS}
+    sent: dict[str, list[float]] = {view.title: [] for view in VIEWS}
+    loops = []
+    with _Screen() as screen:
+        screen.wait_for(TRUE)
+        for _ in range(ROUNDS):
+            loops.append(_loop_ms())
+            for key, view in enumerate(VIEWS, 1):
+                os.write(screen.terminal, b"%d" % key)
+                screen.watch(SETTLE_S)
+                ms, size_bytes = screen.watch(WATCHED_S)
+                used[view.title].append(ms * INTERVAL_S / WATCHED_S)
+                sent[view.title].append(size_bytes / WATCHED_S / 1024)
+    found = []
+    for title, times in used.items():
+        ratio = Ratio.of(times, loops)
+        found.append(Figure(f"a frame of {title}, {where}", statistics.median(times), "ms CPU", LOOP, ratio))
+        found.append(Figure("  sent to the terminal", statistics.median(sent[title]), "KiB/s"))
+    return found
+
+
+def first_frame(beside: str) -> list[Figure]:
+    """How long it takes until the screen is true, in CPU time and on the wall, and the memory then and later."""
+    wall_s, cpu_s, first_mb, later_mb = [], [], [], []
+    for _ in range(STARTS):
+        with _Screen() as screen:
+            wall_s.append(screen.wait_for(TRUE))
+            cpu_s.append(screen.cpu_ms / 1e3)
+            first_mb.append(screen.most_resident_mb)
+            screen.watch(WATCHED_S)
+            later_mb.append(screen.most_resident_mb)
     return [
-        Figure("`cbtop demo` to its first frame", first_frame_s * 1e3, "ms"),
-        Figure("`cbtop demo` to its first measured brick", first_brick_s, "s"),
-        Figure("screen with daemon inside, default rate", 100 * share, "% of a core"),
-        Figure("written to the terminal", written / elapsed / 1024, "KiB/s"),
+        Figure(f"first true frame {beside}", statistics.median(wall_s), "s"),
+        Figure("  in CPU time", statistics.median(cpu_s), "s CPU"),
+        Figure("  most resident until then", statistics.median(first_mb), "MB"),
+        Figure(f"  and {WATCHED_S:g} s later", statistics.median(later_mb), "MB"),
     ]
 
 
-def _read(master: int) -> bytes:
-    """What the terminal was sent, waiting a moment for it."""
-    ready, _, _ = select.select([master], [], [], 0.1)
-    return os.read(master, 65536) if ready else b""
+class _Screen(AbstractContextManager["_Screen"]):
+    """`cbtop` on a terminal of its own."""
+
+    def __init__(self) -> None:
+        self.terminal, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        environment = os.environ | {"TERM": "xterm-256color"}
+        for name in ("COLUMNS", "LINES"):  # they would be believed
+            environment.pop(name, None)
+        self._begun_s = time.perf_counter()
+        command = [sys.executable, "-m", "cbtop", "--interval", str(INTERVAL_S)]
+        self._process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+        os.close(slave)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        while self._process.poll() is None:
+            self._read()  # a terminal nobody reads would hold up the goodbye
+        os.close(self.terminal)
+
+    def wait_for(self, word: bytes) -> float:
+        """Seconds from the start until the terminal was sent `word`."""
+        seen = b""
+        while word not in seen:
+            if time.perf_counter() - self._begun_s > PATIENCE_S or self._process.poll() is not None:
+                raise RuntimeError(f"no {word!r} on the screen: it sent {seen!r}")
+            seen = seen[-4096:] + self._read()
+        return time.perf_counter() - self._begun_s
+
+    def watch(self, seconds: float) -> tuple[float, int]:
+        """Read for so long; milliseconds of CPU time that it took, and bytes that came."""
+        used_ms, sent, until_s = self.cpu_ms, 0, time.perf_counter() + seconds
+        while time.perf_counter() < until_s:
+            sent += len(self._read())
+        return self.cpu_ms - used_ms, sent
+
+    @property
+    def cpu_ms(self) -> float:
+        """The CPU time of all its threads so far; psutil's is counted in hundredths of a second."""
+        threads = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e6
+
+    @property
+    def most_resident_mb(self) -> float:
+        """The most memory that it had so far."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+
+    def _read(self) -> bytes:
+        """What the terminal was sent, waiting a moment for it."""
+        ready, _, _ = select.select([self.terminal], [], [], 0.05)
+        try:
+            return os.read(self.terminal, 65536) if ready else b""
+        except OSError:  # the other end is closed
+            return b""
+
+
+def write() -> None:
+    """A process that makes as many records a second as were asked for, until it is killed."""
+    profiler, due_s = BrickProfiler(), time.monotonic()
+    while True:
+        decode_once(profiler)
+        due_s += RECORDS_A_STEP / RECORDS_PER_S
+        time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def leave(steps: int) -> None:
+    """What so many ended processes leave."""
+    for _ in range(ENDED):
+        profiler = BrickProfiler()
+        for _ in range(steps):
+            decode_once(profiler)
+        profiler.close()
+
+
+@contextmanager
+def _writer() -> Iterator[None]:
+    with _run("write()") as process:
+        yield
+        process.kill()
+
+
+def _run(call: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", f"from benchmarks import screen; screen.{call}"])
+
+
+def _empty(*, ended_only: bool = False) -> None:
+    """Remove what is in the runtime directory."""
+    for path in Path(os.environ["CBTOP_RUNTIME_DIR"]).iterdir():
+        if not ended_only or _has_ended(path):
+            path.unlink(missing_ok=True)
+
+
+def _has_ended(path: Path) -> bool:
+    pid = path.name.partition("-")[0]
+    return pid.isdecimal() and not Path(f"/proc/{pid}").exists()
+
+
+def _loop_ms() -> float:
+    """One turn of the loop that stands beside each frame, in CPU time."""
+    begun_s = time.thread_time()
+    total = 0
+    for number in range(100_000):
+        total += number
+    return 1e3 * (time.thread_time() - begun_s)

@@ -286,16 +286,34 @@ class NodeStats:
         names = ("count", "failed", "total_ns")
         least = [None if value == _UNKNOWN_MINIMUM else value for value in low.tolist()]
         most = [None if value == _UNKNOWN_MAXIMUM else value for value in high.tolist()]
-        rows = zip(*map(summed, names), least, most, summed("elements"), *spread, strict=True)
+        known = [[None if value != value else value for value in column.tolist()] for column in spread]
+        rows = zip(*map(summed, names), least, most, summed("elements"), *known, strict=True)
         found: list[Calls | None] = [None] * len(groups)
         for at, row in zip(present, rows, strict=True):
             found[at] = Calls(*row)
         return found
 
+    def medians_ns(self, nodes: Column) -> NDArray[np.float64]:
+        """The p50 of each node's calls; not a number where it has none, or where others are counted in."""
+        found = np.full(len(nodes), np.nan)
+        count, low, high = (self.column(name)[nodes] for name in ("count", "min_ns", "max_ns"))
+        there = np.flatnonzero(count)
+        if len(there):
+            _, found[there] = self._spread(
+                nodes[there], np.arange(len(there)), count[there], low[there], high[there], PERCENTILES[:1]
+            )
+        return found
+
     def _spread(
-        self, node: Column, group: Column, count: Column, low: Column, high: Column
-    ) -> list[list[float | None]]:
-        """The cv and the percentiles of each group, in the order of `Calls`; None where others are counted in."""
+        self,
+        node: Column,
+        group: Column,
+        count: Column,
+        low: Column,
+        high: Column,
+        fractions: Sequence[float] = PERCENTILES,
+    ) -> list[NDArray[np.float64]]:
+        """The cv and the percentiles of each group, in the order of `Calls`; NaN where others are counted in."""
         groups = len(low)
         place, bucket, counts = self._histograms.cells_of(node)
         # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
@@ -310,7 +328,7 @@ class NodeStats:
         mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
         variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
         columns = [_ratio(np.sqrt(variance), mean)]
-        for fraction in PERCENTILES:
+        for fraction in fractions:
             rank = before[known] + np.maximum(1, np.ceil(fraction * calls[known]))
             column = np.full(groups, np.nan)
             column[known] = np.clip(middle[np.searchsorted(running, rank, side="left")], low[known], high[known])
@@ -318,7 +336,7 @@ class NodeStats:
         others = calls != count  # a percentile of some, or of more, would pass for that of all
         for column in columns:
             column[others] = np.nan
-        return [[None if value != value else value for value in column.tolist()] for column in columns]
+        return columns
 
     def grow(self, size: int) -> None:
         """Make room for node ids below `size`."""

@@ -177,6 +177,14 @@ class CatalogReader:
 
     def read_piece(self) -> list[CatalogMessage]:
         """The same, of the next PIECE_BYTES; then `is_behind` where there is more. Raises DecodeError as `read`."""
+        return self._read(PIECE_BYTES)
+
+    def read_first(self) -> list[CatalogMessage]:
+        """The same, of the next frame alone, which at first is the hello."""
+        return self._read(1)
+
+    def _read(self, size_bytes: int) -> list[CatalogMessage]:
+        """Of the frames that begin within the next `size_bytes`."""
         self.is_behind = False
         try:
             if os.fstat(self._file).st_size == self._offset:
@@ -186,7 +194,7 @@ class CatalogReader:
             raise DecodeError(f"catalog {self.path}: {error.strerror}") from error
         found: list[CatalogMessage] = []
         at = 0
-        while at < PIECE_BYTES and len(data) - at >= _HEAD.size:
+        while at < size_bytes and len(data) - at >= _HEAD.size:
             length, crc = _HEAD.unpack_from(data, at)
             if length > MAX_CATALOG_FRAME_BYTES:
                 raise DecodeError(f"catalog {self.path}: a frame of {length} bytes at {self._offset + at}")
@@ -202,7 +210,7 @@ class CatalogReader:
                 found.append(message)
             at += _HEAD.size + length
         self._offset += at
-        self.is_behind = 0 < at < len(data) and (at >= PIECE_BYTES or len(data) == _MAX_READ_BYTES)
+        self.is_behind = 0 < at < len(data) and (at >= size_bytes or len(data) == _MAX_READ_BYTES)
         return found
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ import zmq
 
 MAX_CONNECTIONS = 64
 MAX_STRANGERS = 16
-MAX_SUBSCRIPTIONS = 8  # a viewer has four: live, records, a question and the time
+MAX_SUBSCRIPTIONS = 8  # a viewer has five: live, records, a question, the time and what ended
 MAX_WORDS = 300  # a second; a history of 64 MiB is asked for in 130
 
 _NETLINK_SOCK_DIAG = 4  # sock_diag(7), from here on

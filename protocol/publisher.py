@@ -1,9 +1,9 @@
 """The daemon's socket: XPUB, so that it hears who joins; it never waits for a viewer.
 
 A message goes out under a topic: LIVE reaches every viewer, RECORDS every recorder, a topic of its own (join,
-history, clock) only the viewer that subscribed to it: that is how a viewer asks. What belongs together travels as one
-multipart message, which ZeroMQ counts once against the high-water mark and delivers whole or not at all. A viewer
-that does not read loses messages, each viewer its own. What a viewer may take is in `cbtop.protocol.peers`.
+history, clock, ended) only the viewer that subscribed to it: that is how a viewer asks. What belongs together travels
+as one multipart message, which ZeroMQ counts once against the high-water mark and delivers whole or not at all. A
+viewer that does not read loses messages, each viewer its own. What a viewer may take is in `cbtop.protocol.peers`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ RECORDS = b"records"
 JOIN_PREFIX = b"join/"
 CLOCK_PREFIX = b"clock/"
 HISTORY_PREFIX = b"history/"
+ENDED_PREFIX = b"ended/"
 TOPICS = re.compile(
-    rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}"
-    % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX)
+    rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}|%b[0-9a-f]{16}/(?:\d{1,20}:){2}\d{1,20}"
+    % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX, ENDED_PREFIX)
 )
-MAX_MESSAGE_BYTES = 512  # a viewer says topics, of at most 43 bytes; a handshake takes the most
+MAX_MESSAGE_BYTES = 512  # a viewer says topics, of at most 85 bytes; a handshake takes the most
 MAX_HEARD = 1000  # words of viewers a turn, so that a flood of them cannot hold up the daemon
 MAX_LET_IN = 8  # viewers a turn, of whom each may say much before he is cut off
 SOON_MS = 10

@@ -1,4 +1,4 @@
-"""A viewer's socket: SUB, subscribed to what it follows and to one topic of its own, by which it asks."""
+"""A viewer's socket: SUB, subscribed to what it follows and to topics of its own, by which it asks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.protocol.endpoint import check_descriptors, is_loopback, parse_endpoi
 from cbtop.protocol.errors import DecodeError, EndpointError, KeysError
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Message
-from cbtop.protocol.publisher import CLOCK_PREFIX, JOIN_PREFIX, LIVE
+from cbtop.protocol.publisher import CLOCK_PREFIX, ENDED_PREFIX, JOIN_PREFIX, LIVE
 
 RECEIVE_HIGH_WATER_MARK = 100
 REDIAL_S = 0.5
@@ -66,7 +66,7 @@ class Subscriber:
             raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
 
     def _dial(self) -> None:
-        self._clock_topic = b""  # that was of the socket before
+        self._beside: dict[bytes, bytes] = {}  # those of the socket before are forgotten
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
@@ -163,10 +163,23 @@ class Subscriber:
 
     def ask_clock(self, number: int) -> None:
         """Ask the daemon for a ClockReading under `number`, and no more for the one before."""
-        if self._clock_topic:
-            self._socket.unsubscribe(self._clock_topic)
-        self._clock_topic = CLOCK_PREFIX + secrets.token_hex(8).encode() + b"/%d" % number
-        self._socket.subscribe(self._clock_topic)
+        self._ask_beside(CLOCK_PREFIX, b"%d" % number)
+
+    def ask_ended(self, source: str) -> None:
+        """Ask the daemon to read what a process left, the source of this key, and no more for the one before.
+
+        What it reads comes to all that listen; where it was read before, all that there is comes to us.
+        """
+        self._ask_beside(ENDED_PREFIX, ":".join(source.rsplit(":", 3)[1:]).encode())
+
+    def _ask_beside(self, prefix: bytes, what: bytes) -> None:
+        """Ask for what is no word of the question that each new link begins with."""
+        if self._redial_s is not None:
+            return
+        if before := self._beside.get(prefix):
+            self._socket.unsubscribe(before)
+        self._beside[prefix] = _question(prefix) + b"/" + what
+        self._socket.subscribe(self._beside[prefix])
 
     def close(self) -> None:
         """Close the socket."""

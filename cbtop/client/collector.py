@@ -17,6 +17,7 @@ from cbtop.protocol.subscriber import Subscriber
 
 SILENT_AFTER_S = 3.0  # three heartbeats
 CLOCK_WAIT_S = 0.2  # an answer that is waited for is timed well; longer than this nobody is held up for it
+ASK_AGAIN_S = 2.0  # for what ended: what the daemon says of it may be lost on the way
 MAX_DRAINED = 200  # messages a poll, so that a flood cannot hold up the screen
 MAX_DRAIN_S = 0.25  # and none is begun after so long: the catalog of 100,000 nodes takes a second
 
@@ -40,6 +41,7 @@ class Collector:
         self._boot_id = boot_id()
         self._other_version = ""
         self._waiting: deque[bytes] = deque()  # messages that came and were not looked at yet
+        self._asked_for, self._asked_s = "", 0.0  # the source that was asked for last, and when
         self._subscriber = Subscriber(endpoint, keys)
 
     @property
@@ -91,6 +93,17 @@ class Collector:
             return
         if self._exchange.is_due(time.perf_counter_ns()):
             self._ask_clock()
+
+    def want(self, source: str) -> None:
+        """Have what this source left read, if it was not: one at a time, and it comes with one of the next polls."""
+        is_waiting = self._is_unread(self._asked_for) and self._clock_s() - self._asked_s < ASK_AGAIN_S
+        if self._is_unread(source) and not is_waiting:
+            self._asked_for, self._asked_s = source, self._clock_s()
+            self._subscriber.ask_ended(source)
+
+    def _is_unread(self, source: str) -> bool:
+        record = self.store.sources.get(source)
+        return record is not None and record.is_unread
 
     @property
     def _same_boot(self) -> bool:

@@ -79,6 +79,9 @@ class Views:
         """The roofs over a source: those it announced."""
         return record.ceilings.values()
 
+    def want(self, key: str) -> None:
+        """Have what source `key` left read, if it was not, and can be."""
+
     def sources(self) -> tuple[SourceSummary, ...]:
         """Every source, the newest live one first."""
         seen = self.seen()
@@ -131,6 +134,7 @@ class Views:
         source = seen.get(key or "")
         if source is None:
             return None
+        self.want(source.record.key)
         view = source_view(source.record, phase, window=window, ceilings=self.ceilings(source.record))
         found = _slowest(seen, job_of(source.record), view.phase)
         machines = _machines([source])
@@ -149,6 +153,9 @@ class Views:
             key = next((summary.key for summary in self.sources()), None)
         if key is None:
             return None
+        for other in seen.values():  # of what model they were is read with the rest
+            if _program(other.record) == _program(seen[key].record):
+                self.want(other.record.key)
         alike = [
             seen[other.key] for other in members_of(seen[key].record, (source.record for source in seen.values()))
         ]
@@ -243,6 +250,11 @@ class Feed(Views):
         """The roofs over a source: those it announced or, of this machine, those measured again since."""
         return self._kept_roofs.over(record)
 
+    def want(self, key: str) -> None:
+        """Have what source `key` left read, if it was not: one a daemon at a time, with one of the next polls."""
+        for link in self._links:
+            link.want(key)
+
     def key_of(self, pid: int) -> str | None:
         """The source whose process is `pid`; None while it has not appeared."""
         records = (record for link in self._links for record in link.store.sources.values())
@@ -320,6 +332,10 @@ class Feed(Views):
             return None
         best = min(offsets, key=lambda offset: offset.uncertainty_ns)
         return ClockView(best.realtime_ns / 1e3, best.monotonic_ns / 1e3, best.uncertainty_ns / 1e3)
+
+
+def _program(record: SourceRecord) -> str:
+    return record.hello.program if record.hello else ""
 
 
 def _knows_devices(store: Store) -> bool:

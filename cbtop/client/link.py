@@ -33,6 +33,10 @@ class Link:
         self._collector.poll(timeout_ms)
         self._daemon.check(is_silent=self._collector.is_silent)
 
+    def want(self, source: str) -> None:
+        """Have what this source left read, if it was not."""
+        self._collector.want(source)
+
     @property
     def is_daemon_inside(self) -> bool:
         """Whether the daemon is ours: nobody else was there to watch."""

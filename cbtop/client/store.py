@@ -121,6 +121,12 @@ class SourceRecord:
         return self.state is not None and self.state.state in _HAVE_ENDED
 
     @property
+    def is_unread(self) -> bool:
+        """Whether it has ended, and what it left was not read for us: the daemon does when it is asked."""
+        state = self.state
+        return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
+
+    @property
     def sample_every(self) -> int:
         """Of its steps it records one in so many."""
         if self.sampling is not None:

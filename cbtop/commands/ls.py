@@ -7,12 +7,14 @@ import sys
 import time
 
 from cbtop.client.feed import Feed
+from cbtop.client.store import SourceRecord
 from cbtop.commands.show import open_feed
 from cbtop.commands.top import (
     HOW_TO_START,
     POLL_MS,
     RANKS_WATCH_S,
     add_attach_arguments,
+    known,
     running,
     runs_ranks,
     unanswered,
@@ -57,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
             sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not listed\n")
         if rows and feed.unread:
             sys.stderr.write(f"cbtop: {unread(feed)}; not all that runs there is listed\n")
+        if left := len(_left_unread(feed)):
+            sys.stderr.write(f"cbtop: time is up, and what {left} that ended left is not read\n")
         if feed.left_out:
             sys.stderr.write(f"cbtop: {feed.left_out}\n")
         return _exit_code(feed, rows)
@@ -65,10 +69,18 @@ def run(options: argparse.Namespace) -> int:
 def _wait_for_answers(feed: Feed, timeout_s: float) -> None:
     """Until every daemon has said what it knows, and each live source its first step, or time is up."""
     deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s and (feed.unanswered or feed.unread or not all(map(has_data, running(feed)))):
+    while time.monotonic() < deadline_s and (
+        feed.unanswered or feed.unread or _left_unread(feed) or not all(map(has_data, running(feed)))
+    ):
+        for record in _left_unread(feed):
+            feed.want(record.key)
         feed.poll(POLL_MS)
         if feed.refused:
             raise CbtopError(feed.refused)
+
+
+def _left_unread(feed: Feed) -> list[SourceRecord]:
+    return [record for record in known(feed) if record.is_unread]
 
 
 def _poll_until(feed: Feed, deadline_s: float) -> None:

@@ -151,7 +151,10 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     records = known(feed)
     live = [record for record in records if is_live(record)]
     # What has ended is only of interest where nothing runs, and then the last of it.
-    shown = [record for record in live or records if has_data(record, options.phase)][: None if live else 1]
+    if live:
+        shown = [record for record in live if has_data(record, options.phase)]
+    else:
+        shown = _last_with_data(feed, records, options)
     if shown:
         window = shows_window(options, by_default=bool(live or options.duration))
         print_report(as_asked(feed, (record.key for record in shown), options, window=window), options)
@@ -175,6 +178,20 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
         how = state_of(shown[0]) + (f" ({state.reason})" if state and state.reason else "")
         raise NoDataError(f"nothing is running; shown is pid {pid_of(shown[0])}, {how}. {HOW_TO_START}")
     return 0
+
+
+def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Namespace) -> list[SourceRecord]:
+    """Of those that ended, the newest first, the first that has something to show."""
+    from cbtop.viewmodels.source import has_data
+
+    deadline_s = time.monotonic() + options.timeout
+    for record in ended:
+        while record.is_unread and time.monotonic() < deadline_s:
+            feed.want(record.key)
+            feed.poll(POLL_MS)
+        if has_data(record, options.phase):
+            return [record]
+    return []
 
 
 def _why_nothing(feed: Feed, live: list[SourceRecord], options: argparse.Namespace) -> str:

@@ -10,6 +10,7 @@ Rules of discovery
   when all that ended processes left exceeds its bounds (`cbtop.protocol.ended`), the oldest first.
 - However many files are there, a round looks at LOOKS_AT_ONCE processes, those that may run first, and listing them
   takes one part in LISTING_SHARE of the time.
+- Of what had ended before the daemon began, the header and the hello are read, and the rest when a viewer asks.
 - The log is bounded: a pipe that nobody reads must not hold the daemon up.
 
 Devices are sampled in threads of their own, while somebody listens (`cbtop.daemon.devices`).
@@ -49,7 +50,15 @@ from cbtop.protocol.messages import (
     WireMessage,
 )
 from cbtop.protocol.process import boot_id, pid_namespace, running_pids
-from cbtop.protocol.publisher import CLOCK_PREFIX, HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS, Publisher
+from cbtop.protocol.publisher import (
+    CLOCK_PREFIX,
+    ENDED_PREFIX,
+    HISTORY_PREFIX,
+    JOIN_PREFIX,
+    LIVE,
+    RECORDS,
+    Publisher,
+)
 from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.version import __version__
@@ -98,6 +107,7 @@ class Daemon:
         self._sources: dict[Path, Source] = {}
         self._refused: dict[str, float] = {}  # rings that cannot be opened, and when to look at them again
         self._waiting: deque[str] = deque()  # rings that were listed and not looked at yet
+        self._there_before: frozenset[str] | None = None  # rings that were there when this daemon began
         self._list_again_s = 0.0
         self._left: dict[str, tuple[Left, float]] = {}  # by ended processes, and since when they are known for that
         self._complaints: set[str] = set()
@@ -171,6 +181,8 @@ class Daemon:
         for known in (self._left, self._refused):
             for name in known.keys() - rings - watched:
                 del known[name]
+        if self._there_before is None:
+            self._there_before = frozenset(rings)
         running = running_pids()
         new = rings - self._left.keys() - self._refused.keys() - watched
         self._waiting = deque(sorted(new, key=lambda name: int(name.partition("-")[0]) not in running))
@@ -190,7 +202,8 @@ class Daemon:
         if not path.exists() or not self._has_room_for(left):
             return
         check_descriptors()  # the next viewer needs some, or libzmq ends the daemon
-        source = Source(path)
+        had_ended = left is not None and self._there_before is not None and name in self._there_before
+        source = Source(path, on_demand=had_ended)
         source.poll()
         self._sources[path] = source
         self._say(FrameKind.RECORDS, _frames_of(source, source.records))
@@ -293,7 +306,7 @@ class Daemon:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
             return
-        read = (source for source in self._sources.values() if not source.is_behind)
+        read = (each for each in self._sources.values() if not each.is_behind and not each.is_left_unread)
         lately = [source for source in read if not _ended_before(source, self._history_s)]
         versions = {source.key: source.version for source in lately}
         now_s = time.monotonic()
@@ -305,7 +318,7 @@ class Daemon:
             self._history.begin(keyframe, now_s)
 
     def _answer(self) -> None:
-        """Answer the viewers that ask for the time, for a piece of the history or, having joined, for everything."""
+        """Answer the viewers that ask for the time, a piece of the history, what ended or, having joined, for all."""
         for topic in self._publisher.questions(CLOCK_PREFIX):
             reading = ClockReading(_number(topic), time.perf_counter_ns(), time.time_ns())
             self._publisher.answer([topic], [reading])
@@ -317,12 +330,26 @@ class Daemon:
             hello = self._hello()
             head = HistoryPiece(first, self._history.end, hello.host, hello.monotonic_ns, hello.realtime_ns)
             self._publisher.answer_frames([topic], [codec.encode(head), *frames])
+        for topic in self._publisher.questions(ENDED_PREFIX):
+            self._publisher.answer_frames([topic], self._what_ended(topic))
         if time.monotonic() < self._joins_due_s:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
             self._publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self._sources.values())])
+
+    def _what_ended(self, topic: bytes) -> list[bytes]:
+        """All that there is of the source a viewer asks for; one left unread is read, and said to all."""
+        wanted = topic.rpartition(b"/")[2].decode().replace(":", "-")
+        source = self._sources.get(self._directory / f"{wanted}.ring")
+        if source is not None and source.is_left_unread:
+            source.want()
+            source.poll()
+            self._publish()
+        elif source is not None and not source.is_behind and (frames := _frames_of(source, source.snapshot)):
+            return frames
+        return [codec.encode(self._heartbeat())]
 
     def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
         """Send messages to all who follow that kind, and keep them."""

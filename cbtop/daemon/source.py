@@ -46,9 +46,14 @@ MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer one would crowd the pid out of th
 
 
 class Source:
-    """Reads one ring and its catalog, and keeps the totals. Whatever is wrong with them stays in here."""
+    """Reads one ring and its catalog, and keeps the totals. Whatever is wrong with them stays in here.
 
-    def __init__(self, ring_path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+    Of one that has ended, `on_demand` reads who it was and how many records it left, and the rest once it is wanted.
+    """
+
+    def __init__(
+        self, ring_path: Path, clock_s: Callable[[], float] = time.monotonic, *, on_demand: bool = False
+    ) -> None:
         self.ring_path = ring_path
         self.state = SourceStatus.LIVE
         self.reason = ""
@@ -77,6 +82,7 @@ class Source:
         self._handed_out = 0  # the ring's records below this number
         self._last = NO_NODE, 0  # the node of the newest record, and its lane
         self._came = self.version  # records and messages, when it was last looked whether some came
+        self._is_wanted = False  # to be read though it has ended
         self._ring = RingReader(ring_path)
         self._watch = QuietWatch(self._ring)
         try:
@@ -84,6 +90,9 @@ class Source:
         except DecodeError:
             self._ring.close()
             raise
+        self.is_left_unread = False
+        if on_demand:
+            self._look_at_what_is_left()
 
     @property
     def key(self) -> str:
@@ -107,11 +116,16 @@ class Source:
     @property
     def is_behind(self) -> bool:
         """Whether a long catalog takes another poll before its records are read."""
-        return self.state is SourceStatus.LIVE and self._catalog_reader.is_behind
+        return (self.state is SourceStatus.LIVE or self._is_wanted) and self._catalog_reader.is_behind
+
+    def want(self) -> None:
+        """Read with the next poll what was left unread."""
+        if self.is_left_unread:
+            self.is_left_unread, self._is_wanted = False, True
 
     def poll(self) -> None:
         """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""
-        if self.state is not SourceStatus.LIVE:
+        if self.state is not SourceStatus.LIVE and not self._is_wanted:
             if self.ended_at_s is None and not self._is_alive():
                 self.ended_at_s = self._clock_s()
             return
@@ -194,7 +208,7 @@ class Source:
         node = self.stats.nodes_with_records()
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
-            *(() if self.is_behind else self._updates(node, self.stats.all_buckets(), 0)),
+            *(() if self.is_behind or self.is_left_unread else self._updates(node, self.stats.all_buckets(), 0)),
             self.state_message(),
         ]
 
@@ -259,8 +273,21 @@ class Source:
             quiet = replace(quiet, in_flight=step)  # of which something was recorded, and not its end
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
 
+    def _look_at_what_is_left(self) -> None:
+        """Read its hello, and how many records there are; what has no hello is read as others are."""
+        try:
+            self._take_in(self._catalog_reader.read_first())
+            how = SourceStatus.ENDED if self._ring.is_closed else SourceStatus.GONE
+            left = self._ring.produced
+        except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
+            self.fail(error)
+            return
+        if self.hello is not None:
+            self._end(how, "")
+            self._unread, self.is_left_unread = left, True
+
     def _end(self, state: SourceStatus, reason: str) -> None:
-        self.state, self.reason, self._unread = state, reason, 0
+        self.state, self.reason, self._unread, self._is_wanted = state, reason, 0, False
         if state is not SourceStatus.FAULTY:  # what is faulty may live on, and keeps its files as long
             self.ended_at_s = self._clock_s()
 

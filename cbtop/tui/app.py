@@ -261,8 +261,9 @@ class CbtopApp(App[int]):
 
     def _show_content(self) -> None:
         source, view = self.source, self._views[self._tabs.active]
-        is_empty = source is not None and not (source.has_data or source.graph) and source.state == "live"
-        if source is None or (is_empty and view.wants_data):
+        is_empty = source is not None and not (source.has_data or source.graph)
+        is_awaited = source is not None and (source.state == "live" or bool(source.loss.unread))
+        if source is None or (is_empty and is_awaited and view.wants_data):
             self._notice.show_source(None, self.feed.refused)
             self._show_welcome(source)
             return

@@ -12,7 +12,6 @@ from cbtop.profiler.brick_stats import name_and_category
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import Calls
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
@@ -99,7 +98,7 @@ class LayersView:
         median_us = self.median(p50_us)
         if median_us is None:
             return None
-        kinds = [(row.stack, _mask(row)) for row in self.rows]
+        kinds = [_kind(row) for row in self.rows]
         like: dict[object, list[float]] = {}
         for kind, us in zip(kinds, p50_us, strict=True):
             if us is not None:
@@ -113,7 +112,8 @@ class LayersView:
 
     def like(self, row: LayerRow) -> list[LayerRow]:
         """The layers that `row` compares with: of its stack, with the same bricks; itself among them."""
-        return [other for other in self.rows if (other.stack, _mask(other)) == (row.stack, _mask(row))]
+        kind = _kind(row)
+        return [other for other in self.rows if _kind(other) == kind]
 
 
 def layers_view(totals: PhaseTotals) -> LayersView | None:
@@ -141,7 +141,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     calls = totals.columns["count"][layer_ids] / times
     per_ns = np.reshape(np.broadcast_to(times, len(layers)) * 1e3, (-1, 1))
     cells_us = _sums(own_ns[ids], place, runs_in.shape) / per_ns
-    p50_us = [_p50_us(calls) for calls in totals.stats.calls_of([[layer.id] for layer in layers])]
+    p50_us = [None if ns != ns else ns / 1e3 for ns in totals.stats.medians_ns(layer_ids).tolist()]
     medians = _medians(layers, p50_us, runs_in)
     bricks = tuple(LayerBrick(*name_and_category(node)) for node in map(table.__getitem__, firsts))
     p50_cells = _p50_cells(totals, ids, place, runs_in.shape)
@@ -167,23 +167,29 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
         return found if rows else None
     usual_us = _sums(_usual(totals, own_ns, ids), place, runs_in.shape) / per_ns
     usual = {layer.id: us for layer, us in zip(layers, usual_us, strict=True)}
-    return replace(found, rows=tuple(replace(row, excess=_excess(found, row, usual)) for row in rows))
+    excess = _excesses(found, usual)
+    return replace(found, rows=tuple(replace(row, excess=excess.get(row.id)) for row in rows))
 
 
-def _excess(
-    layers: LayersView, row: LayerRow, usual_us: Mapping[int, NDArray[np.float64]]
-) -> tuple[str, float] | None:
-    """LayerRow.excess, where `usual_us` has by the layer's id what each brick usually takes there."""
-    if not row.is_odd:
-        return None
+def _excesses(layers: LayersView, usual_us: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
+    """LayerRow.excess of those that are odd, where `usual_us` has by the layer's id what each brick usually takes."""
     names = [*(brick.name for brick in layers.bricks), BETWEEN]
-    a_call = {}
-    for other in layers.like(row):
-        us = usual_us[other.id] / other.calls
-        a_call[other.id] = np.append(us, (other.p50_us or other.us / other.calls) - us.sum())
-    over_us = (a_call[row.id] - np.median(np.array(list(a_call.values())), axis=0)) * row.calls
-    at = int(over_us.argmax())
-    return names[at], float(over_us[at])
+    alike: dict[object, list[LayerRow]] = {}
+    for row in layers.rows:
+        alike.setdefault(_kind(row), []).append(row)
+    found = {}
+    for rows in alike.values():
+        if not any(row.is_odd for row in rows):
+            continue
+        us = np.array([usual_us[row.id] / row.calls for row in rows])
+        whole_us = np.array([row.p50_us or row.us / row.calls for row in rows])
+        a_call = np.column_stack((us, whole_us - us.sum(axis=1)))
+        over_us = (a_call - np.median(a_call, axis=0)) * np.array([[row.calls] for row in rows])
+        for row, over in zip(rows, over_us, strict=True):
+            if row.is_odd:
+                at = int(over.argmax())
+                found[row.id] = names[at], float(over[at])
+    return found
 
 
 def _sums(
@@ -199,20 +205,25 @@ def _p50_cells(
     totals: PhaseTotals, ids: Column, place: tuple[Column, Column], shape: tuple[int, int]
 ) -> list[tuple[float | None, ...]]:
     """Of each layer the median call of each brick."""
-    groups: list[list[int]] = [[] for _ in range(shape[0] * shape[1])]
-    for node, cell in zip(ids.tolist(), (place[0] * shape[1] + place[1]).tolist(), strict=True):
-        groups[cell].append(node)
-    us = [_p50_us(calls) for calls in totals.stats.calls_of(groups)]
+    cells = place[0] * shape[1] + place[1]
+    ns = np.full(shape[0] * shape[1], np.nan)
+    ns[cells] = totals.stats.medians_ns(ids)
+    several = np.flatnonzero(np.bincount(cells, minlength=len(ns)) > 1)
+    for cell, calls in zip(
+        several, totals.stats.calls_of([ids[cells == one].tolist() for one in several]), strict=True
+    ):
+        ns[cell] = np.nan if calls is None or calls.p50_ns is None else calls.p50_ns
+    us = [None if one != one else one / 1e3 for one in ns.tolist()]
     return [tuple(us[begin : begin + shape[1]]) for begin in range(0, len(us), shape[1])] if us else [()] * shape[0]
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column) -> NDArray[np.float64]:
     """The exclusive time of each brick had each call been as long as the median; what it is where that is unknown."""
-    p50_ns = [calls.p50_ns if calls else None for calls in totals.stats.calls_of([[node] for node in ids.tolist()])]
-    mean_ns = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
-    ratio = [p50 / mean if p50 is not None and mean else 1.0 for p50, mean in zip(p50_ns, mean_ns, strict=True)]
-    found: NDArray[np.float64] = own_ns[ids] * np.array(ratio)
-    return found
+    mean_ns: NDArray[np.float64] = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
+    p50_ns = totals.stats.medians_ns(ids)
+    known = ~np.isnan(p50_ns) & (mean_ns > 0)
+    ratio = np.divide(p50_ns, mean_ns, out=np.ones(len(ids)), where=known)
+    return np.asarray(own_ns[ids] * ratio, np.float64)
 
 
 def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> tuple[float | None, ...]:
@@ -243,9 +254,6 @@ def _medians(
     return [medians.get(kind) for kind in kinds]
 
 
-def _p50_us(calls: Calls | None) -> float | None:
-    return None if calls is None or calls.p50_ns is None else calls.p50_ns / 1e3
-
-
-def _mask(row: LayerRow) -> tuple[bool, ...]:
-    return tuple(us is not None for us in row.cells)
+def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
+    """Its stack, and which bricks run in it."""
+    return row.stack, tuple([us is not None for us in row.cells])

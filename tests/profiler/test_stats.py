@@ -58,6 +58,16 @@ def test_a_step_said_to_end_in_the_future_keeps_nothing_of_those_that_follow_for
     assert kept <= 2 * (MAX_KEPT_INTERVALS + 4096)  # of the step, and of all steps
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9)), max_size=80))
+def test_medians_in_one_go_are_those_of_the_calls(rows: list[tuple[int, int]]) -> None:
+    stats, nodes = NodeStats(), np.arange(1, 10)
+    stats.grow(10)
+    stats.add(batch([(node, duration, 0) for node, duration in rows]), NO_STEPS, NO_STEPS)
+    for node, median_ns in zip(nodes.tolist(), stats.medians_ns(nodes).tolist(), strict=True):
+        calls = stats.calls([node])
+        assert median_ns == calls.p50_ns if calls else np.isnan(median_ns)
+
+
 def test_nothing_counted_is_no_calls() -> None:
     assert NodeStats().calls([]) is None
     assert NodeStats().calls_of([[1], [], [2, 3]]) == [None, None, None]

@@ -23,7 +23,7 @@ from cbtop.tui.views.base import View
 from cbtop.tui.views.figures import figure
 from cbtop.tui.widgets.braille import sparkline
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
-from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, rule
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of
 from cbtop.tui.widgets.pager import Page, Pager
 from cbtop.viewmodels.devices import DeviceRow, MachineView, ProcessRow
 from cbtop.viewmodels.model import SourceView
@@ -145,12 +145,12 @@ class DevicesPage(Page):
 
     def text(self, width: int) -> Sequence[Line]:
         if not self._machines:
-            return [((" n/a: no sample of the devices has come yet", "dim"),)]
+            return _wrapped("n/a: ", ["no sample of the devices has come yet"], width, "dim")
         lines: list[Line] = []
         for machine in self._machines:
             title: Line = ((clean(machine.host), "strong"),)
             lines += [*([rule(title, width)] if len(self._machines) > 1 else []), *machine_lines(machine, width)]
-        return lines
+        return [line if width_of(line) <= width else fit_line(line, width) for line in lines]
 
 
 def machine_lines(machine: MachineView, width: int) -> list[Line]:

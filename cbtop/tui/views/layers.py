@@ -24,7 +24,7 @@ from cbtop.viewmodels.model import SourceView
 
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
-MAX_BAR_HEIGHT = 3
+MAX_BAR_HEIGHT = 6
 _ROOMY = 140  # columns: from so many on the median has a column, too
 WHOLE = "whole layer"
 NUMBERED = 5  # every fifth layer has its number over it

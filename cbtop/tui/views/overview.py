@@ -116,11 +116,11 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
     phase = clean(source.phase or formatting.NOT_MEASURED)
     rate = source.steps.tokens_per_sec if source.steps else None
     now: Line = ((formatting.number(rate), "strong good"), (f", {formatting.shown_time(source)}", "dim"))
-    left = _chart(f"tokens/s, {phase}", now, source.tokens_per_sec_history, _RATE_ROLE, width, height)
-    if width < _TWO_CHARTS or not any(source.step_us_history):
-        return left
-    half = width // 2
+    is_alone = width < _TWO_CHARTS or not any(source.step_us_history)
+    half = width if is_alone else width // 2
     left = _chart(f"tokens/s, {phase}", now, source.tokens_per_sec_history, _RATE_ROLE, half, height)
+    if is_alone:
+        return left
     p50: Line = ((formatting.milliseconds(source.steps.p50_us if source.steps else None), "strong"), (" p50", "dim"))
     times_ms = [None if us is None else us / 1e3 for us in source.step_us_history]
     right = _chart(f"ms a {phase} step, mean of each second", p50, times_ms, _TIME_ROLE, width - half, height)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cbtop import formatting
 from cbtop.tui.views.header import activity_line
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import BLANK, Line, clean, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, width_of
 from cbtop.viewmodels.model import SourceView
 
 _HOW_TO_START: tuple[Line, ...] = (
@@ -60,6 +60,9 @@ class Welcome(Drawing):
 
 
 def _preparing(source: SourceView, bar_width: int) -> tuple[Line, ...]:
+    if source.state != "live" and source.loss.unread:
+        ended: Line = ((clean(source.program), "strong"), (" has ended", "dim"))
+        return (ended, BLANK, ((f"not read yet: {formatting.count(source.loss.unread)} records", "accent"),))
     what = activity_line(source, bar_width) if source.activity else (("waiting for the first step …", "accent"),)
     if source.stall is not None:
         what = ((clean(formatting.stall(source.stall)), "warn"),)
@@ -70,4 +73,5 @@ def _preparing(source: SourceView, bar_width: int) -> tuple[Line, ...]:
 def _centred(text: Sequence[Line], width: int, height: int) -> list[Line]:
     left = max(1, (width - max(width_of(line) for line in text)) // 2)
     above = max(0, (height - len(text)) // 2)
-    return [BLANK] * above + [((" " * left, ""), *line) if line else BLANK for line in text]
+    lines: list[Line] = [((" " * left, ""), *line) if line else BLANK for line in text]
+    return [BLANK] * above + [line if width_of(line) <= width else fit_line(line, width) for line in lines]

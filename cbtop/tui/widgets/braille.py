@@ -19,6 +19,11 @@ _BITS = (
     (0x04, 0x20),
     (0x40, 0x80),
 )  # Unicode, block Braille Patterns: [row][column]
+# By column, of a cell the lowest none, one, … four dots.
+_LOWEST = tuple(
+    tuple(sum(row[across] for row in _BITS[DOTS_DOWN - dots :]) for dots in range(DOTS_DOWN + 1))
+    for across in range(DOTS_ACROSS)
+)
 
 
 class BrailleCanvas:
@@ -36,6 +41,16 @@ class BrailleCanvas:
         column, row = x // DOTS_ACROSS, y // DOTS_DOWN
         if 0 <= column < self.width and 0 <= row < self.height and x >= 0 and y >= 0:
             self._bits[row][column] |= _BITS[y % DOTS_DOWN][x % DOTS_ACROSS]
+            self._roles[row][column] = role
+
+    def bar(self, x: int, dots: int, role: str) -> None:
+        """Set the lowest `dots` dots of column `x`, cell by cell; none outside the canvas."""
+        column, lowest = x // DOTS_ACROSS, _LOWEST[x % DOTS_ACROSS]
+        if not 0 <= column < self.width:
+            return
+        for above in range(min(self.height, -(-dots // DOTS_DOWN))):
+            row = self.height - 1 - above
+            self._bits[row][column] |= lowest[min(DOTS_DOWN, dots - DOTS_DOWN * above)]
             self._roles[row][column] = role
 
     def line(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
@@ -109,6 +124,5 @@ def area(values: Sequence[float], width: int, height: int, role: str) -> list[Li
         start = width * DOTS_ACROSS - len(shown)
         for index, value in enumerate(shown):
             filled = max(1, round((value - bottom) / (top - bottom) * rows)) if value > 0 else 0
-            for dot in range(filled):
-                canvas.dot(start + index, rows - 1 - dot, role)
+            canvas.bar(start + index, filled, role)
     return canvas.lines()

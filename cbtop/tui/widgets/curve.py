@@ -42,8 +42,7 @@ def curve(
     for at, value in enumerate(shown):
         dots = 0 if value is None else max(1 if value > 0 else 0, round(value / top * rows * DOTS_DOWN))
         for across in range(each):
-            for dot in range(dots):
-                canvas.dot(start + at * each + across, rows * DOTS_DOWN - 1 - dot, role)
+            canvas.bar(start + at * each + across, dots, role)
     lines: list[Line] = [
         ((fit(labels.get(row, ""), margin, "right"), "dim"), ("┤" if row in labels else "│", "faint"), *line)
         for row, line in enumerate(canvas.lines())

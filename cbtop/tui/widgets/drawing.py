@@ -45,9 +45,15 @@ class Drawing(Widget):
             self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
-        base = self.rich_style
-        segments = [Segment(text, base + self._style(role)) for text, role in _line_at(self._lines, y)]
-        return Strip(segments).adjust_cell_length(self.size.width, base)
+        joined: list[tuple[str, Style]] = []  # each change of colour takes as many bytes as a dozen cells
+        for text, role in _line_at(self._lines, y):
+            style = self._style(role)
+            before = joined[-1][1] if joined else None
+            if before is not None and (before == style or (text.isspace() and _are_alike_in_blanks(before, style))):
+                joined[-1] = joined[-1][0] + text, before
+            elif text:
+                joined.append((text, style))
+        return Strip([Segment(*span) for span in joined]).adjust_cell_length(self.size.width, self._style(""))
 
     def on_resize(self, event: Resize) -> None:
         self.redraw()
@@ -60,11 +66,18 @@ class Drawing(Widget):
     def _style(self, roles: str) -> Style:
         style = self._role_styles.get(roles)
         if style is None:
-            style = Style()
+            style = self.rich_style
             for role in roles.split():
                 style += self.app.get_component_styles(role).partial_rich_style
             self._role_styles[roles] = style
         return style
+
+
+def _are_alike_in_blanks(one: Style, other: Style) -> bool:
+    """Whether blanks look the same in both."""
+    return one.bgcolor == other.bgcolor and not any(
+        style.underline or style.reverse or style.strike for style in (one, other)
+    )
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from itertools import groupby
 from cbtop.tui.widgets.lines import Line
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-MAX_BAR_WIDTH = 6
+MAX_BAR_WIDTH = 12
 _GAP_FROM = 3  # cells a bar: from so many on the last is a gap
 MISSING = "·"
 _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from cbtop.client import collector as collector_module
 from cbtop.client.feed import Feed
+from cbtop.client.store import Store
 from cbtop.daemon import daemon as daemon_module
 from cbtop.daemon.daemon import Daemon, DaemonInside
 from cbtop.daemon.source import Source
@@ -23,10 +25,10 @@ from cbtop.protocol import codec
 from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import default_endpoint
-from cbtop.protocol.messages import DeviceSample, HostHello, Message, Node, SourceCatalog
+from cbtop.protocol.messages import DeviceSample, HostHello, Message, Node, SourceCatalog, StatsUpdate
 from cbtop.protocol.process import process_start
 from cbtop.protocol.recording import FrameKind
-from cbtop.protocol.ring import RECORD_BYTES, RingWriter
+from cbtop.protocol.ring import RECORD_BYTES, Batch, RingReader, RingWriter
 from cbtop.protocol.vocabulary import SourceStatus
 from tests.integration.hosts import daemon as daemon_process
 from tests.integration.hosts import eventually, host, snapshot
@@ -165,6 +167,102 @@ def test_beyond_the_bounds_the_oldest_go_and_viewers_hear_of_it(
     assert [ring.exists() for ring in rings] == [True] * 6 + [False] * 6
     assert set(states(daemon)) == {lives.name} | {ring.name for ring in rings[:6]}
     assert "the oldest go" in caplog.text
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The rings of which records were read, each as often as that was."""
+    found: list[str] = []
+    real = RingReader.read
+
+    def noted(reader: RingReader, *, final: bool = False) -> Batch:
+        found.append(reader.path.stem)
+        return real(reader, final=final)
+
+    monkeypatch.setattr(RingReader, "read", noted)
+    return found
+
+
+def test_of_fifty_that_ended_those_are_read_that_a_viewer_shows(runtime: Path, read: list[str]) -> None:
+    rings = [ended(runtime, steps) for steps in range(1, 51)]
+    read.clear()  # the profilers read a ring, too
+
+    def steps(feed: Feed, key: str) -> int | None:
+        feed.poll(20)
+        view = feed.view(key)
+        return view.steps.count if view and view.steps else None
+
+    with DaemonInside(default_endpoint()), Feed() as feed:
+        eventually(lambda: feed.poll(20) or len(feed.sources()) == 50)
+        assert {source.state for source in feed.sources()} == {SourceStatus.ENDED}
+        assert read == []
+        keys = {source.key.partition(":")[2].replace(":", "-"): source.key for source in feed.sources()}
+        for number in (0, 30, 30, 49):
+            assert eventually(lambda at=number: steps(feed, keys[rings[at]])) == number + 1
+        assert set(read) == {rings[0], rings[30], rings[49]}
+        known = len(read)
+        with Feed() as late:  # what was read is told whoever comes
+            eventually(lambda: late.poll(20) or len(late.sources()) == 50)
+            assert eventually(lambda: steps(late, keys[rings[30]])) == 31
+        assert len(read) == known
+
+
+def test_what_was_lost_on_the_way_of_one_that_ended_is_said_again_when_it_is_asked_for(
+    runtime: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "ASK_AGAIN_S", 0.05)
+    ended(runtime, 3)
+    lost = []
+
+    def apply(store: Store, message: Message) -> None:
+        if isinstance(message, StatsUpdate) and not lost:
+            lost.append(message)
+        else:
+            real(store, message)
+
+    real = Store.apply
+    monkeypatch.setattr(Store, "apply", apply)
+    with DaemonInside(default_endpoint()), Feed() as feed:
+        view = eventually(lambda: feed.poll(20) or ((seen := feed.view()) and seen.steps and seen))
+        assert (len(lost), view.steps.count) == (1, 3)
+
+
+def test_what_ends_or_is_found_ended_while_the_daemon_runs_is_read_at_once(
+    daemon: Daemon, runtime: Path, read: list[str], running: Callable[[], Path]
+) -> None:
+    before = ended(runtime, 1)
+    states(daemon)
+    since = ended(runtime, 2)
+    states(daemon)
+    assert {path.stem: source.is_left_unread for path, source in daemon._sources.items()} == {
+        before: True,
+        since: False,
+    }
+    assert before not in read
+
+
+def test_the_history_holds_nothing_of_what_was_left_unread(daemon: Daemon, runtime: Path) -> None:
+    ended(runtime, 1)
+    states(daemon)
+    (source,) = daemon._sources.values()
+    daemon._keyframe()
+    assert daemon._history_versions == {}
+    source.want()
+    daemon._read()
+    daemon._keyframe()
+    assert list(daemon._history_versions or ()) == [source.key]
+
+
+def ended(directory: Path, steps: int) -> str:
+    """The name of what a process of so many steps left that has ended in good order."""
+    recorder = RingRecorder(directory, 1 << 12)
+    profiler = BrickProfiler(recorder=recorder)
+    for _ in range(steps):
+        with profiler.step("decode", tokens=1), profiler.brick("a"):
+            pass
+    assert recorder._path
+    profiler.close()
+    return recorder._path.stem
 
 
 def test_among_thousands_that_ended_one_that_runs_is_found_in_the_first_round(

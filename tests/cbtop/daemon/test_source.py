@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.store import Store
+from cbtop.daemon import source as source_module
 from cbtop.daemon.source import Source
 from cbtop.profiler import recorder as recorder_module
 from cbtop.profiler.profiler import BrickProfiler
@@ -30,9 +31,11 @@ from cbtop.protocol.messages import (
     CheckResult,
     Dependency,
     Goodbye,
+    HostHello,
     Manifest,
     Node,
     SourceCatalog,
+    SourceState,
     StatsUpdate,
     TraceSummary,
 )
@@ -46,10 +49,46 @@ from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.sources import source_row
 from tests.cbtop.recorded import Clock, apply, profiler_in, record_of, source_of
 
+decode = codec.decode
+
 
 def balanced(source: Source) -> bool:
     state = source.state_message()
     return state.produced == state.received + state.overwritten + state.rejected
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False])
+def test_what_is_left_unread_is_a_hello_and_a_count_until_it_is_wanted_and_then_all(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, says_goodbye: bool
+) -> None:
+    profiler = profiler_in(runtime, Clock())
+    for number in range(5):
+        with profiler.brick("a", number):
+            pass
+    if says_goodbye:
+        profiler.close()
+    monkeypatch.setattr(source_module, "process_start", lambda _: None)  # or it would run
+    monkeypatch.setattr(source_module, "is_locked", lambda _: False)
+    monkeypatch.setattr(source_module, "has_mapped", lambda *_: False)
+    at_once = source_of(runtime)
+    at_once.poll()
+    decoded: list[object] = []
+    monkeypatch.setattr(codec, "decode", lambda data: decoded.append(found := decode(data)) or found)
+    source = Source(at_once.ring_path, on_demand=True)
+    for _ in range(3):
+        source.poll()
+    state = source.state_message()
+    assert [type(message) for message in decoded] == [HostHello]
+    assert (source.key, state.state) == (at_once.key, at_once.state)
+    assert (state.produced, state.received, state.unread) == (0, 0, 5)
+    assert [type(message) for message in source.snapshot()] == [SourceCatalog, SourceState]
+    assert source.records() == []
+    source.want()
+    source.poll()
+    assert source.state_message() == at_once.state_message()
+    assert source.catalog == at_once.catalog
+    assert record_of(source).stats.received == 5
+    profiler.close()
 
 
 def test_a_process_that_says_goodbye_has_ended_and_is_read_to_its_last_record(runtime: Path) -> None:

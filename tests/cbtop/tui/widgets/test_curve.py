@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cbtop.tui.widgets.braille import DOTS_DOWN, BrailleCanvas
 from cbtop.tui.widgets.curve import MIN_HEIGHT, curve, nice_top
 from cbtop.tui.widgets.lines import plain, width_of
 
@@ -48,3 +49,13 @@ def test_the_newest_second_is_at_the_right_edge_and_the_oldest_has_its_time() ->
 
 def test_without_values_nothing_is_drawn_under_the_scale() -> None:
     assert text_of([], 12, 4) == ["1┤" + " " * 10, " │" + " " * 10, "0┤" + " " * 10, ""]
+
+
+@given(st.integers(1, 8), st.integers(1, 5), st.lists(st.integers(0, 24), max_size=20))
+def test_a_bar_is_the_dots_from_the_bottom_up(width: int, height: int, bars: list[int]) -> None:
+    drawn, dotted = BrailleCanvas(width, height), BrailleCanvas(width, height)
+    for x, dots in enumerate(bars):
+        drawn.bar(x, dots, "good")
+        for dot in range(dots):
+            dotted.dot(x, height * DOTS_DOWN - 1 - dot, "good")
+    assert drawn.lines() == dotted.lines()

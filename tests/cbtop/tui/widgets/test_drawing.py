@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from hypothesis import given
 from hypothesis import strategies as st
 from textual.app import App, ComposeResult
@@ -45,6 +47,53 @@ def test_of_a_row_of_figures_those_are_repainted_that_moved() -> None:
     now: Line = (("RmsNorm ", "strong"), ("12.4", ""), ("  ", ""), ("45 %", "dim"))
     assert changed_cells(before, now, WIDTH) == (8, 12)
     assert changed_cells(before, now[:2], WIDTH) == (8, 18)
+
+
+class Spans(Drawing):
+    """One line."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(id="spans")
+        self.line = line
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return [self.line]
+
+
+class ShowsSpans(App[None]):
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
+    CSS = """
+    .good { color: green; } .bad { color: red; }
+    .cursor { background: blue; } .strong { text-style: underline; }
+    """
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self.line = line
+
+    def compose(self) -> ComposeResult:
+        yield Spans(self.line)
+
+
+async def test_spans_that_look_alike_are_sent_as_one_and_each_cell_looks_as_it_did() -> None:
+    line: Line = (
+        ("norm ", "good"), ("   ", ""), ("12.3", "good"), ("", "bad"), ("  ", ""), ("4", "bad"),
+        ("  ", "cursor"), (" ", ""), ("x", "strong"), (" ", ""), ("y", "good"),
+    )  # fmt: skip
+    app = ShowsSpans(line)
+    async with app.run_test(size=(WIDTH + 8, 1)):
+        spans = app.query_one(Spans)
+        strip = spans.render_line(0)
+        base = spans.rich_style
+        wanted = [(c, base + app.get_component_styles(role).partial_rich_style) if role else (c, base)
+                  for text, role in line for c in text]  # fmt: skip
+    shown = [(c, segment.style) for segment in strip for c in segment.text][: len(wanted)]
+    assert [c for c, _ in shown] == [c for c, _ in wanted]
+    for (character, style), (_, as_it_was) in zip(shown, wanted, strict=True):
+        assert style is not None
+        assert (style.bgcolor, style.underline) == (as_it_was.bgcolor, as_it_was.underline)
+        assert character == " " or style.color == as_it_was.color
+    assert [segment.text for segment in strip][:2] == ["norm    12.3  ", "4"]
 
 
 class Counter(Drawing):

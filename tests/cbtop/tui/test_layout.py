@@ -1,0 +1,120 @@
+"""From 40×10 to 300×100: no widget lies on another, none is wider than its place, and little is left empty."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+
+import pytest
+from textual.geometry import Region
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from cbtop.client.replay import ReplayFeed
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.views import VIEWS
+from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.lines import width_of
+from cbtop.viewmodels.model import SourceView
+from tests.cbtop import samples
+from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.viewmodels.verdicts.cases import IMPERFECT
+
+LEAST = (40, 10)
+SIZES = [LEAST, (80, 24), (99, 19), (120, 40), (200, 60)]
+MATRIX = [(width, height) for width in range(40, 301, 26) for height in range(10, 101, 15)]
+# Of the cells under the tabs so many percent lie before the last mark of their line, at 120×40 and at 200×60.
+USED = {"Overview": (60, 60), "Layers": (40, 45), "Graph": (60, 35)}
+
+
+@cache
+def imperfect() -> SourceView:
+    with ReplayFeed(IMPERFECT) as feed:
+        feed.seek(20.0)
+        view = feed.view(window=True)
+    assert view is not None
+    return view
+
+
+def source_of(name: str) -> SourceView:
+    return imperfect() if name == "imperfect" else getattr(samples, name)
+
+
+def leaves(app: CbtopApp) -> list[tuple[Widget, Region]]:
+    """What is on the screen and holds nothing else, and where."""
+    placed = app.screen._compositor.visible_widgets.items()
+    shown = [(widget, region.intersection(clip)) for widget, (region, clip) in placed]
+    return [
+        (widget, region)
+        for widget, region in shown
+        if region.area and not any(child.display for child in widget.children)
+    ]
+
+
+def is_laid_out(app: CbtopApp, size: tuple[int, int], of: str) -> None:
+    screen, placed = Region(0, 0, *size), leaves(app)
+    for widget, region in placed:
+        assert region in screen, f"{of}: {widget} lies at {region}"
+        if isinstance(widget, Drawing):
+            lines = widget.draw(*widget.size)
+            widest = max(map(width_of, lines), default=0)
+            assert widest <= widget.size.width, f"{of}: {widest} cells in {widget}, {widget.size}"
+    for (one, its), (other, others) in combinations(placed, 2):
+        assert not its.intersection(others).area, f"{of}: {one} and {other} share {its.intersection(others)}"
+
+
+async def at_every_size(source: SourceView, sizes: list[tuple[int, int]]) -> None:
+    app = CbtopApp(ScriptedFeed(source), interval_s=60)
+    async with app.run_test(size=sizes[0]) as pilot:
+        for size in sizes:
+            await pilot.resize_terminal(*size)
+            for number, view in enumerate(VIEWS, 1):
+                await shows(pilot, number)
+                is_laid_out(app, size, f"{view.title} at {size[0]}×{size[1]}")
+
+
+async def shows(pilot: Pilot[int], number: int) -> None:
+    await pilot.press(str(number))
+    await pilot.pause()
+
+
+@pytest.mark.parametrize("name", ["imperfect", "COMPILING", "HOSTILE"])
+async def test_no_widget_lies_on_another_or_draws_beyond_its_place(name: str) -> None:
+    await at_every_size(source_of(name), SIZES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["imperfect", "LIVE", "CHECKED", "COMPILING", "GONE", "NO_ROOF", "SIDE_BY_SIDE", "SLOWEST", "STRAGGLING",
+             "STALE", "STALLED", "OVERLAPPED", "DEEP", "HOSTILE"]
+)  # fmt: skip
+async def test_nor_at_any_size(name: str) -> None:
+    await at_every_size(source_of(name), MATRIX)
+
+
+@pytest.mark.parametrize(("size", "at"), [((120, 40), 0), ((200, 60), 1)])
+async def test_most_of_the_screen_is_used(size: tuple[int, int], at: int) -> None:
+    app = CbtopApp(ScriptedFeed(imperfect()), interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        for number, view in enumerate(VIEWS, 1):
+            await shows(pilot, number)
+            lines = screen_text(app).splitlines()
+            tabs = next(index for index, line in enumerate(lines) if " 1 Overview " in line)
+            body = lines[tabs + 1 : -1]
+            used = 100 * sum(map(len, body)) / (size[0] * len(body))
+            assert used >= USED.get(view.title, (0, 0))[at], f"{view.title}: {used:.0f} %"
+
+
+async def test_in_the_other_theme_every_drawing_has_its_background() -> None:
+    app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        before = [widget.rich_style.bgcolor for widget, _ in leaves(app)]
+        await pilot.press("T")
+        await pilot.pause()
+        drawings = [widget for widget, _ in leaves(app) if isinstance(widget, Drawing)]
+        assert [drawing.rich_style.bgcolor for drawing in drawings] != before
+        for drawing in drawings:
+            (*_, last) = drawing.render_line(drawing.size.height - 1)
+            shown = {segment.style.bgcolor for segment in drawing.render_line(0) if segment.style}
+            assert drawing.rich_style.bgcolor in shown | {last.style.bgcolor if last.style else None}
