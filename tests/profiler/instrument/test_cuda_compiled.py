@@ -159,8 +159,8 @@ def between_ends_us(captured: Any) -> float:
     return median(found)
 
 
-# On an H100 and an H200 attention of two kernels is 1.6 to 2.0 us shorter by stamps in two of the three layers, 0.3 us
-# longer in the third; the layers as a whole agree within 2 %. Why is not known.
+# On an H100 and an H200 attention of two kernels is 1.6 to 2.0 us shorter by stamps in two of the three layers, and
+# 0.3 us longer in the third; the layers as a whole agree within 2 %. Why is not known.
 APART = pytest.mark.xfail(reason="attention of two kernels is apart from CUPTI's by more than 0.5 us a kernel")
 
 
