@@ -15,6 +15,7 @@ from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Message
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
+from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.model import ReplayView
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
@@ -22,6 +23,19 @@ SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
 WARM_UP_NS = 1_000_000_000
 WALK_NS = 10_000_000_000  # so far it goes forward frame by frame
 MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
+
+
+def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
+    """What each process of the recording at `path` took in all of it, or in its `last_s`.
+
+    Raises RecordingError or VersionError.
+    """
+    with ReplayFeed(path) as feed:
+        duration_s = feed.duration_s
+    length_s = min(last_s or duration_s, duration_s)
+    with ReplayFeed(path, length_s) as feed:
+        feed.seek_from(duration_s - length_s, duration_s)
+        return feed.snapshots()
 
 
 class ReplayFeed(StoreViews):
@@ -88,6 +102,11 @@ class ReplayFeed(StoreViews):
         self._jump(self._moment_ns(begin_s))
         self._walk(self._moment_ns(to_s))
 
+    def mark_baseline(self, key: str) -> bool:
+        """The same; of a place just jumped to the seconds before it are read first."""
+        self.seek_from(self.at_s - self._store.window_s, self.at_s)
+        return super().mark_baseline(key)
+
     def replay(self) -> ReplayView:
         """Where it is in what."""
         origin = self._reader.origin
@@ -142,7 +161,9 @@ class ReplayFeed(StoreViews):
 
     def _jump(self, target_ns: int) -> None:
         self._store = Store(self._store.window_s)
-        self._frames = self._reader.frames(self._reader.keyframe_before(target_ns - WARM_UP_NS), SHOWN)
+        # What is compared with a baseline is a whole window.
+        lead_ns = max(WARM_UP_NS, round(1e9 * self._store.window_s)) if self.baselines else WARM_UP_NS
+        self._frames = self._reader.frames(self._reader.keyframe_before(target_ns - lead_ns), SHOWN)
         self._next = next(self._frames, None)
         self._walk(target_ns)
 

@@ -57,6 +57,11 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out this verdict, by the id that it has in text and JSON; more than once for several",
     )  # fmt: skip
     group.add_argument(
+        "--baseline", type=Path, metavar="FILE",
+        help="compare with this recording: all of it or, with --window SEC, its last SEC seconds (on screen `b` "
+        "marks what is shown)",
+    )  # fmt: skip
+    group.add_argument(
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
         help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
     )  # fmt: skip
@@ -146,7 +151,6 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     from cbtop.tui.app import CbtopApp
     from cbtop.tui.replay_app import ReplayApp
 
-    feed.silenced = options.silence
     app: CbtopApp
     if isinstance(feed, ReplayFeed):
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)

@@ -50,6 +50,12 @@ class ScriptedFeed:
         names, keys = (tuple(f"pid {seen.pid}" for seen in self.seen), tuple(seen.key for seen in self.seen))
         return replace(view, merged=MergedView(mode, names, keys, left_out=0))
 
+    def mark_baseline(self, key: str) -> bool:
+        return False
+
+    def clear_baseline(self) -> None:
+        pass
+
     def status(self) -> str:
         return self.line
 

@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from cbtop import formatting
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.tui.views.base import SourceDrawing, View
+from cbtop.tui.views.baseline import baseline_lines
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule, recorded_steps
 from cbtop.tui.views.devices import busy_curve
 from cbtop.tui.views.figures import figure
@@ -55,8 +56,9 @@ class Overview(View, can_focus=True):
     doc = (
         "tokens/s of the last two minutes, every phase, one step as a bar that closes and beside it the time between "
         "steps, the worst verdicts with what mending them would give, every layer as a bar, the costliest bricks and "
-        "the devices. Rates, shares, what lies between steps and what mending would give are derived of what was "
-        "measured. A larger terminal shows more of it; the views behind show all."
+        "the devices; with a baseline (`b`) also tokens/s and a step beside those of then. Rates, shares, what lies "
+        "between steps and what mending would give are derived of what was measured. A larger terminal shows more of "
+        "it; the views behind show all."
     )
     columns_doc = tuple((column.title, column.doc) for column in PHASE_COLUMNS)
 
@@ -85,15 +87,16 @@ class OverviewDrawing(SourceDrawing):
         worst = max(2, 1 + min(found, _WORST) * (2 if height >= _ROOM_FOR_ADVICE else 1)) if height >= _ROOMY else 2
         verdicts = _Part(verdict_lines, worst, 1 + 2 * found if found else 2)
         layers = _Part(_layers, 2, 6 if source.layer_times else 0)
+        since = _Part(_baseline, 1, len(baseline_lines(source.baseline, width)))
         bricks = _Part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
         devices = _Part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
         if width < TWO_COLUMNS:
-            order = (speed, phases, step, verdicts, layers, bricks, devices, cost)
-            return _stacked(
-                order, (phases, step, verdicts, speed, cost, layers, devices, bricks), source, width, height
-            )
+            order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
+            by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
+            return _stacked(order, by_rank, source, width, height)
         left, right = width * 3 // 5, width - width * 3 // 5 - 2
-        first = _stacked((speed, phases, step, layers), (phases, step, speed, layers), source, left, height)
+        over = (speed, phases, since, step, layers)
+        first = _stacked(over, (phases, step, since, speed, layers), source, left, height)
         beside = (verdicts, bricks, devices, cost)
         second = _stacked(beside, (verdicts, cost, devices, bricks), source, right, height)
         return [
@@ -161,6 +164,10 @@ def _phases(source: SourceView, width: int, height: int) -> list[Line]:
     marks = ["▸" if steps.phase == source.phase else " " for steps in rows]
     lines: list[Line] = [((mark, "accent"), *row_line(placed, row)) for mark, row in zip(marks, rows, strict=True)]
     return lines if height <= len(rows) else [((" ", ""), *head_line(placed, "", descending=True)), *lines]
+
+
+def _baseline(source: SourceView, width: int, height: int) -> list[Line]:
+    return baseline_lines(source.baseline, width)
 
 
 def _step(source: SourceView, width: int, height: int) -> list[Line]:
