@@ -176,23 +176,23 @@ def gain(verdict: Verdict) -> str:
 
 
 def change(found: Change) -> str:
-    """How a figure has changed: `+10.1 % ± 1.2`, or `within noise, ± 4.0 %`."""
+    """How a figure has changed: `+10.1 % ± 1.2`, or `noise: ± 4.0 %`."""
     if found.percent is None:
         return NOT_MEASURED
     if not found.is_beyond_noise:
-        return f"within noise, ± {percent(found.noise_percent)}"
+        return f"noise: ± {percent(found.noise_percent)}"
     return f"{found.percent:+,.1f} % ± {percent_number(found.half_percent)}"
 
 
 def baseline_rates(found: Comparison) -> list[str]:
-    """`41.20 tokens/s, was 42.10 (within noise, ± 4.0 %)`, and the same of a step."""
+    """`41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`, and the same of a step."""
     parts = []
     if found.tokens_per_sec is not None:
         rate = found.tokens_per_sec
         parts.append(f"{number(rate.now)} tokens/s, was {number(rate.before)} ({change(rate)})")
     if found.step_us is not None:
         step = found.step_us
-        parts.append(f"{duration(step.now)} a {found.phase} step, was {duration(step.before)} ({change(step)})")
+        parts.append(f"{duration(step.now)} a step, was {duration(step.before)} ({change(step)})")
     return parts
 
 

@@ -71,6 +71,8 @@ def figures(amount: NDArray[np.float64], weight: NDArray[np.float64]) -> list[Fi
     "Sampling Techniques", 1977, chapter 6). How alike neighbours are is the median of all columns, each less its bias
     (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and never below zero.
     """
+    if not amount.shape[1]:
+        return []
     blocks, each = len(weight), weight.mean()
     mean = amount.sum(axis=0) / weight.sum()
     off = amount - np.outer(weight, mean)

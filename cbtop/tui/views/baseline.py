@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from cbtop import formatting
-from cbtop.tui.widgets.lines import Line, clean, join_fitting
+from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.noise import Change
 
 
 def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
-    """tokens/s and a step beside those of the baseline, then what else is different; nothing without a baseline."""
+    """tokens/s and a step beside those of the baseline, in one line where they fit, then what else is different;
+    nothing without a baseline."""
     if found is None:
         return []
-    head: Line = (("  Δ ", "accent"), ("(derived)", "dim"))
+    head: Line = (("  Δ ", "accent"), ("(derived) ", "dim"))
     which: Line = ((f"baseline: {clean(formatting.baseline(found))}", "dim"),)
     if found.why_not:
-        return [join_fitting([((*head, (f" n/a: {clean(found.why_not)}", "warn"))), which], width, " · ")]
+        return [join_fitting([(*head, (f"n/a: {clean(found.why_not)}", "warn")), which], width, " · ")]
     rates: list[Line] = [((clean(rate), ""),) for rate in formatting.baseline_rates(found)]
-    lines = [join_fitting([(*head, (" ", ""), *rates[0]), *rates[1:], which], width, " · ")]
+    first = join([(*head, *rates[0]), *rates[1:]], " · ")
+    if width_of(first) <= width:
+        lines = [join_fitting([first, which], width, " · ")]
+    else:
+        lines = [(*head, *rates[0]), *((("    ", ""), *rate) for rate in rates[1:])]
     if found.notes:
         notes: list[Line] = [((clean(note), "warn"),) for note in found.notes]
         lines.append(join_fitting([(("    but: ", "dim"), *notes[0]), *notes[1:]], width, " · "))

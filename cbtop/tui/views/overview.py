@@ -87,7 +87,8 @@ class OverviewDrawing(SourceDrawing):
         worst = max(2, 1 + min(found, _WORST) * (2 if height >= _ROOM_FOR_ADVICE else 1)) if height >= _ROOMY else 2
         verdicts = _Part(verdict_lines, worst, 1 + 2 * found if found else 2)
         layers = _Part(_layers, 2, 6 if source.layer_times else 0)
-        since = _Part(_baseline, 1, len(baseline_lines(source.baseline, width)))
+        compared = len(baseline_lines(source.baseline, width if width < TWO_COLUMNS else width * 3 // 5))
+        since = _Part(_baseline, max(1, min(compared, 2)), compared)
         bricks = _Part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
         devices = _Part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
         if width < TWO_COLUMNS:
