@@ -240,6 +240,7 @@ def _change(found: Change | None) -> dict[str, Any] | None:
         "delta": found.delta,
         "plus_minus": found.half,
         "percent": found.percent,
+        "median_calls_us": found.medians_us,
         "beyond_noise": found.is_beyond_noise,
     }
 

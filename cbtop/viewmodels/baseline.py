@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,10 +169,15 @@ def _times(
     places = _Places(totals)
     rows = np.array([places.row(block.growth) for block, _ in ran]) / 1e3
     parts = np.split(rows, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
-    bricks, cells, layers = (figures(part, tokens if is_counted else steps) for part in parts)
+    found = (figures(part, tokens if is_counted else steps) for part in parts)
+    calls = totals.stats.calls_of([*places.nodes, [step]])
+    *medians, step_median = [None if one is None or one.p50_ns is None else one.p50_ns / 1e3 for one in calls]
+    known = iter(medians)
+    bricks, cells, layers = ([replace(one, median_us=next(known)) for one in part] for part in found)
     every = [(_of(block.growth, "count", step), _of(block.growth, "total_ns", step)) for block, _ in ran]
     count, total_ns = np.array(every, float).T
     (step_us,) = figures(total_ns[:, None] / 1e3, count)
+    step_us = replace(step_us, median_us=step_median)
     rate = None
     if is_counted and not is_sample:
         wall_s = np.array([block.end_ns - block.begin_ns for block in blocks]) / 1e9
@@ -214,6 +219,20 @@ class _Places:
         at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
         inside = [(self.bricks[brick], self.layers[layer]) for layer, brick in at]
         self.cells = [*inside, *((BETWEEN_BRICKS, name) for name in self.layers)]
+
+    @property
+    def nodes(self) -> list[Column]:
+        """Whose calls those of `bricks`, `cells` and `layers` are; what lies between bricks is judged by what holds
+        them."""
+        inside = self._ids[self._is_inside]
+        of_layers = [self._layer_ids[self._layer_at == at] for at in range(len(self.layers))]
+        return [
+            *(self._ids[self._brick_at == at] for at in range(len(self.bricks) - 1)),
+            np.array([self._step]),
+            *(inside[self._cell_at == at] for at in range(len(self._layer_of_cell))),
+            *of_layers,
+            *of_layers,
+        ]
 
     def row(self, growth: Growth) -> NDArray[np.int64]:
         """What each of `bricks`, `cells` and `layers` took, ns."""

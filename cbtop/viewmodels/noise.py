@@ -29,6 +29,7 @@ class Figure:
     mean: float
     error: float
     blocks: int
+    median_us: float | None = None  # of one call; None where that is not known, or nothing is called
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Change:
     before: float
     now: float
     half: float
+    medians_us: tuple[float, float] | None = None  # of one call, then and now
 
     @property
     def delta(self) -> float:
@@ -55,13 +57,24 @@ class Change:
 
     @property
     def noise_percent(self) -> float | None:
-        """What is no change: what chance explains, or what machines do by themselves."""
+        """What is no change: what chance explains, or what two runs on one machine differ by."""
         return None if self.half_percent is None else max(self.half_percent, LEAST_PERCENT)
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether it is more than noise."""
-        return self.noise_percent is not None and abs(self.percent or 0.0) > self.noise_percent
+        """Whether it is more than noise, and the median call has changed like it: what other programs on a processor
+        do to a few calls is theirs, however often it hits the same place."""
+        return (
+            self.noise_percent is not None
+            and abs(self.percent or 0.0) > self.noise_percent
+            and (self.medians_us is None or _is_like(self.delta, *self.medians_us))
+        )
+
+
+def _is_like(delta: float, before_us: float, now_us: float) -> bool:
+    """Whether a median has moved by LEAST_PERCENT or more to the side of `delta`."""
+    moved = (now_us - before_us) if delta > 0 else (before_us - now_us)
+    return moved >= LEAST_PERCENT / 100 * before_us
 
 
 def figures(amount: NDArray[np.float64], weight: NDArray[np.float64]) -> list[Figure]:
@@ -95,11 +108,12 @@ def change(before: Figure, now: Figure, compared: int) -> Change:
     """
     squares = before.error**2, now.error**2
     variance = sum(squares)
+    medians = None if before.median_us is None or now.median_us is None else (before.median_us, now.median_us)
     if variance == 0:
-        return Change(before.mean, now.mean, 0.0)
+        return Change(before.mean, now.mean, 0.0, medians)
     freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
     # Rounded down, so that few quantiles are computed.
-    return Change(before.mean, now.mean, sqrt(variance) * _student(int(freedom * 4) / 4, compared))
+    return Change(before.mean, now.mean, sqrt(variance) * _student(int(freedom * 4) / 4, compared), medians)
 
 
 @lru_cache(maxsize=4096)

@@ -67,9 +67,9 @@ SLOWER_THAN_BASELINE = Rule(
     "--baseline names.",
     fires=f"Its exclusive time for a token, in all layers or in one, is higher by {LEAST_PERCENT:g} % or more, by "
     f"{LEAST_OF_ALL_PERCENT:g} % of a token's time, and by more than chance explains: {100 * CONFIDENCE:g} % sure of "
-    f"all bricks and layers together, by how blocks of steps scatter, {MIN_BLOCKS} on either side at least. Not "
-    "where model, batch or mix of phases are others, nor of attention in every layer where the cache is longer, or "
-    "nobody says how long it is.",
+    f"all bricks and layers together, by how blocks of steps scatter, {MIN_BLOCKS} on either side at least; the "
+    f"median call is longer by {LEAST_PERCENT:g} %, too. Not where model, batch or mix of phases are others, nor of "
+    "attention in every layer where the cache is longer, or nobody says how long it is.",
     advice="Look at what has changed since: the code, the clocks, the neighbours, the machine.",
     find=_find,
 )

@@ -39,6 +39,11 @@ def test_it_has_every_brick_and_every_layer_of_the_window(tmp_path: Path) -> Non
     assert (times.unit, decode.blocks) == ("token", 10)
     assert times.bricks[DOWN].mean == pytest.approx(LAYERS * IN_LAYERS["DownProjection"])
     assert times.cells[DOWN, "Layer 3"].mean == pytest.approx(IN_LAYERS["DownProjection"])
+    assert times.cells[DOWN, "Layer 3"].median_us == pytest.approx(IN_LAYERS["DownProjection"], rel=0.01)
+    assert times.bricks[LM_HEAD].median_us == pytest.approx(LM_HEAD_US, rel=0.01)
+    assert times.layers["Layer 7"].median_us == pytest.approx(sum(IN_LAYERS.values()) + GAP_US, rel=0.01)
+    assert times.cells[BETWEEN_BRICKS, "Layer 7"].median_us == times.layers["Layer 7"].median_us
+    assert times.step_us.median_us == pytest.approx(times.step_us.mean, rel=0.01)
     assert times.layers["Layer 3"].mean == pytest.approx(sum(IN_LAYERS.values()) + GAP_US)
     assert times.cells[BETWEEN_BRICKS, "Layer 3"].mean == pytest.approx(GAP_US)
     assert times.bricks[LM_HEAD].mean == pytest.approx(LM_HEAD_US)

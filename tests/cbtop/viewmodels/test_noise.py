@@ -86,3 +86,10 @@ def test_what_machines_do_by_themselves_is_no_change_however_sure_it_is() -> Non
     assert Change(100.0, 100.0 + 1.1 * LEAST_PERCENT, 0.1).is_beyond_noise
     assert not Change(100.0, 110.0, 10.5).is_beyond_noise
     assert not Change(0.0, 110.0, 0.1).is_beyond_noise  # of nothing there are no percent
+
+
+def test_what_moves_no_median_call_is_no_change_nor_is_what_moves_it_the_other_way() -> None:
+    assert not Change(100.0, 150.0, 1.0, (50.0, 51.0)).is_beyond_noise
+    assert not Change(100.0, 150.0, 1.0, (50.0, 40.0)).is_beyond_noise
+    assert Change(100.0, 150.0, 1.0, (50.0, 55.0)).is_beyond_noise
+    assert Change(100.0, 50.0, 1.0, (50.0, 40.0)).is_beyond_noise

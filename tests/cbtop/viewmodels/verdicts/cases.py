@@ -177,6 +177,7 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "a server that waits": _quiet_for(32.0),
     "a GPU that idles": _with_gpu(held_down=False),
     "as the baseline, noisy": _beside(Decoding(seed=3, noise=0.2), Decoding(seed=4, noise=0.2)),
+    "paused in one place since the baseline": _beside(Decoding(), Decoding(cell_pauses={(2, "RmsNorm"): 5})),
     "faster than the baseline": _beside(Decoding(down_factor=1.1), Decoding(seed=1)),
     "a longer cache than the baseline's": _beside(
         Decoding(cached=lambda step: 100 + step // 100),
