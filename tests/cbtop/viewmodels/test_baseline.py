@@ -92,6 +92,14 @@ def test_of_a_sample_the_recorded_steps_make_the_bricks_and_all_steps_the_rate(t
     assert whole.times.tokens_per_sec.mean == pytest.approx(1e6 / (whole.times.step_us.mean + 200), rel=0.01)
 
 
+def test_where_nobody_counts_tokens_times_are_of_the_recorded_steps(tmp_path: Path) -> None:
+    decode = one(run(tmp_path, Decoding(noise=0, sample_every=8, tokens=lambda _step: 0))).of("decode")
+    assert decode is not None
+    assert decode.times is not None
+    assert decode.times.unit == "step"
+    assert decode.times.bricks[DOWN].mean == pytest.approx(LAYERS * IN_LAYERS["DownProjection"])
+
+
 def test_what_ran_in_fewer_than_five_seconds_of_its_window_is_no_baseline(tmp_path: Path) -> None:
     made = run(tmp_path, Decoding(seconds=4.4))
     (seen,) = made.seen().values()

@@ -163,6 +163,8 @@ def test_each_process_is_compared_with_its_own_baseline_else_with_its_rank_of_th
     ranks = [replace(made(at), key=f"r{at}", surroundings=replace(AT, rank=at)) for at in range(3)]
     assert baseline_of(ranks, ranks[1]) is ranks[1]
     assert baseline_of(ranks, replace(ranks[2], key="a new process")) is ranks[2]
+    twins = [replace(ranks[0], key=key) for key in ("one", "two")]
+    assert baseline_of(twins, replace(NOW, key="two")) is twins[1]
     other_model = replace(ranks[0], key="o", surroundings=replace(AT, rank=0, model="other"))
     assert baseline_of([other_model, *ranks], replace(ranks[0], key="a new process")) is ranks[0]
     assert baseline_of([], NOW) is None
