@@ -28,6 +28,7 @@ from cbtop.units import (  # also written by this module's name
 # isort: on
 from cbtop.profiler.roofline import NO_ROOF
 from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.kernels import BurstView
 from cbtop.viewmodels.model import (
     BesideView,
@@ -46,6 +47,7 @@ from cbtop.viewmodels.model import (
     StretchView,
     Verdict,
 )
+from cbtop.viewmodels.noise import Change
 
 NONE_THERE = "–"
 BUSY_PERCENT = 5  # of a machine: what an idle system does is less
@@ -191,6 +193,35 @@ def gain(verdict: Verdict) -> str:
     """What mending it would bring: `+3.10 tokens/s if it were as fast as the median layer (derived)`."""
     more = verdict.gain_tokens_per_sec
     return "" if more is None else f"+{number(more)} tokens/s if {verdict.gain_if} (derived)"
+
+
+def change(found: Change) -> str:
+    """How a figure has changed: `+10.1 % ± 1.2`, or `noise: ± 4.0 %`."""
+    if found.percent is None:
+        return NOT_MEASURED
+    if not found.is_beyond_noise:
+        return f"noise: ± {percent(found.noise_percent)}"
+    return f"{found.percent:+,.1f} % ± {percent_number(found.half_percent)}"
+
+
+def baseline_rates(found: Comparison) -> list[str]:
+    """`41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`, and the same of a step."""
+    parts = []
+    if found.tokens_per_sec is not None:
+        rate = found.tokens_per_sec
+        parts.append(f"{number(rate.now)} tokens/s, was {number(rate.before)} ({change(rate)})")
+    if found.step_us is not None:
+        step = found.step_us
+        parts.append(f"{duration(step.now)} a step, was {duration(step.before)} ({change(step)})")
+    return parts
+
+
+def baseline(found: Comparison) -> str:
+    """Which seconds what is shown is compared with: `the 10.0 s before 20:02:11`, of another process which."""
+    base, where = found.base, found.base.surroundings
+    is_other = base.key != found.now.key
+    when = "" if base.ended_s is None else f" before {date(base.ended_s)[0 if is_other else 11 :]}"
+    return f"the {base.covers_s:.1f} s{when}{f' of pid {where.pid} on {where.host}' if is_other else ''}"
 
 
 def merged(found: MergedView) -> str:

@@ -27,6 +27,7 @@ _ALIKE = {
     "u": "µμ",
     "!": "⚠",
     "~": "…≈±",
+    "d": "Δ",
     "?": "�",
 }
 _DOTS = " ...:::##"  # a cell of Braille with so many dots

@@ -70,8 +70,8 @@ class PhaseTotals:
             table=table,
             stats=stats,
             columns=columns,
-            exclusive_ns=_exclusive(table, inside, total_ns, total_ns - stats.rare_column("loose_ns")[:size]),
-            closed_exclusive_ns=_exclusive(table, inside, closed_ns, closed_ns),
+            exclusive_ns=exclusive_of(table, inside, total_ns, total_ns - stats.rare_column("loose_ns")[:size]),
+            closed_exclusive_ns=exclusive_of(table, inside, closed_ns, closed_ns),
             held=held,
             adopted=adopted,
         )
@@ -127,7 +127,7 @@ def _held_and_adopted(
     return held, adopted
 
 
-def _exclusive(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column) -> Column:
+def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column) -> Column:
     """By id `time_ns` less what lies inside each node and is shown for itself; that takes its `nested_ns` of it."""
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     in_brick, in_other = np.zeros_like(time_ns), np.zeros_like(time_ns)  # shown for itself: to a brick, to others

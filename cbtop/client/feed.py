@@ -19,6 +19,8 @@ from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.viewmodels.baseline import Snapshot, snapshot
+from cbtop.viewmodels.comparison import Comparison, baseline_of, compare
 from cbtop.viewmodels.devices import MachineView, machine_view
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import (
@@ -63,6 +65,7 @@ class Views:
     """The views made from all that is seen."""
 
     silenced: Collection[str] = ()  # ids of verdicts that nobody wants to read
+    baselines: Sequence[Snapshot] = ()  # one a process: what each view is compared with
 
     def __init__(self) -> None:
         self._own_cost = OwnCost()
@@ -142,6 +145,7 @@ class Views:
         view = replace(
             view, stale_s=source.stale_s, clock=source.clock, straggler=found, machines=machines, listed=listed
         )
+        view = replace(view, baseline=self._compared(source, view))
         return judged(view, self.silenced)
 
     def merged(
@@ -169,7 +173,37 @@ class Views:
         view = replace(
             view, merged=merged, stale_s=heard[0].stale_s, straggler=found, machines=machines, listed=listed
         )
+        view = replace(view, baseline=self._compared(seen[key], view))
         return judged(view, self.silenced)
+
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """The last seconds of every process of which there are enough to be a baseline."""
+        found = (snapshot(source.record, _gpus(source)) for source in self.seen().values())
+        return tuple(one for one in found if any(phase.times for phase in one.phases))
+
+    def mark_baseline(self, key: str) -> bool:
+        """Let the last seconds of every process be its baseline; False where there are too few of `key`."""
+        found = self.snapshots()
+        if all(one.key != key for one in found):
+            return False
+        self.baselines = found
+        return True
+
+    def clear_baseline(self) -> None:
+        """Compare with nothing any more."""
+        self.baselines = ()
+
+    def _compared(self, source: Seen, view: SourceView) -> Comparison | None:
+        """The last seconds of `source` with its baseline, in the phase of `view`; None where there is none."""
+        now = snapshot(source.record, _gpus(source), view.phase, self.baselines) if self.baselines else None
+        base = baseline_of(self.baselines, now) if now else None
+        if now is None or base is None:
+            return None
+        if view.merged is not None:
+            return Comparison(base, now, view.phase or "", "these are several processes, and each has its own")
+        if view.phase is None:
+            return Comparison(base, now, "", "the process marks no steps")
+        return compare(base, now, view.phase)
 
 
 class StoreViews(Views):
@@ -346,6 +380,11 @@ def _knows_devices(store: Store) -> bool:
     told = {process.source for process in machine.processes}
     running = {key for key, record in store.sources.items() if is_live(record)} - set(machine.elsewhere)
     return bool(found) and reasons.isdisjoint((NO_ANSWER_YET, TWO_SAMPLES)) and running <= told
+
+
+def _gpus(source: Seen) -> list[str]:
+    """The names of the GPUs that it is known to use."""
+    return [row.device.name for row in machine_view(source.store, source.stale_s).gpus_of(source.record.key)]
 
 
 def _machines(sources: Iterable[Seen]) -> tuple[MachineView, ...]:

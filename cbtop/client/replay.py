@@ -21,6 +21,7 @@ from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Heartbeat, Message
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
+from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.model import Mark, ReplayView
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
@@ -38,6 +39,19 @@ class _State:
     at_ns: int
     offset: int
     store: Store
+
+
+def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
+    """What each process of the recording at `path` took in all of it, or in its `last_s`.
+
+    Raises RecordingError or VersionError.
+    """
+    with ReplayFeed(path) as feed:
+        duration_s = feed.duration_s
+    length_s = min(last_s or duration_s, duration_s)
+    with ReplayFeed(path, length_s) as feed:
+        feed.seek(duration_s)
+        return feed.snapshots()
 
 
 class ReplayFeed(StoreViews):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,6 +47,15 @@ class Losses:
 
     lost: int = 0
     seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What was counted in a slice that is over, from one moment to another on the clock of the source's host."""
+
+    begin_ns: int
+    end_ns: int
+    growth: Growth
 
 
 @dataclass(slots=True)
@@ -147,6 +157,11 @@ class Window:
         begins = self._slices[first]
         before_ns = dict(begins.before_ns) if self._is_told else None
         return stats.since(Growth.of(parts)), Stretch(begins.begin_ns, self.now_ns, before_ns)
+
+    def blocks(self) -> list[Block]:
+        """The window slice by slice, the oldest first, without the one that has not ended."""
+        shown = list(self._slices)[self._first() :] if self._slices else []
+        return [Block(one.begin_ns, then.begin_ns, Growth.of(one.parts)) for one, then in pairwise(shown)]
 
     @property
     def losses(self) -> Losses:

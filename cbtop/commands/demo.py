@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from cbtop.client.feed import Feed, FeedEnd
+from cbtop.commands.shared.choose import judge_as_asked
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import (
@@ -80,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
         _workload(options, None if headless else said) as process,
         DemoFeed(process, said, window_s(options)) as feed,
     ):
+        judge_as_asked(feed, options)
         return _print_when_done(feed, process, options) if headless else show_on_screen(feed, options)
 
 
@@ -196,7 +198,6 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
             raise CbtopError(f"the workload was killed by {_signal_name(process)} before its first step")
         raise NoDataError("the workload ended before its first step")
     check_phase([view], options)
-    feed.silenced = options.silence
     shown = feed.view(view.key, options.phase, window=shows_window(options, by_default=False))
     print_report([shown] if shown else [], options)
     if process.returncode < 0 and not interrupted:

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked
+from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
 from cbtop.commands.show import (
     add_show_arguments,
     check_phase,
-    is_headless,
     positive_seconds,
     print_report,
     settle_options,
@@ -57,15 +57,26 @@ def run(options: argparse.Namespace) -> int:
     from cbtop.client.replay import ReplayFeed
 
     settle_options(options)
+    headless = is_headless(options)
     try:
-        feed = ReplayFeed(options.replay, window_s(options), options.speed, options.source)
+        feed = ReplayFeed(options.replay, _window_s(options, headless=headless), options.speed, options.source)
     except (RecordingError, VersionError) as error:
         raise UsageError(str(error)) from error
     with feed:
-        headless = is_headless(options)
+        judge_as_asked(feed, options)
         at_s = options.at if options.at is not None else feed.duration_s if headless else 0
         feed.seek(at_s)
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
+
+
+def _window_s(options: argparse.Namespace, *, headless: bool) -> float:
+    """How long a window to keep; what a report on all of it compares with a baseline is all of it."""
+    if not headless or options.baseline is None or shows_window(options, by_default=False):
+        return window_s(options)
+    from cbtop.client.replay import ReplayFeed
+
+    with ReplayFeed(options.replay) as feed:
+        return max(feed.duration_s, DEFAULT_WINDOW_S)
 
 
 def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:

@@ -90,6 +90,11 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         "--preset", metavar="NAME", help=f"options of the table [preset.NAME] in {_config_file_as_typed()}"
     )
     group.add_argument(
+        "--baseline", type=Path, metavar="FILE",
+        help="compare with this recording: all of it or, with --window SEC, its last SEC seconds (on screen `b` "
+        "marks what is shown)",
+    )  # fmt: skip
+    group.add_argument(
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
         help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
     )  # fmt: skip
@@ -188,7 +193,6 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     from cbtop.tui.app import CbtopApp
     from cbtop.tui.replay_app import ReplayApp
 
-    feed.silenced = options.silence
     app: CbtopApp
     if isinstance(feed, ReplayFeed):
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands import replay
-from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked
+from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import (
     add_connect_arguments,
@@ -92,9 +92,11 @@ def run(options: argparse.Namespace) -> int:
     settle_options(options)
     if not (options.once or options.duration or is_headless(options)):
         with open_feed(options, options.source, window_s(options)) as feed:
+            judge_as_asked(feed, options)
             return show_on_screen(feed, options, options.merge)
     seconds = window_s(options) if options.window is not None else options.duration or DEFAULT_WINDOW_S
     with open_feed(options, options.source, seconds) as feed:
+        judge_as_asked(feed, options)
         _wait_for_data(feed, options)
         if options.view in (SOURCES, DEVICES):
             _wait_for_devices(feed, options.timeout)

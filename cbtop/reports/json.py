@@ -22,6 +22,7 @@ from cbtop.reports.sources import (
 from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.layers import LayersView
 from cbtop.viewmodels.model import (
@@ -36,6 +37,7 @@ from cbtop.viewmodels.model import (
     StretchView,
     TraceView,
 )
+from cbtop.viewmodels.noise import Change
 
 SCHEMA = "cbtop.snapshot/1"
 _POINT_KEYS = (
@@ -70,6 +72,7 @@ OTHER_ORIGINS = {
         "spread_percent",
         "unsure",
         "age_s",
+        "baseline",
         "verdicts",
         "trend_us",
         "overhead_percent",
@@ -153,6 +156,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "bricks": [_brick(row) for row in view.bricks],
         "shares_close": view.shares_close,
         "layer_times": _layers(view.layer_times),
+        "baseline": _baseline(view.baseline),
         "verdicts": [asdict(verdict) for verdict in view.verdicts],
         "ranks": None if view.ranks is None else asdict(view.ranks),
         "kernels": [asdict(brick) for brick in view.kernels],
@@ -211,6 +215,48 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
             }
             for row in layers.rows
         ],
+    }
+
+
+def _baseline(found: Comparison | None) -> dict[str, Any] | None:
+    """What has changed since the baseline, or why that is not known; null without one."""
+    if found is None:
+        return None
+    base = found.base
+    return {
+        "of": base.key,
+        "ended_s": base.ended_s,
+        "covers_s": base.covers_s,
+        "now_covers_s": found.now.covers_s,
+        "not_comparable": found.why_not or None,
+        "notes": list(found.notes),
+        "phase": found.phase,
+        "unit": f"us_per_{found.unit}",
+        "tokens_per_sec": _change(found.tokens_per_sec),
+        "step_us": _change(found.step_us),
+        "changes": [
+            {
+                "brick": one.brick[0] if one.brick else None,
+                "category": one.brick[1].display_name if one.brick else None,
+                "layer": one.layer,
+                **(_change(one.change) or {}),
+            }
+            for one in found.changes
+        ],
+    }
+
+
+def _change(found: Change | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "before": found.before,
+        "now": found.now,
+        "delta": found.delta,
+        "plus_minus": found.half,
+        "percent": found.percent,
+        "median_calls_us": found.medians_us,
+        "beyond_noise": found.is_beyond_noise,
     }
 
 

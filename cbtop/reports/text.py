@@ -24,6 +24,7 @@ from cbtop.statistics import (
 )
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.layers import ODD, LayerBrick
 from cbtop.viewmodels.model import (
@@ -38,6 +39,7 @@ from cbtop.viewmodels.model import (
     TraceView,
     Verdict,
 )
+from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.roofline import missing_ceilings
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
@@ -47,6 +49,7 @@ TIMES_LINE = (
 TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one second of the last 60 (derived)"
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
+MAX_CHANGES = 10  # of layers and bricks in them that a text report holds
 NO_BRICKS = "n/a (no brick of this phase was recorded in this time)"
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
@@ -80,7 +83,7 @@ def _replay(replay: ReplayView) -> str:
 
 
 def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
-    parts = [_head(view), _verdicts(view.verdicts)]
+    parts = [_head(view), _baseline(view.baseline), _verdicts(view.verdicts)]
     shown = rows.of(view)
     if rows.filter and not set(sections).isdisjoint(OF_BRICKS):
         parts.append(_filtered(view, shown, rows.filter))
@@ -150,6 +153,35 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
         gain = fmt.gain(verdict)
         lines.append(f"    {f'{gain}. ' if gain else ''}{verdict.advice}")
     return "\n".join(lines)
+
+
+def _baseline(found: Comparison | None) -> str:
+    """What has changed since the baseline, or why that is not known; nothing without one."""
+    if found is None:
+        return ""
+    lines = [f"baseline: {fmt.baseline(found)} (derived)"]
+    if found.why_not:
+        return "\n".join((*lines, f"  Δ n/a: {found.why_not}"))
+    lines += [f"  {part}" for part in (*fmt.baseline_rates(found), *(f"but {note}" for note in found.notes))]
+    unit = f"µs/{found.unit}"
+    rows: Table = [(unit, "baseline", f"last {found.now.covers_s:.1f} s", "Δ", "±", "Δ %")]
+    shown = [one for one in found.changes if one.layer is None]
+    cells = [one for one in found.changes if one.layer is not None and one.change.is_beyond_noise]
+    for one in (*shown, *cells[:MAX_CHANGES]):
+        change = one.change
+        figures = (change.before, change.now, change.delta, change.half)
+        rows.append((one.name, *map(fmt.number, figures), _percent(change)))
+    more = len(cells) - MAX_CHANGES
+    left_out = (
+        [f"{fmt.counted(more, 'smaller change')} of layers and of bricks in them: in the JSON"] if more > 0 else []
+    )
+    return "\n".join((*lines, table(rows, left=1), *left_out))
+
+
+def _percent(change: Change) -> str:
+    """How many percent of what it was before, and a word where that is no change."""
+    noise = "" if change.is_beyond_noise else " (noise)"
+    return fmt.NOT_MEASURED if change.percent is None else f"{change.percent:+,.1f}{noise}"
 
 
 def _counted(steps: StepsView) -> str:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.command import Provider
+from textual.notifications import SeverityLevel
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher
 
@@ -41,6 +42,7 @@ from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
 from cbtop.tui.widgets.themes import THEMES, theme_for
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
+from cbtop.viewmodels.noise import MIN_BLOCKS
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 
@@ -84,6 +86,12 @@ class AppFeed(Protocol):
     def is_complete(self) -> bool:
         """Whether all that runs has been told; what comes later has started since."""
 
+    def mark_baseline(self, key: str) -> bool:
+        """Compare from now on with the last seconds of each process; False where there are too few of `key`."""
+
+    def clear_baseline(self) -> None:
+        """Compare with nothing any more."""
+
     def status(self) -> str:
         """One line about the link."""
 
@@ -119,6 +127,8 @@ class CbtopApp(App[int]):
         Binding("greater_than_sign", "step_source(1)", "next source", show=False),
         Binding("plus,equals_sign", "faster", "refresh more often", show=False),
         Binding("minus", "slower", "refresh less often", show=False),
+        Binding("b", "mark_baseline", "baseline: compare with the last seconds as they are now", show=False),
+        Binding("B", "clear_baseline", "no baseline", show=False),
         Binding("K", "kernels", "kernels: record those of its next 3 steps, for the graph", show=False),
         Binding("C", "measure_roofs", "roofs: measure those of this machine again, seconds at work", show=False),
         Binding("w", "save_history", "write the last minutes to a file", show=False),
@@ -329,6 +339,27 @@ class CbtopApp(App[int]):
         """Show all that was seen instead of the last seconds, or the other way round."""
         self.window = not self.window
         self.show()
+
+    def action_mark_baseline(self) -> None:
+        """Compare with the last seconds as they are now, in the place of what was marked before."""
+        if self.source is None:
+            self._tell_baseline("there is no process yet that could be compared with", severity="warning")
+        elif self.feed.mark_baseline(self.source.key):
+            after = f"what follows is compared with them, from {MIN_BLOCKS} s of it on; B clears it"
+            self._tell_baseline("the last seconds are marked", after)
+            self.show()
+        else:
+            why = f"fewer than {MIN_BLOCKS} of the last seconds have steps: too few to tell a change from noise"
+            self._tell_baseline(why, severity="warning")
+
+    def action_clear_baseline(self) -> None:
+        """Compare with nothing any more."""
+        self.feed.clear_baseline()
+        self._tell_baseline("cleared")
+        self.show()
+
+    def _tell_baseline(self, *lines: str, severity: SeverityLevel = "information") -> None:
+        self.notify("\n".join(lines), title="baseline", severity=severity, timeout=READ_S, markup=False)
 
     def action_merge(self) -> None:
         """Show all that run the same model as one: the sum, the slowest, side by side, and then one alone again."""

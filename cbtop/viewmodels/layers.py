@@ -119,7 +119,7 @@ class LayersView:
 def layers_view(totals: PhaseTotals) -> LayersView | None:
     """The outermost layers of a phase; None where it has none, or none of its steps has ended."""
     table, inside = totals.table, totals.inside
-    layer_of = _layer_of(totals)
+    layer_of = layer_of_nodes(totals)
     layers = [node for node in inside.nodes if layer_of[node.id] == node.id]
     steps = totals.count[totals.step.id] if totals.step else None
     if not layers or steps == 0:
@@ -230,7 +230,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> tuple[float | No
     return tuple(float(value) if there else None for value, there in zip(us, runs, strict=True))
 
 
-def _layer_of(totals: PhaseTotals) -> NDArray[np.int64]:
+def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
     """By id the outermost layer that a node lies in, itself for such a layer, 0 for what lies in none."""
     table = totals.table
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")

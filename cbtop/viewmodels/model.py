@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
 from cbtop.protocol.messages import KernelTimes, Sampling, Unknown
@@ -19,6 +20,9 @@ from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import LayersView
+
+if TYPE_CHECKING:  # it is made of what stands here
+    from cbtop.viewmodels.comparison import Comparison
 
 UNSURE_PERCENT = 10  # of a ceiling: rounds further apart than that say little of what is possible
 OVERLAP = 1.05  # steps at once, on average: below it they ran one after the other
@@ -596,6 +600,7 @@ class SourceView:
     step_us_history: tuple[
         float | None, ...
     ] = ()  # the mean step of each second, as the rates above; none of a merge
+    baseline: Comparison | None = None  # its last seconds with the baseline; None where there is none
     verdicts: tuple[Verdict, ...] = ()  # of the stretch shown, the worst first
     listed: ListView | None = None  # all sources, this one among them; None where nobody keeps a list
     kernels: tuple[BrickKernels, ...] = ()  # of the phase shown, as the last burst measured them; none without one

@@ -11,6 +11,7 @@ import pytest
 
 from cbtop.client.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
+from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceView
 from tests.cbtop import samples
 
@@ -27,6 +28,8 @@ class ScriptedFeed:
         self.refused = ""
         self.is_complete = True
         self.end: FeedEnd | None = None
+        self.baseline: Comparison | None = None  # what marking one gives; None: there is too little
+        self.marked: list[str] = []
 
     def poll(self) -> None:
         self.polls += 1
@@ -37,6 +40,8 @@ class ScriptedFeed:
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
         shown = samples.RECENT.window if window else None
         wanted = [replace(view, window=shown) for view in self.seen if key in (None, view.key)]
+        if self.marked:
+            wanted = [replace(view, baseline=self.baseline) for view in wanted]
         if not wanted:
             return None
         if phase == "prefill":
@@ -49,6 +54,13 @@ class ScriptedFeed:
             return None
         names, keys = (tuple(f"pid {seen.pid}" for seen in self.seen), tuple(seen.key for seen in self.seen))
         return replace(view, merged=MergedView(mode, names, keys, left_out=0))
+
+    def mark_baseline(self, key: str) -> bool:
+        self.marked += [key] if self.baseline else []
+        return self.baseline is not None
+
+    def clear_baseline(self) -> None:
+        self.marked.clear()
 
     def status(self) -> str:
         return self.line

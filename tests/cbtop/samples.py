@@ -12,6 +12,7 @@ from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Samplin
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.comparison import compare
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.layers import LayerBrick, LayerRow, LayersView
 from cbtop.viewmodels.model import (
@@ -41,7 +42,9 @@ from cbtop.viewmodels.model import (
     WindowView,
 )
 from cbtop.viewmodels.stall import STEP_UNKNOWN
+from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.made_machines import machine
+from tests.cbtop.viewmodels.made_snapshots import made, with_phase
 
 STEPS = 1_200
 WALL_US = 8_450.0  # of one step
@@ -354,6 +357,12 @@ SEVERAL = list_of(*ROWS, costs=COSTS)
 LIVE = replace(LIVE, listed=SEVERAL)
 
 DEEP = replace(LIVE, layer_times=_layers(80, slow=57))
+
+# Beside a baseline: DownProjection of Layer 5 takes a fifth longer; or another batch, which does not compare.
+COMPARED = judged(
+    replace(LIVE, baseline=compare(made(1, layers=LAYERS), made(2, layers=LAYERS, slower=1.2), "decode"))
+)
+UNLIKE = replace(LIVE, baseline=compare(with_phase(made(1), sequences=4.0), made(2), "decode"))
 
 RECENT = replace(LIVE, window=WindowView(asked_s=10.0, covers_s=10.4))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from cbtop.errors import UsageError
+from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.viewmodels import MergeMode
 
 if TYPE_CHECKING:  # they load numpy and zmq
@@ -31,9 +34,24 @@ def add_merge_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
+    """Which verdicts are given, and what is compared with. Raises UsageError for a baseline that is none."""
+    feed.silenced = options.silence
+    if options.baseline is None:
+        return
+    from cbtop.client.replay import baselines_in
+
+    last_s = None if options.window in (None, math.inf) else options.window
+    try:
+        feed.baselines = baselines_in(options.baseline, last_s)
+    except (RecordingError, VersionError) as error:
+        raise UsageError(f"--baseline: {error}") from error
+    if not feed.baselines:
+        raise UsageError(f"--baseline {options.baseline}: no process has steps in five of its seconds or more")
+
+
 def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
     """The sources `keys`, of all that was seen or of the window, merged or not."""
-    feed.silenced = options.silence
     found: dict[str, SourceView] = {}
     for key in keys:
         if options.merge is None:

@@ -7,6 +7,7 @@ from statistics import median
 
 from cbtop import formatting
 from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, statistic
+from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
@@ -15,6 +16,7 @@ from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, clip
 from cbtop.tui.widgets.upright import usual_top
 from cbtop.viewmodels.bricks import TREND_S, BrickRow
+from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.model import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
@@ -97,6 +99,25 @@ def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple
 
     kept = [column for column in columns if column.title in ("brick", statistic("percent").title)]
     return (*kept, *(of_rank(at) for at in range(len(ranks.ranks))))
+
+
+def change_column(found: Comparison | None) -> Column[BrickRow]:
+    """How the exclusive time of each brick has changed since the baseline."""
+    changes = found.bricks if found else {}
+
+    def cell(row: BrickRow, width: int) -> Line:
+        change = changes.get(row.key)
+        return figure(change_text(change), change_role(change))
+
+    def sort_value(row: BrickRow) -> float:
+        change = changes.get(row.key)
+        return -1e9 if change is None or change.percent is None else change.percent
+
+    doc = (
+        "exclusive µs/token of the last seconds beside the baseline's (`b`), where chance alone does not explain it: "
+        "`noise` where it may; n/a where they do not compare, for which the overview has the reason (derived)"
+    )
+    return Column("Δ", 9, 3, cell, doc, sort_key=sort_value)
 
 
 def brick_columns(

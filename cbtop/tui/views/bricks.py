@@ -15,7 +15,7 @@ from cbtop.row_choice import words_of
 from cbtop.statistics import BRICK_PANEL
 from cbtop.tui.views.base import View
 from cbtop.tui.views.books import Books
-from cbtop.tui.views.brick_columns import brick_columns, rank_columns
+from cbtop.tui.views.brick_columns import brick_columns, change_column, rank_columns
 from cbtop.tui.views.brick_detail import ALL_LINES, LEAST_LINES, BrickDetail
 from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.sorted_table import SortedTable
@@ -38,7 +38,10 @@ class Bricks(View):
         "of bricks inside it. The line at the bottom closes the books: a step's wall time is its bricks, the named "
         "gaps between them, and what is left unattributed."
     )
-    columns_doc = tuple((column.title, column.doc) for column in brick_columns(100.0, budgets=True, checks=True))
+    columns_doc = tuple(
+        (column.title, column.doc)
+        for column in (*brick_columns(100.0, budgets=True, checks=True), change_column(None))
+    )
     details_doc = tuple((row.word or row.title, row.help) for rows in BRICK_PANEL.values() for row in rows)
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -76,6 +79,8 @@ class Bricks(View):
             of_ranks=any(row.rank is not None for row in source.bricks),
             longest_name=max((len(row.name) for row in source.bricks), default=0),
         )
+        if source.baseline is not None and source.merged is None:
+            columns = (*columns, change_column(source.baseline))
         self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
         self._table.show_rows(source.bricks, of=source.rows_of)
         self._filter.show_found(self._table.found)

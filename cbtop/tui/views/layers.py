@@ -15,12 +15,15 @@ from textual.widget import Widget
 
 from cbtop import formatting
 from cbtop.tui.views.base import SourceDrawing, View
+from cbtop.tui.views.baseline import baseline_lines, change_role, change_text
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule
 from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
+from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.layers import BETWEEN, ODD, LayerRow, LayersView
 from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.noise import Change
 
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
@@ -50,6 +53,7 @@ class Layers(View):
         "has a scale of its own, on which the median of its layers is at most half as high, and at least a quarter: "
         "what is over four times the median is cut. ▼ stands over a layer whose median call takes over 1.2 times "
         "that of the layers like it (same stack, same bricks); a single pause makes a bar higher and no mark. "
+        "Δ stands over the one that has become slower by most since the baseline (`b`). "
         "Arrows go from layer to layer and from brick to brick, Enter opens the layer in the graph."
     )
     columns_doc = (
@@ -157,7 +161,8 @@ class LayerMap(SourceDrawing, can_focus=True):
             return [fit_line(((f" {_nothing(self._source)}", "dim"),), width)]
         strips = _strips(layers)
         self._line = min(self._line, len(strips) - 1)
-        return _map(layers, strips, self._at, self._line, width, height)
+        baseline = self._source.baseline if self._source else None
+        return _map(layers, strips, self._at, self._line, width, height, baseline)
 
 
 def slowest_line(layers: LayersView) -> Line:
@@ -213,10 +218,20 @@ def _strips(layers: LayersView) -> list[_Strip]:
     return [*strips, _Strip(BETWEEN, "gap", between, layers.median(between))]
 
 
-def _map(layers: LayersView, strips: Sequence[_Strip], at: int, line: int, width: int, height: int) -> list[Line]:
+def _map(
+    layers: LayersView,
+    strips: Sequence[_Strip],
+    at: int,
+    line: int,
+    width: int,
+    height: int,
+    baseline: Comparison | None,
+) -> list[Line]:
     figures, spacing = _spacing(layers, width)
-    head = [slowest_line(layers), _ruler(layers, spacing, figures=figures)]
-    foot = [rule((("under the cursor", "dim"),), width), _detail(layers, strips[line], at, width)]
+    worst = baseline.worst_layer if baseline else None
+    marked = worst.layer if worst else None
+    head = [slowest_line(layers), *_worst_line(baseline, width), _ruler(layers, spacing, marked, figures=figures)]
+    foot = [rule((("under the cursor", "dim"),), width), _detail(layers, strips[line], at, width, baseline)]
     free = height - len(head) - len(foot)
     shown, left_out = _chosen(strips, line, free)
     each = (free - bool(left_out)) // max(1, len(shown))
@@ -231,6 +246,25 @@ def _map(layers: LayersView, strips: Sequence[_Strip], at: int, line: int, width
     return [fit_line(each, width) for each in (*lines, *foot)]
 
 
+def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
+    """The layer that has become slower by most since the baseline, and the worst brick in it; or why that is not
+    known."""
+    if baseline is None:
+        return []
+    if baseline.why_not:
+        return baseline_lines(baseline, width)[:1]
+    worst = baseline.worst_layer
+    head: Line = (("  Δ ", "accent"), ("(derived) ", "dim"))
+    if worst is None or worst.layer is None:
+        return [(*head, (f"no layer is slower than in {clean(formatting.baseline(baseline))}, beyond noise", "dim"))]
+    unit, change = f"µs/{baseline.unit}", worst.change
+    more = f"{formatting.number(change.delta)} ± {formatting.number(change.half)} {unit}"
+    inside = next((one for one in baseline.slower if one.layer == worst.layer), None)
+    brick = f", most of it in {clean(inside.brick[0])}" if inside and inside.brick else ""
+    line: Line = (*head, (clean(worst.layer), "strong bad"), (f" is {more} slower than the baseline", ""))
+    return [(*line, (f" ({formatting.percent(change.percent)}){brick}", "dim"))]
+
+
 def _chosen(strips: Sequence[_Strip], line: int, free: int) -> tuple[list[_Strip], int]:
     """As many as there is room for, the whole layer and the one under the cursor among them: the longest."""
     if len(strips) <= free:
@@ -241,15 +275,17 @@ def _chosen(strips: Sequence[_Strip], line: int, free: int) -> tuple[list[_Strip
     return chosen, len(strips) - len(chosen)
 
 
-def _ruler(layers: LayersView, spacing: Spacing, *, figures: int) -> Line:
-    """The numbers of the layers over their bars, a mark at those that stand out, and the heads of the figures."""
-    line: Line = ((" " * (_NAME_WIDTH + 3), ""), *numbers(layers.rows, [row.is_odd for row in layers.rows], spacing))
+def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, figures: int) -> Line:
+    """The numbers of the layers over their bars, and the heads of the figures."""
+    odd = [row.is_odd for row in layers.rows]
+    line: Line = ((" " * (_NAME_WIDTH + 3), ""), *numbers(layers.rows, odd, spacing, slower))
     heads = ("median", "slowest")[-figures:]
     return (*line, *(("  " + fit(title, _FIGURE_WIDTH, "right"), "dim") for title in heads))
 
 
-def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing) -> Line:
-    """The numbers of layers over their bars, a mark at those that are odd."""
+def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slower: str | None = None) -> Line:
+    """The numbers of layers over their bars, a mark at those that are odd, and at that which is `slower` than the
+    baseline."""
     cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
 
     def write(column: int, text: str, role: str) -> None:
@@ -257,6 +293,10 @@ def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing) -> 
         if end <= spacing.width and not "".join(cells[max(0, column - 1) : end + 1]).strip():
             cells[column:end], roles[column:end] = text, [role] * len(text)
 
+    for at, row in enumerate(rows):
+        if row.name == slower:
+            write(spacing.column(at), f"Δ{row.index}", "strong bad")
+            write(spacing.column(at), "Δ", "strong bad")
     for at, row in enumerate(rows):
         if odd[at]:
             write(spacing.column(at), f"▼{row.index}", "strong warn")
@@ -303,16 +343,26 @@ def _role(us: float | None, strip: _Strip, *, is_cursor: bool) -> str:
     return f"{role} cursor" if is_cursor else role
 
 
-def _detail(layers: LayersView, strip: _Strip, at: int, width: int) -> Line:
+def _detail(layers: LayersView, strip: _Strip, at: int, width: int, baseline: Comparison | None) -> Line:
     """The layer and the brick under the cursor, in figures."""
     row, us = layers.rows[at], strip.us[at]
     parts: list[Line] = [((f"  {clean(row.name)}", "strong"), (f" · {strip.name}", strip.role))]
     if us is None:
         return join_fitting([*parts, (("does not run there", "dim"),)], width, "  ")
     parts.append(((formatting.duration(us), "strong"), (f" a {layers.unit}", "dim")))
+    if change := _since(baseline, row.name, strip.name):
+        parts.append(((f"Δ {change_text(change)}", change_role(change)),))
     if strip.median_us:
         parts.append(((f"{formatting.number(us / strip.median_us)}×", ""), (" the median of all layers", "dim")))
     if strip.name != WHOLE and row.us:
         parts.append(((formatting.percent(100 * us / row.us), ""), (" of the layer", "dim")))
     parts.append((("Enter opens it", "faint"),))
     return join_fitting(parts, width, "  ")
+
+
+def _since(baseline: Comparison | None, layer: str, line: str) -> Change | None:
+    """How what stands in a line has changed in a layer since the baseline."""
+    changes = baseline.changes if baseline else ()
+    return next(
+        (c.change for c in changes if c.layer == layer and (clean(c.brick[0]) if c.brick else WHOLE) == line), None
+    )

@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 from cbtop import formatting
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.tui.views.base import SourceDrawing, View
+from cbtop.tui.views.baseline import baseline_lines
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule, recorded_steps
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.devices import Devices, busy_curve
@@ -58,8 +59,9 @@ class Overview(View, can_focus=True):
     doc = (
         "tokens/s of the last two minutes, every phase, one step as a bar that closes and beside it the time between "
         "steps, the worst verdicts with what mending them would give, every layer as a bar, the costliest bricks and "
-        "the devices. Rates, shares, what lies between steps and what mending would give are derived of what was "
-        "measured. A larger terminal shows more of it; the views behind show all."
+        "the devices; with a baseline (`b`) also tokens/s and a step beside those of then. Rates, shares, what lies "
+        "between steps and what mending would give are derived of what was measured. A larger terminal shows more of "
+        "it; the views behind show all."
     )
     columns_doc = tuple((column.title, column.doc) for column in PHASE_COLUMNS)
 
@@ -91,14 +93,18 @@ class OverviewDrawing(SourceDrawing):
         speed, step, cost = part(_speed, 4, height), part(_step, 2, 4), part(_cost, 1, 1)
         phases = part(_phases, len(source.phases), 1 + len(source.phases))
         verdicts = part(verdict_lines, worst, 1 + 2 * found if found else 2)
+        compared = len(baseline_lines(source.baseline, width if width < TWO_COLUMNS else width * 3 // 5))
+        since = part(_baseline, max(1, min(compared, 2)), compared)
         layers = part(_layers, 2, 6 if source.layer_times else 0)
         bricks = part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
         devices = part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
         if width < TWO_COLUMNS:
-            order = (speed, phases, step, verdicts, layers, bricks, devices, cost)
-            return parts_lines(order, (phases, step, verdicts, speed, cost, layers, devices, bricks), width, height)
+            order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
+            by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
+            return parts_lines(order, by_rank, width, height)
         left, right = width * 3 // 5, width - width * 3 // 5 - 2
-        first = parts_lines((speed, phases, step, layers), (phases, step, speed, layers), left, height)
+        over = (speed, phases, since, step, layers)
+        first = parts_lines(over, (phases, step, since, speed, layers), left, height)
         beside = (verdicts, bricks, devices, cost)
         second = parts_lines(beside, (verdicts, cost, devices, bricks), right, height)
         return [
@@ -139,6 +145,10 @@ def _phases(source: SourceView, width: int, height: int) -> list[Line]:
     marks = ["▸" if steps.phase == source.phase else " " for steps in rows]
     lines: list[Line] = [((mark, "accent"), *row_line(placed, row)) for mark, row in zip(marks, rows, strict=True)]
     return lines if height <= len(rows) else [((" ", ""), *head_line(placed, "", descending=True)), *lines]
+
+
+def _baseline(source: SourceView, width: int, height: int) -> list[Line]:
+    return baseline_lines(source.baseline, width)
 
 
 def _step(source: SourceView, width: int, height: int) -> list[Line]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from textual.pilot import Pilot
 
 from cbtop.client import store
-from cbtop.client.replay import ReplayFeed
+from cbtop.client.replay import ReplayFeed, baselines_in
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.viewmodels.model import Mark, MergeMode
@@ -378,3 +378,63 @@ def test_a_file_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
         done = cbtop("replay", str(path))
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"cbtop: {path}")
+
+
+# --- a baseline ---------------------------------------------------------------------------------------------
+
+
+def test_a_recording_is_a_baseline_as_a_whole_or_with_its_last_seconds(recording: Path) -> None:
+    (whole,) = baselines_in(recording)
+    decode = whole.of("decode")
+    assert decode is not None
+    assert decode.times is not None
+    assert (whole.covers_s, decode.steps) == (pytest.approx(SECONDS, rel=0.11), pytest.approx(2 * whole.covers_s))
+    assert decode.times.step_us.mean == 100
+    assert whole.surroundings.host
+    (last,) = baselines_in(recording, 20.0)
+    assert last.covers_s == pytest.approx(20, abs=4)
+    assert last.end_ns == pytest.approx(whole.end_ns, abs=15e9)
+
+
+def test_what_is_marked_after_a_jump_is_the_window_before_it(feed: ReplayFeed) -> None:
+    feed.seek(100.0)
+    view = feed.view()
+    assert view is not None
+    assert feed.mark_baseline(view.key)
+    assert feed.at_s == 100.0
+    (base,) = feed.baselines
+    assert base.covers_s == pytest.approx(10, abs=1.1)
+    feed.seek(20.0)
+    view = feed.view(None, "decode")
+    assert view is not None
+    assert view.baseline is not None
+    assert (view.baseline.why_not, view.baseline.slower) == ("", [])
+    feed.seek(100.0)
+    view = feed.view(None, "decode")
+    assert view is not None
+    assert view.baseline is not None
+    assert view.baseline.why_not == "these seconds are the baseline's own"
+
+
+def test_headless_compares_all_of_a_recording_with_all_of_another(recording: Path, tmp_path: Path) -> None:
+    other = tmp_path / "host"
+    other.mkdir()
+    made_recording(other, tmp_path / "base.cbtop", 30)
+    done = cbtop("replay", str(recording), "--baseline", str(tmp_path / "base.cbtop"), "--format", "json")
+    assert done.returncode == 0, done.stderr
+    (source,) = json.loads(done.stdout)["sources"]
+    assert source["baseline"]["not_comparable"] is None
+    assert source["baseline"]["now_covers_s"] > 100
+    assert source["window_s"] is None
+    changes = {(one["brick"], one["layer"]): one for one in source["baseline"]["changes"]}
+    assert changes["a", None]["now"] == changes["a", None]["before"] == 100
+
+
+def test_a_baseline_that_is_none_is_a_usage_error(recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "none").write_text("none")
+    made_recording(tmp_path, tmp_path / "short.cbtop", 3)
+    for name, why in (("missing", "missing"), ("none", "is no recording"), ("short.cbtop", "five of its seconds")):
+        done = cbtop("replay", str(recording), "--baseline", str(tmp_path / name))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("cbtop: --baseline")
+        assert why in done.stderr

@@ -226,3 +226,16 @@ def growth(count: int) -> Growth:
     """So many calls of ten nodes."""
     node, many = np.arange(10), np.full(10, count)
     return Growth.made(node, dict.fromkeys(SUMS, many), node * BUCKETS, many, {})
+
+
+def test_its_blocks_are_the_slices_that_are_over_and_hold_all_that_grew_in_them() -> None:
+    kept = window.Window(10.0)
+    for half in range(41):
+        kept.tick(half * 500_000_000, growth(half))
+    blocks = kept.blocks()
+    assert [(block.begin_ns, block.end_ns) for block in blocks] == [
+        (at * 10**9, (at + 1) * 10**9) for at in range(10, 20)
+    ]
+    counted = [int(block.growth.columns["count"].sum()) for block in blocks]
+    assert counted == [10 * (4 * at + 3) for at in range(10, 20)]
+    assert window.Window(10.0).blocks() == []

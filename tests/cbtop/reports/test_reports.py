@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop import formatting
+from cbtop import formatting, units
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler
@@ -359,3 +359,32 @@ def test_the_text_of_the_list_says_the_figures_of_its_json(view: SourceView) -> 
 def test_where_nobody_keeps_a_list_of_sources_that_is_said_if_it_was_asked(view: SourceView) -> None:
     assert REPORTS["text"]([view], [SOURCES]).startswith("sources: n/a")
     assert "sources: n/a" not in REPORTS["text"]([view], list(VIEWS))
+
+
+def test_text_and_json_hold_the_same_changes_since_the_baseline() -> None:
+    view = samples.COMPARED
+    text = REPORTS["text"]([view], [])
+    found = json.loads(REPORTS["json"]([view], []))
+    baseline = found["sources"][0]["baseline"]
+    assert "baseline" in found["provenance"]["derived from measured"]
+    assert "baseline: the 10.0 s before 2023-11-1" in text
+    assert (baseline["of"], baseline["not_comparable"], baseline["unit"]) == ("here:1:1:0", None, "us_per_token")
+    (cell,) = [one for one in baseline["changes"] if (one["brick"], one["layer"]) == ("DownProjection", "Layer 5")]
+    assert (cell["category"], cell["beyond_noise"]) == ("FFN", True)
+    row = next(line for line in text.splitlines() if line.startswith("DownProjection in Layer 5"))
+    figures = [cell["before"], cell["now"], cell["delta"], cell["plus_minus"]]
+    assert row.split()[4:] == [*map(units.number, figures), f"{cell['percent']:+.1f}"]
+    rate = baseline["tokens_per_sec"]
+    assert f"  {units.number(rate['now'])} tokens/s, was {units.number(rate['before'])} (noise: ± 3.0 %)\n" in text
+    bricks = {one["brick"] for one in baseline["changes"] if one["layer"] is None}
+    assert all(re.search(rf"^{brick} .*\(noise\)$", text, re.MULTILINE) for brick in bricks)
+
+
+def test_what_does_not_compare_has_a_reason_and_no_change() -> None:
+    why = "another batch: 1.00 sequences a step, the baseline has 4.00"
+    text = REPORTS["text"]([samples.UNLIKE], [])
+    assert f"  Δ n/a: {why}\n" in text
+    assert "±" not in text.split("\n\n")[1]
+    baseline = json.loads(REPORTS["json"]([samples.UNLIKE], []))["sources"][0]["baseline"]
+    assert (baseline["not_comparable"], baseline["changes"], baseline["step_us"]) == (why, [], None)
+    assert json.loads(REPORTS["json"]([samples.LIVE], []))["sources"][0]["baseline"] is None

@@ -128,6 +128,26 @@ async def shows_the_last_seconds_or_all_that_was_seen(pilot: AppPilot, key: str)
         assert shown in await press(pilot, key)
 
 
+async def marks_a_baseline(pilot: AppPilot, key: str) -> None:
+    feed = app_of(pilot).feed
+    assert isinstance(feed, ScriptedFeed)
+    await press(pilot, key)
+    assert "fewer than 5 of the last seconds have steps" in await what_is_told(pilot)
+    feed.baseline = samples.COMPARED.baseline
+    assert "noise" in await press(pilot, key)
+    assert "the last seconds are marked" in await what_is_told(pilot)
+    assert feed.marked == [samples.LIVE.key]
+
+
+async def clears_the_baseline(pilot: AppPilot, key: str) -> None:
+    feed = app_of(pilot).feed
+    assert isinstance(feed, ScriptedFeed)
+    feed.baseline = samples.COMPARED.baseline
+    assert "noise" in await press(pilot, "b")
+    assert "noise" not in await press(pilot, key)
+    assert "cleared" in await what_is_told(pilot)
+
+
 async def pauses_and_goes_on(pilot: AppPilot, key: str) -> None:
     assert "PAUSED" in await press(pilot, key)
     assert "PAUSED" not in await press(pilot, key)
@@ -417,6 +437,8 @@ CHECKS: dict[tuple[type, str], Check] = {
     (CbtopApp, "phase"): shows_the_next_phase,
     (CbtopApp, "recent"): shows_the_last_seconds_or_all_that_was_seen,
     (CbtopApp, "merge"): merges_all_like_it,
+    (CbtopApp, "mark_baseline"): marks_a_baseline,
+    (CbtopApp, "clear_baseline"): clears_the_baseline,
     (CbtopApp, "pause"): pauses_and_goes_on,
     (CbtopApp, "step_source(-1)"): shows_another_source,
     (CbtopApp, "step_source(1)"): shows_another_source,

@@ -77,3 +77,8 @@ async def test_of_a_figure_that_moved_its_line_is_sent_and_no_blank_one(sent: li
     assert len({row for row, _ in MOVE.findall(written)}) == 2  # in the table, and in the details under it
     assert "2.50" in written
     assert "2,111" not in written  # p99, to the right of it
+
+
+@pytest.mark.parametrize("key", NUMBERS, ids=[view.title for view in VIEWS])
+async def test_beside_a_baseline_nothing_is_sent_either_while_nothing_changes(sent: list[str], key: str) -> None:
+    assert await sent_in_a_tick(sent, key, samples.COMPARED, replace(samples.COMPARED)) == []

@@ -84,3 +84,16 @@ async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(source: SourceVie
                 assert max(map(width_of, lines), default=0) <= width
     if source is samples.SLOWEST:
         assert "several ranks" in plain(view._map.draw(80, 20)[0])
+
+
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+async def test_the_layer_that_is_slower_than_the_baseline_by_most_is_marked_and_named(size: tuple[int, int]) -> None:
+    app = CbtopApp(ScriptedFeed(samples.COMPARED), interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        text = await opened(pilot)
+        assert "(derived) Layer 5 is 265.4 ± 88.20 µs/token slower than the baseline" in text
+        marks = next(line for line in text.splitlines() if "Δ5" in line)
+        assert marks.index("▼") < marks.index("Δ5")
+        text = await opened(pilot, "right", "down")
+        assert "Layer 5 · DownProjection  " in text
+        assert "Δ +22.2 %" in text

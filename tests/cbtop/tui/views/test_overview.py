@@ -86,3 +86,16 @@ async def test_screen_text_and_json_hold_the_same_rate() -> None:
     phase = next(line for line in lines if line.startswith("▸decode"))
     assert phase.split()[1] == rate
     assert f"{rate} tokens/s" in REPORTS["text"]([samples.LIVE], [], None)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 60)])
+def test_tokens_and_steps_stand_beside_those_of_the_baseline(width: int, height: int) -> None:
+    found = samples.COMPARED.baseline
+    assert found is not None
+    text = "\n".join(drawn(samples.COMPARED, width, height - 5))
+    for rate in formatting.baseline_rates(found):
+        assert rate in text
+    assert "DownProjection in Layer 5 is 266.8 ± 69.69 µs/token slower" in text
+    text = "\n".join(drawn(samples.UNLIKE, width, height - 5))
+    assert "n/a: another batch: 1.00 sequences a step, the baseline has 4.00" in text
+    assert "tokens/s, was" not in text

@@ -86,6 +86,11 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("idle", samples.IDLE, ()),
         ("quiet", samples.QUIET, ()),
         ("critical-path", samples.OVERLAPPED, ("5",)),
+        ("overview-with-baseline", samples.COMPARED, ("1",)),
+        ("bricks-with-baseline", samples.COMPARED, ("2",)),
+        ("layers-with-baseline", samples.COMPARED, ("3",)),
+        ("overview-not-comparable", samples.UNLIKE, ("1",)),
+        ("layers-not-comparable", samples.UNLIKE, ("3",)),
         ("help", samples.LIVE, ("question_mark",)),
         *((f"devices-{name.lower()}", on(name), (DEVICES,)) for name in MACHINES),
     ],
@@ -139,7 +144,8 @@ async def test_work_outside_of_steps_stands_beside_the_books(size: tuple[int, in
 
 
 async def test_a_wide_screen_shows_every_column_of_the_bricks_beside_their_details() -> None:
-    text = await shown(samples.CHECKED, (340, 50), "2")
+    checked = replace(samples.CHECKED, baseline=samples.COMPARED.baseline)
+    text = await shown(checked, (360, 50), "2")
     head = next(line for line in text.splitlines() if "wall %" in line)
     for title, _ in Bricks.columns_doc:
         assert title in head

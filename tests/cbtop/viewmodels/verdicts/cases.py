@@ -10,7 +10,7 @@ from cbtop.client.replay import ReplayFeed
 from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.model import MergeMode, SourceView
 from tests.cbtop.made_machines import GPU, NVML
-from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling, run
+from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, LAYERS, Decoding, ceiling, run
 
 IMPERFECT = Path(__file__).parents[2] / "imperfect.cbtop"
 H100 = Path(__file__).parents[2] / "h100.cbtop"
@@ -25,6 +25,19 @@ def _of(*ranks: Decoding) -> Callable[[Path], SourceView]:
 
 def _in_window(plan: Decoding) -> Callable[[Path], SourceView]:
     return lambda directory: run(directory, plan).one(window=True)
+
+
+def _beside(base: Decoding, now: Decoding) -> Callable[[Path], SourceView]:
+    """What `now` does, compared with what another process did before."""
+
+    def view(directory: Path) -> SourceView:
+        for name in ("base", "now"):
+            (directory / name).mkdir()
+        made = run(directory / "now", now)
+        made.baselines = run(directory / "base", base).snapshots()
+        return made.one()
+
+    return view
 
 
 def _with_gpu(held_down: bool, clock_mhz: float = 1_200.0) -> Callable[[Path], SourceView]:
@@ -72,6 +85,8 @@ def _recorded(directory: Path) -> SourceView:
     return found
 
 
+SCORES = [(layer, "AttentionScore") for layer in range(LAYERS)]
+
 # By the id of the verdict that each is to provoke, and no other.
 CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
@@ -79,6 +94,9 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "failed-checks": _of(Decoding(checks=(FINITE, EQUAL))),
     "straggler": _of(Decoding(), Decoding(down_factor=1.5), Decoding()),
     "clock-throttled": _with_gpu(held_down=True),
+    "slower-than-baseline": _beside(
+        Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.1})
+    ),
     "idle-between-steps": _of(Decoding(between_us=20_000)),
     "launch-bound": _of(Decoding(waits_every=1)),
     "host-bound": _of(Decoding(gap_us=1_500)),
@@ -102,6 +120,9 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
     "straggler": _of(Decoding(), Decoding(down_factor=1.2), Decoding()),
     "clock-throttled": _with_gpu(held_down=True, clock_mhz=1_920.0),
+    "slower-than-baseline": _beside(
+        Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.02})
+    ),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
     "launch-bound": _of(Decoding(waits_every=6)),
     "host-bound": _of(Decoding(gap_us=800)),
@@ -155,6 +176,19 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "found late": _of(Decoding(attach_s=20, seconds=32, ring_bytes=1 << 16)),
     "a server that waits": _quiet_for(32.0),
     "a GPU that idles": _with_gpu(held_down=False),
+    "as the baseline, noisy": _beside(Decoding(seed=3, noise=0.2), Decoding(seed=4, noise=0.2)),
+    "paused in one place since the baseline": _beside(Decoding(), Decoding(cell_pauses={(2, "RmsNorm"): 5})),
+    "faster than the baseline": _beside(Decoding(down_factor=1.1), Decoding(seed=1)),
+    "a longer cache than the baseline's": _beside(
+        Decoding(cached=lambda step: 100 + step // 100),
+        Decoding(cached=lambda step: 400 + step // 100, cell_factor=dict.fromkeys(SCORES, 1.5)),
+    ),
+    "another batch than the baseline's": _beside(
+        Decoding(), Decoding(tokens=lambda _step: 2, step_factor=lambda _step: 1.5)
+    ),
+    "another mix of phases than the baseline's": _beside(
+        Decoding(prefills=20), Decoding(prefills=5, step_factor=lambda _step: 1.3)
+    ),
     "three ranks": _of(Decoding(), Decoding(seed=1), Decoding(seed=2)),
     "three ranks merged": _merged,
 }

@@ -44,6 +44,8 @@ class Decoding:
     step_factor: Callable[[int], float] = usual  # on all times of step number n
     layer_factor: dict[int, float] = field(default_factory=dict)
     down_factor: float = 1.0  # on DownProjection
+    cell_factor: dict[tuple[int, str], float] = field(default_factory=dict)  # on a brick in a layer
+    cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)  # 4 ms more in one step of so many
     gap_us: float = GAP_US
     between_us: float = 200.0  # steps
     cached: Callable[[int], int] | None = None  # positions before step number n, which the process says
@@ -118,7 +120,9 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
                 with profiler.layer(index):
                     for each, us in IN_LAYERS.items():
                         down = plan.down_factor if each == "DownProjection" else 1.0
-                        brick(each, us * factor * down * plan.layer_factor.get(index, 1.0))
+                        own = plan.layer_factor.get(index, 1.0) * plan.cell_factor.get((index, each), 1.0)
+                        every = plan.cell_pauses.get((index, each), 0)
+                        brick(each, us * factor * down * own + (4_000 if every and step % every == 0 else 0))
                     clock.sleep_us(plan.gap_us * factor)
             brick("LmHead", LM_HEAD_US * factor)
         clock.sleep_us(plan.between_us * noise.lognormvariate(0, 0.2))

@@ -1,0 +1,43 @@
+"""The baseline on the screen: what has changed since, and why that is not known."""
+
+from __future__ import annotations
+
+from cbtop import formatting
+from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
+from cbtop.viewmodels.comparison import Comparison
+from cbtop.viewmodels.noise import Change
+
+
+def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
+    """tokens/s and a step beside those of the baseline, in one line where they fit, then what else is different;
+    nothing without a baseline."""
+    if found is None:
+        return []
+    head: Line = (("  Δ ", "accent"), ("(derived) ", "dim"))
+    which: Line = ((f"baseline: {clean(formatting.baseline(found))}", "dim"),)
+    if found.why_not:
+        return [join_fitting([(*head, (f"n/a: {clean(found.why_not)}", "warn")), which], width, " · ")]
+    rates: list[Line] = [((clean(rate), ""),) for rate in formatting.baseline_rates(found)]
+    first = join([(*head, *rates[0]), *rates[1:]], " · ")
+    if width_of(first) <= width:
+        lines = [join_fitting([first, which], width, " · ")]
+    else:
+        lines = [(*head, *rates[0]), *((("    ", ""), *rate) for rate in rates[1:])]
+    if found.notes:
+        notes: list[Line] = [((clean(note), "warn"),) for note in found.notes]
+        lines.append(join_fitting([(("    but: ", "dim"), *notes[0]), *notes[1:]], width, " · "))
+    return lines
+
+
+def change_text(change: Change | None) -> str:
+    """How a figure has changed, in a column: `+10.1 %`, `noise`, `n/a`."""
+    if change is None or change.percent is None:
+        return formatting.NOT_MEASURED
+    return f"{change.percent:+,.1f} %" if change.is_beyond_noise else "noise"
+
+
+def change_role(change: Change | None) -> str:
+    """A colour for what is slower and one for what is faster, of times."""
+    if change is None or not change.is_beyond_noise:
+        return "faint"
+    return "strong bad" if change.delta > 0 else "good"

@@ -1,0 +1,236 @@
+"""What has changed from one snapshot to another, brick by brick and layer by layer, or why they do not compare."""
+
+# Rules
+# - Times of other work say nothing of speed: of another model, batch or mix of phases no change is given, but why.
+# - Another machine, backend or cache length is said beside the changes: to compare these may be what somebody wants.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
+from cbtop.units import count, number, percent
+from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick, PhaseFigures, Snapshot, Surroundings, Times
+from cbtop.viewmodels.layers import MIN_PEERS
+from cbtop.viewmodels.noise import MIN_BLOCKS, Change, Figure, change
+
+ALIKE = 0.02  # as many tokens, or sequences, a step: less than what passes for a change
+ALIKE_SHARE = 0.05  # of the steps of all phases
+ALIKE_CACHE = 0.10  # of the positions cached
+MAX_LOST_PERCENT = 0.1  # of the records: as for the verdict data-incomplete
+# Of attention these read no cache: they take as long however much is cached.
+_READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
+_NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceChange:
+    """A brick, a layer, or a brick in a layer: how its µs for a token (or a step) have changed."""
+
+    brick: Brick | None  # None: the whole layer
+    layer: str | None  # None: in all layers and outside of them
+    change: Change
+
+    @property
+    def name(self) -> str:
+        """`DownProjection in Layer 5`."""
+        return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two snapshots, in one phase. Where `why_not` says why they do not compare, nothing is known of any change."""
+
+    base: Snapshot
+    now: Snapshot
+    phase: str
+    why_not: str = ""
+    notes: tuple[str, ...] = ()  # in what they differ that may be what is compared
+    unit: str = "token"  # or "step": what µs are of
+    step_us: Change | None = None
+    tokens_per_sec: Change | None = None
+    changes: tuple[PlaceChange, ...] = ()  # of bricks, bricks in layers, and layers; by how far they are from before
+    is_same_cache: bool = True  # whether the caches were as long, as far as is said; False where it is not
+
+    @property
+    def bricks(self) -> Mapping[Brick, Change]:
+        """Each in all layers together."""
+        return {one.brick: one.change for one in self.changes if one.brick and one.layer is None}
+
+    @property
+    def layers(self) -> Mapping[str, Change]:
+        """Each as a whole."""
+        return {one.layer: one.change for one in self.changes if one.brick is None and one.layer is not None}
+
+    @property
+    def slower(self) -> list[PlaceChange]:
+        """The bricks that have become slower beyond noise, the worst first: where one layer has most of it, in that
+        layer. What a longer cache, or one of which nobody says how long it is, would make slower in every layer is
+        none of them."""
+        worst_cell: dict[Brick, PlaceChange] = {}
+        layers: dict[Brick, int] = {}
+        whole: dict[Brick, PlaceChange] = {}
+        for one in self.changes:
+            if one.brick is None:
+                continue
+            if one.layer is None:
+                whole[one.brick] = one
+                continue
+            layers[one.brick] = layers.get(one.brick, 0) + 1
+            if one.brick not in worst_cell or one.change.delta > worst_cell[one.brick].change.delta:
+                worst_cell[one.brick] = one
+        found = []
+        for brick, all_of_it in whole.items():
+            cell = worst_cell.get(brick)
+            has_most = cell is not None and cell.change.delta > all_of_it.change.delta / 2
+            if cell and _is_slower(cell) and has_most and layers[brick] >= MIN_PEERS:
+                found.append(cell)
+            elif _is_slower(all_of_it) and (self.is_same_cache or not _reads_cache(brick)):
+                found.append(all_of_it)
+        return sorted(found, key=lambda one: -one.change.delta)
+
+    @property
+    def worst_layer(self) -> PlaceChange | None:
+        """The layer that has become slower by most, beyond noise; of a longer cache, the one with the worst brick."""
+        slower = [one for one in self.changes if one.brick is None and _is_slower(one)]
+        if not self.is_same_cache:
+            slower = [one for one in self.slower if one.layer is not None]
+        return max(slower, key=lambda one: one.change.delta, default=None)
+
+
+def compare(base: Snapshot, now: Snapshot, phase: str) -> Comparison:
+    """What has changed in `phase` from `base` to `now`."""
+    before, after = base.of(phase), now.of(phase)
+    why_not = _why_not(base, now, phase)
+    if why_not or before is None or after is None or before.times is None or after.times is None:
+        return Comparison(base, now, phase, why_not)
+    is_same_cache = _alike(before.cached, after.cached, ALIKE_CACHE) and before.cached is not None
+    return Comparison(
+        base,
+        now,
+        phase,
+        notes=(*_differences(base.surroundings, now.surroundings), *_cache(before, after), *_only(before, after)),
+        unit=before.times.unit,
+        step_us=change(before.times.step_us, after.times.step_us, 2),
+        tokens_per_sec=_change(before.times.tokens_per_sec, after.times.tokens_per_sec, 2),
+        changes=_changes(before.times, after.times),
+        is_same_cache=is_same_cache,
+    )
+
+
+def baseline_of(bases: Sequence[Snapshot], now: Snapshot) -> Snapshot | None:
+    """Which of `bases` `now` is compared with: its own process's, else one of its model, of its rank if there is one;
+    None where there are no `bases`."""
+
+    def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
+        other_rank = base.surroundings.rank != now.surroundings.rank
+        return base.key != now.key, bool(_other_model(base.surroundings, now.surroundings)), other_rank
+
+    return min(bases, key=is_far, default=None)
+
+
+def _changes(before: Times, after: Times) -> tuple[PlaceChange, ...]:
+    both = [
+        *((brick, None, figure, after.bricks.get(brick)) for brick, figure in before.bricks.items()),
+        *((*place, figure, after.cells.get(place)) for place, figure in before.cells.items()),
+        *((None, layer, figure, after.layers.get(layer)) for layer, figure in before.layers.items()),
+    ]
+    known = [(brick, layer, then, now) for brick, layer, then, now in both if now is not None]
+    found = [PlaceChange(brick, layer, change(then, now, len(known))) for brick, layer, then, now in known]
+    return tuple(sorted(found, key=lambda one: -abs(one.change.delta)))
+
+
+def _change(before: Figure | None, after: Figure | None, compared: int) -> Change | None:
+    return None if before is None or after is None else change(before, after, compared)
+
+
+def _is_slower(one: PlaceChange) -> bool:
+    return one.change.delta > 0 and one.change.is_beyond_noise
+
+
+def _reads_cache(brick: Brick) -> bool:
+    name, category = brick
+    return brick == BETWEEN_BRICKS or (category is BrickCategory.ATTENTION and name not in _NO_CACHE)
+
+
+def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
+    """Why the two do not compare in `phase`; empty where they do."""
+    if other := _other_model(base.surroundings, now.surroundings):
+        return other
+    if base.key == now.key and now.begin_ns == now.end_ns:
+        return "these seconds are the baseline's own"
+    before, after = base.of(phase), now.of(phase)
+    if before is None:
+        return f"the baseline has no {phase} steps"
+    if after is None or after.times is None:
+        blocks = after.blocks if after else 0
+        return f"too little yet: {phase} steps in {count(blocks)} of the last seconds, {MIN_BLOCKS} are needed"
+    if before.times is None:
+        return f"the baseline is too short: {phase} steps in {count(before.blocks)} seconds, {MIN_BLOCKS} are needed"
+    for what, then, is_now in (
+        ("sequences a step", before.sequences, after.sequences),
+        ("tokens a step", before.tokens, after.tokens),
+    ):
+        if not _alike(then, is_now, ALIKE):
+            return f"another batch: {number(is_now)} {what}, the baseline has {number(then)}"
+    for name in dict.fromkeys(one.phase for one in (*base.phases, *now.phases)):
+        then_share, now_share = (found.share if (found := each.of(name)) else 0.0 for each in (base, now))
+        if abs(then_share - now_share) > ALIKE_SHARE:
+            return (
+                f"another mix of phases: {percent(100 * now_share)} of the steps are {name}, "
+                f"of the baseline {percent(100 * then_share)}"
+            )
+    if before.times.unit != after.times.unit:
+        return "tokens are counted in one of the two alone"
+    for whose, lost in (("", now.lost_percent), ("of the baseline ", base.lost_percent)):
+        if lost > MAX_LOST_PERCENT:
+            return f"{percent(lost)} of the records {whose}were lost"
+    return ""
+
+
+def _other_model(base: Surroundings, now: Surroundings) -> str:
+    """In what the models differ; empty where they are the same, as far as is said."""
+    if (base.model or base.program) != (now.model or now.program):
+        return f"another model: {now.model or now.program}, the baseline has {base.model or base.program}"
+    for what, then, is_now in (
+        ("architecture", base.architecture, now.architecture),
+        ("quantization", base.quantization, now.quantization),
+        ("number of layers", base.layers, now.layers),
+    ):
+        if then != is_now:
+            return f"another {what}: {is_now or 'not said'}, the baseline has {then or 'not said'}"
+    return ""
+
+
+def _differences(base: Surroundings, now: Surroundings) -> list[str]:
+    differ = [
+        ("rank", base.rank, now.rank),
+        ("host", base.host, now.host),
+        ("GPU", ", ".join(base.devices), ", ".join(now.devices)),
+        ("backend", base.backend, now.backend),
+        ("threads", base.threads, now.threads),
+        ("steps recorded, one in", base.sample_every, now.sample_every),
+    ]
+    said = [(what, *("n/a" if word in (None, "") else word for word in words)) for what, *words in differ]
+    return [f"{what} {is_now}, was {then}" for what, then, is_now in said if then != is_now]
+
+
+def _cache(before: PhaseFigures, after: PhaseFigures) -> list[str]:
+    if _alike(before.cached, after.cached, ALIKE_CACHE):
+        return []
+    return [f"{count(after.cached)} positions cached, were {count(before.cached)}: attention takes its time by that"]
+
+
+def _only(before: PhaseFigures, after: PhaseFigures) -> list[str]:
+    """The bricks that one of the two alone has."""
+    then, is_now = (set(each.times.bricks) if each.times else set() for each in (before, after))
+    gone, new = (", ".join(sorted(name for name, _ in some)) for some in (then - is_now, is_now - then))
+    return [*([f"no longer there: {gone}"] if gone else []), *([f"new: {new}"] if new else [])]
+
+
+def _alike(before: float | None, after: float | None, part: float) -> bool:
+    """Whether two numbers are about the same; of both or of neither known."""
+    if before is None or after is None:
+        return before is after
+    return abs(after - before) <= part * max(before, after)

@@ -1,0 +1,143 @@
+"""How far chance may have moved a mean of steps, where steps are not independent; derived."""
+
+# Steps that follow each other are alike: caches, clocks and neighbours change slowly. A spread of single steps would
+# promise far more than is known. So what is looked at is how whole blocks of steps, of about a second, differ, and
+# where blocks that follow each other are alike, too, they count as fewer. Ten blocks say little of how they scatter:
+# figures that are looked at together say it for each other, and none passes for steadier than half of them are.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp, pi, sqrt
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_BLOCKS = 5  # fewer tell nothing of how they scatter
+LEAST_PERCENT = 3.0  # a change: two runs on one machine differ by about that much without a cause
+CONFIDENCE = 0.99  # that chance has moved none of the figures that are compared at the same time
+MAX_ALIKE = 0.9  # correlation of neighbours: of blocks alike more than that one cannot tell how many they count as
+_LEAST_WORTH = 2.0  # blocks that any number of them is worth
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A mean, its standard error, and of how many blocks."""
+
+    mean: float
+    error: float
+    blocks: int
+    median_us: float | None = None  # of one call; None where that is not known, or nothing is called
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a figure has changed; by chance alone not by more than `half` either way."""
+
+    before: float
+    now: float
+    half: float
+    medians_us: tuple[float, float] | None = None  # of one call, then and now
+
+    @property
+    def delta(self) -> float:
+        return self.now - self.before
+
+    @property
+    def percent(self) -> float | None:
+        """Of what it was before; None where that was nothing."""
+        return 100 * self.delta / self.before if self.before > 0 else None
+
+    @property
+    def half_percent(self) -> float | None:
+        """`half`, as the percent are."""
+        return 100 * self.half / self.before if self.before > 0 else None
+
+    @property
+    def noise_percent(self) -> float | None:
+        """What is no change: what chance explains, or what two runs on one machine differ by."""
+        return None if self.half_percent is None else max(self.half_percent, LEAST_PERCENT)
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether it is more than noise, and the median call has changed like it: what other programs on a processor
+        do to a few calls is theirs, however often it hits the same place."""
+        return (
+            self.noise_percent is not None
+            and abs(self.percent or 0.0) > self.noise_percent
+            and (self.medians_us is None or _is_like(self.delta, *self.medians_us))
+        )
+
+
+def _is_like(delta: float, before_us: float, now_us: float) -> bool:
+    """Whether a median has moved by LEAST_PERCENT or more to the side of `delta`."""
+    moved = (now_us - before_us) if delta > 0 else (before_us - now_us)
+    return moved >= LEAST_PERCENT / 100 * before_us
+
+
+def figures(amount: NDArray[np.float64], weight: NDArray[np.float64]) -> list[Figure]:
+    """Of each column of `amount` (a row a block) what it is for one of `weight`, over MIN_BLOCKS blocks or more.
+
+    The mean is the ratio of the sums, its error that of batch means, by the linearised ratio (W. G. Cochran,
+    "Sampling Techniques", 1977, chapter 6). How alike neighbours are is the median of all columns, each less its bias
+    (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and never below zero.
+    """
+    if not amount.shape[1]:
+        return []
+    blocks, each = len(weight), weight.mean()
+    mean = amount.sum(axis=0) / weight.sum()
+    off = amount - np.outer(weight, mean)
+    squares = (off**2).sum(axis=0)
+    alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
+    usual = float(np.clip(np.median(alike + (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
+    worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
+    # Blocks that are alike scatter less about their own mean than about the true one.
+    error = np.sqrt(squares / (blocks * (1 - 1 / worth)) / worth) / each
+    known = mean > 0
+    if known.any():
+        error[known] = np.maximum(error[known], np.median(error[known] / mean[known]) * mean[known])
+    return [Figure(*each, blocks) for each in zip(mean.tolist(), error.tolist(), strict=True)]
+
+
+def change(before: Figure, now: Figure, compared: int) -> Change:
+    """From `before` to `now`, one of so many figures that are `compared` at the same time.
+
+    The interval is Welch's, shared out among them after Bonferroni.
+    """
+    squares = before.error**2, now.error**2
+    variance = sum(squares)
+    medians = None if before.median_us is None or now.median_us is None else (before.median_us, now.median_us)
+    if variance == 0:
+        return Change(before.mean, now.mean, 0.0, medians)
+    freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
+    # Rounded down, so that few quantiles are computed.
+    return Change(before.mean, now.mean, sqrt(variance) * _student(int(freedom * 4) / 4, compared), medians)
+
+
+@lru_cache(maxsize=4096)
+def _student(freedom: float, compared: int) -> float:
+    """How many standard errors a mean is off at most, either way (G. W. Hill, "Algorithm 396: Student's
+    t-quantiles", Communications of the ACM 13, 1970)."""
+    p, n = (1 - CONFIDENCE) / compared, freedom
+    a = 1 / (n - 0.5)
+    b = 48 / a**2
+    c = ((20_700 * a / b - 98) * a - 16) * a + 96.36
+    d = ((94.5 / (b + c) - 3) / b + 1) * sqrt(a * pi / 2) * n
+    x = d * p
+    y = x ** (2 / n)
+    if y > 0.05 + a:
+        x = NormalDist().inv_cdf(p / 2)
+        y = x * x
+        if n < 5:
+            c += 0.3 * (n - 4.5) * (x + 0.6)
+        c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
+        y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
+        y = a * y * y
+        y = exp(y) - 1 if y > 0.002 else 0.5 * y * y + y
+    else:
+        y = ((1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)) * y - 1) * (n + 1) / (
+            n + 2
+        ) + 1 / y
+    return sqrt(n * y)

@@ -1,0 +1,94 @@
+"""Snapshots of a made process whose steps are noisy and alike their neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.viewmodels.baseline import Brick, PhaseFigures, Snapshot, Surroundings, Times
+from cbtop.viewmodels.noise import figures
+
+BRICKS: dict[Brick, float] = {  # µs a call
+    ("RmsNorm", BrickCategory.NORM): 100.0,
+    ("QkvProjection", BrickCategory.ATTENTION): 800.0,
+    ("AttentionScore", BrickCategory.ATTENTION): 500.0,
+    ("DownProjection", BrickCategory.FFN): 1_200.0,
+}
+DOWN: Brick = ("DownProjection", BrickCategory.FFN)
+AT = Surroundings("made.py", 1, None, "made 8L", "llama", "Q4_K", 8, "made", 4, "here", (), 1)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What moves the times of a stationary process, as parts of them; `memory` is the correlation of neighbours."""
+
+    memory: float = 0.9
+    machine: float = 0.01  # of all bricks together
+    brick: float = 0.03  # of each brick in each layer
+    call: float = 0.03  # of each call, without memory
+    pauses: float = 2e-5  # so often a call takes 20 ms more
+
+
+NOISY = Noise()
+
+
+def made(
+    seed: int,
+    noise: Noise = NOISY,
+    *,
+    slower: float = 1.0,
+    layers: int = 8,
+    blocks: int = 10,
+    steps: int = 40,
+    key: str = "",
+) -> Snapshot:
+    """Ten seconds of it, in which DownProjection of Layer 5 takes `slower` times as long."""
+    rng = np.random.default_rng(seed)
+    count, places = blocks * steps, layers * len(BRICKS)
+    usual = np.tile(list(BRICKS.values()), layers)
+    moved = _wander(rng, count, 1, noise.memory) * noise.machine
+    moved = moved + _wander(rng, count, places, noise.memory) * noise.brick
+    us = usual * np.exp(moved + rng.standard_normal((count, places)) * noise.call)
+    us[:, 5 * len(BRICKS) + list(BRICKS).index(DOWN)] *= slower
+    us[rng.random(us.shape) < noise.pauses] += 20_000
+    # Blocks are as many steps long as chance has it, as seconds are.
+    edges = np.sort(rng.choice(np.arange(2, count - 2, 2), blocks - 1, replace=False))
+    edges = (edges + np.arange(steps, count, steps)) // 2
+    inside = np.split(us, edges)
+    weight = np.array([len(part) for part in inside], float)
+    cell = np.array([part.sum(axis=0) for part in inside])
+    of_brick = cell.reshape(blocks, layers, len(BRICKS)).sum(axis=1)
+    of_layer = cell.reshape(blocks, layers, len(BRICKS)).sum(axis=2)
+    names = [f"Layer {at}" for at in range(layers)]
+    wall_us = cell.sum(axis=1, keepdims=True)
+    (step_us,), (rate,) = figures(wall_us, weight), figures(weight[:, None], wall_us[:, 0] / 1e6)
+    times = Times(
+        unit="token",
+        step_us=step_us,
+        tokens_per_sec=rate,
+        bricks=dict(zip(BRICKS, figures(of_brick, weight), strict=True)),
+        cells=dict(zip([(brick, name) for name in names for brick in BRICKS], figures(cell, weight), strict=True)),
+        layers=dict(zip(names, figures(of_layer, weight), strict=True)),
+    )
+    phase = PhaseFigures("decode", count, 1.0, 1.0, 1.0, 1_000.0, blocks, times)
+    return Snapshot(key or f"here:{seed}:1:0", AT, (phase,), seed * 10**11, seed * 10**11 + 10**10, 1.7e9, 0.0)
+
+
+def with_phase(snapshot: Snapshot, **changed: Any) -> Snapshot:
+    """`snapshot` with other numbers of its only phase."""
+    (phase,) = snapshot.phases
+    return replace(snapshot, phases=(replace(phase, **changed),))
+
+
+def _wander(rng: np.random.Generator, steps: int, figures: int, memory: float) -> NDArray[np.float64]:
+    """A stationary process of variance one for each figure: each step `memory` times the one before, and chance."""
+    chance = rng.standard_normal((steps, figures)) * np.sqrt(1 - memory**2)
+    found = np.empty((steps, figures))
+    found[0] = rng.standard_normal(figures)
+    for at in range(1, steps):
+        found[at] = memory * found[at - 1] + chance[at]
+    return found

@@ -1,0 +1,181 @@
+"""What is compared: alike things alone, and where it is not done, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbtop.viewmodels.baseline import Snapshot
+from cbtop.viewmodels.comparison import Comparison, baseline_of, compare
+from cbtop.viewmodels.model import About, MergeMode
+from tests.cbtop.viewmodels.made_snapshots import AT, DOWN, made, with_phase
+from tests.cbtop.viewmodels.verdicts.streams import IN_LAYERS, Decoding, run
+
+BASE = made(1)
+NOW = made(2, slower=1.2)
+
+
+def test_a_slower_brick_changes_its_cell_its_layer_and_itself() -> None:
+    found = compare(BASE, NOW, "decode")
+    by_name = {one.name: one.change for one in found.changes}
+    cell = by_name["DownProjection in Layer 5"]
+    assert cell.percent == pytest.approx(20, abs=2)
+    assert cell.before == pytest.approx(1_200, rel=0.02)
+    assert 0 < cell.half < 0.1 * cell.before
+    assert by_name["Layer 5"].delta == pytest.approx(240, abs=40)
+    assert found.bricks[DOWN].delta == pytest.approx(240, abs=150)
+    assert [one.name for one in found.slower] == ["DownProjection in Layer 5"]
+    assert found.worst_layer is not None
+    assert found.worst_layer.layer == "Layer 5"
+    assert (found.why_not, found.notes, found.unit) == ("", (), "token")
+
+
+def test_what_is_faster_is_no_verdict() -> None:
+    found = compare(NOW, BASE, "decode")
+    assert found.slower == []
+    assert found.worst_layer is None
+    changed = [one for one in found.changes if one.change.is_beyond_noise]
+    assert "DownProjection in Layer 5" in [one.name for one in changed]
+    assert all(one.change.delta < 0 for one in changed)
+
+
+REASONS = [
+    (replace(BASE, surroundings=replace(AT, model="other")), "another model: made 8L, the baseline has other"),
+    (replace(BASE, surroundings=replace(AT, quantization="F16")), "another quantization: Q4_K, the baseline has F16"),
+    (replace(BASE, surroundings=replace(AT, model=None)), "another model: made 8L, the baseline has made.py"),
+    (with_phase(BASE, tokens=4.0), "another batch: 1.00 tokens a step, the baseline has 4.00"),
+    (with_phase(BASE, sequences=8.0), "another batch: 1.00 sequences a step, the baseline has 8.00"),
+    (with_phase(BASE, sequences=None), "another batch: 1.00 sequences a step, the baseline has n/a"),
+    (
+        with_phase(BASE, share=0.8),
+        "another mix of phases: 100.0 % of the steps are decode, of the baseline 80.0 %",
+    ),
+    (with_phase(BASE, phase="prefill"), "the baseline has no decode steps"),
+    (with_phase(BASE, blocks=3, times=None), "the baseline is too short: decode steps in 3 seconds, 5 are needed"),
+    (replace(BASE, lost_percent=2.0), "2.0 % of the records of the baseline were lost"),
+]
+
+
+@pytest.mark.parametrize(("base", "why"), REASONS, ids=[why for _, why in REASONS])
+def test_unlike_things_are_not_compared_and_it_is_said_why(base: Snapshot, why: str) -> None:
+    found = compare(base, NOW, "decode")
+    assert found == Comparison(base, NOW, "decode", why)
+    assert found.slower == []
+
+
+def test_what_has_run_too_little_yet_says_so() -> None:
+    for blocks, now in ((2, with_phase(NOW, blocks=2, times=None)), (0, replace(NOW, phases=()))):
+        why = compare(BASE, now, "decode").why_not
+        assert why == f"too little yet: decode steps in {blocks} of the last seconds, 5 are needed"
+
+
+def test_what_is_about_the_same_is_compared() -> None:
+    assert compare(with_phase(BASE, share=0.97, tokens=1.01), NOW, "decode").why_not == ""
+
+
+def test_another_machine_is_said_and_compared_all_the_same() -> None:
+    there = replace(AT, host="there", devices=("H100",), backend="numba", threads=8, rank=2)
+    found = compare(replace(BASE, surroundings=there), NOW, "decode")
+    assert found.why_not == ""
+    assert found.notes == (
+        "rank n/a, was 2",
+        "host here, was there",
+        "GPU n/a, was H100",
+        "backend made, was numba",
+        "threads 4, was 8",
+    )
+
+
+def test_a_brick_that_one_of_the_two_alone_has_is_said() -> None:
+    (phase,) = BASE.phases
+    assert phase.times is not None
+    others = {brick: figure for brick, figure in phase.times.bricks.items() if brick != DOWN}
+    fused = with_phase(BASE, times=replace(phase.times, bricks=others))
+    assert compare(fused, NOW, "decode").notes == ("new: DownProjection",)
+    assert compare(NOW, fused, "decode").notes == ("no longer there: DownProjection",)
+
+
+def _attention_in(record: Path, cached: int | None) -> Comparison:
+    """AttentionScore takes half as long again in every layer."""
+    for name in ("base", "now"):
+        (record / name).mkdir()
+    cells = dict.fromkeys([(layer, "AttentionScore") for layer in range(8)], 1.5)
+    said = None if cached is None else (lambda _step: cached)
+    later = run(record / "now", Decoding(cell_factor=cells, cached=said))
+    said = None if cached is None else (lambda _step: 100)
+    later.baselines = run(record / "base", Decoding(cached=said)).snapshots()
+    found = later.one().baseline
+    assert found is not None
+    return found
+
+
+def test_that_attention_takes_longer_for_a_longer_cache_is_shown_and_no_regression(tmp_path: Path) -> None:
+    found = _attention_in(tmp_path, cached=400)
+    assert found.notes == ("400 positions cached, were 100: attention takes its time by that",)
+    attention = next(change for (name, _), change in found.bricks.items() if name == "AttentionScore")
+    assert attention.percent == pytest.approx(50, abs=3)
+    assert attention.is_beyond_noise
+    assert found.slower == []
+    assert found.worst_layer is None
+
+
+def test_with_the_same_cache_it_is_one(tmp_path: Path) -> None:
+    found = _attention_in(tmp_path, cached=100)
+    assert [one.name for one in found.slower] == ["AttentionScore"]
+
+
+def test_where_nobody_says_how_long_the_cache_is_it_may_be_longer(tmp_path: Path) -> None:
+    assert _attention_in(tmp_path, cached=None).slower == []
+
+
+def test_attention_of_one_layer_alone_is_slower_whatever_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "now").mkdir()
+    now = run(tmp_path / "now", Decoding(cell_factor={(2, "AttentionScore"): 1.5}))
+    now.baselines = run(tmp_path / "base", Decoding(seed=1)).snapshots()
+    (verdict,) = now.one().verdicts
+    assert verdict.id == "slower-than-baseline"
+    assert verdict.sentence.startswith("AttentionScore in Layer 2 is 2")
+    assert (verdict.about.kind, verdict.about.name) == (About.LAYER, "Layer 2")
+    rows = now.one().layer_times
+    assert rows is not None
+    assert verdict.about.node == next(row.id for row in rows.rows if row.name == "Layer 2")
+    more = next(one for one in verdict.evidence if one.name == "more than the baseline")
+    assert (more.value, more.unit) == (pytest.approx(IN_LAYERS["AttentionScore"] / 2, rel=0.05), "µs/token")
+
+
+def test_a_brick_that_is_slower_everywhere_is_named_with_the_layer_that_has_most_of_it(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "now").mkdir()
+    now = run(tmp_path / "now", Decoding(down_factor=1.1, cell_factor={(6, "DownProjection"): 1.2}))
+    now.baselines = run(tmp_path / "base", Decoding(seed=1)).snapshots()
+    (verdict,) = now.one().verdicts
+    assert verdict.sentence.startswith("DownProjection is 1,2")
+    assert ", most of it in Layer 6 (+3" in verdict.sentence
+    assert (verdict.about.kind, verdict.about.name) == (About.BRICK, "DownProjection")
+    assert verdict.gain_tokens_per_sec is not None
+    assert verdict.gain_tokens_per_sec == pytest.approx(40.9 * 1_250 / 25_400, rel=0.1)
+
+
+def test_each_process_is_compared_with_its_own_baseline_else_with_its_rank_of_the_model() -> None:
+    ranks = [replace(made(at), key=f"r{at}", surroundings=replace(AT, rank=at)) for at in range(3)]
+    assert baseline_of(ranks, ranks[1]) is ranks[1]
+    assert baseline_of(ranks, replace(ranks[2], key="a new process")) is ranks[2]
+    twins = [replace(ranks[0], key=key) for key in ("one", "two")]
+    assert baseline_of(twins, replace(NOW, key="two")) is twins[1]
+    other_model = replace(ranks[0], key="o", surroundings=replace(AT, rank=0, model="other"))
+    assert baseline_of([other_model, *ranks], replace(ranks[0], key="a new process")) is ranks[0]
+    assert baseline_of([], NOW) is None
+
+
+def test_of_several_processes_merged_there_is_a_reason_and_no_change(tmp_path: Path) -> None:
+    made = run(tmp_path, Decoding(), Decoding(seed=1))
+    key = next(iter(made.seen()))
+    assert made.mark_baseline(key)
+    assert len(made.baselines) == 2
+    merged = made.merged(MergeMode.SUM)
+    assert merged is not None
+    assert merged.baseline is not None
+    assert merged.baseline.why_not == "these are several processes, and each has its own"
