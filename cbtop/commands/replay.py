@@ -12,6 +12,7 @@ from cbtop.commands.shared.choose import add_merge_argument, add_source_argument
 from cbtop.commands.show import (
     add_show_arguments,
     check_phase,
+    is_headless,
     positive_seconds,
     print_report,
     settle_options,
