@@ -11,6 +11,7 @@ from textual.events import Resize
 from cbtop.tui.app import AppFeed, CbtopApp, SavedHistory
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.output import Output
+from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.model import SourceView
 
 _NOT_OURS = (
@@ -65,6 +66,11 @@ class RunApp(CbtopApp, inherit_bindings=False):
         if written is not self._written:
             self._written = written
             self.query_one(Output).show_written(written)
+
+    def _show_surroundings(self) -> None:
+        super()._show_surroundings()
+        if not self._program.is_running:
+            self._tabs.set_note(((clean(self.feed.status()), "dim"),), keep=True)
 
     def on_resize(self, event: Resize) -> None:
         self._program.resize(event.size.width, event.size.height)

@@ -9,7 +9,9 @@ from textual.events import Click
 from textual.message import Message
 
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import Line, Span, both_ends
+from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
+
+NOTE_GAP = 4  # before a note that is kept, and behind it
 
 
 class TabBar(Drawing):
@@ -27,14 +29,15 @@ class TabBar(Drawing):
         self.titles = tuple(titles)
         self.active = active
         self.note: Line = ()
+        self._is_note_kept = False
 
     def set_active(self, index: int) -> None:
         self.active = index
         self.redraw()
 
-    def set_note(self, note: Line) -> None:
-        """What stands at the right end."""
-        self.note = note
+    def set_note(self, note: Line, *, keep: bool = False) -> None:
+        """What stands at the right end; where it is to be kept, the tabs leave it room."""
+        self.note, self._is_note_kept = note, keep
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -45,6 +48,8 @@ class TabBar(Drawing):
 
     def _labels(self, width: int) -> list[str]:
         """All of them in `width` cells: where there is little room, of each but the active one the first letters."""
+        if self._is_note_kept:
+            width -= width_of(self.note) + NOTE_GAP
         wide = [f" {number} {title} " for number, title in enumerate(self.titles, 1)]
         found, letters = wide, max(map(len, self.titles))
         while sum(map(cell_len, found)) > width and letters >= 0:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
-from cbtop.client import store
+from cbtop.client import store, trend
 from cbtop.client.replay import ReplayFeed, baselines_in
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.tui.replay_app import ReplayApp
@@ -86,7 +86,9 @@ def known(feed: ReplayFeed) -> list[object]:
         for view in (feed.view(source.key, window=window), feed.merged(MergeMode.SUM, source.key, window=window))
         if view
     ]
-    return [value for view in views for value in leaves(replace(view, graph=tuple(view.graph)))]
+    listed = [row for view in views if view.listed for row in view.listed.rows()]
+    alone = [replace(view, graph=tuple(view.graph), listed=None) for view in views]
+    return [value for one in (*alone, *listed) for value in leaves(one)]
 
 
 def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
@@ -109,6 +111,7 @@ def test_after_a_jump_it_shows_what_it_shows_when_all_before_was_played(
     path = IMPERFECT if of == "imperfect" else uneven
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(store, "HISTORY_S", curve_s)
+        patched.setattr(trend, "SECONDS", curve_s)
         with ReplayFeed(path, window_s, clock_s=Hand()) as jumps, ReplayFeed(path, window_s, clock_s=Hand()) as plays:
             for share in moves:
                 jumps.seek(share * jumps.duration_s)

@@ -36,7 +36,7 @@ def test_it_has_every_brick_and_every_layer_of_the_window(tmp_path: Path) -> Non
     assert decode is not None
     times = decode.times
     assert times is not None
-    assert (times.unit, decode.blocks) == ("token", 10)
+    assert (times.unit, decode.blocks) == ("token", 11)  # blocks begin on whole seconds
     assert times.bricks[DOWN].mean == pytest.approx(LAYERS * IN_LAYERS["DownProjection"])
     assert times.cells[DOWN, "Layer 3"].mean == pytest.approx(IN_LAYERS["DownProjection"])
     assert times.cells[DOWN, "Layer 3"].median_us == pytest.approx(IN_LAYERS["DownProjection"], rel=0.01)
@@ -124,7 +124,7 @@ def test_seconds_of_the_baseline_itself_are_not_compared_with_it(tmp_path: Path)
     decode = later.of("decode")
     assert decode is not None
     assert later.begin_ns >= before.end_ns
-    assert decode.blocks == 7
+    assert decode.blocks == 8
     of_another = Snapshot("other", base.surroundings, base.phases, 0, base.end_ns, None, 0.0)
     assert snapshot(seen.record, (), "decode", (of_another,)).begin_ns == base.begin_ns
 
