@@ -13,6 +13,7 @@ from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import ClockReading, DaemonGoodbye, DaemonHello
 from cbtop.protocol.process import boot_id
+from cbtop.protocol.publisher import RECORDS
 from cbtop.protocol.subscriber import Subscriber
 
 SILENT_AFTER_S = 3.0  # three heartbeats
@@ -91,6 +92,11 @@ class Collector:
             return
         if self._exchange.is_due(time.perf_counter_ns()):
             self._ask_clock()
+
+    def follow_records(self, on: bool) -> None:
+        """Receive every record too, or no more: each is kept for as long as the newest are."""
+        self._subscriber.follow(RECORDS, on)
+        self.store.keep_records(on)
 
     @property
     def _same_boot(self) -> bool:

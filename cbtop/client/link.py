@@ -33,6 +33,10 @@ class Link:
         self._collector.poll(timeout_ms)
         self._daemon.check(is_silent=self._collector.is_silent)
 
+    def follow_records(self, on: bool) -> None:
+        """Receive every record too, or no more."""
+        self._collector.follow_records(on)
+
     @property
     def is_daemon_inside(self) -> bool:
         """Whether the daemon is ours: nobody else was there to watch."""

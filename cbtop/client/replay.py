@@ -17,10 +17,11 @@ from cbtop.protocol.messages import DaemonHello, Message
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.model import ReplayView
 
-SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
+SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters and a timeline
 # A jump begins so long before its target, at a keyframe: what is shown of the last seconds has something to show.
 WARM_UP_NS = 1_000_000_000
 WALK_NS = 10_000_000_000  # so far it goes forward frame by frame
+RECENT_NS = 10_000_000_000  # a timeline is made of the newest records of so long
 MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
 
 
@@ -47,6 +48,7 @@ class ReplayFeed(StoreViews):
         self._reader = RecordingReader(path)
         # One keyframe says much that the last one said: to decode a catalog anew is a third of a jump.
         self._kept = lru_cache(maxsize=16)(codec.decode)
+        self._follows_records = False
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
         self._refused: set[int] = set()  # where the frames lie whose messages were none
@@ -87,6 +89,19 @@ class ReplayFeed(StoreViews):
         """The same, with all that was said since `begin_s`: the window is as long as it was for who watched then."""
         self._jump(self._moment_ns(begin_s))
         self._walk(self._moment_ns(to_s))
+
+    def follow_records(self, on: bool) -> None:
+        """Show every record too, as a timeline needs them, or no more. What else is shown stays as it is."""
+        if on == self._follows_records:
+            return
+        self._follows_records = on
+        self._store.keep_records(on)
+        go_on = None if self._next is None else self._next.offset
+        if on:
+            go_on = self._catch_up(go_on)
+        if go_on is not None:
+            self._frames = self._reader.frames(go_on, self._wanted)
+            self._next = next(self._frames, None)
 
     def replay(self) -> ReplayView:
         """Where it is in what."""
@@ -140,9 +155,25 @@ class ReplayFeed(StoreViews):
     def _moment_ns(self, at_s: float) -> int:
         return self._reader.begin_ns + round(min(max(at_s, 0), self.duration_s) * 1e9)
 
+    @property
+    def _wanted(self) -> tuple[FrameKind, ...]:
+        return (*SHOWN, FrameKind.RECORDS) if self._follows_records else SHOWN
+
+    def _catch_up(self, until: int | None) -> int | None:
+        """Show the records until now, of the frames before `until`; gives where the first later one lies."""
+        for frame in self._reader.frames(self._reader.keyframe_before(self._at_ns - RECENT_NS), (FrameKind.RECORDS,)):
+            if until is not None and frame.offset > until:
+                break
+            if min(frame.time_ns, self._reader.end_ns) > self._at_ns:
+                return frame.offset
+            self._apply(frame)
+        return until
+
     def _jump(self, target_ns: int) -> None:
         self._store = Store(self._store.window_s)
-        self._frames = self._reader.frames(self._reader.keyframe_before(target_ns - WARM_UP_NS), SHOWN)
+        self._store.keep_records(self._follows_records)
+        back_ns = max(WARM_UP_NS, RECENT_NS * self._follows_records)
+        self._frames = self._reader.frames(self._reader.keyframe_before(target_ns - back_ns), self._wanted)
         self._next = next(self._frames, None)
         self._walk(target_ns)
 

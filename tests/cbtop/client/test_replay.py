@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,62 @@ def test_a_file_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
         done = cbtop("replay", str(path))
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"cbtop: {path}")
+
+
+def timeline_of(feed: ReplayFeed) -> list[tuple[str, int, int]]:
+    view = feed.view(None, "decode")
+    if view is None or view.timeline is None:
+        return []
+    begin_ns = view.timeline.begin_ns
+    return [
+        (span.name, begin_ns + span.start_ns, span.duration_ns)
+        for lane in view.timeline.lanes
+        for row in lane.rows
+        for span in row.spans
+    ]
+
+
+def test_records_are_decoded_only_where_they_are_followed(feed: ReplayFeed) -> None:
+    feed.seek(60)
+    touched = feed.touched
+    assert timeline_of(feed) == []
+    feed.follow_records(True)
+    assert timeline_of(feed)
+    assert feed.touched - touched <= 40  # of the last ten seconds and some
+    feed.follow_records(False)
+    assert timeline_of(feed) == []
+    touched = feed.touched
+    feed.seek(61)
+    assert feed.touched - touched <= 3
+
+
+@given(moves=st.lists(st.floats(1, SECONDS), min_size=1, max_size=4), late=st.booleans())
+def test_a_timeline_ends_with_the_moment_however_it_was_come_to(made: Path, moves: list[float], late: bool) -> None:
+    with ReplayFeed(made, clock_s=Hand()) as feed, ReplayFeed(made, clock_s=Hand()) as straight:
+        straight.follow_records(True)
+        if not late:
+            feed.follow_records(True)
+        for to_s in moves:
+            feed.seek(to_s)
+        feed.follow_records(True)
+        straight.seek(moves[-1])
+        shown, wanted = timeline_of(feed), timeline_of(straight)
+        assert shown[-1:] == wanted[-1:]
+        common = min(len(shown), len(wanted))
+        assert shown[len(shown) - min(common, 8) :] == wanted[len(wanted) - min(common, 8) :]
+
+
+def test_what_else_is_shown_stays_as_it_is_when_records_are_followed(feed: ReplayFeed) -> None:
+    feed.seek(30)
+    feed.seek(39)
+    before = feed.view(None, "decode", window=True)
+    feed.follow_records(True)
+    after = feed.view(None, "decode", window=True)
+    assert before is not None
+    assert after is not None
+    assert after.timeline is not None
+    assert replace(after, timeline=None) == before
+    steps_before = steps(feed)
+    feed.seek(45)
+    assert steps(feed) == steps_before + 12
+    assert timeline_of(feed)[-1] != timeline_of(feed)[0]
