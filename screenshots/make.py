@@ -41,8 +41,8 @@ def main() -> int:
     names = [view.title.lower() for view in VIEWS]
     views = {str(number): name for number, name in enumerate(names, 1) if name != "devices"}
     asyncio.run(draw_recorded("imperfect.cbtop", 20.0, views))
-    asyncio.run(draw_recorded("h100.cbtop", 20.0, {"4": "gpu", "5": "gpu_graph"}))
-    draw([*CBTOP, "demo", "--serve-only"], {"6": "devices"})
+    asyncio.run(draw_recorded("h100.cbtop", 20.0, {"5": "gpu", "6": "gpu_graph"}))
+    draw([*CBTOP, "demo", "--serve-only"], {"7": "devices"})
     if find_spec("transformers") is None:
         print("run.svg stays as it is: transformers is not installed (make torch)")
     else:

@@ -21,6 +21,7 @@ from cbtop.commands.show import (
 from cbtop.errors import NoDataError, UntrustedError, UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.reports import TIMELINE
 
 if TYPE_CHECKING:  # it loads numpy
     from cbtop.client.replay import ReplayFeed
@@ -61,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     with feed:
         headless = is_headless(options)
+        feed.follow_records(options.view == TIMELINE)
         at_s = options.at if options.at is not None else feed.duration_s if headless else 0
         if headless and shows_window(options, by_default=False):
             feed.seek_from(min(at_s, feed.duration_s) - options.window, at_s)

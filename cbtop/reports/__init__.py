@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 Report = Callable[["Sequence[SourceView]", Sequence[str], "ReplayView | None"], str]
 
 DEVICES = "devices"  # the section that is of no source
-VIEWS = ("bricks", "categories", "layers", "roofline", "tree", "trace", DEVICES)  # as in text.py
+TIMELINE = "timeline"  # the section that is made of records, which are received for it alone
+VIEWS = ("bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", DEVICES)  # as in text.py
 
 
 def _text(views: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:

@@ -31,8 +31,10 @@ from cbtop.viewmodels.model import (
     StretchView,
     TraceView,
 )
+from cbtop.viewmodels.timeline import Gap, Span, TimelineView
 
 SCHEMA = "cbtop.snapshot/1"
+MAX_LISTED = 512  # spans of a row of the timeline, and gaps of a lane
 _POINT_KEYS = (
     "intensity",
     "gflops",
@@ -141,6 +143,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "bricks": [_brick(row) for row in view.bricks],
         "shares_close": view.shares_close,
         "layer_times": _layers(view.layer_times),
+        "timeline": _timeline(view.timeline),
         "verdicts": [asdict(verdict) for verdict in view.verdicts],
         "ranks": None if view.ranks is None else asdict(view.ranks),
         "categories": [_category(row) for row in view.categories],
@@ -197,6 +200,59 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
             for row in layers.rows
         ],
     }
+
+
+def _timeline(found: TimelineView | None) -> dict[str, Any] | None:
+    """The newest records on their lanes; null where none were followed. Of each row and of the gaps the newest are
+    listed, and all are counted and added up."""
+    if found is None:
+        return None
+    return {
+        "begin_monotonic_ns": found.begin_ns,
+        "length_ns": found.length_ns,
+        "newest": None if found.newest is None else _span(found.newest),
+        "newest_ended_s": found.newest_s,
+        "steps": found.steps,
+        "spans": found.spans,
+        "records_older": found.older,
+        "records_of_unknown_steps": found.unplaced,
+        "records_missing": found.missing,
+        "lanes": [
+            {
+                "name": lane.name,
+                "backends": lane.backends,
+                "parts_ns": lane.parts_ns(0, found.length_ns),
+                "rows": [
+                    {
+                        "name": row.name,
+                        "count": len(row.spans),
+                        "spans": [_span(span) for span in row.spans[-MAX_LISTED:]],
+                    }
+                    for row in lane.rows
+                ],
+                "gaps_count": len(lane.gaps),
+                "gaps": [_part(gap) for gap in lane.gaps[-MAX_LISTED:]],
+            }
+            for lane in found.lanes
+        ],
+    }
+
+
+def _span(span: Span) -> dict[str, Any]:
+    return {
+        **_part(span),
+        "node": span.node,
+        "kind": span.kind.name.lower(),
+        "category": None if span.category is None else span.category.display_name,
+        "backend": span.backend or None,
+        "elements": span.elements,
+        "failed": span.is_failed,
+        "plain": span.is_plain,
+    }
+
+
+def _part(part: Span | Gap) -> dict[str, Any]:
+    return {"name": part.name, "start_ns": part.start_ns, "duration_ns": part.duration_ns, "in": part.where}
 
 
 def clock_fields(clock: ClockView | None) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.layers import LayersView
+from cbtop.viewmodels.timeline import TimelineView
 
 UNSURE_PERCENT = 10  # of a ceiling: rounds further apart than that say little of what is possible
 OVERLAP = 1.05  # steps at once, on average: below it they ran one after the other
@@ -523,6 +524,7 @@ class SourceView:
         float | None, ...
     ] = ()  # the mean step of each second, as the rates above; none of a merge
     verdicts: tuple[Verdict, ...] = ()  # of the stretch shown, the worst first
+    timeline: TimelineView | None = None  # of the last steps of all phases; None where no records are followed
 
     @property
     def standing(self) -> str:

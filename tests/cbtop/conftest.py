@@ -27,6 +27,7 @@ class ScriptedFeed:
         self.refused = ""
         self.is_complete = True
         self.end: FeedEnd | None = None
+        self.follows_records = False
 
     def poll(self) -> None:
         self.polls += 1
@@ -49,6 +50,9 @@ class ScriptedFeed:
             return None
         names, keys = (tuple(f"pid {seen.pid}" for seen in self.seen), tuple(seen.key for seen in self.seen))
         return replace(view, merged=MergedView(mode, names, keys, left_out=0))
+
+    def follow_records(self, on: bool) -> None:
+        self.follows_records = on
 
     def status(self) -> str:
         return self.line

@@ -34,6 +34,7 @@ from cbtop.viewmodels.model import (
     WindowView,
 )
 from cbtop.viewmodels.stall import STEP_UNKNOWN
+from cbtop.viewmodels.timeline import Lane, Row, Span, TimelineView
 from tests.cbtop.made_machines import machine
 
 STEPS = 1_200
@@ -439,6 +440,34 @@ HOSTILE_NAMES = (
 
 HOSTILE = replace(
     LIVE,
+    timeline=TimelineView(
+        begin_ns=0,
+        length_ns=100 * len(HOSTILE_NAMES),
+        lanes=(
+            Lane(
+                "steps",
+                HOSTILE_NAMES,
+                (
+                    Row(
+                        "bricks",
+                        tuple(
+                            Span(100 * at, 100, 0, at + 1, name, NodeKind.BRICK, BrickCategory.FFN, (name,), name, 1)
+                            for at, name in enumerate(HOSTILE_NAMES)
+                        ),
+                    ),
+                ),
+                (),
+                0,
+            ),
+        ),
+        newest=None,
+        newest_s=None,
+        spans=len(HOSTILE_NAMES),
+        older=0,
+        unplaced=0,
+        missing=0,
+        steps=0,
+    ),
     machines=(
         machine(
             *(

@@ -9,5 +9,6 @@ from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.overview import Overview
 from cbtop.tui.views.roofline import Roofline
+from cbtop.tui.views.timeline import Timeline
 
-VIEWS: tuple[type[View], ...] = (Overview, Bricks, Layers, Roofline, Graph, Devices)
+VIEWS: tuple[type[View], ...] = (Overview, Bricks, Layers, Timeline, Roofline, Graph, Devices)

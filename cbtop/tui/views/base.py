@@ -23,6 +23,7 @@ class View(Vertical):
     columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: what each column says
     details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # and what opens with its details
     section: ClassVar[str] = "all"  # what a text report calls it
+    needs_records: ClassVar[bool] = False  # each record, not only what they add up to
 
     source: var[SourceView | None] = var(None)  # a reactive would repaint every line: the drawings know which changed
 
