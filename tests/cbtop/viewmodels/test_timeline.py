@@ -140,20 +140,14 @@ def test_the_newest_step_is_one_of_the_phase_that_is_shown(runtime: Path) -> Non
     assert view is source_view(record, "prefill").timeline  # nothing has come: there is nothing to draw again
 
 
-async def two_at_once(profiler: BrickProfiler, clock: Clock, *, steps: bool) -> None:
-    """Two tasks that each run a brick while the other does: a, b begin; a, b end."""
+async def two_steps_at_once(profiler: BrickProfiler, clock: Clock) -> None:
+    """Two tasks that each run a step while the other does: a, b begin; a, b end."""
 
     async def one(name: str) -> None:
-        if steps:
-            with profiler.step("decode", tokens=1), profiler.brick(name):
-                clock.sleep_us(10)
-                await asyncio.sleep(0)
-                clock.sleep_us(10)
-        else:
-            with profiler.brick(name):
-                clock.sleep_us(10)
-                await asyncio.sleep(0)
-                clock.sleep_us(10)
+        with profiler.step("decode", tokens=1), profiler.brick(name):
+            clock.sleep_us(10)
+            await asyncio.sleep(0)
+            clock.sleep_us(10)
 
     await asyncio.gather(one("a"), one("b"))
 
@@ -161,7 +155,7 @@ async def two_at_once(profiler: BrickProfiler, clock: Clock, *, steps: bool) -> 
 def test_steps_that_overlap_are_on_lanes_of_their_own_and_no_time_between_them_is_made_up(runtime: Path) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
-    asyncio.run(two_at_once(profiler, clock, steps=True))
+    asyncio.run(two_steps_at_once(profiler, clock))
     clock.sleep_us(5)
     with profiler.step("decode", tokens=1), profiler.brick("c"):
         clock.sleep_us(1)
@@ -183,20 +177,30 @@ def test_steps_that_overlap_are_on_lanes_of_their_own_and_no_time_between_them_i
 def test_tasks_that_interleave_on_one_thread_are_not_drawn_inside_each_other(runtime: Path) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
-    asyncio.run(two_at_once(profiler, clock, steps=False))
-    with profiler.brick("outer"):  # another one that lies in it in time alone, and one that does in the graph
-        clock.sleep_us(10)
-        with profiler.brick("inner"):
+
+    async def around() -> None:
+        with profiler.brick("a"):
+            clock.sleep_us(10)
+            await asyncio.sleep(0)
+            with profiler.brick("in a"):
+                clock.sleep_us(10)
+
+    async def meanwhile() -> None:
+        with profiler.brick("b"), profiler.brick("in b"):  # from begin to end while `a` runs
             clock.sleep_us(5)
-        profiler.record_deferred("b", clock.now_ns - 3_000, end_ns=clock.now_ns)
-        clock.sleep_us(10)
+
+    async def both() -> None:
+        await asyncio.gather(around(), meanwhile())
+
+    asyncio.run(both())
     record = followed(source_of(runtime))
     found = shown(record)
-    first, second = found.lanes
     assert [lane.name for lane in found.lanes] == ["outside steps", "outside steps 2"]
-    assert [row.name for row in first.rows] == ["bricks", "in bricks"]
-    assert "b" in [span.name for span in second.rows[0].spans]
-    assert not any("a" in span.where for span in second.rows[0].spans)
+    drawn = [[(span.name, span.where) for row in lane.rows for span in row.spans] for lane in found.lanes]
+    assert drawn == [[("a", ()), ("in a", ("a",))], [("b", ()), ("in b", ("b",))]]
+    assert told(found.lanes[1]) == [
+        ("no brick recorded", 0, 10_000), ("b", 10_000, 5_000), ("no brick recorded", 15_000, 10_000),
+    ]  # fmt: skip
     check(found, record)
 
 
