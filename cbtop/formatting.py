@@ -26,6 +26,7 @@ from cbtop.units import (  # also written by this module's name
 
 # isort: on
 from cbtop.viewmodels.kernels import BurstView
+from cbtop.viewmodels.lanes import Lane
 from cbtop.viewmodels.model import (
     BesideView,
     BooksView,
@@ -39,7 +40,7 @@ from cbtop.viewmodels.model import (
     StretchView,
     Verdict,
 )
-from cbtop.viewmodels.timeline import Lane, TimelineView
+from cbtop.viewmodels.timeline import TimelineView
 
 NONE_THERE = "–"
 BUSY_PERCENT = 5  # of a machine: what an idle system does is less

@@ -15,6 +15,7 @@ from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import tree_text
+from cbtop.viewmodels.lanes import Gap, Span
 from cbtop.viewmodels.layers import LayersView
 from cbtop.viewmodels.model import (
     BesideView,
@@ -31,7 +32,7 @@ from cbtop.viewmodels.model import (
     StretchView,
     TraceView,
 )
-from cbtop.viewmodels.timeline import Gap, Span, TimelineView
+from cbtop.viewmodels.timeline import TimelineView
 
 SCHEMA = "cbtop.snapshot/1"
 MAX_LISTED = 512  # spans of a row of the timeline, and gaps of a lane

@@ -228,8 +228,8 @@ class CbtopApp(App[int]):
         position = self.selection.position(self.feed.sources())
         self._header.show_heading(Heading(self.source, self.paused, position, self.replay()))
         note: Line = (
-            (f"every {formatting.seconds(self.interval_s)} · ", "faint"),
             (clean(self.feed.status()), "dim"),
+            (f" · every {formatting.seconds(self.interval_s)}", "faint"),
         )
         self._tabs.set_note(note)
 

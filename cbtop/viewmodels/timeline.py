@@ -1,17 +1,8 @@
-"""The last steps, record by record, on lanes: what ran when, and what lay between.
-
-What a lane is
-- Threads are not recorded. What ran one after the other, or inside of each other, takes one lane; a step that ran
-  while another did takes the next, and so does what ran beside its like inside one step.
-- What other threads or tasks did for a step (adopted work), what ran outside of steps, and what the host timed of a
-  step that its device timed have lanes of their own.
-- On every lane the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
-"""
+"""The last steps of a source, record by record: which of its records are shown, and on which lanes they lie."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -23,93 +14,28 @@ from cbtop.client.recent import Hole, RecentRecords
 from cbtop.client.store import SourceRecord
 from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import on_tracks
-from cbtop.profiler.books import BETWEEN_LAYERS, INSIDE_LAYERS
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import sane
 from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, FLAG_UNCOUNTED, LANE_SHIFT, LANES, Batch
-from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory, NodeKind
+from cbtop.protocol.vocabulary import LAUNCHES, NodeKind
+from cbtop.viewmodels.lane_maker import GapNames, LaneMaker, is_step
+from cbtop.viewmodels.lanes import (
+    ADOPTED,
+    BESIDE,
+    BETWEEN_RECORDED,
+    BETWEEN_STEPS,
+    HOST,
+    OUTSIDE,
+    STEPS,
+    Gap,
+    Lane,
+    Span,
+)
 
 MAX_SPANS = 4_096  # so many records are shown, or one whole step of more
-# The gaps that the books do not name.
-BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
-NOT_LOOKED_INTO = "not recorded inside"  # a step that was timed as a whole
-UNATTRIBUTED = "unattributed"
-NOTHING = "no brick recorded"
-ELSEWHERE = "a step on another lane"
-AFTER = "after the last step"
-UNNAMED = "unnamed gap"  # records are missing there: what ran is not known
-# Lanes
-BRICKS = "bricks"  # of the parts of a lane, what is no gap
-STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopted", "outside steps"
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One record. `start_ns` counts from where the timeline begins; `level` is its row: steps, layers, bricks."""
-
-    start_ns: int
-    duration_ns: int
-    level: int
-    node: int
-    name: str
-    kind: NodeKind
-    category: BrickCategory | None
-    where: tuple[str, ...]  # what it lies in, from the step down
-    backend: str
-    elements: int | None  # None: not counted
-    is_failed: bool = False
-    is_plain: bool = False  # a step that was timed as a whole
-
-    @property
-    def end_ns(self) -> int:
-        return self.start_ns + self.duration_ns
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Time in which no brick of a lane ran."""
-
-    start_ns: int
-    duration_ns: int
-    name: str
-    where: tuple[str, ...] = ()  # what it lies in, from the step down
-
-    @property
-    def end_ns(self) -> int:
-        return self.start_ns + self.duration_ns
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Spans of one lane that lie side by side, by their start."""
-
-    name: str
-    spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Rows from the steps down; the spans of the row number `bricks` and the `gaps` add up to the whole timeline."""
-
-    name: str
-    backends: tuple[str, ...]
-    rows: tuple[Row, ...]
-    gaps: tuple[Gap, ...]
-    bricks: int  # the row of the outermost bricks
-
-    def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
-        """What the time from one moment to another is: `bricks`, and its gaps by their names, the longest first."""
-        found = {BRICKS: 0}
-        parts: list[Span | Gap] = [*self.rows[self.bricks].spans, *self.gaps]
-        for part in parts:
-            inside_ns = min(part.end_ns, end_ns) - max(part.start_ns, begin_ns)
-            if inside_ns > 0:
-                name = part.name if isinstance(part, Gap) else BRICKS
-                found[name] = found.get(name, 0) + inside_ns
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +118,7 @@ def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> Timeli
         older=int((~chosen).sum()),
         unplaced=int((chosen & ~found.is_placed).sum()),
         missing=recent.missing,
-        steps=sum(_is_step(nodes, span.node) for span in spans),
+        steps=sum(is_step(nodes, span.node) for span in spans),
     )
 
 
@@ -259,12 +185,12 @@ def _lanes(
         for track, depth, record in on_tracks(nodes, groups[kind, number]):
             tracks.setdefault(track, []).append((depth, record))
         for _, records in sorted(tracks.items()):
-            has_steps = any(_is_step(nodes, record.node) for _, record in records)
+            has_steps = any(is_step(nodes, record.node) for _, record in records)
             name = BESIDE if kind == STEPS and not has_steps else kind
             named[name] = named.get(name, 0) + 1
             title = name if named[name] == 1 else f"{name} {named[name]}"
-            names = _GapNames(nodes, ran if has_steps else None, between, begin_ns, holes)
-            yield _LaneMaker(nodes, begin_ns, names, has_steps=has_steps).lane(title, records, length_ns)
+            names = GapNames(nodes, ran if has_steps else None, between, begin_ns, holes)
+            yield LaneMaker(nodes, begin_ns, names, has_steps=has_steps).lane(title, records, length_ns)
 
 
 def _groups(found: _Records, placed: NDArray[np.bool_]) -> dict[tuple[str, int], list[TimedRecord]]:
@@ -291,131 +217,6 @@ def _groups(found: _Records, placed: NDArray[np.bool_]) -> dict[tuple[str, int],
     return groups
 
 
-class _LaneMaker:
-    """Makes a lane of the records of one track."""
-
-    def __init__(self, nodes: NodeTable, begin_ns: int, names: _GapNames, *, has_steps: bool) -> None:
-        self._nodes = nodes
-        self._begin_ns = begin_ns
-        self._names = names
-        self._has_steps = has_steps
-        self._told_ns = 0  # up to here all is in a brick or a gap
-        self._gaps: list[Gap] = []
-
-    def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:
-        """The lane of `records`, each with the number of those that it lies in."""
-        layers = self._layers(records)
-        bricks = self._has_steps + layers
-        rows: dict[int, list[Span]] = {}
-        open_: list[Span] = []  # what the next record may lie in, from the outside in
-        for depth, record in records:
-            self._close(open_, depth, bricks)
-            start_ns, node = record.start_ns - self._begin_ns, self._nodes[record.node]
-            is_in_brick = bool(open_) and open_[-1].level >= bricks
-            if not is_in_brick:
-                self._gap(start_ns, open_)
-            level = len(open_) if self._is_container(node.id, open_, bricks) else bricks + sum(
-                one.level >= bricks for one in open_
-            )  # fmt: skip
-            span = Span(
-                start_ns,
-                record.end_ns - record.start_ns,
-                level,
-                node.id,
-                display_name(node),
-                node.kind,
-                node.category,
-                tuple(one.name for one in open_),
-                node.backend,
-                record.elements,
-                record.failed,
-                record.plain,
-            )
-            rows.setdefault(level, []).append(span)
-            if level == bricks:
-                self._told_ns = span.end_ns
-            open_.append(span)
-        self._close(open_, 0, bricks)
-        self._gap(length_ns, [])
-        backends = sorted({span.backend for spans in rows.values() for span in spans if span.backend})
-        titles = ["steps"] * self._has_steps + ["layers"] * layers + [BRICKS]
-        titles += ["in bricks"] * (max(rows) + 1 - len(titles))
-        drawn = (Row(title, tuple(rows.get(level, ()))) for level, title in enumerate(titles))
-        return Lane(name, tuple(backends), tuple(drawn), tuple(self._gaps), bricks)
-
-    def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
-        """How many layers lie in each other at most, in no brick."""
-        deepest, open_ = 0, list[bool]()  # whether each is a step or a layer, in nothing else
-        for depth, record in records:
-            del open_[depth:]
-            kind = self._nodes[record.node].kind
-            open_.append(all(open_) and (kind is NodeKind.LAYER or _is_step(self._nodes, record.node)))
-            deepest = max(deepest, sum(open_) - self._has_steps)
-        return deepest
-
-    def _is_container(self, node: int, open_: Sequence[Span], bricks: int) -> bool:
-        is_one = self._nodes[node].kind is NodeKind.LAYER or _is_step(self._nodes, node)
-        return is_one and all(one.level < bricks for one in open_)
-
-    def _close(self, open_: list[Span], depth: int, bricks: int) -> None:
-        """Let go of all but the first `depth`; what is left of a step or layer is a gap."""
-        while len(open_) > depth:
-            if open_[-1].level < bricks:
-                self._gap(open_[-1].end_ns, open_)
-            open_.pop()
-
-    def _gap(self, until_ns: int, around: Sequence[Span]) -> None:
-        """Nothing ran in the time until then that is not told yet, inside of `around`."""
-        if until_ns > self._told_ns:
-            self._gaps += self._names.of(self._told_ns, until_ns, around)
-            self._told_ns = until_ns
-
-
-@dataclass(frozen=True, slots=True)
-class _GapNames:
-    """What the gaps of a lane are called. `ran`: when steps ran, of any lane; None on a lane without steps."""
-
-    nodes: NodeTable
-    ran: Sequence[tuple[int, int]] | None
-    between: str
-    begin_ns: int
-    holes: Sequence[Hole]
-
-    def of(self, start_ns: int, end_ns: int, around: Sequence[Span]) -> Iterator[Gap]:
-        """The gaps that this time is, inside of `around`."""
-        where = tuple(span.name for span in around)
-        begin, end = self.begin_ns + start_ns, self.begin_ns + end_ns
-        if any(hole.begin_ns < end and begin < hole.end_ns for hole in self.holes):
-            yield Gap(start_ns, end_ns - start_ns, UNNAMED, where)
-        elif around:
-            yield Gap(start_ns, end_ns - start_ns, self._inside(around[-1]), where)
-        elif self.ran is None:
-            yield Gap(start_ns, end_ns - start_ns, NOTHING)
-        else:
-            yield from self._between(start_ns, end_ns, self.ran)
-
-    def _inside(self, innermost: Span) -> str:
-        if innermost.kind is NodeKind.STEP:
-            return NOT_LOOKED_INTO if innermost.is_plain else UNATTRIBUTED
-        holds_layers = any(child.kind is NodeKind.LAYER for child in self.nodes.children[innermost.node])
-        return BETWEEN_LAYERS if holds_layers else INSIDE_LAYERS
-
-    def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
-        """Between steps, where none of any lane ran; whether one runs since the last one is not known."""
-        at = start_ns
-        for step_ns, until_ns in ran[max(0, bisect_right(ran, (start_ns, 0)) - 1) :]:
-            if step_ns >= end_ns:
-                break
-            if step_ns > at:
-                yield Gap(at, step_ns - at, self.between)
-                at = step_ns
-            if until_ns > at:
-                yield Gap(at, min(until_ns, end_ns) - at, ELSEWHERE)
-                at = min(until_ns, end_ns)
-        if at < end_ns:
-            yield Gap(at, end_ns - at, self.between if ran and at < ran[-1][0] else AFTER)
-
-
 def _together(found: _Records, steps: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
     """When any step ran: disjoint, by their start."""
     at = np.flatnonzero(steps)
@@ -429,10 +230,6 @@ def _together(found: _Records, steps: NDArray[np.bool_], begin_ns: int) -> list[
         else:
             ran.append((start_ns, end_ns))
     return ran
-
-
-def _is_step(nodes: NodeTable, node: int) -> bool:
-    return nodes.step_of[node] == node
 
 
 def _is_adopted(nodes: NodeTable, node: int) -> bool:

@@ -10,6 +10,7 @@ from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.lanes import Lane, Row, Span
 from cbtop.viewmodels.layers import LayerBrick, LayerRow, LayersView
 from cbtop.viewmodels.model import (
     BooksView,
@@ -34,7 +35,7 @@ from cbtop.viewmodels.model import (
     WindowView,
 )
 from cbtop.viewmodels.stall import STEP_UNKNOWN
-from cbtop.viewmodels.timeline import Lane, Row, Span, TimelineView
+from cbtop.viewmodels.timeline import TimelineView
 from tests.cbtop.made_machines import machine
 
 STEPS = 1_200

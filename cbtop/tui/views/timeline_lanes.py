@@ -10,7 +10,8 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, join_fitting, rule
 from cbtop.tui.widgets.time_row import GAP, SHADES, Block, Scale
-from cbtop.viewmodels.timeline import Gap, Lane, Span, TimelineView
+from cbtop.viewmodels.lanes import Gap, Lane, Span
+from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 24
 TICK_CELLS = 12  # at least so many lie between two ticks

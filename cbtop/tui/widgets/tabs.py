@@ -9,7 +9,9 @@ from textual.events import Click
 from textual.message import Message
 
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import Line, Span, both_ends
+from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
+
+NOTE_GAP = 3  # cells between the tabs and the note, and behind it
 
 
 class TabBar(Drawing):
@@ -39,16 +41,19 @@ class TabBar(Drawing):
 
     def draw(self, width: int, height: int) -> list[Line]:
         left: list[Span] = []
-        for index, label in enumerate(self._labels()):
+        for index, label in enumerate(self._labels(width)):
             left.append((label, "tab-on" if index == self.active else "tab-off"))
         return [both_ends(tuple(left), (*self.note, (" ", "")), width)]
 
-    def _labels(self) -> list[str]:
-        return [f" {number} {title} " for number, title in enumerate(self.titles, 1)]
+    def _labels(self, width: int) -> list[str]:
+        """Close together where the note needs the room."""
+        labels = [f" {number} {title} " for number, title in enumerate(self.titles, 1)]
+        is_roomy = sum(map(cell_len, labels)) + width_of(self.note) + NOTE_GAP <= width
+        return labels if is_roomy else [label[:-1] for label in labels]
 
     def on_click(self, event: Click) -> None:
         start = 0
-        for index, label in enumerate(self._labels()):
+        for index, label in enumerate(self._labels(self.size.width)):
             end = start + cell_len(label)
             if start <= event.x < end:
                 self.post_message(self.Chosen(index))

@@ -214,17 +214,18 @@ def test_a_file_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
         assert done.stderr.startswith(f"cbtop: {path}")
 
 
-def timeline_of(feed: ReplayFeed) -> list[tuple[str, int, int]]:
+def timeline_of(feed: ReplayFeed) -> list[tuple[int, str]]:
+    """When each of its spans began, by that."""
     view = feed.view(None, "decode")
     if view is None or view.timeline is None:
         return []
     begin_ns = view.timeline.begin_ns
-    return [
-        (span.name, begin_ns + span.start_ns, span.duration_ns)
+    return sorted(
+        (begin_ns + span.start_ns, span.name)
         for lane in view.timeline.lanes
         for row in lane.rows
         for span in row.spans
-    ]
+    )
 
 
 def test_records_are_decoded_only_where_they_are_followed(feed: ReplayFeed) -> None:

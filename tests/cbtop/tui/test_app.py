@@ -44,7 +44,8 @@ from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.roofline import Roofline
-from cbtop.tui.views.timeline import Timeline, TimelineMap
+from cbtop.tui.views.timeline import Timeline
+from cbtop.tui.views.timeline_map import TimelineMap
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
@@ -150,15 +151,24 @@ async def shows_another_source(pilot: AppPilot, key: str) -> None:
     assert "2/2" in text
 
 
+def short_status(pilot: AppPilot) -> None:
+    """Leave room beside the tabs for what stands behind the status."""
+    feed = app_of(pilot).feed
+    assert isinstance(feed, ScriptedFeed)
+    feed.line = "own daemon"
+
+
 async def refreshes_more_often(pilot: AppPilot, key: str) -> None:
+    short_status(pilot)
     for expected in (0.25, 0.25):
-        assert f"every {expected:g} s ·" in await press(pilot, key)
+        assert f"· every {expected:g} s" in await press(pilot, key)
         assert app_of(pilot).interval_s == expected
 
 
 async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
+    short_status(pilot)
     for expected in (1.0, 2.0, 5.0, 5.0):
-        assert f"every {expected:g} s ·" in await press(pilot, key)
+        assert f"· every {expected:g} s" in await press(pilot, key)
 
 
 async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None:

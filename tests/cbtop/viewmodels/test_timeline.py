@@ -24,8 +24,9 @@ from cbtop.protocol.record_batch import batches
 from cbtop.protocol.ring import NODE_BITS, Batch
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory, BrickId
 from cbtop.viewmodels import timeline as timeline_module
+from cbtop.viewmodels.lanes import BRICKS, Gap, Lane, Span
 from cbtop.viewmodels.source import source_view
-from cbtop.viewmodels.timeline import BRICKS, Gap, Lane, Span, TimelineView, timeline_view
+from cbtop.viewmodels.timeline import TimelineView, timeline_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
 
@@ -411,6 +412,20 @@ def test_whatever_ran_every_record_is_drawn_once_or_counted_and_lanes_add_up(
         found = timeline_view(record, None, is_sample=False)
         if found is not None:
             check(found, record)
+
+
+def test_a_record_that_runs_backwards_by_more_than_a_clock_holds_is_none(runtime: Path) -> None:
+    with profiler_in(runtime, Clock()).brick("a"):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    store = Store()
+    store.keep_records(True)
+    apply(store, [*source.snapshot()])
+    one, zero = np.array([1]), np.array([0])
+    backwards = Batch(one, zero, np.array([(1 << 63) - 1]), np.array([-(1 << 63)]), zero, overwritten=0)
+    apply(store, [*batches(source.key, 0, 1, backwards)])
+    assert timeline_view(store.sources[source.key], None, is_sample=False) is None
 
 
 @given(data=st.data())

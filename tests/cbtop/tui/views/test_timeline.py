@@ -16,10 +16,11 @@ from cbtop.client.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
-from cbtop.tui.views.timeline import HELD, Timeline, TimelineMap
+from cbtop.tui.views.timeline import Timeline
+from cbtop.tui.views.timeline_map import HELD, TimelineMap
 from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.viewmodels.lanes import Span
 from cbtop.viewmodels.model import MergedView, MergeMode, SourceView
-from cbtop.viewmodels.timeline import Span
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.seen_timelines import RECORDED, at, timeline_at
