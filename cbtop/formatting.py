@@ -30,6 +30,7 @@ from cbtop.profiler.roofline import NO_ROOF
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.kernels import BurstView
+from cbtop.viewmodels.lanes import Lane
 from cbtop.viewmodels.model import (
     BesideView,
     BooksView,
@@ -48,6 +49,7 @@ from cbtop.viewmodels.model import (
     Verdict,
 )
 from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.timeline import TimelineView
 
 NONE_THERE = "–"
 BUSY_PERCENT = 5  # of a machine: what an idle system does is less
@@ -170,6 +172,31 @@ def stretch(source: SourceView) -> str:
         parts.append(f"since the last one ended {duration(found.since_last_us)}{says}")
     whole = " (a step that began before counts whole: when it ran is not known)" if found.counts_whole else ""
     return f"{wall} = {' + '.join(parts)}{whole}"
+
+
+def exact(ns: int) -> str:
+    """Nanoseconds as microseconds, to the last of them: `-1,234.567 µs`."""
+    whole_us, rest = divmod(abs(ns), 1000)
+    return f"{'-' * (ns < 0)}{whole_us:,}.{rest:03d} µs"
+
+
+def lane_sum(lane: Lane, begin_ns: int, end_ns: int) -> str:
+    """What the time of a lane from one moment to another is: `1.35 ms = bricks 1.29 ms + unattributed 61.2 µs`."""
+    parts = lane.parts_ns(begin_ns, end_ns).items()
+    return f"{duration((end_ns - begin_ns) / 1e3)} = " + " + ".join(
+        f"{name} {duration(ns / 1e3)}" for name, ns in parts if ns or len(parts) == 1
+    )
+
+
+def timeline_notes(found: TimelineView) -> list[str]:
+    """What of the records is not drawn, and what is not known of those that are."""
+    notes = [
+        (found.unplaced, "of steps that have not ended, or whose own record is missing"),
+        (found.missing, "lost on the way or overwritten: gaps there have no name"),
+        (found.older, "older"),
+    ]
+    told = [f"{counted(number, 'record')} {what}" for number, what in notes if number]
+    return [*told, "which thread ran what is not recorded"]
 
 
 def rank(number: int | None, of: int | None) -> str:

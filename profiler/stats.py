@@ -94,7 +94,7 @@ def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
     amounts = batch.are(FLAG_AMOUNTS)  # of these, start and end are FLOP and bytes
     is_given = (batch.start_ns >= UNKNOWN_AMOUNT) & (batch.end_ns >= UNKNOWN_AMOUNT)
     good: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= nodes)
-    good &= np.where(amounts, is_given, (batch.start_ns >= 0) & (duration >= 0) & (duration < SANE))
+    good &= np.where(amounts, is_given, (batch.start_ns >= 0) & (batch.start_ns <= batch.end_ns) & (duration < SANE))
     good &= (batch.elements >= 0) & (batch.elements < SANE)
     return good
 

@@ -52,7 +52,7 @@ class Subscriber:
         self.trouble = ""  # why there is no link over tcp; empty while there is one, or hope
         self.is_refused = False  # whether the trouble will not pass by itself
         self._keys = keys if self._is_tcp else None
-        self._topics = topics
+        self._topics = list(topics)
         self._asked = _question(JOIN_PREFIX)
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
@@ -91,6 +91,17 @@ class Subscriber:
             self._socket.unsubscribe(before)
             self._socket.subscribe(self._asked)
         return self._asked
+
+    def follow(self, topic: bytes, on: bool) -> None:
+        """Follow `topic` from now on, or no more."""
+        if on == (topic in self._topics):
+            return
+        if on:
+            self._topics.append(topic)
+        else:
+            self._topics.remove(topic)
+        if self._redial_s is None:  # else it is said as soon as there is a link
+            (self._socket.subscribe if on else self._socket.unsubscribe)(topic)
 
     def _hang_up(self) -> None:
         if self._monitor:

@@ -13,6 +13,7 @@ from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import ClockReading, DaemonGoodbye, DaemonHello
 from cbtop.protocol.process import boot_id
+from cbtop.protocol.publisher import RECORDS
 from cbtop.protocol.subscriber import Subscriber
 
 SILENT_AFTER_S = 3.0  # three heartbeats
@@ -104,6 +105,11 @@ class Collector:
     def _is_unread(self, source: str) -> bool:
         record = self.store.sources.get(source)
         return record is not None and record.is_unread
+
+    def follow_records(self, on: bool) -> None:
+        """Receive every record too, or no more: each is kept for as long as the newest are."""
+        self._subscriber.follow(RECORDS, on)
+        self.store.keep_records(on)
 
     @property
     def _same_boot(self) -> bool:

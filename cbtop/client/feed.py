@@ -250,6 +250,7 @@ class Feed(Views):
         self.keys = keys
         self._selected = selected
         self._kept_roofs = KeptRoofs()
+        self._follows_records = False
         with ExitStack() as opened:
             self._links: list[Link] = []
             budget = Budget()
@@ -262,6 +263,13 @@ class Feed(Views):
         super().poll()
         for link in self._links:
             link.poll(timeout_ms // len(self._links))
+
+    def follow_records(self, on: bool) -> None:
+        """Receive every record too, as a timeline needs them, or no more."""
+        if on != self._follows_records:
+            self._follows_records = on
+            for link in self._links:
+                link.follow_records(on)
 
     def seen(self) -> Mapping[str, Seen]:
         """Every selected source; of two links that bring the same one, from that which is not silent."""

@@ -37,6 +37,10 @@ class Link:
         """Have what this source left read, if it was not."""
         self._collector.want(source)
 
+    def follow_records(self, on: bool) -> None:
+        """Receive every record too, or no more."""
+        self._collector.follow_records(on)
+
     @property
     def is_daemon_inside(self) -> bool:
         """Whether the daemon is ours: nobody else was there to watch."""

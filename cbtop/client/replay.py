@@ -24,11 +24,12 @@ from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, Recordin
 from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.model import Mark, ReplayView
 
-SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters
+SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters and a timeline
 SLACK = 1.1  # of the samples of a curve, one a second, some come late
 # A jump begins so much earlier still, and what is known at the last keyframes is kept: steps back are short then.
 STEPS_BACK_NS = 15_000_000_000
 MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
+RECENT_NS = 10_000_000_000  # a timeline is made of the newest records of so long
 MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
 
 
@@ -77,6 +78,7 @@ class ReplayFeed(StoreViews):
         self._reader = RecordingReader(path)
         # One keyframe says much that the last one said: to decode a catalog anew is a third of a jump.
         self._kept = lru_cache(maxsize=16)(codec.decode)
+        self._follows_records = False
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
         self._refused: set[int] = set()  # where the frames lie whose messages were none
@@ -163,6 +165,20 @@ class ReplayFeed(StoreViews):
         """By second what was found in what was read so far."""
         return self._marks.found
 
+    def follow_records(self, on: bool) -> None:
+        """Show every record too, as a timeline needs them, or no more. What else is shown stays as it is."""
+        if on == self._follows_records:
+            return
+        self._follows_records = on
+        self._store.keep_records(on)
+        self._states.clear()  # which have records, or have not
+        go_on = None if self._next is None else self._next.offset
+        if on:
+            go_on = self._catch_up(go_on)
+        if go_on is not None:
+            self._frames = self._reader.frames(go_on, self._wanted)
+            self._next = next(self._frames, None)
+
     def replay(self) -> ReplayView:
         """Where it is in what."""
         origin = self._reader.origin
@@ -212,8 +228,23 @@ class ReplayFeed(StoreViews):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _wanted(self) -> tuple[FrameKind, ...]:
+        return (*SHOWN, FrameKind.RECORDS) if self._follows_records else SHOWN
+
+    def _catch_up(self, until: int | None) -> int | None:
+        """Show the records until now, of the frames before `until`; gives where the first later one lies."""
+        for frame in self._reader.frames(self._reader.keyframe_before(self._at_ns - RECENT_NS), (FrameKind.RECORDS,)):
+            if until is not None and frame.offset > until:
+                break
+            if min(frame.time_ns, self._reader.end_ns) > self._at_ns:
+                return frame.offset
+            self._apply(frame)
+        return until
+
     def _jump(self, target_ns: int) -> None:
         self._store = Store(self._store.window_s)
+        self._store.keep_records(self._follows_records)
         self._read_from(self._reader.keyframe_before(target_ns - self._reach_ns - STEPS_BACK_NS))
         begins_ns = self._next.time_ns if self._next else target_ns
         self._at_ns = self._begun_ns = min(begins_ns, target_ns)
@@ -222,7 +253,7 @@ class ReplayFeed(StoreViews):
 
     def _read_from(self, offset: int) -> None:
         self._marks.forget_before()
-        self._frames = self._reader.frames(offset, SHOWN)
+        self._frames = self._reader.frames(offset, self._wanted)
         self._next = next(self._frames, None)
 
     def _keep_state(self, offset: int, at_ns: int) -> None:

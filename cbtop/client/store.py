@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.busy import SLICES, BusySlices
+from cbtop.client.recent import RecentRecords
 from cbtop.client.trend import BrickTrend
 from cbtop.client.window import Losses, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
@@ -64,6 +65,7 @@ MAX_PHASES = 64  # of a source, whose rates are known
 # All that a viewer knows, of every daemon together: 64 processes of 365 places take a quarter of it.
 MAX_BYTES = 256 << 20
 MAX_WINDOW_BYTES = 64 << 20  # of these, for the last seconds
+MAX_RECENT_BYTES = 32 << 20  # and for the newest records, while a timeline is looked at
 # About what each takes: a node without its names, and what is said with the longest that there are.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 32 << 10
 BUSY_BYTES = 16 * (SLICES + 1)  # a node
@@ -113,6 +115,7 @@ class SourceRecord:
     history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
     trend: BrickTrend = field(default_factory=BrickTrend)
     busy: BusySlices | None = None  # of a rank
+    recent: RecentRecords = field(default_factory=RecentRecords)  # empty where the store keeps none
     names_bytes: int = 0  # of the nodes
 
     @property
@@ -149,7 +152,8 @@ class SourceRecord:
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
-        return known + slices + self.stats.size_bytes + self.window.size_bytes + self.trend.size_bytes
+        kept = (self.stats, self.window, self.trend, self.recent)
+        return known + slices + sum(one.size_bytes for one in kept)
 
     def forget_catalog(self) -> None:
         """Forget what may have been taken back: a snapshot follows. Nodes and statistics stay, for they only grow."""
@@ -191,6 +195,8 @@ class Budget:
 
     def hold(self) -> None:
         """Let go of what is over the bounds."""
+        while sum(store.recent_bytes for store in self.stores) > MAX_RECENT_BYTES:
+            max(self.stores, key=lambda store: store.recent_bytes).shorten_records()
         while sum(store.window_bytes for store in self.stores) > MAX_WINDOW_BYTES:
             max(self.stores, key=lambda store: store.window_bytes).shorten_window()
         while sum(store.size_bytes for store in self.stores) > MAX_BYTES:
@@ -211,6 +217,7 @@ class Store:
         self.size_bytes = 0
         self.window_bytes = 0
         self._sizes: dict[str, tuple[int, int]] = {}  # of each source, and of its window
+        self._keeps_records = False
         self._budget = budget or Budget()
         self._budget.stores.append(self)
 
@@ -223,7 +230,9 @@ class Store:
         match message:
             case SourceCatalog() | StatsUpdate() if message.source in self.left_out:
                 return
-            case SourceCatalog() | StatsUpdate():
+            case RecordBatch() if not self._keeps_records or message.source not in self.sources:
+                return
+            case SourceCatalog() | StatsUpdate() | RecordBatch():
                 try:
                     self._apply(message)
                 except MemoryError:
@@ -243,6 +252,25 @@ class Store:
         """Let go of the oldest slice of the largest window."""
         key = max(self._sizes, key=lambda key: self._sizes[key][1])
         self.sources[key].window.shorten()
+        self._weigh(key)
+
+    @property
+    def recent_bytes(self) -> int:
+        """About what the newest records take."""
+        return sum(record.recent.size_bytes for record in self.sources.values())
+
+    def keep_records(self, on: bool) -> None:
+        """Keep the newest records of every source from now on, or keep none."""
+        self._keeps_records = on
+        if not on:
+            for key, record in self.sources.items():
+                record.recent = RecentRecords()
+                self._weigh(key)
+
+    def shorten_records(self) -> None:
+        """Let go of half of the most records that a source has."""
+        key, record = max(self.sources.items(), key=lambda item: len(item[1].recent))
+        record.recent.shorten(len(record.recent) // 2)
         self._weigh(key)
 
     def leave_out_largest(self) -> None:
@@ -314,7 +342,9 @@ class Store:
                 self._sampled(message)
             case ClockReading():
                 pass  # for the collector
-            case RecordBatch() | HistoryPiece():
+            case RecordBatch():
+                self.sources[message.source].recent.take(message)
+            case HistoryPiece():
                 pass  # for recorders
             case DaemonGoodbye():
                 pass  # what is known stays; the collector tells the link

@@ -31,6 +31,7 @@ from cbtop.commands.show import (
 from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.reports import TIMELINE
 from cbtop.viewmodels.model import SourceSummary, SourceView
 
 DESCRIPTION = (
@@ -180,6 +181,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     interrupted = False
+    feed.follow_records(options.view == TIMELINE)
     try:
         while process.poll() is None:
             feed.poll(POLL_MS)

@@ -23,6 +23,7 @@ from cbtop.commands.show import (
 from cbtop.errors import NoDataError, UntrustedError, UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.reports import TIMELINE
 
 if TYPE_CHECKING:  # it loads numpy
     from cbtop.client.replay import ReplayFeed
@@ -65,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     with feed:
         judge_as_asked(feed, options)
+        feed.follow_records(options.view == TIMELINE)
         at_s = options.at if options.at is not None else feed.duration_s if headless else 0
         feed.seek(at_s)
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)

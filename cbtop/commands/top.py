@@ -26,7 +26,7 @@ from cbtop.commands.show import (
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.reports import DEVICES, SOURCES
+from cbtop.reports import DEVICES, SOURCES, TIMELINE
 
 if TYPE_CHECKING:  # they load numpy and zmq
     from cbtop.client.feed import Feed
@@ -97,7 +97,10 @@ def run(options: argparse.Namespace) -> int:
     seconds = window_s(options) if options.window is not None else options.duration or DEFAULT_WINDOW_S
     with open_feed(options, options.source, seconds) as feed:
         judge_as_asked(feed, options)
+        feed.follow_records(options.view == TIMELINE)
         _wait_for_data(feed, options)
+        if options.view == TIMELINE:
+            _wait_for_records(feed, options.timeout)
         if options.view in (SOURCES, DEVICES):
             _wait_for_devices(feed, options.timeout)
         was_live = bool(running(feed))
@@ -127,6 +130,13 @@ def _wait_for_devices(feed: Feed, timeout_s: float) -> None:
     """Until two samples of every device have come, of which means are made, or time is up."""
     deadline_s = time.monotonic() + timeout_s
     while not feed.knows_devices and time.monotonic() < deadline_s:
+        feed.poll(POLL_MS)
+
+
+def _wait_for_records(feed: Feed, timeout_s: float) -> None:
+    """Until a record of all that runs has come, or time is up."""
+    deadline_s = time.monotonic() + timeout_s
+    while not all(len(record.recent) for record in running(feed)) and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
 
 

@@ -14,14 +14,21 @@ from cbtop.profiler.graph.node_table import NodeTable
 
 def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
     """Every record with the number of its track (0, 1, …), by start; what contains comes before what it contains."""
+    for track, _, record in on_tracks(recorded.nodes, recorded.records.by_start()):
+        yield track, record
+
+
+def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tuple[int, int, TimedRecord]]:
+    """The same, of records that come by their start; with each, in how many others of its track it lies."""
     open_on: list[list[TimedRecord]] = []  # a track's last record and what it lies inside, the outermost first
-    for record in recorded.records.by_start():
-        room = (track for track, around in enumerate(open_on) if _make_room(recorded.nodes, record, around))
+    for record in by_start:
+        room = (track for track, around in enumerate(open_on) if _make_room(nodes, record, around))
         chosen = next(room, len(open_on))
         if chosen == len(open_on):
             open_on.append([])
+        depth = len(open_on[chosen])
         open_on[chosen].append(record)
-        yield chosen, record
+        yield chosen, depth, record
 
 
 def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord, int]]:

@@ -25,7 +25,8 @@ class Report(Protocol):
 
 
 SOURCES, DEVICES = "sources", "devices"  # the sections that are of no one source
-VIEWS = ("bricks", "categories", "layers", "roofline", "tree", "trace", SOURCES, DEVICES)  # as in text.py
+TIMELINE = "timeline"  # the section that is made of records, which are received for it alone
+VIEWS = ("bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)  # as in text.py
 
 
 def _text(

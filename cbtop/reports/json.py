@@ -24,6 +24,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.graph import tree_text
+from cbtop.viewmodels.lanes import Gap, Span
 from cbtop.viewmodels.layers import LayersView
 from cbtop.viewmodels.model import (
     BesideView,
@@ -38,8 +39,10 @@ from cbtop.viewmodels.model import (
     TraceView,
 )
 from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.timeline import TimelineView
 
 SCHEMA = "cbtop.snapshot/1"
+MAX_LISTED = 512  # spans of a row of the timeline, and gaps of a lane
 _POINT_KEYS = (
     "intensity",
     "gflops",
@@ -157,6 +160,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "shares_close": view.shares_close,
         "layer_times": _layers(view.layer_times),
         "baseline": _baseline(view.baseline),
+        "timeline": _timeline(view.timeline),
         "verdicts": [asdict(verdict) for verdict in view.verdicts],
         "ranks": None if view.ranks is None else asdict(view.ranks),
         "kernels": [asdict(brick) for brick in view.kernels],
@@ -216,6 +220,59 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
             for row in layers.rows
         ],
     }
+
+
+def _timeline(found: TimelineView | None) -> dict[str, Any] | None:
+    """The newest records on their lanes; null where none were followed. Of each row and of the gaps the newest are
+    listed, and all are counted and added up."""
+    if found is None:
+        return None
+    return {
+        "begin_monotonic_ns": found.begin_ns,
+        "length_ns": found.length_ns,
+        "newest": None if found.newest is None else _span(found.newest),
+        "newest_ended_s": found.newest_s,
+        "steps": found.steps,
+        "spans": found.spans,
+        "records_older": found.older,
+        "records_of_unknown_steps": found.unplaced,
+        "records_missing": found.missing,
+        "lanes": [
+            {
+                "name": lane.name,
+                "backends": lane.backends,
+                "parts_ns": lane.parts_ns(0, found.length_ns),
+                "rows": [
+                    {
+                        "name": row.name,
+                        "count": len(row.spans),
+                        "spans": [_span(span) for span in row.spans[-MAX_LISTED:]],
+                    }
+                    for row in lane.rows
+                ],
+                "gaps_count": len(lane.gaps),
+                "gaps": [_part(gap) for gap in lane.gaps[-MAX_LISTED:]],
+            }
+            for lane in found.lanes
+        ],
+    }
+
+
+def _span(span: Span) -> dict[str, Any]:
+    return {
+        **_part(span),
+        "node": span.node,
+        "kind": span.kind.name.lower(),
+        "category": None if span.category is None else span.category.display_name,
+        "backend": span.backend or None,
+        "elements": span.elements,
+        "failed": span.is_failed,
+        "plain": span.is_plain,
+    }
+
+
+def _part(part: Span | Gap) -> dict[str, Any]:
+    return {"name": part.name, "start_ns": part.start_ns, "duration_ns": part.duration_ns, "in": part.where}
 
 
 def _baseline(found: Comparison | None) -> dict[str, Any] | None:

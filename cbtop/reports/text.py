@@ -51,6 +51,7 @@ LAYERS_LINE = f"median, slowest: the median call of the median and the slowest l
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
 MAX_CHANGES = 10  # of layers and bricks in them that a text report holds
 NO_BRICKS = "n/a (no brick of this phase was recorded in this time)"
+TIMELINE_LINES = 200  # of the newest step
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 
@@ -89,7 +90,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
         parts.append(_filtered(view, shown, rows.filter))
         sections = [name for name in sections if name not in OF_BRICKS or shown.bricks or not view.bricks]
     drawn = [SECTIONS[section](shown) for section in sections]
-    parts += drawn if any(drawn) or not sections else [f"{', '.join(sections)}: n/a (the process sent none)"]
+    parts += drawn if any(drawn) or not sections else [f"{', '.join(sections)}: n/a (none has come)"]
     parts.append(_foot(view))
     return "\n\n".join(part for part in parts if part)
 
@@ -356,6 +357,29 @@ def _layers(view: SourceView) -> str:
     return table(rows, left=1)
 
 
+def _timeline(view: SourceView) -> str:
+    """What each lane adds up to, and the newest step record by record; nothing where no records were followed."""
+    found = view.timeline
+    if found is None:
+        return ""
+    lines = [f"timeline: {fmt.counted(found.steps, 'step')} in {fmt.duration(found.length_ns / 1e3)}"]
+    for lane in found.lanes:
+        counts = ", ".join(f"{row.name} {fmt.count(len(row.spans))}" for row in lane.rows if row.spans)
+        lines += [f"lane {lane.name}: {counts}", f"  {fmt.lane_sum(lane, 0, found.length_ns)}"]
+    if found.newest is not None:
+        lines.append(f"newest whole {found.newest.name}: {fmt.exact(found.newest.duration_ns)}, from its beginning")
+        rows: Table = [("what", "from µs", "duration µs", "in", "lane")]
+        parts = found.newest_parts()
+        for lane, part in parts[:TIMELINE_LINES]:
+            times = (part.start_ns - found.newest.start_ns, part.duration_ns)
+            from_, lasts = (fmt.exact(ns).removesuffix(" µs") for ns in times)
+            rows.append((part.name, from_, lasts, " · ".join(part.where[1:]), lane.name))
+        lines.append(table(rows, left=1))
+        if len(parts) > TIMELINE_LINES:
+            lines.append(f"{fmt.count(len(parts) - TIMELINE_LINES)} more of it are not listed")
+    return "\n".join([*lines, *fmt.timeline_notes(found)])
+
+
 def _roofline(view: SourceView) -> str:
     roofs = view.roofline
     rows: Table = [("brick", *_heads(POINT_REPORT), "")]
@@ -464,6 +488,7 @@ SECTIONS: dict[str, Callable[[SourceView], str]] = {
     "bricks": _bricks,
     "categories": _categories,
     "layers": _layers,
+    "timeline": _timeline,
     "roofline": _roofline,
     "tree": _tree,
     "trace": _traces,

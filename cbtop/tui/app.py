@@ -82,6 +82,9 @@ class AppFeed(Protocol):
     def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
         """All sources like `key` as one."""
 
+    def follow_records(self, on: bool) -> None:
+        """Receive every record too, as a timeline needs them, or no more."""
+
     @property
     def is_complete(self) -> bool:
         """Whether all that runs has been told; what comes later has started since."""
@@ -247,9 +250,13 @@ class CbtopApp(App[int]):
     def show(self) -> None:
         """Draw the newest viewmodel."""
         self._look()
+        self._follow_records()
         self.source = self._view()
         self._show_surroundings()
         self._show_content()
+
+    def _follow_records(self) -> None:
+        self.feed.follow_records(self.SHOWN[self._tabs.active].needs_records)
 
     def _view(self) -> SourceView | None:
         if self.merge is None:
@@ -294,7 +301,12 @@ class CbtopApp(App[int]):
     def action_view(self, index: int) -> None:
         """Show the view `index`."""
         self._tabs.set_active(index)
-        self._show_content()
+        self._follow_records()
+        # A recording has the records of its moment at once, also where it is held.
+        if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
+            self.show()
+        else:
+            self._show_content()
 
     def action_step_view(self, steps: int) -> None:
         self.action_view((self._tabs.active + steps) % len(self.SHOWN))

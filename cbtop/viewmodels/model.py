@@ -20,6 +20,7 @@ from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import LayersView
+from cbtop.viewmodels.timeline import TimelineView
 
 if TYPE_CHECKING:  # it is made of what stands here
     from cbtop.viewmodels.comparison import Comparison
@@ -604,6 +605,7 @@ class SourceView:
     verdicts: tuple[Verdict, ...] = ()  # of the stretch shown, the worst first
     listed: ListView | None = None  # all sources, this one among them; None where nobody keeps a list
     kernels: tuple[BrickKernels, ...] = ()  # of the phase shown, as the last burst measured them; none without one
+    timeline: TimelineView | None = None  # of the last steps of all phases; None where no records are followed
 
     @property
     def standing(self) -> str:

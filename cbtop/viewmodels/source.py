@@ -33,6 +33,7 @@ from cbtop.viewmodels.roofline import ceiling_rows, roofline, under_roofs
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import pace, step_us_history, steps_views, tokens_per_sec_history
 from cbtop.viewmodels.stretch import heard_ns, since_s, stretch_of, stretch_view
+from cbtop.viewmodels.timeline import timeline_view
 from cbtop.viewmodels.traces import trace_views
 
 DEFAULT_PHASE = "decode"
@@ -147,6 +148,7 @@ def source_view(
         critical_path=path,
         stall=stall_view(record),
         kernels=_kernels(record, name),
+        timeline=timeline_view(record, name, is_sample=steps is not None and steps.is_sample),
     )
 
 

@@ -30,6 +30,7 @@ class ScriptedFeed:
         self.end: FeedEnd | None = None
         self.baseline: Comparison | None = None  # what marking one gives; None: there is too little
         self.marked: list[str] = []
+        self.follows_records = False
 
     def poll(self) -> None:
         self.polls += 1
@@ -61,6 +62,9 @@ class ScriptedFeed:
 
     def clear_baseline(self) -> None:
         self.marked.clear()
+
+    def follow_records(self, on: bool) -> None:
+        self.follows_records = on
 
     def status(self) -> str:
         return self.line

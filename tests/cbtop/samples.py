@@ -14,6 +14,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.comparison import compare
 from cbtop.viewmodels.durations import DurationBar
+from cbtop.viewmodels.lanes import Lane, Row, Span
 from cbtop.viewmodels.layers import LayerBrick, LayerRow, LayersView
 from cbtop.viewmodels.model import (
     BooksView,
@@ -42,6 +43,7 @@ from cbtop.viewmodels.model import (
     WindowView,
 )
 from cbtop.viewmodels.stall import STEP_UNKNOWN
+from cbtop.viewmodels.timeline import TimelineView
 from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.made_machines import machine
 from tests.cbtop.viewmodels.made_snapshots import made, with_phase
@@ -515,6 +517,34 @@ HOSTILE_NAMES = (
 
 HOSTILE = replace(
     LIVE,
+    timeline=TimelineView(
+        begin_ns=0,
+        length_ns=100 * len(HOSTILE_NAMES),
+        lanes=(
+            Lane(
+                "steps",
+                HOSTILE_NAMES,
+                (
+                    Row(
+                        "bricks",
+                        tuple(
+                            Span(100 * at, 100, 0, at + 1, name, NodeKind.BRICK, BrickCategory.FFN, (name,), name, 1)
+                            for at, name in enumerate(HOSTILE_NAMES)
+                        ),
+                    ),
+                ),
+                (),
+                0,
+            ),
+        ),
+        newest=None,
+        newest_s=None,
+        spans=len(HOSTILE_NAMES),
+        older=0,
+        unplaced=0,
+        missing=0,
+        steps=0,
+    ),
     machines=(
         machine(
             *(

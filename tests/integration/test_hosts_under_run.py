@@ -189,7 +189,8 @@ HOSTS = {
     ),
     "recursion": (
         "import torch; sys.setrecursionlimit(150)\ndef deeper(n):\n    torch.forward(); return deeper(n + 1)\n"
-        "try: deeper(0)\nexcept RecursionError as e: print(str(e)[:32])\nsys.setrecursionlimit(1000); torch.forward()",
+        "try: deeper(0)\nexcept RecursionError as e: print(str(e)[:32])\n"
+        "sys.setrecursionlimit(1000); torch.forward()",
         1,
     ),
     "collector off": (

@@ -168,8 +168,9 @@ def test_every_view_opens_by_its_key_and_suspended_and_continued_it_draws_everyt
         for key, words in (
             ("2", "DownProjection"),
             ("3", "whole layer"),
-            ("4", "GFLOP/s"),
-            ("5", "Layer 0"),
+            ("4", "follows the newest step"),
+            ("5", "GFLOP/s"),
+            ("6", "Layer 0"),
             ("1", "costliest bricks"),
         ):
             screen.send(key)
@@ -233,7 +234,7 @@ def test_who_quits_while_a_process_is_asked_for_its_kernels_leaves_a_clean_termi
         screen.wait_for("Sampling")
         screen.send("K")
         screen.wait_for(f"waiting for a step of pid {process.pid}, at most 60 s")
-        screen.send("5")  # it goes on meanwhile
+        screen.send("6")  # it goes on meanwhile
         screen.wait_for("layer → brick → kernel", f"waiting for a step of pid {process.pid}")
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
         assert process.communicate(timeout=DEADLINE_S)[0] == b"0\n"

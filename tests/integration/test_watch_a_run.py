@@ -42,11 +42,11 @@ def watching(*command: str) -> Iterator[Terminal]:
 
 def test_the_screen_shows_it_and_what_it_writes_and_ctrl_c_is_its_own_also_when_the_screen_is_left() -> None:
     with watching(sys.executable, "-c", PROGRAM, str(FOR_EVER)) as screen:
-        screen.wait_for("costliest bricks", "8 Output")
-        screen.send("8")
+        screen.wait_for("costliest bricks", "9 Output")
+        screen.send("9")
         screen.wait_for("read '' True 120 34", "red")
         screen.send("\x03")
-        screen.wait_for("caught 1", "8 Output")
+        screen.wait_for("caught 1", "9 Output")
         screen.send("q")
         eventually(lambda: screen.read() and b"caught 1\r\n" in screen.raw.rpartition(b"\x1b[?1049l")[2])
         assert b"red\r\n" in screen.raw.rpartition(b"\x1b[?1049l")[2]

@@ -10,5 +10,6 @@ from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.overview import Overview
 from cbtop.tui.views.roofline import Roofline
 from cbtop.tui.views.sources import Sources
+from cbtop.tui.views.timeline import Timeline
 
-VIEWS: tuple[type[View], ...] = (Overview, Bricks, Layers, Roofline, Graph, Sources, Devices)
+VIEWS: tuple[type[View], ...] = (Overview, Bricks, Layers, Timeline, Roofline, Graph, Sources, Devices)

@@ -24,6 +24,7 @@ class View(Vertical):
     details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # and what opens with its details
     section: ClassVar[str] = "all"  # what a text report calls it
     wants_data: ClassVar[bool] = True  # whether it has nothing to show of a process that has recorded nothing yet
+    needs_records: ClassVar[bool] = False  # each record, not only what they add up to
 
     source: var[SourceView | None] = var(None)  # a reactive would repaint every line: the drawings know which changed
 

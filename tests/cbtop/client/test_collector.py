@@ -13,7 +13,7 @@ from cbtop.client.store import Store
 from cbtop.protocol import codec
 from cbtop.protocol.messages import DaemonHello, Node, SourceCatalog, StatsUpdate, WireMessage
 from cbtop.protocol.process import boot_id
-from cbtop.protocol.publisher import JOIN_PREFIX, LIVE, Publisher
+from cbtop.protocol.publisher import JOIN_PREFIX, LIVE, RECORDS, Publisher
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import eventually
@@ -101,6 +101,49 @@ def test_a_poll_that_took_its_time_leaves_the_rest_for_the_next(
         assert found == [1, 2, 3]
         publisher.send_frames(LIVE, [catalog("h:4:1:0")])
         eventually(lambda: collector.poll(20) or "h:4:1:0" in collector.store.sources)
+    finally:
+        collector.close()
+        publisher.close()
+
+
+def test_records_come_only_while_they_are_followed(runtime: Path) -> None:
+    directory = runtime / "one"
+    directory.mkdir()
+    clock = Clock()
+    profiler = profiler_in(directory, clock)
+    with profiler.step("decode"):
+        clock.sleep_us(1)
+    source = source_of(directory)
+    source.poll()
+    endpoint = f"ipc://{runtime}/wire"
+    publisher, collector = Publisher(endpoint), Collector(endpoint, Store())
+
+    def say_another() -> int:
+        """One more step, said as the daemon does; gives how many records are kept here."""
+        with profiler.step("decode"):
+            clock.sleep_us(1)
+        source.poll()
+        publisher.hear(5)
+        publisher.send(RECORDS, source.records())
+        publisher.send(LIVE, source.delta())
+        collector.poll(20)
+        record = collector.store.sources.get(source.key)
+        return len(record.recent) if record else 0
+
+    try:
+        (asked,) = eventually(lambda: collector.poll() or publisher.hear(20) or publisher.questions(JOIN_PREFIX))
+        publisher.answer_frames([asked], [codec.encode(message) for message in (HELLO, *source.snapshot())])
+        eventually(lambda: collector.poll(20) or source.key in collector.store.sources)
+        received = collector.received
+        assert say_another() == 0
+        assert collector.received == received + 1  # the statistics alone
+        collector.follow_records(True)
+        eventually(lambda: say_another() > 2)
+        collector.follow_records(False)
+        eventually(lambda: publisher.hear(20) or not publisher._peers.follow([RECORDS]))
+        received = collector.received
+        assert say_another() == 0
+        assert collector.received == received + 1
     finally:
         collector.close()
         publisher.close()

@@ -279,3 +279,28 @@ def test_the_tokens_of_endless_phases_are_not_remembered() -> None:
     node = np.arange(1, 201, dtype="<i8").tobytes()
     apply(store, [dataclasses.replace(update(), source="h:1:1:0", **dict.fromkeys(COLUMNS, node), node=node)])
     assert len(store.sources["h:1:1:0"].history) == store_module.MAX_PHASES
+
+
+def test_of_records_as_much_is_kept_as_there_is_room_for_and_the_most_of_one_goes_first(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_RECENT_BYTES", 4_000)
+    budget = Budget()
+    few, many = Store(budget=budget), Store(budget=budget)
+    for store, name, steps in ((few, "few", 5), (many, "many", 300)):
+        (runtime / name).mkdir()
+        profiler, store_before = profiler_in(runtime / name, Clock()), store.size_bytes
+        for _ in range(steps):
+            with profiler.brick("a"):
+                pass
+        source = source_of(runtime / name)
+        source.poll()
+        store.keep_records(True)
+        apply(store, [*source.snapshot(), *source.records()])
+        assert store.size_bytes > store_before
+    assert few.recent_bytes + many.recent_bytes <= 4_000
+    assert [len(record.recent) for record in few.sources.values()] == [5]
+    assert [len(record.recent) for record in many.sources.values()] == [75]  # the newest
+    before = many.size_bytes
+    many.keep_records(False)
+    assert (many.recent_bytes, before - many.size_bytes) == (0, 75 * 40)

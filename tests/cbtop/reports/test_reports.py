@@ -16,20 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop import formatting, units
+from cbtop.formatting import exact, lane_sum
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
-from cbtop.reports import DEVICES, REPORTS, SOURCES, VIEWS
+from cbtop.reports import DEVICES, REPORTS, SOURCES, TIMELINE, VIEWS
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.reports.text import SECTIONS
 from cbtop.statistics import Of, statistics_of
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView, WindowView
 from cbtop.viewmodels.source import source_view
-from tests.cbtop import made_machines, samples
+from tests.cbtop import made_machines, samples, seen_timelines
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -388,3 +389,51 @@ def test_what_does_not_compare_has_a_reason_and_no_change() -> None:
     baseline = json.loads(REPORTS["json"]([samples.UNLIKE], []))["sources"][0]["baseline"]
     assert (baseline["not_comparable"], baseline["changes"], baseline["step_us"]) == (why, [], None)
     assert json.loads(REPORTS["json"]([samples.LIVE], []))["sources"][0]["baseline"] is None
+
+
+def test_the_timeline_of_text_and_json_is_that_of_the_view() -> None:
+    found = seen_timelines.timeline_at(20.0)
+    shown = seen_timelines.at(20.0)
+    text = REPORTS["text"]([shown], [TIMELINE])
+    told = json.loads(REPORTS["json"]([shown], []))["sources"][0]["timeline"]
+    assert told["newest"]["duration_ns"] == found.newest.duration_ns  # type: ignore[union-attr]
+    assert f"newest whole decode: {exact(told['newest']['duration_ns'])}" in text
+    for lane, told_lane in zip(found.lanes, told["lanes"], strict=True):
+        assert sum(told_lane["parts_ns"].values()) == told["length_ns"] == found.length_ns
+        assert lane_sum(lane, 0, found.length_ns) in text
+        assert told_lane["gaps_count"] == len(lane.gaps)
+        for row, told_row in zip(lane.rows, told_lane["rows"], strict=True):
+            assert told_row["count"] == len(row.spans)
+            newest = row.spans[-1]
+            assert told_row["spans"][-1]["start_ns"] == newest.start_ns
+            assert told_row["spans"][-1]["in"] == list(newest.where)
+    total_ns = sum(part.duration_ns for _, part in found.newest_parts())
+    assert total_ns == found.newest.duration_ns  # type: ignore[union-attr]
+    listed = [line.split()[-4:] for line in text.splitlines() if line.startswith("DownProjection ")]
+    assert len(listed) == 12  # a layer
+
+
+def test_a_timeline_of_many_records_is_bounded_in_text_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbtop.reports.json.MAX_LISTED", 20)
+    monkeypatch.setattr("cbtop.reports.text.TIMELINE_LINES", 10)
+    shown = seen_timelines.at(20.0)
+    told = json.loads(REPORTS["json"]([shown], []))["sources"][0]["timeline"]
+    rows = [row for lane in told["lanes"] for row in lane["rows"]]
+    assert max(len(row["spans"]) for row in rows) == 20 < max(row["count"] for row in rows)
+    assert sum(row["count"] for row in rows) == told["spans"]
+    text = REPORTS["text"]([shown], [TIMELINE])
+    assert f"{len(seen_timelines.timeline_at(20.0).newest_parts()) - 10} more of it are not listed" in text
+
+
+def test_where_no_records_were_followed_text_and_json_say_so(view: SourceView) -> None:
+    assert "timeline: n/a" in REPORTS["text"]([view], [TIMELINE])
+    assert "timeline" not in REPORTS["text"]([view], list(VIEWS))
+    assert json.loads(REPORTS["json"]([view], []))["sources"][0]["timeline"] is None
+
+
+def test_the_text_of_a_timeline_is_as_agreed() -> None:
+    golden = GOLDENS / "timeline.txt"
+    text = SECTIONS[TIMELINE](seen_timelines.at(20.0)) + "\n"
+    if os.environ.get("CBTOP_UPDATE_GOLDENS"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")

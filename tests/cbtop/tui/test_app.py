@@ -14,7 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,15 @@ from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.roofline import Roofline
 from cbtop.tui.views.sources import Sources
+from cbtop.tui.views.timeline import Timeline
+from cbtop.tui.views.timeline_map import TimelineMap
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import GraphRows
 from cbtop.viewmodels.model import RooflineView, SourceSummary, SourceView
 from cbtop.viewmodels.source import source_view
-from tests.cbtop import samples
+from tests.cbtop import samples, seen_timelines
 from tests.cbtop.asked_host import Host, answers
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
@@ -171,13 +173,22 @@ async def shows_another_source(pilot: AppPilot, key: str) -> None:
     assert "2/2" in text
 
 
+def short_status(pilot: AppPilot) -> None:
+    """Leave room beside the tabs for what stands behind the status."""
+    feed = app_of(pilot).feed
+    assert isinstance(feed, ScriptedFeed)
+    feed.line = "own daemon"
+
+
 async def refreshes_more_often(pilot: AppPilot, key: str) -> None:
+    short_status(pilot)
     for expected in (0.25, 0.25):
         assert f"every {expected:g} s · " in await press(pilot, key)
         assert app_of(pilot).interval_s == expected
 
 
 async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
+    short_status(pilot)
     for expected in (1.0, 2.0, 5.0, 5.0):
         assert f"every {expected:g} s · " in await press(pilot, key)
 
@@ -205,7 +216,7 @@ async def turns_light_and_dark(pilot: AppPilot, key: str) -> None:
 
 
 async def opens_the_help(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "4")
+    await press(pilot, "5")
     assert "─ Roofline ─" in (await press(pilot, key)).splitlines()[0]
 
 
@@ -232,13 +243,13 @@ async def moves_up(pilot: AppPilot, key: str) -> None:
 
 
 async def moves_a_page_down(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "5", "z", "z", key)
+    await press(pilot, "6", "z", "z", key)
     graph = pilot.app.query_one("#graph-table", Table)
     assert graph.cursor == graph.visible_rows
 
 
 async def moves_a_page_up(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "5", "z", "z", "j", "pagedown", key)
+    await press(pilot, "6", "z", "z", "j", "pagedown", key)
     assert pilot.app.query_one("#graph-table", Table).cursor == 1
 
 
@@ -330,24 +341,24 @@ async def goes_back_but_never_out(pilot: AppPilot, key: str) -> None:
 
 
 async def folds_or_unfolds_the_node(pilot: AppPilot, key: str) -> None:
-    assert "DownProjection" not in await press(pilot, "5", key)
+    assert "DownProjection" not in await press(pilot, "6", key)
     assert "DownProjection" in await press(pilot, key)
 
 
 async def folds_the_node_or_goes_to_its_parent(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "5", "j", key)
+    await press(pilot, "6", "j", key)
     assert pilot.app.query_one("#graph-table", Table).cursor == 0
     assert "DownProjection" not in await press(pilot, key)
 
 
 async def unfolds_the_node_or_goes_to_its_first_child(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "5", key)
+    await press(pilot, "6", key)
     assert pilot.app.query_one("#graph-table", Table).cursor == 1
     assert "downprojection_kernel" in await press(pilot, key)
 
 
 async def folds_or_unfolds_everything(pilot: AppPilot, key: str) -> None:
-    assert "▾" not in await press(pilot, "5", key)
+    assert "▾" not in await press(pilot, "6", key)
     assert "▸" not in await press(pilot, key)
 
 
@@ -370,7 +381,7 @@ async def closes_the_help(pilot: AppPilot, key: str) -> None:
 
 
 async def finds_nodes(pilot: AppPilot, key: str) -> None:
-    text = await press(pilot, "5", "z", key, *"down")  # all is folded
+    text = await press(pilot, "6", "z", key, *"down")  # all is folded
     assert " of " in text
     graph = pilot.app.query_one("#graph-table", Table)
     assert "DownProjection" in text
@@ -383,7 +394,7 @@ async def finds_nodes(pilot: AppPilot, key: str) -> None:
 
 
 async def goes_to_the_next_node_found_and_round(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "5", "slash", *"ffn", "enter")
+    await press(pilot, "6", "slash", *"ffn", "enter")
     graph = pilot.app.query_one("#graph-table", Table)
     begin, seen = graph.current.id, []
     while begin not in seen:
@@ -394,7 +405,7 @@ async def goes_to_the_next_node_found_and_round(pilot: AppPilot, key: str) -> No
 
 
 async def looks_for_nothing_any_more(pilot: AppPilot, key: str) -> None:
-    assert "⏎ keeps" in await press(pilot, "5", "slash", *"ffn", "enter")
+    assert "⏎ keeps" in await press(pilot, "6", "slash", *"ffn", "enter")
     assert "⏎ keeps" not in await press(pilot, key, key)
     assert pilot.app.is_running
 
@@ -410,6 +421,43 @@ def goes_in_the_layers(*before: str, shows: str) -> Check:
         assert shows in await press(pilot, key)
 
     return check
+
+
+def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) -> Check:
+    """`before`, then the key: what is in sight, where the cursor stands and on which row have changed that way."""
+
+    async def check(pilot: AppPilot, key: str) -> None:
+        app = app_of(pilot)
+        assert isinstance(app.feed, ScriptedFeed)
+        app.feed.seen = [seen_timelines.at(20.0)]
+        app.tick()
+        await press(pilot, "4", *before)
+        was = sight(app)
+        await press(pilot, key)
+        assert has_moved(was, sight(app)), (was, sight(app))
+
+    return check
+
+
+@dataclass(frozen=True)
+class Sight:
+    begin_ns: int
+    end_ns: int
+    at: int | None
+    row: int
+    is_held: bool
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.begin_ns
+
+
+def sight(app: CbtopApp) -> Sight:
+    drawn = app.query_one(TimelineMap)
+    return Sight(drawn._begin_ns, drawn._end_ns, drawn._at, drawn._selected, drawn._held is not None)
+
+
+WHOLE_NS = seen_timelines.timeline_at(20.0).length_ns
 
 
 async def opens_the_layer_in_the_graph(pilot: AppPilot, key: str) -> None:
@@ -431,6 +479,18 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Layers, "to_end(0)"): goes_in_the_layers(shows="Layer 0 · "),
     (Layers, "to_end(-1)"): goes_in_the_layers(shows="Layer 9 · "),
     (Layers, "open"): opens_the_layer_in_the_graph,
+    (Timeline, "zoom(1)"): moves_the_timeline(lambda was, now: 0 < now.length_ns < was.length_ns and now.is_held),
+    (Timeline, "zoom(-1)"): moves_the_timeline(lambda was, now: now.length_ns > was.length_ns and now.is_held),
+    (Timeline, "fit"): moves_the_timeline(lambda _, now: (now.begin_ns, now.end_ns) == (0, WHOLE_NS)),
+    (Timeline, "newest"): moves_the_timeline(lambda was, now: was.is_held and not now.is_held, "0", "z", "g"),
+    (Timeline, "oldest"): moves_the_timeline(lambda was, now: was.begin_ns > now.begin_ns == 0),
+    (Timeline, "step(-1)"): moves_the_timeline(lambda was, now: (was.at or 0) - 1 == now.at, "l", "l"),
+    (Timeline, "step(1)"): moves_the_timeline(lambda was, now: (was.at or 0) + 1 == now.at, "l", "l"),
+    (Timeline, "pan(-1)"): moves_the_timeline(lambda was, now: was.begin_ns - now.begin_ns == was.length_ns // 2),
+    (Timeline, "pan(1)"): moves_the_timeline(lambda was, now: now.begin_ns - was.begin_ns == was.length_ns // 2, "g"),
+    (Timeline, "row(1)"): moves_the_timeline(lambda was, now: now.row == was.row + 1),
+    (Timeline, "row(-1)"): moves_the_timeline(lambda was, now: now.row == was.row - 1),
+    (Timeline, "zoom_to"): moves_the_timeline(lambda was, now: 0 < now.length_ns < was.length_ns / 4, "l", "l"),
     **{(CbtopApp, f"view({index})"): goes_to_view for index in range(len(VIEWS))},
     (CbtopApp, "step_view(1)"): goes_to_the_next_view,
     (CbtopApp, "step_view(-1)"): goes_to_the_previous_view,
@@ -554,7 +614,7 @@ async def test_shift_k_asks_the_process_shown_for_its_kernels_and_the_graph_show
         app = CbtopApp(feed, section="bricks", interval_s=0.1)
         async with app.run_test(size=(80, 24)) as pilot:
             await shown(pilot, "DownProjection")
-            assert "nvjet" not in await press(pilot, "5")
+            assert "nvjet" not in await press(pilot, "6")
             await pilot.press("K")
             await shown(pilot, f"recording kernels of pid {pid}", "33 %")
             text = await press(pilot, "K", "enter")  # the screen goes on
@@ -716,7 +776,7 @@ async def test_shift_c_measures_the_roofs_in_a_thread_says_how_far_it_is_and_wha
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("C")
         await shown(pilot, "measuring roofs: 2 threads")
-        text = await press(pilot, "C", "4")  # the screen goes on
+        text = await press(pilot, "C", "5")  # the screen goes on
         assert "Roofline" in text
         assert [note.message for note in app._notifications] == ["they are being measured already"]
         calibrations[0].found = CbtopError("no room") if fails else ["dram_read 20.00 GB/s", "kept in /x"]
@@ -770,7 +830,7 @@ async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: Scripted
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         assert "filter" in (await shown(pilot, "filter")).splitlines()[-1]
-        footer = (await press(pilot, "5")).splitlines()[-1]
+        footer = (await press(pilot, "6")).splitlines()[-1]
         assert "fold/unfold" in footer
         assert "filter" not in footer
 
@@ -973,7 +1033,7 @@ async def test_a_click_on_a_tab_opens_its_view(feed: ScriptedFeed) -> None:
 async def test_moving_in_the_roofline_lights_another_point(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
-        await press(pilot, "4", "j")
+        await press(pilot, "5", "j")
         view = pilot.app.query_one(Roofline)
         assert view._plot._selected is not None
         assert view._plot._selected.letter == "b"
@@ -1036,7 +1096,7 @@ async def test_of_many_nodes_only_those_in_sight_are_made_into_rows(
     feed = ScriptedFeed(source_view(record))
     app = CbtopApp(feed, section="bricks", interval_s=1000)
     async with app.run_test(size=SIZE) as pilot:
-        await press(pilot, "5", "z", "z")  # fold all, unfold all
+        await press(pilot, "6", "z", "z")  # fold all, unfold all
         text = await press(pilot, "pagedown")
         assert "Layer" in text
         assert 10 < len(set(made)) <= 4 * SIZE[1]
@@ -1065,7 +1125,7 @@ async def test_what_a_paused_screen_scrolls_into_sight_is_of_the_moment_it_was_p
     apply(store, source.snapshot())
     app = CbtopApp(ScriptedFeed(source_view(store.sources[source.key])), section="bricks", interval_s=1000)
     async with app.run_test(size=SIZE) as pilot:
-        await press(pilot, "5", "z", "z", "space")
+        await press(pilot, "6", "z", "z", "space")
         decode(1000)
         source.poll()
         apply(store, source.delta())

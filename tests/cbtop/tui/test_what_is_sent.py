@@ -13,8 +13,9 @@ from textual.screen import Screen
 
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
+from cbtop.tui.views.timeline import Timeline
 from cbtop.viewmodels.model import SourceView
-from tests.cbtop import samples
+from tests.cbtop import samples, seen_timelines
 from tests.cbtop.conftest import ScriptedFeed
 
 MOVE = re.compile(r"\x1b\[(\d+);(\d+)H")
@@ -68,6 +69,27 @@ async def stands_still(app: CbtopApp, pilot: Pilot[int], sent: list[str]) -> Non
 @pytest.mark.parametrize("key", NUMBERS, ids=[view.title for view in VIEWS])
 async def test_nothing_is_sent_while_nothing_changes(sent: list[str], key: str) -> None:
     assert await sent_in_a_tick(sent, key, replace(samples.LIVE)) == []
+
+
+async def test_of_a_timeline_nothing_is_sent_while_no_record_comes_and_nothing_while_it_is_held(
+    sent: list[str],
+) -> None:
+    key = str(1 + VIEWS.index(Timeline))
+    shown = seen_timelines.at(20.0)
+    turns = (shown, replace(shown))
+    assert await sent_in_a_tick(sent, key, *turns) == []
+    feed = ScriptedFeed(shown)
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press(key, "z")
+        await stands_still(app, pilot, sent)
+        feed.seen = [seen_timelines.at(19.0)]
+        sent.clear()
+        await ticks(app, pilot)
+        assert sent == []
+        await pilot.press("G")
+        await ticks(app, pilot)
+        assert sent
 
 
 async def test_of_a_figure_that_moved_its_line_is_sent_and_no_blank_one(sent: list[str]) -> None:

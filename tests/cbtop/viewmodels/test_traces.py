@@ -88,7 +88,7 @@ def test_a_process_without_traces_has_no_such_section_but_an_answer_to_the_quest
         pass
     plain = source_view(record_of(source_of(runtime)))
     assert "trace" not in REPORTS["text"]([plain], list(SECTIONS))
-    assert "trace: n/a (the process sent none)" in REPORTS["text"]([plain], ["trace"])
+    assert "trace: n/a (none has come)" in REPORTS["text"]([plain], ["trace"])
 
 
 def test_a_message_of_another_kind_inside_a_summary_is_passed_over() -> None:

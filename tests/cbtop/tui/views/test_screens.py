@@ -75,7 +75,7 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("gone-with-losses", samples.GONE, ()),
         ("budgets-and-checks", samples.CHECKED, ()),
         ("brick-detail", samples.CHECKED, ("j", "enter")),
-        ("roofline-without-ceilings", samples.NO_ROOF, ("4",)),
+        ("roofline-without-ceilings", samples.NO_ROOF, ("5",)),
         ("ranks-side-by-side", samples.SIDE_BY_SIDE, ()),
         ("slowest-of-ranks", samples.SLOWEST, ()),
         ("straggler", samples.STRAGGLING, ()),
@@ -85,7 +85,7 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("suspended", samples.SUSPENDED, ()),
         ("idle", samples.IDLE, ()),
         ("quiet", samples.QUIET, ()),
-        ("critical-path", samples.OVERLAPPED, ("5",)),
+        ("critical-path", samples.OVERLAPPED, ("6",)),
         ("overview-with-baseline", samples.COMPARED, ("1",)),
         ("bricks-with-baseline", samples.COMPARED, ("2",)),
         ("layers-with-baseline", samples.COMPARED, ("3",)),
@@ -162,7 +162,7 @@ async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tu
 
 
 async def test_no_roof_is_drawn_where_none_was_measured() -> None:
-    text = await shown(samples.NO_ROOF, (100, 30), "4")
+    text = await shown(samples.NO_ROOF, (100, 30), "5")
     assert "bandwidth and compute ceiling n/a" in text
     assert "measured)" not in text
 
@@ -170,7 +170,7 @@ async def test_no_roof_is_drawn_where_none_was_measured() -> None:
 async def test_where_roofs_can_be_measured_the_screen_says_how() -> None:
     way_out = "run `cbtop calibrate --threads 2`, then start this again"
     text = await shown(
-        replace(samples.NO_ROOF, roofline=replace(samples.NO_ROOF.roofline, note=way_out)), (120, 30), "4"
+        replace(samples.NO_ROOF, roofline=replace(samples.NO_ROOF.roofline, note=way_out)), (120, 30), "5"
     )
     assert f"bandwidth and compute ceiling n/a: {way_out}" in text
 
@@ -178,7 +178,7 @@ async def test_where_roofs_can_be_measured_the_screen_says_how() -> None:
 async def test_roofs_without_a_point_are_drawn_with_their_day_and_what_may_have_kept_them_low() -> None:
     roofs = tuple(replace(ceiling, measured_on="2026-11-22") for ceiling in samples.CEILINGS)
     low = "another process used the GPU"
-    text = await shown(replace(samples.LIVE, roofline=RooflineView(roofs, (), ("RmsNorm",), low)), (120, 30), "4")
+    text = await shown(replace(samples.LIVE, roofline=RooflineView(roofs, (), ("RmsNorm",), low)), (120, 30), "5")
     assert f"FMA f32 {roofs[1].value:.1f} GFLOP/s (measured 2026-11-22)" in text
     assert f"DRAM read {roofs[0].value:.2f} GB/s" in text  # there is no room for its day
     assert low in text
@@ -230,13 +230,13 @@ FOUR_ROOFS = replace(
 @pytest.mark.parametrize("source", [samples.LIVE, FOUR_ROOFS], ids=["two", "four"])
 async def test_the_names_of_roofs_are_whole_or_counted_and_every_point_is_there(source: SourceView) -> None:
     sizes = [(60, 15), (70, 18), (80, 24), (100, 30), (120, 40)]
-    for size, text in zip(sizes, await shown_at(source, sizes, "4"), strict=True):
+    for size, text in zip(sizes, await shown_at(source, sizes, "5"), strict=True):
         the_names_of_roofs_are_whole_or_counted(source, size, text.splitlines())
 
 
 def the_names_of_roofs_are_whole_or_counted(source: SourceView, size: tuple[int, int], lines: list[str]) -> None:
     axis = next(index for index, line in enumerate(lines) if "└" in line)
-    tabs = next(index for index, line in enumerate(lines) if "4 Roofline" in line)
+    tabs = next(index for index, line in enumerate(lines) if "5 Roofline" in line)
     plot = "\n".join(line[7 : 63 if size[0] == 120 else None] for line in lines[tabs + 1 : axis])
     named = 0
     for roof in source.roofline.ceilings:

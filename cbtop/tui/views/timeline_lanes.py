@@ -1,0 +1,120 @@
+"""The lanes of a timeline as blocks of time, its axis and its legend."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from cbtop import formatting
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, join_fitting, rule
+from cbtop.tui.widgets.time_row import GAP, SHADES, Block, Scale
+from cbtop.viewmodels.lanes import Gap, Lane, Span
+from cbtop.viewmodels.timeline import TimelineView
+
+MAX_LONGEST = 24
+TICK_CELLS = 12  # at least so many lie between two ticks
+_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """One row of a lane: what lies there, gaps among the bricks, and how each is drawn."""
+
+    lane: Lane
+    title: str
+    is_bricks: bool
+    parts: tuple[Span | Gap, ...]
+    blocks: tuple[Block, ...]
+
+    def nearest(self, moment_ns: int) -> int:
+        """The block at a moment, or the last one before it."""
+        return max(0, bisect_right(self.blocks, moment_ns, key=lambda block: block.start_ns) - 1)
+
+
+def row_blocks(timeline: TimelineView) -> list[RowBlocks]:
+    """Every row of every lane, from the top down."""
+    found: list[RowBlocks] = []
+    for lane in timeline.lanes:
+        for number, row in enumerate(lane.rows):
+            is_bricks = number == lane.bricks
+            parts: list[Span | Gap] = list(row.spans)
+            if is_bricks:
+                parts = sorted([*parts, *lane.gaps], key=lambda part: (part.start_ns, part.end_ns))
+            blocks = tuple(_gap(part) if isinstance(part, Gap) else _span(part) for part in parts)
+            title = row.name if row.name != lane.rows[number - 1].name or not number else f"{row.name} inside"
+            found.append(RowBlocks(lane, title, is_bricks, tuple(parts), blocks))
+    return found
+
+
+def _span(span: Span) -> Block:
+    name, us = clean(span.name), formatting.duration(span.duration_ns / 1e3)
+    if span.kind is NodeKind.LAYER:
+        names = (f"{name} {us}", name, name.removeprefix("Layer "))
+        return Block(span.start_ns, span.end_ns, names, "dim", "track", "│")
+    if span.category is None:
+        how = "timed as a whole" if span.is_plain else ""
+        names = (f"{name} {us} {how}".strip(), f"{name} {us}", name)
+        return Block(span.start_ns, span.end_ns, names, "strong", "cursor strong", "▸")
+    look = CATEGORY_LOOKS[span.category]
+    return Block(span.start_ns, span.end_ns, (f"{name} {us}", name), look.role, look.fill, look.glyph)
+
+
+def _gap(gap: Gap) -> Block:
+    us = formatting.duration(gap.duration_ns / 1e3)
+    return Block(gap.start_ns, gap.end_ns, (f"{gap.name} {us}", gap.name), "gap")
+
+
+def label_width(width: int) -> int:
+    """Cells for the names of lanes and rows."""
+    return 9 if width < 60 else 16
+
+
+def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
+    """Ticks at round times, counted from `zero_ns`, with their unit."""
+    length_ns = max(1, scale.end_ns - scale.begin_ns)
+    tick_ns = _tick(length_ns * TICK_CELLS / scale.width)
+    size_ns, unit = next((size, unit) for size, unit in _UNITS if tick_ns >= size)
+    cells, number = "", -(-(scale.begin_ns - zero_ns) // tick_ns)
+    while (at_ns := zero_ns + number * tick_ns) < scale.end_ns:
+        column = (at_ns - scale.begin_ns) * scale.width // length_ns
+        cells = fit(cells, column) + f"│{number * tick_ns // size_ns:,} {unit}"
+        number += 1
+    return ((fit(" time", labels), "dim"), (fit(cells, scale.width), "dim"))
+
+
+def _tick(least_ns: float) -> int:
+    """The first of 1, 2, 5, 10, 20 … ns that is long enough."""
+    size = 1
+    while True:
+        for step in (1, 2, 5):
+            if step * size >= least_ns:
+                return step * size
+        size *= 10
+
+
+def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
+    """Of what is in sight of a row, the longest, in their order."""
+    seen = [at for at, block in enumerate(row.blocks) if scale.sees(block)]
+    seen.sort(key=lambda at: row.blocks[at].start_ns - row.blocks[at].end_ns)
+    found: list[Line] = [BLANK, rule(((f"the longest of {row.title} in sight", "dim"),), width)]
+    for at in sorted(seen[: max(0, min(lines - len(found), MAX_LONGEST))]):
+        part, block = row.parts[at], row.blocks[at]
+        name = f"{block.glyph or GAP} {clean(part.name)}"
+        cells = (
+            fit(formatting.exact(part.start_ns - zero_ns), 18, "right"),
+            fit(formatting.exact(part.duration_ns), 18, "right"),
+        )
+        where = clean(" · ".join(part.where))
+        found.append(((f"  {fit(name, 26)}", block.role), (cells[0], "dim"), (cells[1], ""), (f"  {where}", "dim")))
+    return found
+
+
+def legend(width: int) -> Line:
+    """What the signs say."""
+    parts: list[Line] = [
+        ((f"{look.glyph} {category.display_name}", look.role),) for category, look in CATEGORY_LOOKS.items()
+    ]
+    parts += [((f"{GAP} gap", "gap"),), ((f"{SHADES} several in a cell, and their number", "dim"),)]
+    return join_fitting([(("", ""),), *parts], width)

@@ -1,0 +1,268 @@
+"""The drawing of a timeline: what is in sight of it, where the cursor stands, and how both move."""
+
+from __future__ import annotations
+
+from cbtop import formatting
+from cbtop.tui.views.base import SourceDrawing
+from cbtop.tui.views.timeline_lanes import RowBlocks, axis, label_width, legend, longest, row_blocks
+from cbtop.tui.widgets.columns import Cells
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, plain, rule
+from cbtop.tui.widgets.time_row import GAP, Block, Scale, time_row
+from cbtop.viewmodels.lanes import Span
+from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.timeline import TimelineView
+
+MIN_SHOWN_NS = 100
+ZOOM = 2
+ROOM_FOR_LONGEST = 5  # lines that are free, from so many on there is a list of the longest
+MARGIN = 0.05  # of what is in sight, beside a block that is moved into it
+HELD = "held, G goes to the newest"
+FOLLOWS = "follows the newest step"
+
+
+class TimelineMap(SourceDrawing, can_focus=True):
+    """The drawing: what is in sight of which timeline, and where the cursor stands."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._held: TimelineView | None = None  # None: it follows the newest step
+        self._who: object = None  # whose timeline that is
+        self._begin_ns = self._end_ns = 0  # in sight, from the beginning of the timeline
+        self._row: tuple[str, str] | None = None  # lane and row; None: the bricks of the first lane
+        self._at: int | None = None  # the block under the cursor, of that row
+        self._rows: list[RowBlocks] = []
+        self._shown: TimelineView | None = None
+
+    def show_source(self, source: SourceView) -> None:
+        who = source.key, source.phase, source.merged is not None
+        if who != self._who:
+            self._who, self._held, self._at = who, None, None
+        super().show_source(source)
+
+    def redraw(self) -> None:
+        shown = self._held or (self._source.timeline if self._source else None)
+        if shown is not self._shown:
+            self._shown = shown
+            self._rows = row_blocks(shown) if shown else []
+        if shown is not None and self._held is None:
+            self._begin_ns, self._end_ns = _newest_in_sight(shown)
+        super().redraw()
+
+    def _hold(self) -> bool:
+        """Stay with the timeline shown; False where there is none."""
+        self._held = self._held or self._shown
+        return self._held is not None
+
+    @property
+    def _selected(self) -> int:
+        """The row of the cursor."""
+        keys = [(row.lane.name, row.title) for row in self._rows]
+        if self._row in keys:
+            return keys.index(self._row)
+        return next((at for at, row in enumerate(self._rows) if row.is_bricks), 0)
+
+    @property
+    def _block(self) -> Block | None:
+        """What is under the cursor."""
+        if self._at is None or not self._rows:
+            return None
+        blocks = self._rows[self._selected].blocks
+        return blocks[min(self._at, len(blocks) - 1)] if blocks else None
+
+    def zoom(self, steps: int) -> None:
+        """Show half, or twice, the time around the cursor."""
+        if not self._hold() or self._shown is None:
+            return
+        length_ns = self._end_ns - self._begin_ns
+        wanted_ns = length_ns // ZOOM if steps > 0 else length_ns * ZOOM
+        wanted_ns = min(max(wanted_ns, MIN_SHOWN_NS), max(self._shown.length_ns, MIN_SHOWN_NS))
+        around_ns = (self._begin_ns + self._end_ns) // 2
+        if (block := self._block) is not None:
+            around_ns = (max(block.start_ns, self._begin_ns) + min(block.end_ns, self._end_ns)) // 2
+        share = (around_ns - self._begin_ns) / max(1, length_ns)
+        self._show_from(around_ns - round(share * wanted_ns), wanted_ns)
+
+    def zoom_to(self) -> None:
+        """Show what is under the cursor as wide as the screen."""
+        if (block := self._block) is not None and self._hold():
+            length_ns = max(block.end_ns - block.start_ns, MIN_SHOWN_NS)
+            self._show_from(block.start_ns, length_ns)
+
+    def fit(self) -> None:
+        """Show all there is."""
+        if self._hold() and self._shown is not None:
+            self._show_from(0, self._shown.length_ns)
+
+    def newest(self) -> None:
+        """Go to the newest step, and follow it."""
+        self._held = self._at = None
+        self.redraw()
+
+    def oldest(self) -> None:
+        """Go to where the timeline begins."""
+        if self._hold():
+            self._at = None
+            self._show_from(0, self._end_ns - self._begin_ns)
+
+    def pan(self, halves: int) -> None:
+        """Go on by half of what is in sight; the cursor goes along."""
+        if self._hold():
+            length_ns = self._end_ns - self._begin_ns
+            self._at = None
+            self._show_from(self._begin_ns + halves * (length_ns // 2), length_ns)
+
+    def step(self, blocks: int) -> None:
+        """Put the cursor on the next block of its row; at first, on one in the middle."""
+        if not self._hold() or not self._rows:
+            return
+        row = self._rows[self._selected]
+        if self._at is None:
+            self._at = row.nearest((self._begin_ns + self._end_ns) // 2)
+        else:
+            self._at = max(0, min(len(row.blocks) - 1, self._at + blocks))
+        if (block := self._block) is not None:
+            length_ns = self._end_ns - self._begin_ns
+            margin_ns = round(MARGIN * length_ns)
+            if block.start_ns < self._begin_ns and block.end_ns - block.start_ns <= length_ns:
+                self._show_from(block.start_ns - margin_ns, length_ns)
+            elif block.end_ns > self._end_ns and block.end_ns - block.start_ns <= length_ns:
+                self._show_from(block.end_ns + margin_ns - length_ns, length_ns)
+            elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:  # longer than what is in sight
+                self._show_from(block.start_ns - margin_ns, length_ns)
+        self.redraw()
+
+    def move_row(self, rows: int) -> None:
+        """Put the cursor on another row, at the same time."""
+        if not self._rows:
+            return
+        block = self._block
+        at = max(0, min(len(self._rows) - 1, self._selected + rows))
+        self._row = self._rows[at].lane.name, self._rows[at].title
+        if block is not None:
+            middle_ns = (max(block.start_ns, self._begin_ns) + min(block.end_ns, self._end_ns)) // 2
+            self._at = self._rows[at].nearest(middle_ns)
+        self.redraw()
+
+    def _show_from(self, begin_ns: int, length_ns: int) -> None:
+        assert self._shown is not None
+        self._begin_ns = max(0, min(begin_ns, self._shown.length_ns - length_ns))
+        self._end_ns = self._begin_ns + length_ns
+        self.redraw()
+
+    def cells(self) -> Cells:
+        zero_ns = _zero_ns(self._shown) if self._shown else 0
+        rows = [
+            (clean(row.lane.name), row.title, *times, clean(part.name), clean(" · ".join(part.where)))
+            for row in self._rows
+            for part in row.parts
+            if part.start_ns < self._end_ns and part.end_ns > self._begin_ns
+            for times in [[formatting.exact(ns)[:-3] for ns in (part.start_ns - zero_ns, part.duration_ns)]]
+        ]
+        return Cells(("lane", "row", "start µs", "duration µs", "what", "in"), tuple(rows))
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        if self._shown is None:
+            return [fit_line(((f" {_nothing(self._source)}", "dim"),), width)]
+        labels = label_width(width)
+        scale = Scale(self._begin_ns, self._end_ns, max(1, width - labels))
+        head = [self._headline(self._shown, width), axis(scale, _zero_ns(self._shown), labels)]
+        foot = [rule((("under the cursor", "dim"),), width), *self._detail(self._shown, width)]
+        lines, at = self._lanes(scale, labels)
+        free = max(1, height - len(head) - len(foot))
+        first = max(0, min(at - free // 2, len(lines) - free))
+        shown = lines[first : first + free]
+        cut = len(lines) - len(shown)
+        if cut and len(shown) > 1:
+            where = f"{first} lines above, {cut - first} below: j k go there"
+            foot[0] = rule((("under the cursor", "dim"),), width, ((where, "warn"),))
+        room = free - len(shown)
+        if room > 1:
+            shown += [BLANK, legend(width)]
+        if room > ROOM_FOR_LONGEST:
+            shown += longest(self._rows[self._selected], scale, _zero_ns(self._shown), room - 3, width)
+        shown += [BLANK] * (free - len(shown))
+        return [fit_line(line, width) for line in (*head, *shown, *foot)][:height]
+
+    def _headline(self, shown: TimelineView, width: int) -> Line:
+        parts: list[Line] = []
+        if shown.newest is not None:
+            name, us = clean(shown.newest.name), formatting.duration(shown.newest.duration_ns / 1e3)
+            parts.append(((name, "strong"), (f" {us}", "")))
+            if shown.newest_s is not None:
+                parts[0] += ((f", ended {formatting.moment(shown.newest_s)}", "dim"),)
+        held: Line = ((f"‖ {HELD}", "warn"),) if self._held else ((FOLLOWS, "dim"),)
+        seen = f"{formatting.duration((self._end_ns - self._begin_ns) / 1e3)} in sight"
+        steps = f"{formatting.counted(shown.steps, 'step')} in {formatting.duration(shown.length_ns / 1e3)}"
+        return join_fitting([((" ", ""), *held), *parts, ((seen, "dim"),), ((steps, "dim"),)], width, " · ")
+
+    def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
+        """Each lane: what the time in sight is, then its rows; and which of the lines the cursor is on."""
+        lines: list[Line] = []
+        selected, at, before = self._selected, 0, None
+        for number, row in enumerate(self._rows):
+            if row.lane is not before:
+                before = row.lane
+                told = formatting.lane_sum(row.lane, scale.begin_ns, scale.end_ns)
+                of = clean(", ".join(row.lane.backends))
+                lines.append(
+                    ((fit(f" {row.lane.name}", labels), "accent"), (told, ""), (f" · {of}" if of else "", "dim"))
+                )
+            is_here = number == selected
+            if is_here:
+                at = len(lines)
+            current = self._at if is_here else None
+            label: Line = (("▸" if is_here else " ", "accent"), (fit(f" {row.title}", labels - 1), "dim"))
+            lines.append((*label, *time_row(row.blocks, scale, current)))
+        return lines, at
+
+    def _detail(self, shown: TimelineView, width: int) -> list[Line]:
+        """What is under the cursor, to the nanosecond, and what is not drawn."""
+        notes = "; ".join(formatting.timeline_notes(shown))
+        last: Line = ((f"  {notes}", "faint"),)
+        if self._at is None or (block := self._block) is None:
+            return [
+                (("  h l put the cursor on a block and go on to the next, j k to another row", "dim"),),
+                BLANK,
+                last,
+            ]
+        row = self._rows[self._selected]
+        part = row.parts[min(self._at, len(row.parts) - 1)]
+        where = clean(" · ".join(part.where)) or "in no step"
+        first = join_fitting(
+            [
+                ((f"  {block.glyph or GAP} ", block.role), (clean(part.name), "strong")),
+                ((formatting.exact(part.duration_ns), "strong"),),
+                ((f"from {formatting.exact(part.start_ns - _zero_ns(shown))}", ""),),
+                ((f"{self._at + 1} of {len(row.parts)} in its row", "dim"),),
+            ],
+            width,
+        )
+        second: list[Line] = [
+            ((f"  in {where}" if part.where else f"  {where}", ""),),
+            ((f"lane {row.lane.name}", "dim"),),
+        ]
+        if isinstance(part, Span):
+            second.append(((clean(part.backend), "dim"),))
+            second.append((("" if part.elements is None else f"{part.elements:,} elements", "dim"),))
+            second.append((("failed" if part.is_failed else "", "bad"),))
+            second.append((("timed as a whole" if part.is_plain else "", "dim"),))
+        return [first, join_fitting([line for line in second if plain(line)], width), last]
+
+
+def _zero_ns(shown: TimelineView) -> int:
+    """Where the axis begins."""
+    return shown.newest.start_ns if shown.newest else 0
+
+
+def _newest_in_sight(shown: TimelineView) -> tuple[int, int]:
+    """The newest step with a little before and after it; all, where there are no steps."""
+    if shown.newest is None:
+        return 0, max(1, shown.length_ns)
+    margin_ns = round(MARGIN * shown.newest.duration_ns) + 1
+    return max(0, shown.newest.start_ns - margin_ns), min(shown.length_ns, shown.newest.end_ns + margin_ns)
+
+
+def _nothing(source: SourceView | None) -> str:
+    if source is not None and source.merged is not None:
+        return "n/a: of several processes merged there is no timeline; m shows one"
+    return "no step has been recorded since this view was opened: records are received while it is"

@@ -1,0 +1,193 @@
+"""Blocks of time side by side on one line: whole cells with names in them, edges to an eighth, clusters counted.
+
+A block that covers a whole cell or more is drawn over the cells that it covers, and its ends in those beside them, as
+far as they go. One that covers none is counted in the cell where its middle lies. Such cells side by side are one
+cluster, with the number of its blocks where there is room; how dark a cell is says how much of its time they take. So
+each block is in one place, and none is drawn longer than it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from cbtop.tui.widgets.lines import Line, fit
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+HALF, LEAST = "▐", "▕"  # of a cell, at its right
+LEAST_NAME = 4  # cells: less of a name says nothing
+SHADES, GAP = "░▒▓", "·"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """From one moment to another, in ns. Inside stands the first of `names` that there is room for; or the last, cut.
+
+    `role` colours text, `fill` the inside. A block without a `glyph` is a gap: it is dotted, and not counted.
+    """
+
+    start_ns: int
+    end_ns: int
+    names: tuple[str, ...]
+    role: str
+    fill: str = ""
+    glyph: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The time from `begin_ns` to `end_ns`, over `width` cells."""
+
+    begin_ns: int
+    end_ns: int
+    width: int
+
+    def whole(self, block: Block) -> tuple[int, int]:
+        """The cells that `block` covers whole: the first, and the one after the last; as many may be none."""
+        begin = -(-(block.start_ns - self.begin_ns) * self.width // self._length_ns)
+        end = (block.end_ns - self.begin_ns) * self.width // self._length_ns
+        return max(0, begin), min(self.width, end)
+
+    def eighths(self, moment_ns: int) -> int:
+        """How many eighths of its cell lie before a moment."""
+        return 8 * ((moment_ns - self.begin_ns) * self.width % self._length_ns) // self._length_ns
+
+    def eighths_left(self, moment_ns: int) -> int:
+        """And how many lie after it; 0 where it is at the end of a cell."""
+        into = (moment_ns - self.begin_ns) * self.width % self._length_ns
+        return 8 * (self._length_ns - into) // self._length_ns if into else 0
+
+    def cell(self, block: Block) -> int:
+        """The cell in which the middle of what is in sight of `block` lies."""
+        begin, end = max(block.start_ns, self.begin_ns), min(block.end_ns, self.end_ns)
+        at = (begin + end - 2 * self.begin_ns) * self.width // (2 * self._length_ns)
+        return min(max(at, 0), self.width - 1)
+
+    def shade(self, busy_ns: int) -> str:
+        """A cell of which so much is taken."""
+        return SHADES[min(len(SHADES) - 1, len(SHADES) * busy_ns * self.width // self._length_ns)]
+
+    def sees(self, block: Block) -> bool:
+        """Whether any of it is in sight."""
+        return block.start_ns < self.end_ns and block.end_ns >= self.begin_ns and not (
+            block.end_ns == self.begin_ns > block.start_ns
+        )  # fmt: skip
+
+    @property
+    def _length_ns(self) -> int:
+        return max(1, self.end_ns - self.begin_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The cells from `first` to before `end`, and the blocks there by their number: one, or those of a cluster.
+
+    Of a cluster `cells` says which of its cells each is counted in.
+    """
+
+    first: int
+    end: int
+    blocks: tuple[int, ...]
+    cells: tuple[int, ...] = ()
+
+
+def places(blocks: Sequence[Block], scale: Scale) -> list[Place]:
+    """Where each of `blocks`, which are disjoint and in their order, is drawn or counted, from the left."""
+    found: list[Place] = []
+    for number, block in enumerate(blocks):
+        if not scale.sees(block):
+            continue
+        last = found[-1] if found else None
+        begin, end = scale.whole(block)
+        if last and begin < last.end:
+            begin = last.end  # of what took no time, just before it
+        if begin < end:
+            found.append(Place(begin, end, (number,)))
+        elif block.glyph:
+            at = scale.cell(block)
+            if last and last.cells and at <= last.end:
+                found[-1] = Place(last.first, max(last.end, at + 1), (*last.blocks, number), (*last.cells, at))
+            else:
+                found.append(Place(at, at + 1, (number,), (at,)))
+    return found
+
+
+def time_row(blocks: Sequence[Block], scale: Scale, current: int | None = None) -> Line:
+    """The line; the block `current` is lit."""
+    cells: list[tuple[str, str]] = []  # what is drawn so far, from the left
+    at = 0
+    before: Block | None = None  # the block that the last whole cells were of
+    for place in (*places(blocks, scale), None):
+        first = place.first if place else scale.width
+        after = blocks[place.blocks[0]] if place and not place.cells else None
+        cells += _edges(before, after, first - at, scale)
+        if place is None:
+            break
+        at = place.end
+        if place.cells:
+            cells += _cluster(blocks, place, scale, current)
+            before = None
+        else:
+            before = after
+            cells.append(_whole(blocks[place.blocks[0]], place.end - place.first, is_lit=place.blocks[0] == current))
+    return _merged(cells)
+
+
+def _whole(block: Block, width: int, *, is_lit: bool) -> tuple[str, str]:
+    if not block.glyph:
+        name = next((f" {name} " for name in block.names if cell_len(name) + 4 <= width), "")
+        left = (width - cell_len(name)) // 2
+        text = GAP * left + name + GAP * (width - left - cell_len(name))
+        return text, "lit" if is_lit else block.role
+    room = width - cell_len(block.glyph)
+    name = next((name for name in block.names if cell_len(name) <= room), "")
+    if not name and block.names and room >= LEAST_NAME:
+        name = block.names[-1]  # cut
+    return fit(block.glyph + name, width), "lit" if is_lit else block.fill
+
+
+def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) -> list[tuple[str, str]]:
+    """The cells between what was drawn and what comes, as far as the ends of these two reach into them."""
+    if width <= 0:
+        return []
+    left = right = ("", "")
+    if before is not None and before.glyph and (eighths := scale.eighths(before.end_ns)):
+        touches = width == 1 and after is not None and after.glyph and scale.eighths(after.start_ns) == eighths
+        left = _EIGHTHS[eighths], f"{after.fill} {before.role}" if touches and after else before.role
+    if after is not None and after.glyph and not (left[0] and width == 1):
+        eighths = scale.eighths_left(after.start_ns)
+        if eighths:
+            right = (HALF if eighths > 2 else LEAST), after.role
+    gap = GAP if any(one is not None and not one.glyph for one in (before, after)) else " "
+    free = width - bool(left[0]) - bool(right[0])
+    return [cell for cell in (left, (gap * free, "gap"), right) if cell[0]]
+
+
+def _cluster(blocks: Sequence[Block], place: Place, scale: Scale, current: int | None) -> list[tuple[str, str]]:
+    """Each cell in the colour of what takes most in it, with the number of all in the middle."""
+    inside: dict[int, list[int]] = {}
+    for number, cell in zip(place.blocks, place.cells, strict=True):
+        inside.setdefault(cell, []).append(number)
+    count = str(len(place.blocks))
+    begin = place.first + (place.end - place.first - len(count)) // 2
+    text = dict(enumerate(count, begin)) if len(count) <= place.end - place.first else {}
+    drawn = []
+    for cell in range(place.first, place.end):
+        here = inside.get(cell, [])
+        lengths = {number: blocks[number].end_ns - blocks[number].start_ns for number in here}
+        longest = max(lengths, key=lengths.__getitem__, default=None)
+        role = "gap" if longest is None else "lit" if current in lengths else f"track {blocks[longest].role}"
+        drawn.append((text.get(cell) or scale.shade(sum(lengths.values())), role))
+    return drawn
+
+
+def _merged(cells: Sequence[tuple[str, str]]) -> Line:
+    line: list[tuple[str, str]] = []
+    for text, role in cells:
+        if line and line[-1][1] == role and not role.startswith("fill"):
+            line[-1] = line[-1][0] + text, role
+        else:
+            line.append((text, role))
+    return tuple(line)

@@ -1,0 +1,164 @@
+"""From the records of one track to a lane: its rows, and its gaps with their names."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cbtop.client.recent import Hole
+from cbtop.exporters.records import TimedRecord
+from cbtop.profiler.books import BETWEEN_LAYERS, INSIDE_LAYERS
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.graph.nodes import display_name
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.viewmodels.lanes import (
+    AFTER,
+    BRICKS,
+    ELSEWHERE,
+    NOT_LOOKED_INTO,
+    NOTHING,
+    UNATTRIBUTED,
+    UNNAMED,
+    Gap,
+    Lane,
+    Row,
+    Span,
+)
+
+
+class LaneMaker:
+    """Makes a lane of the records of one track."""
+
+    def __init__(self, nodes: NodeTable, begin_ns: int, names: GapNames, *, has_steps: bool) -> None:
+        self._nodes = nodes
+        self._begin_ns = begin_ns
+        self._names = names
+        self._has_steps = has_steps
+        self._told_ns = 0  # up to here all is in a brick or a gap
+        self._gaps: list[Gap] = []
+
+    def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:
+        """The lane of `records`, each with the number of those that it lies in."""
+        layers = self._layers(records)
+        bricks = self._has_steps + layers
+        rows: dict[int, list[Span]] = {}
+        open_: list[Span] = []  # what the next record may lie in, from the outside in
+        for depth, record in records:
+            self._close(open_, depth, bricks)
+            start_ns, node = record.start_ns - self._begin_ns, self._nodes[record.node]
+            is_in_brick = bool(open_) and open_[-1].level >= bricks
+            if not is_in_brick:
+                self._gap(start_ns, open_)
+            level = len(open_) if self._is_container(node.id, open_, bricks) else bricks + sum(
+                one.level >= bricks for one in open_
+            )  # fmt: skip
+            span = Span(
+                start_ns,
+                record.end_ns - record.start_ns,
+                level,
+                node.id,
+                display_name(node),
+                node.kind,
+                node.category,
+                tuple(one.name for one in open_ if record.end_ns > record.start_ns or self._holds(one.node, node.id)),
+                node.backend,
+                record.elements,
+                record.failed,
+                record.plain,
+            )
+            rows.setdefault(level, []).append(span)
+            if level == bricks:
+                self._told_ns = span.end_ns
+            open_.append(span)
+        self._close(open_, 0, bricks)
+        self._gap(length_ns, [])
+        backends = sorted({span.backend for spans in rows.values() for span in spans if span.backend})
+        titles = ["steps"] * self._has_steps + ["layers"] * layers + [BRICKS]
+        titles += ["in bricks"] * (max(rows) + 1 - len(titles))
+        drawn = (Row(title, tuple(rows.get(level, ()))) for level, title in enumerate(titles))
+        return Lane(name, tuple(backends), tuple(drawn), tuple(self._gaps), bricks)
+
+    def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
+        """How many layers lie in each other at most, in no brick."""
+        deepest, open_ = 0, list[bool]()  # whether each is a step or a layer, in nothing else
+        for depth, record in records:
+            del open_[depth:]
+            kind = self._nodes[record.node].kind
+            open_.append(all(open_) and (kind is NodeKind.LAYER or is_step(self._nodes, record.node)))
+            deepest = max(deepest, sum(open_) - self._has_steps)
+        return deepest
+
+    def _is_container(self, node: int, open_: Sequence[Span], bricks: int) -> bool:
+        is_one = self._nodes[node].kind is NodeKind.LAYER or is_step(self._nodes, node)
+        return is_one and all(one.level < bricks for one in open_)
+
+    def _holds(self, outer: int, node: int) -> bool:
+        """Whether `node` lies in `outer`: what took no time lies on a track in whatever began at that moment."""
+        at = self._nodes.parent_of[node]
+        while at > outer:
+            at = self._nodes.parent_of[at]
+        return at == outer
+
+    def _close(self, open_: list[Span], depth: int, bricks: int) -> None:
+        """Let go of all but the first `depth`; what is left of a step or layer is a gap."""
+        while len(open_) > depth:
+            if open_[-1].level < bricks:
+                self._gap(open_[-1].end_ns, open_)
+            open_.pop()
+
+    def _gap(self, until_ns: int, around: Sequence[Span]) -> None:
+        """Nothing ran in the time until then that is not told yet, inside of `around`."""
+        if until_ns > self._told_ns:
+            self._gaps += self._names.of(self._told_ns, until_ns, around)
+            self._told_ns = until_ns
+
+
+@dataclass(frozen=True, slots=True)
+class GapNames:
+    """What the gaps of a lane are called. `ran`: when steps ran, of any lane; None on a lane without steps."""
+
+    nodes: NodeTable
+    ran: Sequence[tuple[int, int]] | None
+    between: str
+    begin_ns: int
+    holes: Sequence[Hole]
+
+    def of(self, start_ns: int, end_ns: int, around: Sequence[Span]) -> Iterator[Gap]:
+        """The gaps that this time is, inside of `around`."""
+        where = tuple(span.name for span in around)
+        begin, end = self.begin_ns + start_ns, self.begin_ns + end_ns
+        if any(hole.begin_ns < end and begin < hole.end_ns for hole in self.holes):
+            yield Gap(start_ns, end_ns - start_ns, UNNAMED, where)
+        elif around:
+            yield Gap(start_ns, end_ns - start_ns, self._inside(around[-1]), where)
+        elif self.ran is None:
+            yield Gap(start_ns, end_ns - start_ns, NOTHING)
+        else:
+            yield from self._between(start_ns, end_ns, self.ran)
+
+    def _inside(self, innermost: Span) -> str:
+        if innermost.kind is NodeKind.STEP:
+            return NOT_LOOKED_INTO if innermost.is_plain else UNATTRIBUTED
+        holds_layers = any(child.kind is NodeKind.LAYER for child in self.nodes.children[innermost.node])
+        return BETWEEN_LAYERS if holds_layers else INSIDE_LAYERS
+
+    def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
+        """Between steps, where none of any lane ran; whether one runs since the last one is not known."""
+        at = start_ns
+        for step_ns, until_ns in ran[max(0, bisect_right(ran, (start_ns, 0)) - 1) :]:
+            if step_ns >= end_ns:
+                break
+            if step_ns > at:
+                yield Gap(at, step_ns - at, self.between)
+                at = step_ns
+            if until_ns > at:
+                yield Gap(at, min(until_ns, end_ns) - at, ELSEWHERE)
+                at = min(until_ns, end_ns)
+        if at < end_ns:
+            yield Gap(at, end_ns - at, self.between if ran and at < ran[-1][0] else AFTER)
+
+
+def is_step(nodes: NodeTable, node: int) -> bool:
+    """Whether `node` is one that whole steps are recorded against."""
+    return nodes.step_of[node] == node

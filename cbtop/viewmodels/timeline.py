@@ -1,0 +1,246 @@
+"""The last steps of a source, record by record: which of its records are shown, and on which lanes they lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.client.recent import Hole, RecentRecords
+from cbtop.client.store import SourceRecord
+from cbtop.exporters.records import TimedRecord
+from cbtop.exporters.tracks import on_tracks
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.stats import sane
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, FLAG_UNCOUNTED, LANE_SHIFT, LANES, Batch
+from cbtop.protocol.vocabulary import LAUNCHES, NodeKind
+from cbtop.viewmodels.lane_maker import GapNames, LaneMaker, is_step
+from cbtop.viewmodels.lanes import (
+    ADOPTED,
+    BESIDE,
+    BETWEEN_RECORDED,
+    BETWEEN_STEPS,
+    HOST,
+    OUTSIDE,
+    STEPS,
+    Gap,
+    Lane,
+    Span,
+)
+
+MAX_SPANS = 4_096  # so many records are shown, or one whole step of more
+KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
+_ON_DEVICE = re.compile(r" on (?!cpu)\w")
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineView:
+    """The last steps of a source, of all phases. Times are ns; `begin_ns` is on the clock of its host."""
+
+    begin_ns: int
+    length_ns: int
+    lanes: tuple[Lane, ...]
+    newest: Span | None  # the newest step that was recorded whole, of the phase that is shown if there is one
+    newest_s: float | None  # Unix time of its end
+    spans: int  # drawn
+    older: int  # records that are here and began before
+    unplaced: int  # records in steps that have not ended, or whose own record is missing
+    missing: int  # records that were lost since the timeline was followed
+    steps: int  # drawn
+
+    def newest_parts(self) -> list[tuple[Lane, Span | Gap]]:
+        """The outermost bricks in the newest step and the gaps between them, on every lane, by their start."""
+        if self.newest is None:
+            return []
+        begin_ns, end_ns = self.newest.start_ns, self.newest.end_ns
+        parts: list[tuple[Lane, Span | Gap]] = []
+        for lane in self.lanes:
+            parts += [(lane, span) for span in lane.rows[lane.bricks].spans]
+            parts += [(lane, gap) for gap in lane.gaps]
+        parts = [one for one in parts if begin_ns <= one[1].start_ns and one[1].end_ns <= end_ns]
+        return sorted(parts, key=lambda one: (one[1].start_ns, one[1].end_ns))
+
+
+def timeline_view(record: SourceRecord, phase: str | None, *, is_sample: bool) -> TimelineView | None:
+    """The last steps of `record`; None where no record has come. `is_sample`: steps may have left nothing.
+
+    It is the same object for as long as nothing has come.
+    """
+    of = record.recent.version, len(record.nodes), phase, is_sample
+    known = _MADE.get(record.recent)
+    if known is None or known[0] != of:
+        known = _MADE[record.recent] = of, _made(record, phase, is_sample=is_sample)
+    return known[1]
+
+
+_MADE: WeakKeyDictionary[RecentRecords, tuple[object, TimelineView | None]] = WeakKeyDictionary()
+
+
+def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> TimelineView | None:
+    recent, nodes = record.recent, record.nodes
+    if not len(recent):
+        return None
+    batch = recent.records()
+    batch = batch.only(sane(batch, len(nodes)))
+    if not len(batch.node):
+        return None
+    found = _Records(batch, nodes)
+    newest = found.newest_whole(recent, phase)
+    begin_ns = found.begin(recent, newest)
+    chosen = found.batch.start_ns >= begin_ns
+    placed = chosen & found.is_placed
+    if not placed.any():
+        return None
+    end_ns = int(found.batch.end_ns[placed].max())
+    holes = [Hole(0, recent.horizon_ns), *recent.holes]
+    between = BETWEEN_RECORDED if is_sample else BETWEEN_STEPS
+    lanes = tuple(_lanes(found, placed, begin_ns, end_ns - begin_ns, holes, between))
+    spans = [span for lane in lanes for row in lane.rows for span in row.spans]
+    newest_span, newest_s = None, None
+    if newest is not None:
+        node, start_ns = int(found.batch.node[newest]), int(found.batch.start_ns[newest]) - begin_ns
+        newest_span = next(span for span in spans if (span.node, span.start_ns) == (node, start_ns))
+        if record.hello is not None:
+            end = begin_ns + newest_span.end_ns
+            newest_s = (record.hello.realtime_ns + end - record.hello.monotonic_ns) / 1e9
+    return TimelineView(
+        begin_ns=begin_ns,
+        length_ns=end_ns - begin_ns,
+        lanes=lanes,
+        newest=newest_span,
+        newest_s=newest_s,
+        spans=len(spans),
+        older=int((~chosen).sum()),
+        unplaced=int((chosen & ~found.is_placed).sum()),
+        missing=recent.missing,
+        steps=sum(is_step(nodes, span.node) for span in spans),
+    )
+
+
+class _Records:
+    """The records that are kept, in columns, and what each lies in."""
+
+    def __init__(self, batch: Batch, nodes: NodeTable) -> None:
+        self.batch = batch
+        self.nodes = nodes
+        self.is_plain = batch.are(FLAG_PLAIN)
+        self.lane = np.where(self.is_plain, 0, batch.flags >> LANE_SHIFT & LANES - 1)
+        self.step_of = nodes.column("step_of")[batch.node]
+        self.is_step = self.step_of == batch.node
+        self.is_placed = self._placed()
+
+    def _placed(self) -> NDArray[np.bool_]:
+        """Which are steps, lie in one that is here, or in none."""
+        found: NDArray[np.bool_] = self.is_step | (self.step_of < 0)
+        start_ns, end_ns = self.batch.start_ns, self.batch.end_ns
+        whole = self.is_step & ~self.is_plain
+        group = self.step_of * LANES + self.lane
+        for one in np.unique(group[~found]):
+            steps = np.flatnonzero(whole & (group == one))
+            inside = np.flatnonzero(~found & (group == one))
+            if len(steps):
+                steps = steps[np.argsort(start_ns[steps], kind="stable")]
+                # Of those that began before it, one has ended after it: in the shared lane several may run.
+                until_ns = np.maximum.accumulate(end_ns[steps])
+                at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
+                found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
+        return found
+
+    def newest_whole(self, recent: RecentRecords, phase: str | None) -> int | None:
+        """The newest step that lies whole in what is here: a recorded one of `phase`, or else another."""
+        whole = self.is_step & (self.batch.start_ns >= recent.horizon_ns)
+        for hole in recent.holes:
+            whole &= (self.batch.end_ns < hole.begin_ns) | (self.batch.start_ns > hole.end_ns)
+        of_phase = [node.id for node in self.nodes.children[None] if display_name(node) == phase]
+        is_asked = np.isin(self.batch.node, of_phase)
+        for chosen in (whole & ~self.is_plain & is_asked, whole & ~self.is_plain, whole):
+            if (at := np.flatnonzero(chosen)).size:
+                return int(at[self.batch.end_ns[at].argmax()])
+        return None
+
+    def begin(self, recent: RecentRecords, newest: int | None) -> int:
+        """From when on records are shown: from the start of a step, where there is one."""
+        start_ns = np.sort(self.batch.start_ns)
+        enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
+        steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
+        begin_ns = int(steps.min()) if len(steps) else max(enough_ns, int(start_ns[0]))
+        return begin_ns if newest is None else min(begin_ns, int(self.batch.start_ns[newest]))
+
+
+def _lanes(
+    found: _Records, placed: NDArray[np.bool_], begin_ns: int, length_ns: int, holes: Sequence[Hole], between: str
+) -> Iterator[Lane]:
+    """Every lane, those of steps first."""
+    nodes = found.nodes
+    ran = _together(found, placed & found.is_step, begin_ns)
+    groups = _groups(found, placed)
+    named: dict[str, int] = {}
+    for kind, number in sorted(groups, key=lambda key: (KINDS.index(key[0]), key[1])):
+        tracks: dict[int, list[tuple[int, TimedRecord]]] = {}
+        for track, depth, record in on_tracks(nodes, groups[kind, number]):
+            tracks.setdefault(track, []).append((depth, record))
+        for _, records in sorted(tracks.items()):
+            has_steps = any(is_step(nodes, record.node) for _, record in records)
+            name = BESIDE if kind == STEPS and not has_steps else kind
+            named[name] = named.get(name, 0) + 1
+            title = name if named[name] == 1 else f"{name} {named[name]}"
+            names = GapNames(nodes, ran if has_steps else None, between, begin_ns, holes)
+            yield LaneMaker(nodes, begin_ns, names, has_steps=has_steps).lane(title, records, length_ns)
+
+
+def _groups(found: _Records, placed: NDArray[np.bool_]) -> dict[tuple[str, int], list[TimedRecord]]:
+    """The records that may share lanes, by what they are and the lane that they carry; each group by start."""
+    batch, nodes = found.batch, found.nodes
+    at = np.flatnonzero(placed)
+    at = at[np.lexsort((batch.node[at], -batch.end_ns[at], batch.start_ns[at]))]
+    told = (batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags)
+    columns = (column[at].tolist() for column in (*told, found.is_plain, found.lane))
+    on_device = {node for node in np.unique(batch.node[at]).tolist() if _ON_DEVICE.search(_timed_by(nodes, node))}
+    device_steps = {nodes.step_of[node] for node in on_device}
+    kinds: dict[int, str] = {}
+    groups: dict[tuple[str, int], list[TimedRecord]] = {}
+    for node, start_ns, end_ns, elements, flags, is_plain, lane in zip(*columns, strict=True):
+        kind = kinds.get(node)
+        if kind is None:
+            step = nodes.step_of[node]
+            is_host = bool(nodes[node].backend) and node not in on_device and step in device_steps
+            inside = HOST if is_host else STEPS if step > 0 else OUTSIDE
+            kind = kinds[node] = ADOPTED if _is_adopted(nodes, node) else inside
+        counted = None if flags & FLAG_UNCOUNTED else elements
+        record = TimedRecord(node, start_ns, end_ns, counted, bool(flags & FLAG_FAILED), is_plain)
+        groups.setdefault((kind, 0 if kind == OUTSIDE else lane), []).append(record)
+    return groups
+
+
+def _together(found: _Records, steps: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
+    """When any step ran: disjoint, by their start."""
+    at = np.flatnonzero(steps)
+    at = at[np.argsort(found.batch.start_ns[at], kind="stable")]
+    ran: list[tuple[int, int]] = []
+    starts, ends = (column[at].tolist() for column in (found.batch.start_ns, found.batch.end_ns))
+    for start_ns, end_ns in zip(starts, ends, strict=True):
+        start_ns, end_ns = start_ns - begin_ns, end_ns - begin_ns
+        if ran and start_ns <= ran[-1][1]:
+            ran[-1] = ran[-1][0], max(ran[-1][1], end_ns)
+        else:
+            ran.append((start_ns, end_ns))
+    return ran
+
+
+def _is_adopted(nodes: NodeTable, node: int) -> bool:
+    """Whether another thread or task than the step's ran it."""
+    at = node
+    while at and nodes.kind_of[at] != NodeKind.ADOPTED:
+        at = nodes.parent_of[at]
+    return at > 0
+
+
+def _timed_by(nodes: NodeTable, node: int) -> str:
+    """The backend of what a device timed; empty where the host timed launches."""
+    backend = nodes[node].backend
+    return "" if backend.endswith(LAUNCHES) else backend

@@ -1,0 +1,31 @@
+"""Timelines of a recording (imperfect.cbtop), and a process that shows one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from cbtop.client.replay import ReplayFeed
+from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.timeline import TimelineView
+from tests.cbtop import samples
+
+RECORDED = Path(__file__).with_name("imperfect.cbtop")
+
+
+@lru_cache
+def timeline_at(at_s: float) -> TimelineView:
+    """What is known of the last steps after `at_s`; the same object each time."""
+    with ReplayFeed(RECORDED) as feed:
+        feed.is_playing = False
+        feed.seek(at_s)
+        feed.follow_records(True)
+        view = feed.view(None, "decode")
+    assert view is not None
+    assert view.timeline is not None
+    return view.timeline
+
+
+def at(at_s: float) -> SourceView:
+    return replace(samples.LIVE, timeline=timeline_at(at_s))

@@ -1,0 +1,271 @@
+"""The timeline on the screen: it follows the newest step until a key moves it, then it holds; nothing is left out."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from textual.pilot import Pilot
+
+from cbtop import formatting, signs
+from cbtop.client.replay import ReplayFeed
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.replay_app import ReplayApp
+from cbtop.tui.views import VIEWS
+from cbtop.tui.views.timeline import Timeline
+from cbtop.tui.views.timeline_map import HELD, TimelineMap
+from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.viewmodels.lanes import Span
+from cbtop.viewmodels.model import MergedView, MergeMode, SourceView
+from tests.cbtop import samples
+from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.seen_timelines import RECORDED, at, timeline_at
+
+KEY = str(1 + VIEWS.index(Timeline))
+SIZES = [(80, 24), (120, 40), (200, 60)]
+AT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times of day are shown as local ones."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+async def opened(pilot: Pilot[int], *keys: str) -> str:
+    await pilot.press(KEY)
+    await pilot.pause()
+    for key in keys:
+        await pilot.press(key)
+    await pilot.pause()
+    assert isinstance(pilot.app, CbtopApp)
+    return screen_text(pilot.app)
+
+
+def map_of(app: CbtopApp) -> TimelineMap:
+    return app.query_one(TimelineMap)
+
+
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+async def test_a_recording_shows_its_newest_step_with_lanes_gaps_and_sums(
+    size: tuple[int, int], golden: Callable[[str, str], None]
+) -> None:
+    with ReplayFeed(RECORDED) as feed:
+        feed.is_playing = False
+        feed.seek(AT_S)
+        app = ReplayApp(feed, interval_s=60)
+        async with app.run_test(size=size) as pilot:
+            text = await opened(pilot)
+            golden(f"timeline-recorded-{size[0]}x{size[1]}", text)
+            assert "follows the newest step" in text
+            assert re.search(r"steps  +\d.* = bricks .* \+ between steps ", text)
+            held = await opened(pilot, "l", "l", "z", "z", "z")
+            golden(f"timeline-zoomed-{size[0]}x{size[1]}", held)
+
+
+async def test_records_are_received_only_while_it_is_shown() -> None:
+    feed = ScriptedFeed(samples.LIVE)
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause()
+        assert not feed.follows_records
+        assert "no step has been recorded since this view was opened" in await opened(pilot)
+        assert feed.follows_records
+        await pilot.press("1")
+        assert not feed.follows_records
+
+
+async def test_it_follows_the_newest_step_until_a_key_moves_it_and_again_after_g() -> None:
+    feed = ScriptedFeed(at(18.0))
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        first = await opened(pilot)
+        feed.seen = [at(19.0)]
+        app.tick()
+        await pilot.pause()
+        second = screen_text(app)
+        assert second != first
+        assert "follows the newest step" in second
+        held = await opened(pilot, "z")
+        assert HELD in held
+        shown = map_of(app)._lines[1:-1]
+        feed.seen = [at(20.0)]
+        app.tick()
+        await pilot.pause()
+        assert map_of(app)._lines[1:-1] == shown
+        newest = await opened(pilot, "G")
+        assert HELD not in newest
+        assert map_of(app)._shown is timeline_at(20.0)
+
+
+@pytest.mark.parametrize("keys", [["z"], ["Z"], ["0"], ["l"], ["h"], ["L"], ["H"], ["g"]])
+async def test_every_key_that_moves_it_holds_it(keys: list[str]) -> None:
+    app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert HELD in await opened(pilot, *keys)
+
+
+async def test_another_process_or_phase_is_not_held() -> None:
+    feed = ScriptedFeed(at(20.0))
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert HELD in await opened(pilot, "z")
+        feed.seen = [replace(at(20.0), key="another:1:1")]
+        app.selection.key = None
+        app.tick()
+        await pilot.pause()
+        assert HELD not in screen_text(app)
+
+
+async def test_the_cursor_goes_through_every_block_and_names_it_to_the_nanosecond() -> None:
+    app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await opened(pilot, "l")
+        drawn = map_of(app)
+        row = drawn._rows[drawn._selected]
+        zero_ns = timeline_at(20.0).newest.start_ns  # type: ignore[union-attr]
+        for _ in range(6):
+            await pilot.press("l")
+            await pilot.pause()
+            assert drawn._at is not None
+            part, text = row.parts[drawn._at], screen_text(app)
+            assert f"{part.name}  {formatting.exact(part.duration_ns)}" in text
+            assert f"from {formatting.exact(part.start_ns - zero_ns)}" in text
+            if isinstance(part, Span):
+                assert " · ".join(part.where) in text
+            assert drawn._begin_ns <= part.start_ns
+            assert part.end_ns <= drawn._end_ns
+        before = drawn._at
+        await pilot.press("h")
+        assert drawn._at == before - 1
+
+
+async def test_zoom_keeps_what_is_under_the_cursor_where_it_is_and_ends_somewhere() -> None:
+    app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await opened(pilot, "l", "l")
+        drawn = map_of(app)
+        lengths = []
+        for _ in range(40):
+            await pilot.press("z")
+            block = drawn._block
+            assert block is not None
+            assert block.start_ns < drawn._end_ns
+            assert block.end_ns > drawn._begin_ns
+            lengths.append(drawn._end_ns - drawn._begin_ns)
+        assert all(after <= one for one, after in pairwise(lengths))
+        assert lengths[-1] == lengths[-2] > 0
+        for _ in range(60):
+            await pilot.press("Z")
+        assert (drawn._begin_ns, drawn._end_ns) == (0, timeline_at(20.0).length_ns)
+        await pilot.press("enter")
+        block = drawn._block
+        assert block is not None
+        assert (drawn._begin_ns, drawn._end_ns) == (block.start_ns, block.end_ns)
+        await pilot.press("0")
+        assert (drawn._begin_ns, drawn._end_ns) == (0, timeline_at(20.0).length_ns)
+
+
+async def test_rows_are_chosen_at_the_same_time_and_panning_stops_at_the_ends() -> None:
+    app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await opened(pilot, "l", "k")
+        drawn = map_of(app)
+        layer = drawn._block
+        assert layer is not None
+        assert drawn._rows[drawn._selected].title == "layers"
+        await pilot.press("j")
+        brick = drawn._block
+        assert brick is not None
+        assert layer.start_ns <= brick.end_ns
+        assert brick.start_ns <= layer.end_ns
+        await pilot.press("g", "H")
+        assert drawn._begin_ns == 0
+        await pilot.press(*["L"] * 3)
+        length_ns = drawn._end_ns - drawn._begin_ns
+        assert drawn._begin_ns == 3 * (length_ns // 2)
+        for _ in range(3):
+            await pilot.press("0", "L")
+        assert drawn._end_ns == timeline_at(20.0).length_ns
+
+
+def hostile() -> SourceView:
+    """Names of every kind, on spans and in what they lie in."""
+    found = timeline_at(20.0)
+    names = samples.HOSTILE_NAMES
+    lanes = tuple(
+        replace(
+            lane,
+            backends=(names[4],),
+            rows=tuple(
+                replace(
+                    row,
+                    spans=tuple(
+                        replace(span, name=names[number % len(names)], where=names[:3], backend=names[5])
+                        for number, span in enumerate(row.spans)
+                    ),
+                )
+                for row in lane.rows
+            ),
+        )
+        for lane in found.lanes
+    )
+    return replace(samples.LIVE, timeline=replace(found, lanes=lanes, newest=lanes[0].rows[0].spans[-1]))
+
+
+@pytest.mark.parametrize(
+    "source", [at(20.0), at(0.5), hostile(), samples.SLOWEST], ids=["run", "begin", "hostile", "none"]
+)
+async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(source: SourceView) -> None:
+    app = CbtopApp(ScriptedFeed(source), interval_s=60)
+    async with app.run_test(size=(80, 24)) as pilot:
+        text = await opened(pilot)
+        drawn = map_of(app)
+        for keys in ([], ["l"], ["0"], ["enter"]):
+            await pilot.press(*keys)
+            for width in (20, 40, 61, 99, 151, 300):
+                for height in (1, 4, 9, 20, 60):
+                    lines = drawn.draw(width, height)
+                    assert len(lines) <= height
+                    assert max(map(width_of, lines), default=0) <= width
+                    assert "\x1b" not in "".join(map(plain, lines))
+    if source is samples.SLOWEST:
+        assert "several processes" in text
+
+
+async def test_a_merge_has_no_timeline_and_says_how_to_get_one() -> None:
+    merged = replace(samples.LIVE, merged=MergedView(MergeMode.SUM, ("rank 0", "rank 1"), (), left_out=0))
+    app = CbtopApp(ScriptedFeed(merged), interval_s=60)
+    async with app.run_test(size=(100, 30)) as pilot:
+        assert "n/a: of several processes merged there is no timeline; m shows one" in await opened(pilot)
+
+
+async def test_in_ascii_blocks_gaps_and_clusters_are_told_apart() -> None:
+    app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await opened(pilot, "l", "z", "z")
+        drawn = [plain(line).encode("ascii", signs.ERRORS).decode() for line in map_of(app)._lines]
+        unicode = [plain(line) for line in map_of(app)._lines]
+    bricks = next(at for at, line in enumerate(unicode) if line.startswith("▸ bricks"))
+    assert len(drawn[bricks]) == len(unicode[bricks])
+    assert re.search(r"[#*^][A-Z][a-z]+", drawn[bricks])
+    assert not re.search(r"\\[ux]", drawn[bricks])
+
+
+async def test_its_export_has_what_is_in_sight_with_exact_times() -> None:
+    app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await opened(pilot)
+        cells = app.query_one(Timeline).cells()
+        newest = timeline_at(20.0).newest
+        assert newest is not None
+        assert ("steps", "steps", "0.000", formatting.exact(newest.duration_ns)[:-3], "decode", "") in cells.rows
+        assert {row[4] for row in cells.rows} >= {"between steps", "inside layers", "LmHead", "Layer 8"}
