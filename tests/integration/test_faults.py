@@ -287,7 +287,14 @@ def seen() -> list[tuple[str, int]]:
     """The state and the steps of everything that ran, the first to begin first."""
     with Feed() as feed:
         eventually(lambda: (feed.poll(50), not feed.unanswered)[1])
-        views = [view for source in feed.sources() if (view := feed.view(source.key))]
+
+        def views_of_all() -> list[SourceView]:
+            """What has ended before is read when somebody wants to see it."""
+            feed.poll(50)
+            found = [view for source in feed.sources() if (view := feed.view(source.key))]
+            return [] if any(view.loss.unread for view in found) else found
+
+        views = eventually(views_of_all)
         for view in views:
             assert view.loss.produced == view.loss.received + view.loss.dropped
     return [(view.state, view.steps.count if view.steps else 0) for view in sorted(views, key=lambda view: view.key)]
