@@ -288,13 +288,13 @@ def seen() -> list[tuple[str, int]]:
     with Feed() as feed:
         eventually(lambda: (feed.poll(50), not feed.unanswered)[1])
 
-        def views_of_all() -> list[SourceView]:
+        def views_of_all() -> tuple[list[SourceView]] | None:
             """What has ended before is read when somebody wants to see it."""
             feed.poll(50)
             found = [view for source in feed.sources() if (view := feed.view(source.key))]
-            return [] if any(view.loss.unread for view in found) else found
+            return None if any(view.loss.unread for view in found) else (found,)
 
-        views = eventually(views_of_all)
+        (views,) = eventually(views_of_all)
         for view in views:
             assert view.loss.produced == view.loss.received + view.loss.dropped
     return [(view.state, view.steps.count if view.steps else 0) for view in sorted(views, key=lambda view: view.key)]
