@@ -247,7 +247,7 @@ def test_in_ascii_not_one_byte_of_the_screen_is_anything_else() -> None:
     with terminal("replay", RECORDING, "--ascii", "--view", "bricks", "--filter", "att") as screen:
         shown = screen.wait_for("AttentionScore", "3 of 9")
         assert "#" in shown
-        for key, words in (("1", "one step"), ("3", "whole layer"), ("4", "GFLOP/s"), ("5", "+-- ")):
+        for key, words in (("1", "one step"), ("3", "whole layer"), ("4", "bricks"), ("5", "GFLOP/s"), ("6", "+-- ")):
             screen.send(key)
             screen.wait_for(words)
         assert not [byte for byte in screen.raw if byte > 0x7F]
