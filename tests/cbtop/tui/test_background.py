@@ -52,9 +52,11 @@ class Screen:
 
     def wait_for(self, what: bytes) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
+        more = select.poll()  # unlike select also for descriptors above 1023
+        more.register(self.ours, select.POLLIN)
         while what not in self.said:
             assert time.monotonic() < deadline_s, self.said[-2000:]
-            if select.select([self.ours], [], [], 0.1)[0]:
+            if more.poll(100):
                 self.said += os.read(self.ours, 65536)
 
     def end(self) -> str:
