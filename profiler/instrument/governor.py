@@ -1,8 +1,11 @@
 """Keeps what instrumentation costs within a share of the program's time, by recording fewer of its steps.
 
 Rules
-- Of each kind of step (name and model) the first is recorded, then one in k at random: what returns every so many
-  steps is met as often as anything else.
+- Of each kind of step (name and model) the first is recorded, then one in k: those whose number, times the golden
+  ratio, has a fraction below 1/k (Knuth, The Art of Computer Programming, volume 3, section 6.4). What returns every
+  so many steps is met as often as anything else, and no gap is much longer than k. Processes that count the same
+  steps choose the same ones, and of a larger k a part of those of a smaller: ranks that wait for each other pay for
+  recording at the same time, not one after another.
 - The cost is measured in the process itself. A step that pays for recording is compared with the mean of the plain
   steps of its kind before and after it, so that steps that grow cancel out. Three sorts pay: those recorded; the one
   in which the timed calls are swapped out again; those that run beside a recorded one, in other threads. Medians of
@@ -17,7 +20,6 @@ Rules
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
@@ -38,6 +40,8 @@ LOOK_STEPS, LOOK_NS = 64, 250_000_000  # of steps, at least, from one decision t
 LEARNING_STEPS = 256  # without knowing anything, until fewer are recorded
 MAX_KINDS = 64
 Z_95 = 1.96
+ONE = 1 << 64
+GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction, in parts of ONE
 
 
 class Sort(IntEnum):  # whole numbers: to find others in a dictionary runs a function of Python's
@@ -89,9 +93,10 @@ class Kind:
 
 
 class Model:
-    """Whose calls are swapped in and out together."""
+    """Whose calls are swapped in and out together; or all those beyond MAX_KINDS."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_many: bool) -> None:
+        self.is_many = is_many
         self.calls_are_in = False
         self.recorded = 0
         self.running: dict[ref[object], None] = {}  # recorded steps
@@ -117,8 +122,7 @@ class Governor:
     def forget(self) -> None:
         """Begin anew: what was measured was so in another process."""
         self.every = FIRST_EVERY
-        self._chance = random.Random()
-        self._turns: dict[object, int] = {}  # steps of each kind until the next that is recorded
+        self._begun: dict[object, int] = {}  # the number of each kind's next step
         self._kinds: dict[object, Kind] = {}
         self._models: dict[object, Model] = {}
         self._own: deque[float] = deque(maxlen=SAMPLES)  # what plain steps pay to begin and end, in ns
@@ -131,13 +135,15 @@ class Governor:
 
     def is_sampled(self, key: object) -> bool:
         """Whether the step of kind `key` that begins now is recorded."""
-        turn = self._turns.get(key)
-        if turn is None and len(self._turns) >= MAX_KINDS:
+        number = self._begun.get(key)
+        if number is None and len(self._begun) >= MAX_KINDS:
             key = None  # all others are one kind, or each would have its first recorded
-            turn = self._turns.get(key)
-        is_recorded = not turn
-        self._turns[key] = self._chance.randrange(2 * self.every - 1) if is_recorded else (turn or 0) - 1
-        return is_recorded
+            number = self._begun.get(key)
+        is_first = number is None
+        if number is None:  # each kind counts from elsewhere: those that take turns are not all recorded at once
+            number = len(self._begun) << 32
+        self._begun[key] = number + 1
+        return is_first or number * GOLDEN % ONE * self.every < ONE
 
     def began(self, step: object, model: str, *, recorded: bool) -> Mark:
         """`step` of `model` has begun."""
@@ -184,7 +190,9 @@ class Governor:
                     for waited, took_ns in waiting:
                         if before is not None:
                             kind.excess[waited].append(took_ns - (before + duration_ns) / 2)
-            elif len(kind.waiting) < MAX_WAITING:
+            elif len(kind.waiting) < MAX_WAITING and not (
+                sort is AFTER and mark.model.is_many
+            ):  # which one is, is unknown
                 kind.waiting.append((sort, duration_ns))
         if self._seen == 1:
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
@@ -201,7 +209,8 @@ class Governor:
     def _model(self, model: str) -> Model:
         found = self._models.get(model)
         if found is None:
-            found = self._models.setdefault(model if len(self._models) < MAX_KINDS else None, Model())
+            is_many = len(self._models) >= MAX_KINDS
+            found = self._models.setdefault(None if is_many else model, Model(is_many=is_many))
         return found
 
     def _look(self) -> None:

@@ -45,7 +45,6 @@ class Host:
     def __init__(self, *, allowed_percent: float = 1, cost_ns: float = 0.2 * MS, noise: float = 0.01) -> None:
         self.said: list[Sampling] = []
         self.governor = Governor(allowed_percent, self.said.append)
-        self.governor._chance.seed(6)
         self.recorded = self.steps = 0
         self.paid_ns = self.lived_ns = 0.0
         self._cost_ns, self._noise = cost_ns, noise
@@ -132,7 +131,7 @@ WORKLOADS: dict[str, Iterable[tuple[str, float] | tuple[str, float, str]]] = {
     ],
     "long steps, then short ones": [*[("prefill", 100 * MS)] * 500, *decoding(6000)],
     "a model for every step": [("prefill", MS, f"Net {number}") for number in range(20_000)],
-    "a thousand models in turn": [("prefill", MS, f"Net {number % 1000}") for number in range(20_000)],
+    "a thousand models in turn": [("prefill", MS, f"Net {number % 1000}") for number in range(60_000)],
     "steps of any length": [("mixed", random.Random(number).uniform(0.2, 5) * MS) for number in range(20_000)],
 }
 
@@ -233,13 +232,50 @@ def test_the_first_steps_are_one_in_four_and_what_that_costs_too_much_is_paid_ba
 
 
 def test_however_dear_it_is_some_steps_are_recorded() -> None:
-    assert Host(cost_ns=10**9).live(decoding(400)).governor.every == MOST_EVERY
+    host = Host(cost_ns=10**9).live(decoding(400))
+    assert 1000 < host.governor.every <= MOST_EVERY
+    known = host.recorded
+    assert host.live(decoding(2 * MOST_EVERY)).recorded > known
+
+
+@pytest.mark.parametrize("period", [2, 3, 5, 8, 13, 16, 20, 21, 32, 100])
+def test_what_returns_every_so_many_steps_is_recorded_as_often_as_anything_else(period: int) -> None:
+    governor = Governor(1, lambda said: None)
+    governor.every = 20
+    met = [0] * period
+    for number in range(20_000):
+        met[number % period] += governor.is_sampled("decode")
+    share = sum(met) / period
+    assert sum(met) == pytest.approx(1000, abs=5)
+    assert all(abs(found - share) <= max(3, share / 4) for found in met)
+
+
+def test_no_gap_between_recorded_steps_is_much_longer_than_one_in_k() -> None:
+    for every in (4, 7, 24, 100, 324, 1000):
+        governor = Governor(1, lambda said: None)
+        governor.every = every
+        recorded = [number for number in range(20 * every) if governor.is_sampled("decode")]
+        gaps = [after - before for before, after in itertools.pairwise(recorded)]
+        assert max(gaps) < 3 * every
+        assert min(gaps) > 1
+
+
+def test_ranks_that_take_the_same_steps_record_the_same_ones_whatever_share_each_allows_itself() -> None:
+    ranks = [Governor(1, lambda said: None) for _ in range(3)]
+    steps = ["prefill", *["decode"] * 40] * 50
+    recorded: list[set[int]] = [set() for _ in ranks]
+    for governor, every, found in zip(ranks, (9, 20, 33), recorded, strict=True):
+        for number, name in enumerate(steps):
+            governor.every = 4 if number < 200 else every
+            if governor.is_sampled((name, "model")):
+                found.add(number)
+    assert recorded[0] > recorded[1] > recorded[2]
 
 
 def test_what_is_kept_is_bounded_however_many_models_and_names_there_are() -> None:
     host = Host().live([(f"step {number}", MS, f"Net {number}") for number in range(10_000)])
     governor = host.governor
-    assert max(len(governor._kinds), len(governor._turns), len(governor._models)) <= MAX_KINDS + 1
+    assert max(len(governor._kinds), len(governor._begun), len(governor._models)) <= MAX_KINDS + 1
     assert host.recorded < 1000
 
 
