@@ -23,7 +23,7 @@ import torch
 from benchmarks.gpu.lean import Engine, lean, transformers_llama
 from cbtop.profiler.device.graph_surgery import Shape, StampedGraph
 from cbtop.profiler.instrument import attach, captured_graphs
-from cbtop.profiler.instrument.governor import GovernedProfiler
+from cbtop.profiler.instrument.governor import GovernedProfiler, Sort
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
@@ -133,7 +133,7 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     cost, last = captured_graphs._graphs[default.graph].costs.known, captured_graphs._devices[0].device.time.last
     print(f"  one step in {governed.governor.every}; a stamp costs {cost}; {last}")
     for (name, _), kind in governed.governor._kinds.items():
-        costs = {sort.value: kind.estimate(sort) for sort, count in kind.counts.items() if count}
+        costs = {sort.name.lower(): kind.estimate(sort) for sort in Sort if kind.counts[sort]}
         print(f"  {name}: {kind.seen} steps, paid in ns: {costs}")
     own = sorted(governed.governor._own)
     print(f"  a plain step pays {own[len(own) // 2] / 1000:.1f} us (median of the last {len(own)})")
