@@ -1,26 +1,30 @@
 """What instrumenting costs an eager decode step on a CUDA device: a llama of 16 layers of 4096, bf16, batch 1.
 
-Wall time of rounds that take turns, the device waited for at the end of each: a model without cbtop (twice: their
-ratio is the noise), one under `--overhead 1%`, and one with every step recorded. The speed of a host changes from
-one second to the next, so rounds are short. Ratios are medians over the rounds, and of means over all of them, for
-what the default costs comes in single steps. Behind these torch.profiler (CPU and CUDA) on the model without cbtop.
+Ratios of wall time to the same model bare, in short blocks that take turns (benchmarks/beside_bare.py), each with its
+95 % interval; each step is waited for, as an engine does that reads its token. The control is one more bare block: where
+its interval does not hold 1, or is wider than what is looked for, believe none of the others. What the default costs is
+derived: from its plain steps, and from what one that is recorded adds with the swaps on both sides of it. Behind these
+torch.profiler (CPU and CUDA) on the model without cbtop.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.base import Ratio
+from benchmarks.beside_bare import Variant, median_of, run_beside_bare
 from cbtop.profiler.instrument import attach
-from cbtop.profiler.instrument.governor import GovernedProfiler
+from cbtop.profiler.instrument.governor import GovernedProfiler, Sort
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-ROUNDS, STEPS, LEARN_STEPS, PEER_ROUNDS = 60, 8, 600, 10
+SECONDS, SETTLE_STEPS, TIMED_STEPS = 75, 6, 8
+LEARN_STEPS, PEER_ROUNDS, PEER_STEPS = 600, 10, 8
 
 
 def llama() -> Any:
@@ -33,13 +37,8 @@ def llama() -> Any:
         return transformers.LlamaForCausalLM(config).eval()
 
 
-def timed_ms(model: Any, word: Any, steps: int = STEPS) -> float:
-    torch.cuda.synchronize()
-    begun_s = time.perf_counter()
-    for _ in range(steps):
-        model(word)
-    torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - begun_s) / steps
+def _nothing() -> None:
+    pass
 
 
 def main() -> None:
@@ -48,39 +47,74 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.bfloat16)
     word = torch.randint(0, 32000, (1, 1), device="cuda")
-    bare, default, every = llama(), llama(), llama()
+    model = llama()
     governed = GovernedProfiler(1.0, recorder=RingRecorder())
-    attach(default, governed)
-    attach(every, BrickProfiler(recorder=RingRecorder()))
-    for _ in range(20):
-        bare(word)
-        every(word)
+    every, disabled = BrickProfiler(recorder=RingRecorder()), BrickProfiler(enabled=False)
+
+    def step() -> None:
+        model(word)
+        torch.cuda.synchronize()
+
+    def attached(profiler: BrickProfiler) -> Callable[[], None]:
+        return attach(model, profiler).detach
+
+    def bare() -> Callable[[], None]:
+        attached(disabled)()
+        return _nothing
+
+    end = attached(governed)
     for _ in range(LEARN_STEPS):
-        default(word)
-    kinds = {"bare": bare, "bare again": bare, "default": default, "every step": every}
-    found: dict[str, list[float]] = {name: [] for name in kinds}
-    for at in range(ROUNDS):
-        names = list(kinds)
-        for name in names[at % len(names) :] + names[: at % len(names)]:
-            found[name].append(timed_ms(kinds[name], word))
+        step()
+    end()
+    governor, is_due = governed.governor, [False]
+    governed._steps.is_sampled = lambda key: is_due[0]
+
+    def one_is_recorded(number: int) -> None:
+        is_due[0] = number == 1
+
+    plain = Variant(partial(attached, governed))
+    with_one = Variant(plain.begin, at_step=one_is_recorded)
+    variants = {
+        "bare again": Variant(bare),
+        "disabled": Variant(partial(attached, disabled)),
+        "default, a plain step": plain,
+        f"default, {TIMED_STEPS} steps of which one is recorded": with_one,
+        "every step": Variant(partial(attached, every)),
+    }
+    bare_ns = run_beside_bare(
+        step,
+        bare,
+        list(variants.values()),
+        seconds=SECONDS,
+        settle=SETTLE_STEPS,
+        timed=TIMED_STEPS,
+        clock_ns=time.perf_counter_ns,
+    )
+    ratios = {name: median_of(variant) for name, variant in variants.items()}
+    ratios[f"default, one step in {governor.every} (derived)"] = median_of(
+        plain, with_one, made=lambda plain, one: plain + (one - plain) * TIMED_STEPS / governor.every
+    )
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}")
-    for name, times in found.items():
-        ratio, mean = Ratio.of(times, found["bare"]), sum(times) / sum(found["bare"])
-        print(
-            f"  {name:14} {statistics.median(times):7.3f} ms  {ratio.median:.4f} x "
-            f"(half of the rounds between {ratio.low:.4f} and {ratio.high:.4f}; of means {mean:.4f})"
-        )
-    print(f"  one step in {governed.governor.every}")
-    for (name, _), kind in governed.governor._kinds.items():
-        costs = {sort.value: kind.estimate(sort) for sort, count in kind.counts.items() if count}
+    print(f"  bare {bare_ns / 1e6:.3f} ms a step; in brackets 95 % intervals")
+    for name, ratio in ratios.items():
+        print(f"  {name:50} {ratio.median:.4f} x ({ratio.low:.4f} to {ratio.high:.4f})")
+    for (name, _), kind in governor._kinds.items():
+        costs = {sort.name.lower(): kind.estimate(sort) for sort in Sort if kind.counts[sort]}
         print(f"  {name}: {kind.seen} steps, paid in ns: {costs}")
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     profiled: list[float] = []
     for _ in range(PEER_ROUNDS):
-        without = timed_ms(bare, word)
+        without = _timed_ns(step)
         with torch.profiler.profile(activities=activities):
-            profiled.append(timed_ms(bare, word) / without)
+            profiled.append(_timed_ns(step) / without)
     print(f"  torch.profiler {statistics.median(profiled):.4f} x")
+
+
+def _timed_ns(step: Callable[[], None]) -> int:
+    begun_ns = time.perf_counter_ns()
+    for _ in range(PEER_STEPS):
+        step()
+    return time.perf_counter_ns() - begun_ns
 
 
 if __name__ == "__main__":
