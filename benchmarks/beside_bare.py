@@ -1,9 +1,9 @@
 """Variants of one step beside the bare step: short blocks in random order, each between two bare ones.
 
 A block is switched on, runs steps until the interpreter has learnt what the switch made it forget, then steps that
-are timed, by the thread's CPU time unless told otherwise, and is switched off. Its ratio is that of its mean to the mean of both bare
-neighbours: a cost that falls on one step of a block is in it. What is given is the median of a variant's ratios, with
-the 95 % interval of a bootstrap.
+are timed (by the thread's CPU time, unless told otherwise), and is switched off. Its ratio is that of its mean to the
+mean of both bare neighbours: a cost that falls on one step of a block is in it. What is given is the median of a
+variant's ratios, with the 95 % interval of a bootstrap.
 """
 
 from __future__ import annotations
