@@ -15,6 +15,9 @@ from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
 SECONDS = 60
+_SECOND_NS = (
+    1_000_000_000  # one begins with the first thing said in such a part of the daemon's time: for all viewers
+)
 MAX_BRICKS = 256  # of a source: those whose first nodes were defined first
 _SECOND_BYTES = 400  # about, beside its numbers
 
@@ -54,7 +57,7 @@ class BrickTrend:
 
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
         """It is `monotonic_ns` on the daemon's clock: end a second if it is over."""
-        if self._begin_ns is not None and monotonic_ns - self._begin_ns < 1_000_000_000:
+        if self._begin_ns is not None and monotonic_ns // _SECOND_NS <= self._begin_ns // _SECOND_NS:
             return
         before, now = self._totals, _totals(nodes, stats)
         if np.array_equal(before.brick, now.brick):
@@ -76,7 +79,7 @@ class BrickTrend:
     def us(self, brick: int) -> tuple[float | None, ...]:
         """Of a brick, by its first node: the time (µs) for a token, or for a call where it runs in no step, in each
         second of the last sixty, the oldest first; None where none ended in it."""
-        begin_ns = (self._begin_ns or 0) - SECONDS * 1_000_000_000
+        begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
         found: list[float | None] = []
         bricks, at = _NONE, 0
         for second in self._seconds:

@@ -136,6 +136,26 @@ def test_what_is_older_than_sixty_seconds_goes_where_seconds_were_missed(runtime
     assert run.rows()["Down"].trend_us == (100, 126)
 
 
+def test_who_comes_later_sees_the_same_seconds(runtime: Path) -> None:
+    run, late = Run(runtime), Store()
+    decode(run, down_us=1)
+    run.hear(1)
+    assert run.source is not None
+    for number in range(1, 40):
+        decode(run, down_us=number)
+        run.source.poll()
+        at_ns = SECOND_NS + 300_000_000 * number
+        if number == 10:
+            apply(late, said_at(run.source.snapshot(), at_ns))
+        said = said_at(run.source.delta(), at_ns)
+        for store in (run.store, late):
+            apply(store, said)
+    rows = source_view(late.sources[run.source.key]).bricks
+    seen = next(row.trend_us for row in rows if row.name == "Down")[1:]  # less the second in which it came
+    assert len(seen) > 5
+    assert run.rows()["Down"].trend_us[-len(seen) :] == seen
+
+
 def test_a_second_takes_no_more_messages_than_one(runtime: Path) -> None:
     run = Run(runtime)
     decode(run, down_us=5)
