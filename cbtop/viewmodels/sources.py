@@ -23,6 +23,7 @@ NOT_COMPARED = "it does not measure that: under `cbtop run` it does"
 TOO_FEW = "too few steps were compared yet"
 NO_MODEL = "it announces none"
 NO_SAMPLE, OLDER = "its samplers have told nothing yet", "an older cbtop, it does not say it"
+NOT_READ = "it had ended before anybody looked, and what it left is read once it is shown"
 TWO_SAMPLES = "a mean needs two samples"
 
 
@@ -69,7 +70,8 @@ def source_row(
         sample_every=record.sample_every,
         overhead=record.sampling,
     )
-    return replace(row, unknown=tuple(_unknown(row, machine, NO_CLOCK if now_ns is None else NOTHING_YET)))
+    unknown = _unknown(row, machine, NO_CLOCK if now_ns is None else NOTHING_YET, is_unread=record.is_unread)
+    return replace(row, unknown=tuple(unknown))
 
 
 def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
@@ -80,13 +82,14 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
     return gpus or (("cpu",) if any(process.source == key for process in machine.processes) else None)
 
 
-def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str) -> Iterator[Unknown]:
+def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
     """Why each figure is n/a that is; what has ended is on no device any more, and lags behind nothing."""
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:
-        yield Unknown("model", NO_MODEL)
+        yield Unknown("model", NOT_READ if is_unread else NO_MODEL)
     if row.steps_per_sec is None:
         why = NONE_ENDED if row.phase else f"{NO_STEP}: {row.activity}" if row.activity else NO_STEP
+        why = NOT_READ if is_unread else why
         yield Unknown("steps_per_sec", STEPS_MISSING if steps and steps.is_sample else why)
     elif steps is not None and steps.tokens_per_sec is None:
         yield Unknown("tokens_per_sec", TOKENS_MISSING)
@@ -97,7 +100,8 @@ def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str) -> Iterat
     if is_live and row.devices is None:
         yield Unknown("devices", OTHER_NAMESPACE if machine and row.key in machine.elsewhere else NO_LIST)
     if row.overhead is None or row.overhead.overhead_percent is None:
-        yield Unknown("overhead_percent", NOT_COMPARED if row.overhead is None else TOO_FEW)
+        why = NOT_COMPARED if row.overhead is None else TOO_FEW
+        yield Unknown("overhead_percent", NOT_READ if is_unread else why)
 
 
 def daemon_cost(store: Store, stale_s: float | None = None) -> ProcessCost | None:

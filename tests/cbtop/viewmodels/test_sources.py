@@ -9,13 +9,14 @@ import pytest
 
 from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import SourceRecord, Store
+from cbtop.daemon.source import Source
 from cbtop.formatting import SOURCE_FIGURES, process_cost
 from cbtop.protocol.messages import Activity, DeviceProcess, Sampling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.devices import machine_view
 from cbtop.viewmodels.model import ClockView, LossView, SourceRow
 from cbtop.viewmodels.source import source_view
-from cbtop.viewmodels.sources import daemon_cost, source_row
+from cbtop.viewmodels.sources import NOT_READ, daemon_cost, source_row
 from tests.cbtop import made_machines
 from tests.cbtop.made_machines import CPU, HELLO, NVML, PID, START, store_of
 from tests.cbtop.made_recordings import BEGIN_NS, made_recording
@@ -106,6 +107,21 @@ def test_every_figure_that_is_na_has_one_reason_and_none_that_is_there(runtime: 
     empty.activity = Activity("compiling kernels")
     (why,) = (one.why for one in source_row(empty).unknown if one.figure == "steps_per_sec")
     assert why == "it has marked no step: compiling kernels"
+
+
+def test_of_what_is_not_read_yet_nothing_is_said_that_nobody_looked_for(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.step("decode", tokens=1):
+        pass
+    profiler.close()
+    (ring,) = runtime.glob("*.ring")
+    source, store = Source(ring, on_demand=True), Store()
+    apply(store, source.snapshot())
+    row = source_row(store.sources[source.key])
+    assert row.loss.unread == 1
+    assert figures_without_reason(row) == set()
+    whys = {one.figure: one.why for one in row.unknown if one.figure != "clock_offset_us"}
+    assert whys == dict.fromkeys(("model", "steps_per_sec", "overhead_percent"), NOT_READ)
 
 
 def test_of_a_sample_that_leaves_nothing_of_the_other_steps_no_rate_is_made(runtime: Path) -> None:
