@@ -15,6 +15,7 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.lanes import (
     AFTER,
     BRICKS,
+    CUT_SHORT,
     ELSEWHERE,
     NOT_LOOKED_INTO,
     NOTHING,
@@ -116,10 +117,12 @@ class LaneMaker:
 
 @dataclass(frozen=True, slots=True)
 class GapNames:
-    """What the gaps of a lane are called. `ran`: when steps ran, of any lane; None on a lane without steps."""
+    """What the gaps of a lane are called. `ran`: when steps ran, of any lane; None on a lane without steps.
+    `cut_short`: when anything ran of steps that are not there."""
 
     nodes: NodeTable
     ran: Sequence[tuple[int, int]] | None
+    cut_short: Sequence[tuple[int, int]]
     between: str
     begin_ns: int
     holes: Sequence[Hole]
@@ -145,18 +148,29 @@ class GapNames:
 
     def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
         """Between steps, where none of any lane ran; whether one runs since the last one is not known."""
-        at = start_ns
-        for step_ns, until_ns in ran[max(0, bisect_right(ran, (start_ns, 0)) - 1) :]:
-            if step_ns >= end_ns:
-                break
-            if step_ns > at:
-                yield Gap(at, step_ns - at, self.between)
-                at = step_ns
-            if until_ns > at:
-                yield Gap(at, min(until_ns, end_ns) - at, ELSEWHERE)
-                at = min(until_ns, end_ns)
-        if at < end_ns:
-            yield Gap(at, end_ns - at, self.between if ran and at < ran[-1][0] else AFTER)
+        for at, until_ns, is_step_there in _split(start_ns, end_ns, ran):
+            if is_step_there:
+                yield Gap(at, until_ns - at, ELSEWHERE)
+                continue
+            name = self.between if ran and at < ran[-1][0] else AFTER
+            for begin_ns, stop_ns, is_cut_short in _split(at, until_ns, self.cut_short):
+                yield Gap(begin_ns, stop_ns - begin_ns, CUT_SHORT if is_cut_short else name)
+
+
+def _split(start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
+    """This time in parts: from when to when, and whether that lies in one of `ran`, disjoint and by their start."""
+    at = start_ns
+    for begin_ns, until_ns in ran[max(0, bisect_right(ran, (start_ns, 0)) - 1) :]:
+        if begin_ns >= end_ns:
+            break
+        if begin_ns > at:
+            yield at, begin_ns, False
+            at = begin_ns
+        if until_ns > at:
+            yield at, min(until_ns, end_ns), True
+            at = min(until_ns, end_ns)
+    if at < end_ns:
+        yield at, end_ns, False
 
 
 def is_step(nodes: NodeTable, node: int) -> bool:

@@ -21,6 +21,7 @@ UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"
+CUT_SHORT = "a step cut short"  # bricks ran in one that was cancelled, has not ended, or whose record is lost
 UNNAMED = "unnamed gap"  # records are missing there: what ran is not known
 # Lanes
 BRICKS = "bricks"  # of the parts of a lane, what is no gap

@@ -178,6 +178,7 @@ def _lanes(
     """Every lane, those of steps first."""
     nodes = found.nodes
     ran = _together(found, placed & found.is_step, begin_ns)
+    cut_short = _together(found, ~placed & (found.batch.start_ns >= begin_ns), begin_ns)
     groups = _groups(found, placed)
     named: dict[str, int] = {}
     for kind, number in sorted(groups, key=lambda key: (KINDS.index(key[0]), key[1])):
@@ -189,7 +190,7 @@ def _lanes(
             name = BESIDE if kind == STEPS and not has_steps else kind
             named[name] = named.get(name, 0) + 1
             title = name if named[name] == 1 else f"{name} {named[name]}"
-            names = GapNames(nodes, ran if has_steps else None, between, begin_ns, holes)
+            names = GapNames(nodes, ran if has_steps else None, cut_short, between, begin_ns, holes)
             yield LaneMaker(nodes, begin_ns, names, has_steps=has_steps).lane(title, records, length_ns)
 
 
@@ -217,9 +218,9 @@ def _groups(found: _Records, placed: NDArray[np.bool_]) -> dict[tuple[str, int],
     return groups
 
 
-def _together(found: _Records, steps: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
-    """When any step ran: disjoint, by their start."""
-    at = np.flatnonzero(steps)
+def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
+    """When any of them ran: disjoint, by their start."""
+    at = np.flatnonzero(chosen)
     at = at[np.argsort(found.batch.start_ns[at], kind="stable")]
     ran: list[tuple[int, int]] = []
     starts, ends = (column[at].tolist() for column in (found.batch.start_ns, found.batch.end_ns))

@@ -30,6 +30,7 @@ class Timeline(View):
     )
     columns_doc = (
         ("between steps", "no step ran on any lane; after the last step it is not known whether one runs"),
+        ("a step cut short", "no step on record: bricks ran in one that was cancelled, has not ended or was lost"),
         ("not recorded inside", "a step that was timed as a whole: the process records one in some"),
         ("a step on another lane", "nothing on this lane while a step ran on another"),
         ("no brick recorded", "on a lane without steps: nothing that is timed ran there"),

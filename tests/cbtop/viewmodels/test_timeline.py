@@ -299,6 +299,26 @@ def test_records_of_a_step_that_has_not_ended_are_counted(runtime: Path) -> None
     check(found, record)
 
 
+def test_where_bricks_of_a_cancelled_step_ran_is_not_called_between_steps(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for is_cancelled in (False, True, False):
+        with profiler.step("decode", tokens=1) as step:
+            with profiler.brick("a"):
+                clock.sleep_us(10)
+            if is_cancelled:
+                step.cancel()
+        clock.sleep_us(1)
+    record = followed(source_of(runtime))
+    found = shown(record)
+    (lane,) = found.lanes
+    assert told(lane) == [
+        ("a", 0, 10_000), ("between steps", 10_000, 1_000), ("a step cut short", 11_000, 10_000),
+        ("between steps", 21_000, 1_000), ("a", 22_000, 10_000),
+    ]  # fmt: skip
+    check(found, record)
+
+
 def test_what_is_kept_is_bounded_and_what_is_older_is_counted(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, "MAX_RECENT", 50)
     monkeypatch.setattr(timeline_module, "MAX_SPANS", 20)
