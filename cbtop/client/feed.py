@@ -20,7 +20,7 @@ from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.baseline import Snapshot, snapshot
-from cbtop.viewmodels.comparison import Comparison, baseline_of, compare
+from cbtop.viewmodels.comparison import Comparison, baselines_of, compare
 from cbtop.viewmodels.devices import MachineView, machine_view
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import (
@@ -196,14 +196,15 @@ class Views:
     def _compared(self, source: Seen, view: SourceView) -> Comparison | None:
         """The last seconds of `source` with its baseline, in the phase of `view`; None where there is none."""
         now = snapshot(source.record, _gpus(source), view.phase, self.baselines) if self.baselines else None
-        base = baseline_of(self.baselines, now) if now else None
-        if now is None or base is None:
+        bases = baselines_of(self.baselines, now) if now else []
+        if now is None or not bases:
             return None
+        base = bases[0]
         if view.merged is not None:
             return Comparison(base, now, view.phase or "", "these are several processes, and each has its own")
         if view.phase is None:
             return Comparison(base, now, "", "the process marks no steps")
-        return compare(base, now, view.phase)
+        return compare(base, now, view.phase, len(bases))
 
 
 class StoreViews(Views):

@@ -99,18 +99,24 @@ class Comparison:
         return max(slower, key=lambda one: one.change.delta, default=None)
 
 
-def compare(base: Snapshot, now: Snapshot, phase: str) -> Comparison:
-    """What has changed in `phase` from `base` to `now`."""
+def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:
+    """What has changed in `phase` from `base` to `now`; `alike`: so many are there that `base` was chosen from."""
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
     if why_not or before is None or after is None or before.times is None or after.times is None:
         return Comparison(base, now, phase, why_not)
     is_same_cache = _alike(before.cached, after.cached, ALIKE_CACHE) and before.cached is not None
+    chosen = [f"{count(alike)} processes of the baseline are alike, the first is taken"] if alike > 1 else []
     return Comparison(
         base,
         now,
         phase,
-        notes=(*_differences(base.surroundings, now.surroundings), *_cache(before, after), *_only(before, after)),
+        notes=(
+            *chosen,
+            *_differences(base.surroundings, now.surroundings),
+            *_cache(before, after),
+            *_only(before, after),
+        ),
         unit=before.times.unit,
         step_us=change(before.times.step_us, after.times.step_us, 2),
         tokens_per_sec=_change(before.times.tokens_per_sec, after.times.tokens_per_sec, 2),
@@ -119,15 +125,16 @@ def compare(base: Snapshot, now: Snapshot, phase: str) -> Comparison:
     )
 
 
-def baseline_of(bases: Sequence[Snapshot], now: Snapshot) -> Snapshot | None:
-    """Which of `bases` `now` is compared with: its own process's, else one of its model, of its rank if there is one;
-    None where there are no `bases`."""
+def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
+    """Those of `bases` that `now` may be compared with: its own process's, else those of its model, of its rank if
+    there are any; empty where there are no `bases`."""
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
         other_rank = base.surroundings.rank != now.surroundings.rank
         return base.key != now.key, bool(_other_model(base.surroundings, now.surroundings)), other_rank
 
-    return min(bases, key=is_far, default=None)
+    nearest = min(map(is_far, bases), default=None)
+    return [base for base in bases if is_far(base) == nearest]
 
 
 def _changes(before: Times, after: Times) -> tuple[PlaceChange, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.viewmodels.baseline import Snapshot
-from cbtop.viewmodels.comparison import Comparison, baseline_of, compare
+from cbtop.viewmodels.comparison import Comparison, baselines_of, compare
 from cbtop.viewmodels.model import About, MergeMode
 from tests.cbtop.viewmodels.made_snapshots import AT, DOWN, made, with_phase
 from tests.cbtop.viewmodels.verdicts.streams import IN_LAYERS, Decoding, run
@@ -161,13 +161,19 @@ def test_a_brick_that_is_slower_everywhere_is_named_with_the_layer_that_has_most
 
 def test_each_process_is_compared_with_its_own_baseline_else_with_its_rank_of_the_model() -> None:
     ranks = [replace(made(at), key=f"r{at}", surroundings=replace(AT, rank=at)) for at in range(3)]
-    assert baseline_of(ranks, ranks[1]) is ranks[1]
-    assert baseline_of(ranks, replace(ranks[2], key="a new process")) is ranks[2]
+    assert baselines_of(ranks, ranks[1]) == [ranks[1]]
+    assert baselines_of(ranks, replace(ranks[2], key="a new process")) == [ranks[2]]
     twins = [replace(ranks[0], key=key) for key in ("one", "two")]
-    assert baseline_of(twins, replace(NOW, key="two")) is twins[1]
+    assert baselines_of(twins, replace(NOW, key="two")) == [twins[1]]
     other_model = replace(ranks[0], key="o", surroundings=replace(AT, rank=0, model="other"))
-    assert baseline_of([other_model, *ranks], replace(ranks[0], key="a new process")) is ranks[0]
-    assert baseline_of([], NOW) is None
+    assert baselines_of([other_model, *ranks], replace(ranks[0], key="a new process")) == [ranks[0]]
+    assert baselines_of([], NOW) == []
+
+
+def test_where_several_processes_of_the_baseline_are_alike_it_is_said_that_one_was_chosen() -> None:
+    twins = [replace(BASE, key=key) for key in ("one", "two")]
+    assert baselines_of(twins, NOW) == twins
+    assert compare(twins[0], NOW, "decode", 2).notes == ("2 processes of the baseline are alike, the first is taken",)
 
 
 def test_of_several_processes_merged_there_is_a_reason_and_no_change(tmp_path: Path) -> None:
