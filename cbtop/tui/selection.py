@@ -15,6 +15,7 @@ class Selection:
     def __init__(self) -> None:
         self.key: str | None = None  # None: the newest live one, whichever that is
         self._live: dict[str, str] = {}  # those that were live at the last look: label by key
+        self._known: frozenset[str] = frozenset()  # all that there were then
 
     def look(self, sources: Sequence[SourceSummary], *, is_complete: bool) -> str:
         """Stay with the process shown, and say what became of it or of others, and which key goes there.
@@ -23,10 +24,12 @@ class Selection:
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
+        known, self._known = self._known, frozenset(summary.key for summary in sources)
         if self.key not in [summary.key for summary in sources]:
             self.key = sources[0].key if sources and is_complete else None
             return ""
-        if started := [key for key in live if key not in before]:
+        # In a recording that is moved back what had ended runs again: it has not started.
+        if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
             return f"{what} started: {self._way_to(started[0], sources)}"
         if live and self.key in before and self.key not in live:

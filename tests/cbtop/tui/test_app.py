@@ -1022,6 +1022,14 @@ def test_how_often_to_press_is_counted_the_shorter_way_round() -> None:
     assert selection.key == "e"
 
 
+def test_what_had_ended_and_runs_again_since_time_went_back_has_not_started() -> None:
+    a, b = (SourceSummary(key, key, SourceStatus.LIVE) for key in "ab")
+    selection = Selection()
+    selection.look([a, replace(b, state=SourceStatus.ENDED)], is_complete=True)
+    assert selection.look([a, b], is_complete=True) == ""
+    assert selection.look([a, replace(b, state=SourceStatus.ENDED)], is_complete=True) == ""
+
+
 async def test_a_click_on_a_tab_opens_its_view(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
