@@ -103,6 +103,11 @@ def settle(options: argparse.Namespace, settings: Mapping[str, Setting]) -> None
 
 def unknown_keys(config: Config, settings: Mapping[str, Setting]) -> Iterator[str]:
     """A line for each key of the file that means nothing."""
+    if not isinstance(config.tables.get(PRESET, {}), dict):
+        yield f"{config.place(PRESET)}: {PRESET} is no table [{PRESET}.NAME]; it is left out"
+    for name, table in config.presets.items():
+        if not isinstance(table, dict):
+            yield f"{config.place(name, PRESET)}: {name!r} is no table [{PRESET}.NAME]; it is left out"
     tables = {"": config.tables} | {f"{PRESET}.{name}": table for name, table in config.presets.items()}
     for table, found in tables.items():
         if isinstance(found, dict):
@@ -114,7 +119,7 @@ def unknown_keys(config: Config, settings: Mapping[str, Setting]) -> Iterator[st
 
 def check_values(config: Config, settings: Mapping[str, Setting]) -> None:
     """Raises UsageError for a value of the file, or of one of its presets, that cannot be."""
-    for name in (None, *config.presets):
+    for name in (None, *(name for name, table in config.presets.items() if isinstance(table, dict))):
         _preset(config, name, settings)
     _file(config, settings)
 

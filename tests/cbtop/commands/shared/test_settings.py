@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.cli import main
-from cbtop.commands.shared.settings import config_file
+from cbtop.commands.shared.settings import check_values, config_file, read_config, unknown_keys
 from cbtop.commands.show import SETTINGS, add_show_arguments, settle_options
 from cbtop.errors import UsageError
 
@@ -132,6 +132,20 @@ def test_a_variable_that_cannot_be_meant_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CBTOP_THEME", "lihgt")
     with pytest.raises(UsageError, match="CBTOP_THEME: theme: 'lihgt' is no theme; did you mean light"):
         settled()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("preset = 5\n", "preset is no table [preset.NAME]"),
+        ("[preset]\nsort = 'p95'\n", "'sort' is no table [preset.NAME]"),
+    ],
+)
+def test_a_preset_that_is_no_table_is_told(text: str, why: str) -> None:
+    path = write(text)
+    (told,) = unknown_keys(read_config(), SETTINGS)
+    assert told == f"{path}, line {text.count(chr(10))}: {why}; it is left out"
+    check_values(read_config(), SETTINGS)
 
 
 def test_a_preset_nobody_wrote_is_told_with_the_nearest() -> None:
