@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -156,20 +156,21 @@ class Growth:
             node[grew].astype(np.int32),
             {name: column[grew] for name, column in columns.items()},
             cell[counted].astype(np.int32),
-            count.astype(np.uint32) if int(count.max(initial=0)) >> 32 == 0 else count,
+            _narrow(count),
             {key: value for key, value in rare.items() if value > 0},
         )
 
     @classmethod
     def of(cls, parts: Sequence[Growth]) -> Growth:
-        """That of all `parts` together."""
-        node, at = _each_once([part.node for part in parts])
-        columns = {name: _added_up([part.columns[name] for part in parts], at, len(node)) for name in SUMS}
-        cell, at = _each_once([part.cell for part in parts])
+        """That of all `parts` together: what they add up to, to the last one."""
+        node, add_up = _each_once([part.node for part in parts])
+        columns = {name: add_up([part.columns[name] for part in parts]) for name in SUMS}
+        cell, add_up = _each_once([part.cell for part in parts])
+        count = add_up([part.count for part in parts])
         rare: Counter[tuple[int, int]] = Counter()
         for part in parts:
             rare.update(part.rare)
-        return cls.made(node, columns, cell, _added_up([part.count for part in parts], at, len(cell)), dict(rare))
+        return cls(node.astype(np.int32), columns, cell.astype(np.int32), _narrow(count), dict(rare))
 
 
 class NodeStats:
@@ -451,7 +452,7 @@ class NodeStats:
 
     def all_buckets(self) -> Column:
         """Every cell that counted anything, as node * BUCKETS + bucket, ascending."""
-        return self._histograms.cells()
+        return self._histograms.all_cells()[0]
 
     def growth(
         self, node: Column, columns: dict[str, Column], cell: Column, count: Column, rare: dict[tuple[int, int], int]
@@ -468,15 +469,34 @@ class NodeStats:
 
         min_ns and max_ns are derived: the middle of the outermost buckets that counted, within one percent.
         """
+        counted = NodeStats()
+        counted.count(growth)
+        return self.lately(counted)
+
+    def count(self, growth: Growth, times: int = 1) -> None:
+        """Add `growth`; with -1 times it is taken off again."""
+        self.grow(int(growth.node.max(initial=-1)) + 1)
+        for name in SUMS:
+            self._columns[name][growth.node] += times * growth.columns[name]
+        for (at, node), value in growth.rare.items():
+            values = self._rare[RARE[at]]
+            values[node] = values.get(node, 0) + times * value
+            if not values[node]:
+                del values[node]
+        self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
+
+    def lately(self, counted: NodeStats) -> NodeStats:
+        """A table of what was `counted`, the last of what this one has counted; see `since`. It shares the histograms
+        of `counted`."""
         found = NodeStats()
         found.grow(self._size)
+        size = min(self._size, counted._size)
         for name in SUMS:
-            found.column(name)[growth.node] = np.maximum(growth.columns[name], 0)
-        for (at, node), value in growth.rare.items():
-            found._rare[RARE[at]][node] = max(0, value)
-        for name in _MOMENTS:
-            found._rare[name] = dict(self._rare[name])
-        found._histograms.set(growth.cell.astype(np.int64), growth.count.astype(np.int64))
+            np.maximum(counted._columns[name][:size], 0, out=found._columns[name][:size])
+        for name in RARE:
+            values = self._rare[name] if name in _MOMENTS else counted._rare[name]
+            found._rare[name] = dict(values)
+        found._histograms = counted._histograms
         found._find_extremes(self.column("min_ns"), self.column("max_ns"))
         return found
 
@@ -485,17 +505,18 @@ class NodeStats:
         low, high, count = (self.column(name) for name in ("min_ns", "max_ns", "count"))
         counted = count > 0
         low[counted], high[counted] = _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM
-        cell = self._histograms.cells()
-        cell = cell[cell < self._size * BUCKETS]
+        cell, calls = self._histograms.all_cells()
         owner = cell // BUCKETS
-        calls = np.zeros(self._size, np.int64)
-        np.add.at(calls, owner, self.buckets(cell))
-        own = calls[owner] == count[owner]  # where its histogram is of others' calls too, nothing follows of its own
-        cell, owner = cell[own], owner[own]
-        first, last = np.diff(owner, prepend=-1) != 0, np.diff(owner, append=-1) != 0
-        for column, at in ((low, first), (high, last)):
-            node, middle = owner[at], bucket_middle_ns(cell[at] % BUCKETS).astype(np.int64)
-            column[node] = np.clip(middle, least[node], most[node])
+        begins = np.flatnonzero(np.diff(owner, prepend=-1))
+        ends = np.append(begins[1:], len(owner)) - 1
+        node = owner[begins]
+        own = node < self._size
+        begins, ends, node = begins[own], ends[own], node[own]
+        # Where its histogram is of others' calls too, nothing follows of its own.
+        is_own = np.add.reduceat(calls, begins) == count[node] if len(begins) else own[own]
+        node = node[is_own]
+        for column, at in ((low, begins[is_own]), (high, ends[is_own])):
+            column[node] = np.clip(bucket_middle_ns(cell[at] % BUCKETS).astype(np.int64), least[node], most[node])
 
     def _take_amounts(self, batch: Batch, step_of: Column) -> Batch:
         """Add up the FLOP and bytes given for single calls, what steps say of their sequences, and the calls without
@@ -693,17 +714,22 @@ class NodeStats:
 _NONE = np.zeros(0, np.int64)
 
 
-def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Column]:
-    """The distinct ones of all values, ascending, and for each value which of them it is."""
-    found, at = np.unique(np.concatenate([_NONE, *parts]), return_inverse=True)
-    return found, at
+def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequence[NDArray[Any]]], Column]]:
+    """The distinct ones of all values, ascending, and what adds up the amounts that belong to each."""
+    values = np.concatenate([_NONE, *parts])
+    order = np.argsort(values, kind="stable")  # each part is in order: they are merged
+    values = values[order]
+    begins = np.flatnonzero(np.diff(values, prepend=-1))
+
+    def add_up(amounts: Sequence[NDArray[Any]]) -> Column:
+        found: Column = np.add.reduceat(np.concatenate([_NONE, *amounts])[order], begins) if len(begins) else _NONE
+        return found
+
+    return values[begins], add_up
 
 
-def _added_up(parts: Sequence[NDArray[Any]], at: Column, length: int) -> Column:
-    """The values of all `parts`, each added to the place that `at` says."""
-    total = np.zeros(length, np.int64)
-    np.add.at(total, at, np.concatenate([_NONE, *parts]))
-    return total
+def _narrow(count: Column) -> NDArray[np.uint32] | Column:
+    return count.astype(np.uint32) if int(count.max(initial=0)) >> 32 == 0 else count
 
 
 def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[np.float64]:
