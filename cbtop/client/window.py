@@ -91,7 +91,7 @@ class Window:
         self.now_ns = 0  # on the daemon's clock, as it was said last
         self._is_told = False  # when steps ran
         self._losses = Losses()
-        # What was counted in the window, as long as somebody looks: what comes is added, what is too old is taken off.
+        # What was counted in the window, while somebody looks: what comes is added, what is too old is taken off.
         self._sum: NodeStats | None = None
         self._before = 0  # so many of the oldest slices are not in it
         self._asked_ns = 0  # when it was looked at last

@@ -648,7 +648,7 @@ class SourceView:
 
     def held(self) -> SourceView:
         """The same as it is now, whatever is taken in later."""
-        for row in self.bricks:
+        for row in (*self.bricks, *(self.layer_times.rows if self.layer_times else ())):
             made(row)
         if self.listed is not None:
             self.listed.rows()
