@@ -319,8 +319,13 @@ class NodeStats:
         place, bucket, counts = self._histograms.cells_of(node)
         # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
         key = group[place] * BUCKETS + bucket
-        order = np.argsort(key, kind="stable")
-        key, counts = key[order], counts[order]
+        if groups * BUCKETS <= len(key):  # as many nodes have the same buckets
+            together = np.bincount(key, counts)  # exact: below 2 ** 53
+            key = np.flatnonzero(together)
+            counts = together[key]
+        elif np.any(key[1:] < key[:-1]):
+            order = np.argsort(key, kind="stable")
+            key, counts = key[order], counts[order]
         owner, middle = key // BUCKETS, bucket_middle_ns(key % BUCKETS)
         calls = np.bincount(owner, counts, minlength=groups)
         known = np.flatnonzero(calls)
@@ -506,14 +511,13 @@ class NodeStats:
         counted = count > 0
         low[counted], high[counted] = _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM
         cell, calls = self._histograms.all_cells()
-        owner = cell // BUCKETS
-        begins = np.flatnonzero(np.diff(owner, prepend=-1))
-        ends = np.append(begins[1:], len(owner)) - 1
-        node = owner[begins]
-        own = node < self._size
-        begins, ends, node = begins[own], ends[own], node[own]
+        nodes = np.arange(self._size + 1) * BUCKETS
+        begins = np.searchsorted(cell, nodes)
+        node = np.flatnonzero(np.diff(begins))
+        begins, ends = begins[node], begins[node + 1] - 1
+        calls = calls[: ends[-1] + 1] if len(ends) else calls[:0]
         # Where its histogram is of others' calls too, nothing follows of its own.
-        is_own = np.add.reduceat(calls, begins) == count[node] if len(begins) else own[own]
+        is_own = np.add.reduceat(calls, begins) == count[node] if len(begins) else np.zeros(0, np.bool_)
         node = node[is_own]
         for column, at in ((low, begins[is_own]), (high, ends[is_own])):
             column[node] = np.clip(bucket_middle_ns(cell[at] % BUCKETS).astype(np.int64), least[node], most[node])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +84,7 @@ class LayersView:
     def median(us: Sequence[float | None]) -> float | None:
         """The median over the layers in which something runs; None where it runs in none."""
         known = [value for value in us if value is not None]
-        return float(np.median(known)) if known else None
+        return median(known) if known else None
 
     @property
     def slowest(self) -> LayerRow | None:
@@ -105,7 +106,7 @@ class LayersView:
         for kind, us in zip(kinds, p50_us, strict=True):
             if us is not None:
                 like.setdefault(kind, []).append(us)
-        usual = {kind: float(np.median(them)) for kind, them in like.items() if len(them) >= MIN_PEERS}
+        usual = {kind: median(them) for kind, them in like.items() if len(them) >= MIN_PEERS}
         odd = tuple(
             us is not None and us >= ODD * usual.get(kind, float("inf"))
             for kind, us in zip(kinds, p50_us, strict=True)
@@ -121,7 +122,7 @@ class LayersView:
 def layers_view(totals: PhaseTotals) -> LayersView | None:
     """The outermost layers of a phase; None where it has none, or none of its steps has ended."""
     table, inside = totals.table, totals.inside
-    steps = totals.count[totals.step.id] if totals.step else None
+    steps = int(totals.columns["count"][totals.step.id]) if totals.step else None
     if steps == 0:
         return None
     ids = inside.ids[(table.column("kind_of")[inside.ids] == NodeKind.BRICK) & ~totals.adopted[inside.ids]]
@@ -272,7 +273,7 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:
             like.setdefault(kind, []).append(us)
-    medians = {kind: float(np.median(times)) for kind, times in like.items() if len(times) >= MIN_PEERS}
+    medians = {kind: median(times) for kind, times in like.items() if len(times) >= MIN_PEERS}
     return [medians.get(kind) for kind in kinds]
 
 

@@ -56,7 +56,7 @@ class OnDemand(Generic[T]):
 
 def with_parts(view: V, **parts: Any) -> V:
     """As dataclasses.replace, which would make all that nobody has read yet. Raises TypeError on an unknown name."""
-    if unknown := parts.keys() - {field.name for field in fields(view)}:  # type: ignore[arg-type]
+    if unknown := parts.keys() - view.__dict__.keys():
         raise TypeError(f"a {type(view).__name__} has no {', '.join(sorted(unknown))}")
     other = object.__new__(type(view))
     other.__dict__.update(view.__dict__, **parts)
