@@ -26,7 +26,6 @@ BUCKETS = OCTAVES * SUB_BUCKETS
 # 8,192 nodes of 16 octaves have room.
 MAX_PAGES = 1 << 17
 MAX_CELLS = 1 << 20  # told in one message
-MAX_KEPT_CELLS = 1 << 17  # beside the pages, in 2 MiB
 _MIN_ROOM = 64  # nodes, or pages
 _WIDER: dict[np.dtype[Any], type] = {np.dtype(np.uint16): np.uint32, np.dtype(np.uint32): np.int64}
 
@@ -80,12 +79,10 @@ class Histograms:
         self._pages = np.zeros((0, OCTAVES), np.int32)  # of each node and octave; 0: it counted nothing
         self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)  # page 0 stays empty
         self._used = 1
-        self._all: tuple[Column, Column] | None = None  # what `all_cells` gave, until a count changes
 
     @property
     def size_bytes(self) -> int:
-        known = 0 if self._all is None else sum(column.nbytes for column in self._all)
-        return self._pages.nbytes + self._counts.nbytes + known
+        return self._pages.nbytes + self._counts.nbytes
 
     def counts(self, cell: Column) -> Column:
         """The count of each cell."""
@@ -114,26 +111,15 @@ class Histograms:
         while int(count.max(initial=0)) > np.iinfo(self._counts.dtype).max:
             self._counts = self._counts.astype(_WIDER[self._counts.dtype])
         self._counts.reshape(-1)[at] = count
-        self._all = None
 
-    def all_cells(self) -> tuple[Column, Column]:
-        """Every cell that counted anything, ascending, and its count; of few the same objects until one changes."""
-        if self._all is not None:
-            return self._all
-        found = self._cells_in(np.flatnonzero(self._pages))[:2]
-        if len(found[0]) <= MAX_KEPT_CELLS:
-            self._all = found
-        return found
+    def cells(self) -> Column:
+        """Every cell that counted anything, ascending."""
+        slot = np.flatnonzero(self._pages)
+        return self._cells_in(slot)[0]
 
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
-        """Of each of `nodes` the cells that counted anything: the place in `nodes`, the bucket and the count."""
-        if self._all is not None:
-            cell, count = self._all
-            begin, end = np.searchsorted(cell, nodes * BUCKETS), np.searchsorted(cell, (nodes + 1) * BUCKETS)
-            each = end - begin
-            place = np.repeat(np.arange(len(nodes)), each)
-            at = np.arange(len(place)) + np.repeat(begin - (np.cumsum(each) - each), each)
-            return place, cell[at] - np.repeat(nodes * BUCKETS, each), count[at]
+        """Of each of `nodes` the cells that counted anything: the place in `nodes`, the bucket and the count, in the
+        order of the first two."""
         known = np.flatnonzero(nodes < len(self._pages))
         at = np.flatnonzero(self._pages[nodes[known]])
         place = known[at // OCTAVES]

@@ -84,6 +84,7 @@ MAX_OPEN_PARTS = 64  # of one of these, before they are added up
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
 NO_MINIMUM = np.iinfo(np.int64).max
 RARE_BYTES = 200  # about: an entry of a dict, its key and its number
+_ENDS = ("min_ns", "max_ns")
 _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # each outdoes what it is compared with
 
 
@@ -182,6 +183,7 @@ class NodeStats:
         self._histograms = Histograms()
         self._shared: dict[int, int] = {}  # by first_of: whose histogram counts for all beyond
         self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
+        self._whole: NodeStats | None = None  # of `lately`, until min_ns and max_ns of all are asked for
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # by step: starts and ends of when any ran
         # By step and lane: when the last one ended, if cancelled, and what of its time lay in none of its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
@@ -193,6 +195,12 @@ class NodeStats:
 
     def column(self, name: str) -> Column:
         """A view of one column, one entry a node id; ids without records hold 0 (min_ns: NO_MINIMUM)."""
+        if self._whole is not None and name in _ENDS:
+            node = np.arange(self._size)
+            found = self._ends(node, self._histograms.cells_of(node))
+            for end, values in zip(_ENDS, found, strict=True):
+                self._columns[end][: self._size] = values
+            self._whole = None
         return self._columns[name][: self._size]
 
     def rare(self, name: str, nodes: Iterable[int]) -> int:
@@ -281,9 +289,10 @@ class NodeStats:
             total: list[int] = np.add.reduceat(self.column(name)[node], starts).tolist()
             return total
 
-        low = np.minimum.reduceat(self.column("min_ns")[node], starts)
-        high = np.maximum.reduceat(self.column("max_ns")[node], starts)
-        spread = self._spread(node, np.repeat(np.arange(len(present)), sizes), np.array(summed("count")), low, high)
+        cells = self._histograms.cells_of(node)
+        least_ns, most_ns = self._ends(node, cells)
+        low, high = np.minimum.reduceat(least_ns, starts), np.maximum.reduceat(most_ns, starts)
+        spread = _spread(cells, np.repeat(np.arange(len(present)), sizes), np.array(summed("count")), low, high)
         names = ("count", "failed", "total_ns")
         least = [None if value == _UNKNOWN_MINIMUM else value for value in low.tolist()]
         most = [None if value == _UNKNOWN_MAXIMUM else value for value in high.tolist()]
@@ -297,52 +306,32 @@ class NodeStats:
     def medians_ns(self, nodes: Column) -> NDArray[np.float64]:
         """The p50 of each node's calls; not a number where it has none, or where others are counted in."""
         found = np.full(len(nodes), np.nan)
-        count, low, high = (self.column(name)[nodes] for name in ("count", "min_ns", "max_ns"))
-        there = np.flatnonzero(count)
+        there = np.flatnonzero(self.column("count")[nodes])
         if len(there):
-            _, found[there] = self._spread(
-                nodes[there], np.arange(len(there)), count[there], low[there], high[there], PERCENTILES[:1]
-            )
+            node = nodes[there]
+            cells, count = self._histograms.cells_of(node), self.column("count")[node]
+            _, found[there] = _spread(cells, np.arange(len(there)), count, *self._ends(node, cells), PERCENTILES[:1])
         return found
 
-    def _spread(
-        self,
-        node: Column,
-        group: Column,
-        count: Column,
-        low: Column,
-        high: Column,
-        fractions: Sequence[float] = PERCENTILES,
-    ) -> list[NDArray[np.float64]]:
-        """The cv and the percentiles of each group, in the order of `Calls`; NaN where others are counted in."""
-        groups = len(low)
-        place, bucket, counts = self._histograms.cells_of(node)
-        # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
-        key = group[place] * BUCKETS + bucket
-        if groups * BUCKETS <= len(key):  # as many nodes have the same buckets
-            together = np.bincount(key, counts)  # exact: below 2 ** 53
-            key = np.flatnonzero(together)
-            counts = together[key]
-        elif np.any(key[1:] < key[:-1]):
-            order = np.argsort(key, kind="stable")
-            key, counts = key[order], counts[order]
-        owner, middle = key // BUCKETS, bucket_middle_ns(key % BUCKETS)
-        calls = np.bincount(owner, counts, minlength=groups)
-        known = np.flatnonzero(calls)
-        running, before = np.cumsum(counts, dtype=np.float64), np.cumsum(calls) - calls
-
-        mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
-        variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
-        columns = [_ratio(np.sqrt(variance), mean)]
-        for fraction in fractions:
-            rank = before[known] + np.maximum(1, np.ceil(fraction * calls[known]))
-            column = np.full(groups, np.nan)
-            column[known] = np.clip(middle[np.searchsorted(running, rank, side="left")], low[known], high[known])
-            columns.append(column)
-        others = calls != count  # a percentile of some, or of more, would pass for that of all
-        for column in columns:
-            column[others] = np.nan
-        return columns
+    def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
+        """min_ns and max_ns of each of `node`, whose histograms have these `cells`."""
+        if self._whole is None:
+            return self._columns["min_ns"][node], self._columns["max_ns"][node]
+        place, bucket, counts = cells
+        count = self._columns["count"][node]
+        low = np.where(count > 0, _UNKNOWN_MINIMUM, NO_MINIMUM)
+        high = np.where(count > 0, _UNKNOWN_MAXIMUM, 0)
+        begins = np.searchsorted(place, np.arange(len(node) + 1))
+        at = np.flatnonzero(np.diff(begins))
+        if len(at):
+            first, last = begins[at], begins[at + 1] - 1
+            # Where its histogram is of others' calls too, nothing follows of its own.
+            own = np.add.reduceat(counts, first) == count[at]
+            at, first, last = at[own], first[own], last[own]
+            least, most = (self._whole.column(name)[node[at]] for name in _ENDS)
+            for found, ends in ((low, first), (high, last)):
+                found[at] = np.clip(bucket_middle_ns(bucket[ends]).astype(np.int64), least, most)
+        return low, high
 
     def grow(self, size: int) -> None:
         """Make room for node ids below `size`."""
@@ -457,7 +446,7 @@ class NodeStats:
 
     def all_buckets(self) -> Column:
         """Every cell that counted anything, as node * BUCKETS + bucket, ascending."""
-        return self._histograms.all_cells()[0]
+        return self._histograms.cells()
 
     def growth(
         self, node: Column, columns: dict[str, Column], cell: Column, count: Column, rare: dict[tuple[int, int], int]
@@ -472,7 +461,8 @@ class NodeStats:
     def since(self, growth: Growth) -> NodeStats:
         """A table of what was counted in `growth`, the last of what this one has counted.
 
-        min_ns and max_ns are derived: the middle of the outermost buckets that counted, within one percent.
+        min_ns and max_ns are derived: the middle of the outermost buckets that counted, within one percent, and
+        within those of all calls.
         """
         counted = NodeStats()
         counted.count(growth)
@@ -502,25 +492,8 @@ class NodeStats:
             values = self._rare[name] if name in _MOMENTS else counted._rare[name]
             found._rare[name] = dict(values)
         found._histograms = counted._histograms
-        found._find_extremes(self.column("min_ns"), self.column("max_ns"))
+        found._whole = self
         return found
-
-    def _find_extremes(self, least: Column, most: Column) -> None:
-        """Set min_ns and max_ns from the cells that counted; none lies outside of `least` and `most`."""
-        low, high, count = (self.column(name) for name in ("min_ns", "max_ns", "count"))
-        counted = count > 0
-        low[counted], high[counted] = _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM
-        cell, calls = self._histograms.all_cells()
-        nodes = np.arange(self._size + 1) * BUCKETS
-        begins = np.searchsorted(cell, nodes)
-        node = np.flatnonzero(np.diff(begins))
-        begins, ends = begins[node], begins[node + 1] - 1
-        calls = calls[: ends[-1] + 1] if len(ends) else calls[:0]
-        # Where its histogram is of others' calls too, nothing follows of its own.
-        is_own = np.add.reduceat(calls, begins) == count[node] if len(begins) else np.zeros(0, np.bool_)
-        node = node[is_own]
-        for column, at in ((low, begins[is_own]), (high, ends[is_own])):
-            column[node] = np.clip(bucket_middle_ns(cell[at] % BUCKETS).astype(np.int64), least[node], most[node])
 
     def _take_amounts(self, batch: Batch, step_of: Column) -> Batch:
         """Add up the FLOP and bytes given for single calls, what steps say of their sequences, and the calls without
@@ -716,6 +689,46 @@ class NodeStats:
 
 
 _NONE = np.zeros(0, np.int64)
+
+
+def _spread(
+    cells: tuple[Column, Column, Column],
+    group: Column,
+    count: Column,
+    low: Column,
+    high: Column,
+    fractions: Sequence[float] = PERCENTILES,
+) -> list[NDArray[np.float64]]:
+    """The cv and the percentiles of each group, whose nodes have these `cells`, in the order of `Calls`; NaN where
+    others are counted in."""
+    groups = len(low)
+    place, bucket, counts = cells
+    # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
+    key = group[place] * BUCKETS + bucket
+    if groups * BUCKETS <= len(key):  # as many nodes have the same buckets
+        together = np.bincount(key, counts)  # exact: below 2 ** 53
+        key = np.flatnonzero(together)
+        counts = together[key]
+    elif np.any(key[1:] < key[:-1]):
+        order = np.argsort(key, kind="stable")
+        key, counts = key[order], counts[order]
+    owner, middle = key // BUCKETS, bucket_middle_ns(key % BUCKETS)
+    calls = np.bincount(owner, counts, minlength=groups)
+    known = np.flatnonzero(calls)
+    running, before = np.cumsum(counts, dtype=np.float64), np.cumsum(calls) - calls
+
+    mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
+    variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
+    columns = [_ratio(np.sqrt(variance), mean)]
+    for fraction in fractions:
+        rank = before[known] + np.maximum(1, np.ceil(fraction * calls[known]))
+        column = np.full(groups, np.nan)
+        column[known] = np.clip(middle[np.searchsorted(running, rank, side="left")], low[known], high[known])
+        columns.append(column)
+    others = calls != count  # a percentile of some, or of more, would pass for that of all
+    for column in columns:
+        column[others] = np.nan
+    return columns
 
 
 def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequence[NDArray[Any]]], Column]]:
