@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,24 +80,66 @@ class CategoryStats:
     adopted_ns: int = 0  # as of a brick
 
 
+@dataclass(frozen=True, slots=True)
+class _Brick:
+    """The places where one brick ran, and what is static about them."""
+
+    name: str
+    category: BrickCategory
+    backend: str
+    nodes: Column
+    alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
+    outermost: Column  # of `nodes` those that lie in no other of them
+    alike_outermost: tuple[Column, ...]
+    budget_gb_per_sec: float | None  # that all of them have
+
+
 def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     """The bricks that ran, the largest exclusive time first."""
-    bricks = list(brick_nodes(totals).values())
-    is_outermost = outermost(np.concatenate([_NO_NODES, *bricks]), totals.table)
-    calls = totals.stats.calls_of(bricks)
-    found = [_stats(nodes, is_outermost, c, totals) for nodes, c in zip(bricks, calls, strict=True) if c]
+    bricks = _bricks(totals)
+    calls = totals.stats.calls_of([brick.nodes for brick in bricks])
+    found = [_stats(brick, c, totals) for brick, c in zip(bricks, calls, strict=True) if c]
     return sorted(found, key=lambda stats: -stats.exclusive_ns)
 
 
 def brick_nodes(totals: PhaseTotals) -> dict[tuple[str, BrickCategory], Column]:
     """The nodes of each brick that ran, in the order of the first of each."""
+    return {(brick.name, brick.category): brick.nodes for brick in _bricks(totals)}
+
+
+def _bricks(totals: PhaseTotals) -> tuple[_Brick, ...]:
     table, ids = totals.table, totals.inside.ids
     ran = ids[(table.column("kind_of")[ids] == NodeKind.BRICK) & (totals.columns["count"][ids] > 0)]
+    return table.made_of("bricks", totals.step.id if totals.step else None, ran, lambda: _by_brick(table, ran))
+
+
+def _by_brick(table: NodeTable, ran: Column) -> tuple[_Brick, ...]:
     groups: dict[tuple[str, BrickCategory], list[Column]] = {}
     for nodes in _alike(ran, table.column("first_of")):
         groups.setdefault(name_and_category(table[int(nodes[0])]), []).append(nodes)
+    is_outermost = outermost(
+        np.concatenate([_NO_NODES, *(part for parts in groups.values() for part in parts)]), table
+    )
     # Those of several phases have several parts.
-    return {brick: np.concatenate(parts) for brick, parts in groups.items()}
+    return tuple(_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items())
+
+
+def _brick(
+    table: NodeTable, name: str, category: BrickCategory, nodes: Column, is_outermost: NDArray[np.bool_]
+) -> _Brick:
+    like_of, outer = table.column("like_of"), nodes[is_outermost[nodes]]
+    alike = tuple(_alike(nodes, like_of))
+    rates = {table[int(group[0])].budget_gb_per_sec for group in alike}
+    return _Brick(
+        name=name,
+        category=category,
+        backend=table[int(nodes[0])].backend,
+        nodes=nodes,
+        alike=alike,
+        outermost=outer,
+        alike_outermost=tuple(_alike(outer, like_of)),
+        budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
+    )
 
 
 def name_and_category(node: Node) -> tuple[str, BrickCategory]:
@@ -137,14 +179,27 @@ def _alike(nodes: Column, first_of: Column) -> list[Column]:
     return [parts[at] for at in np.argsort(begins).tolist()]
 
 
-def _work_of(nodes: Column, totals: PhaseTotals, unit: str) -> float | None:
-    """The `flops`, `bytes` or `size_bytes` of all calls of `nodes` together; None when one did not declare them."""
-    odd = np.isin(nodes, list(totals.stats.nodes_with("amounts") | totals.stats.nodes_with("uncounted")))
-    found = [_work(totals.table[node], totals, unit) for node in nodes[odd].tolist()]
-    for alike in _alike(nodes[~odd], totals.table.column("like_of")):
-        line: Callable[[float, float], float | None] = getattr(totals.table[int(alike[0])].work, unit)
-        found.append(line(*(int(totals.columns[name][alike].sum()) for name in ("count", "elements"))))
-    return _sum(found)
+_UNITS = ("flops", "bytes", "size_bytes")
+
+
+def _work_of(brick: _Brick, totals: PhaseTotals) -> Iterator[float | None]:
+    """The flops, the bytes and the size_bytes of all its calls together; None when one did not declare them."""
+    groups, odd_nodes = brick.alike, totals.stats.nodes_with("amounts") | totals.stats.nodes_with("uncounted")
+    odd: list[int] = []
+    if odd_nodes:
+        is_odd = np.isin(brick.nodes, list(odd_nodes))
+        odd = brick.nodes[is_odd].tolist()
+        groups = tuple(_alike(brick.nodes[~is_odd], totals.table.column("like_of")))
+    count, elements = totals.columns["count"], totals.columns["elements"]
+    sums = [
+        (totals.table[int(group[0])].work, int(count[group].sum()), int(elements[group].sum())) for group in groups
+    ]
+    for unit in _UNITS:
+        found = [_work(totals.table[node], totals, unit) for node in odd]
+        for work, calls, elements_of in sums:
+            line: Callable[[float, float], float | None] = getattr(work, unit)
+            found.append(line(calls, elements_of))
+        yield _sum(found)
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
@@ -158,10 +213,10 @@ def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
     return line(totals.count[node.id], totals.elements[node.id])
 
 
-def _budget_of(nodes: Column, totals: PhaseTotals) -> float | None:
-    """What `nodes` may take a token, all together."""
+def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
+    """What all of these may take a token, all together."""
     budgets: list[float | None] = []
-    for alike in _alike(nodes, totals.table.column("like_of")):
+    for alike in groups:
         first = totals.table[int(alike[0])]
         if first.budget_gb_per_sec is not None:
             budgets += [_budget_of_bytes(totals.table[node], totals) for node in alike.tolist()]
@@ -188,29 +243,27 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _stats(nodes: Column, is_outermost: NDArray[np.bool_], calls: Calls, totals: PhaseTotals) -> BrickStats:
-    first = totals.table[int(nodes[0])]
-    name, category = name_and_category(first)
-    closed_ns, adopted = totals.closed_exclusive_ns[nodes], totals.adopted[nodes]
-    outermost = nodes[is_outermost[nodes]]
-    adopted_ns = int(closed_ns[adopted].sum())
-    rates = {totals.table[int(alike[0])].budget_gb_per_sec for alike in _alike(nodes, totals.table.column("like_of"))}
+def _stats(brick: _Brick, calls: Calls, totals: PhaseTotals) -> BrickStats:
+    nodes = brick.nodes
+    closed_ns = totals.closed_exclusive_ns[nodes]
+    adopted_ns = int(closed_ns[totals.adopted[nodes]].sum())
+    flops, moved_bytes, size_bytes = _work_of(brick, totals)
     return BrickStats(
-        name=name,
-        category=category,
-        backend=first.backend,
+        name=brick.name,
+        category=brick.category,
+        backend=brick.backend,
         calls=calls,
         # Of a call that still runs, what has ended inside it is not taken off the calls before.
         exclusive_ns=int(np.maximum(closed_ns, totals.exclusive_ns[nodes]).sum()),
         closed=ClosedTime(
-            once_ns=int(totals.columns["closed_ns"][outermost].sum()),
+            once_ns=int(totals.columns["closed_ns"][brick.outermost].sum()),
             exclusive_ns=int(closed_ns.sum()) - adopted_ns,
         ),
-        flops=_work_of(nodes, totals, "flops"),
-        bytes=_work_of(nodes, totals, "bytes"),
-        size_bytes=_work_of(nodes, totals, "size_bytes"),
-        budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
-        budget_us_per_token=_budget_of(outermost, totals),
+        flops=flops,
+        bytes=moved_bytes,
+        size_bytes=size_bytes,
+        budget_gb_per_sec=brick.budget_gb_per_sec,
+        budget_us_per_token=_budget_of(brick.alike_outermost, totals),
         uncounted=totals.stats.rare("uncounted", nodes.tolist()),
         adopted_ns=adopted_ns,
     )

@@ -40,9 +40,8 @@ def bucket_of(duration_ns: Column) -> Column:
 
 def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
     """The middle of each bucket, in ns."""
-    octave = np.maximum(bucket // SUB_BUCKETS - 1, 0)
-    middle: NDArray[np.float64] = bucket_begin_ns(bucket) + ((1 << octave) - 1) / 2
-    return middle
+    found: NDArray[np.float64] = _MIDDLES_NS[bucket]
+    return found
 
 
 def bucket_begin_ns(bucket: Column) -> Column:
@@ -50,6 +49,16 @@ def bucket_begin_ns(bucket: Column) -> Column:
     octave = np.maximum(bucket // SUB_BUCKETS - 1, 0)
     found: Column = (bucket - octave * SUB_BUCKETS) << octave
     return found
+
+
+def _middles_ns() -> NDArray[np.float64]:
+    bucket = np.arange(BUCKETS)
+    octave = np.maximum(bucket // SUB_BUCKETS - 1, 0)
+    found: NDArray[np.float64] = bucket_begin_ns(bucket) + ((1 << octave) - 1) / 2
+    return found
+
+
+_MIDDLES_NS = _middles_ns()
 
 
 def distinct(values: Column) -> Column:
@@ -83,17 +92,25 @@ class Histograms:
 
     def add(self, cell: Column, count: Column) -> None:
         """Add to the counts of distinct cells."""
-        self.set(cell, self.counts(cell) + count)
+        at, count = self._room_for(cell, count)
+        self._put(at, self._counts.reshape(-1)[at] + count)
 
     def set(self, cell: Column, count: Column) -> None:
         """Put counts (>= 0) in place of those of the cells."""
+        self._put(*self._room_for(cell, count))
+
+    def _room_for(self, cell: Column, count: Column) -> tuple[Column, Column]:
+        """Where the counts of cells lie, and of `count` those for which there is room."""
         page = self._make_pages(cell)
         room = page > 0
         if not room.all():
             page, cell, count = page[room], cell[room], count[room]
+        return page.astype(np.int64) * SUB_BUCKETS + cell % SUB_BUCKETS, count
+
+    def _put(self, at: Column, count: Column) -> None:
         while int(count.max(initial=0)) > np.iinfo(self._counts.dtype).max:
             self._counts = self._counts.astype(_WIDER[self._counts.dtype])
-        self._counts[page, cell % SUB_BUCKETS] = count
+        self._counts.reshape(-1)[at] = count
 
     def cells(self) -> Column:
         """Every cell that counted anything, ascending."""
@@ -101,7 +118,8 @@ class Histograms:
         return self._cells_in(slot)[0]
 
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
-        """Of each of `nodes` the cells that counted anything: the place in `nodes`, the bucket and the count."""
+        """Of each of `nodes` the cells that counted anything: the place in `nodes`, the bucket and the count, in the
+        order of the first two."""
         known = np.flatnonzero(nodes < len(self._pages))
         at = np.flatnonzero(self._pages[nodes[known]])
         place = known[at // OCTAVES]
@@ -136,6 +154,8 @@ class Histograms:
     def _make_pages(self, cell: Column) -> NDArray[np.int32]:
         """The page of each cell, made where there was none; 0 where there is no room."""
         page = self._page_of(cell)
+        if page.all():
+            return page
         slot = distinct(cell[page == 0] // SUB_BUCKETS)[: MAX_PAGES - self._used]
         if not len(slot):
             return page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PhaseTotals:
     """What lies below one step node (or everything, for a process without steps), and its totals.
 
@@ -28,14 +29,10 @@ class PhaseTotals:
 
     step: Node | None
     inside: Inside  # the step itself is not among them
-    count: dict[int, int]
-    elements: dict[int, int]
-    total_ns: dict[int, int]
-    closed_ns: dict[int, int]
     table: NodeTable
     stats: NodeStats
     # By node id, of what lies in the phase:
-    columns: dict[str, Column]  # the four above
+    columns: dict[str, Column]  # count, elements, total_ns, closed_ns
     exclusive_ns: Column  # of total_ns
     closed_exclusive_ns: Column  # of closed_ns
     held: NDArray[np.bool_]  # the bricks with time of their own, and what lies in one: that is the brick's
@@ -54,19 +51,14 @@ class PhaseTotals:
         inside = table.inside(step.id if step else None)
         size = len(table) + 1
         stats.grow(size)
-        ids = inside.ids if step is None else np.append(inside.ids, step.id)
         columns = {name: stats.of_recorded(name)[:size] for name in ("count", "elements", "total_ns")}
         columns["closed_ns"] = stats.column("closed_ns")[:size].copy()
-        counted = {
-            name: dict(zip(ids.tolist(), column[ids].tolist(), strict=True)) for name, column in columns.items()
-        }
         total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
         # A brick without time of its own was never stopped: what lies in it lies in what that one lies in.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
         return cls(
             step=step,
             inside=inside,
-            **counted,
             table=table,
             stats=stats,
             columns=columns,
@@ -75,6 +67,27 @@ class PhaseTotals:
             held=held,
             adopted=adopted,
         )
+
+    @cached_property
+    def count(self) -> dict[int, int]:
+        """One of the columns by node, the step among them; so are the next three."""
+        return self._by_node("count")
+
+    @cached_property
+    def elements(self) -> dict[int, int]:
+        return self._by_node("elements")
+
+    @cached_property
+    def total_ns(self) -> dict[int, int]:
+        return self._by_node("total_ns")
+
+    @cached_property
+    def closed_ns(self) -> dict[int, int]:
+        return self._by_node("closed_ns")
+
+    def _by_node(self, name: str) -> dict[int, int]:
+        ids = self.inside.ids if self.step is None else np.append(self.inside.ids, self.step.id)
+        return dict(zip(ids.tolist(), self.columns[name][ids].tolist(), strict=True))
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -95,12 +108,12 @@ class PhaseTotals:
         all_of_them, plain = (self.stats.rare(name, (self.step.id,)) for name in ("uncounted", "plain_uncounted"))
         if all_of_them > plain:
             return None
-        return self.elements[self.step.id]
+        return int(self.columns["elements"][self.step.id])
 
     @property
     def wall_ns(self) -> int | None:
         """The wall time of the phase's ended steps. None without steps."""
-        return self.total_ns[self.step.id] if self.step else None
+        return int(self.columns["total_ns"][self.step.id]) if self.step else None
 
     def percent(self, closed_ns: int, adopted_ns: int = 0) -> float | None:
         """A share of the phase's step wall time, for time in ended steps; None where all of it was `adopted_ns`."""

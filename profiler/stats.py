@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -84,6 +84,7 @@ MAX_OPEN_PARTS = 64  # of one of these, before they are added up
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
 NO_MINIMUM = np.iinfo(np.int64).max
 RARE_BYTES = 200  # about: an entry of a dict, its key and its number
+_ENDS = ("min_ns", "max_ns")
 _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # each outdoes what it is compared with
 
 
@@ -156,20 +157,21 @@ class Growth:
             node[grew].astype(np.int32),
             {name: column[grew] for name, column in columns.items()},
             cell[counted].astype(np.int32),
-            count.astype(np.uint32) if int(count.max(initial=0)) >> 32 == 0 else count,
+            _narrow(count),
             {key: value for key, value in rare.items() if value > 0},
         )
 
     @classmethod
     def of(cls, parts: Sequence[Growth]) -> Growth:
-        """That of all `parts` together."""
-        node, at = _each_once([part.node for part in parts])
-        columns = {name: _added_up([part.columns[name] for part in parts], at, len(node)) for name in SUMS}
-        cell, at = _each_once([part.cell for part in parts])
+        """That of all `parts` together: what they add up to, to the last one."""
+        node, add_up = _each_once([part.node for part in parts])
+        columns = {name: add_up([part.columns[name] for part in parts]) for name in SUMS}
+        cell, add_up = _each_once([part.cell for part in parts])
+        count = add_up([part.count for part in parts])
         rare: Counter[tuple[int, int]] = Counter()
         for part in parts:
             rare.update(part.rare)
-        return cls.made(node, columns, cell, _added_up([part.count for part in parts], at, len(cell)), dict(rare))
+        return cls(node.astype(np.int32), columns, cell.astype(np.int32), _narrow(count), dict(rare))
 
 
 class NodeStats:
@@ -181,6 +183,7 @@ class NodeStats:
         self._histograms = Histograms()
         self._shared: dict[int, int] = {}  # by first_of: whose histogram counts for all beyond
         self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
+        self._whole: NodeStats | None = None  # of `lately`, until min_ns and max_ns of all are asked for
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # by step: starts and ends of when any ran
         # By step and lane: when the last one ended, if cancelled, and what of its time lay in none of its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
@@ -192,6 +195,12 @@ class NodeStats:
 
     def column(self, name: str) -> Column:
         """A view of one column, one entry a node id; ids without records hold 0 (min_ns: NO_MINIMUM)."""
+        if self._whole is not None and name in _ENDS:
+            node = np.arange(self._size)
+            found = self._ends(node, self._histograms.cells_of(node))
+            for end, values in zip(_ENDS, found, strict=True):
+                self._columns[end][: self._size] = values
+            self._whole = None
         return self._columns[name][: self._size]
 
     def rare(self, name: str, nodes: Iterable[int]) -> int:
@@ -280,9 +289,10 @@ class NodeStats:
             total: list[int] = np.add.reduceat(self.column(name)[node], starts).tolist()
             return total
 
-        low = np.minimum.reduceat(self.column("min_ns")[node], starts)
-        high = np.maximum.reduceat(self.column("max_ns")[node], starts)
-        spread = self._spread(node, np.repeat(np.arange(len(present)), sizes), np.array(summed("count")), low, high)
+        cells = self._histograms.cells_of(node)
+        least_ns, most_ns = self._ends(node, cells)
+        low, high = np.minimum.reduceat(least_ns, starts), np.maximum.reduceat(most_ns, starts)
+        spread = _spread(cells, np.repeat(np.arange(len(present)), sizes), np.array(summed("count")), low, high)
         names = ("count", "failed", "total_ns")
         least = [None if value == _UNKNOWN_MINIMUM else value for value in low.tolist()]
         most = [None if value == _UNKNOWN_MAXIMUM else value for value in high.tolist()]
@@ -296,47 +306,32 @@ class NodeStats:
     def medians_ns(self, nodes: Column) -> NDArray[np.float64]:
         """The p50 of each node's calls; not a number where it has none, or where others are counted in."""
         found = np.full(len(nodes), np.nan)
-        count, low, high = (self.column(name)[nodes] for name in ("count", "min_ns", "max_ns"))
-        there = np.flatnonzero(count)
+        there = np.flatnonzero(self.column("count")[nodes])
         if len(there):
-            _, found[there] = self._spread(
-                nodes[there], np.arange(len(there)), count[there], low[there], high[there], PERCENTILES[:1]
-            )
+            node = nodes[there]
+            cells, count = self._histograms.cells_of(node), self.column("count")[node]
+            _, found[there] = _spread(cells, np.arange(len(there)), count, *self._ends(node, cells), PERCENTILES[:1])
         return found
 
-    def _spread(
-        self,
-        node: Column,
-        group: Column,
-        count: Column,
-        low: Column,
-        high: Column,
-        fractions: Sequence[float] = PERCENTILES,
-    ) -> list[NDArray[np.float64]]:
-        """The cv and the percentiles of each group, in the order of `Calls`; NaN where others are counted in."""
-        groups = len(low)
-        place, bucket, counts = self._histograms.cells_of(node)
-        # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
-        key = group[place] * BUCKETS + bucket
-        order = np.argsort(key, kind="stable")
-        key, counts = key[order], counts[order]
-        owner, middle = key // BUCKETS, bucket_middle_ns(key % BUCKETS)
-        calls = np.bincount(owner, counts, minlength=groups)
-        known = np.flatnonzero(calls)
-        running, before = np.cumsum(counts, dtype=np.float64), np.cumsum(calls) - calls
-
-        mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
-        variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
-        columns = [_ratio(np.sqrt(variance), mean)]
-        for fraction in fractions:
-            rank = before[known] + np.maximum(1, np.ceil(fraction * calls[known]))
-            column = np.full(groups, np.nan)
-            column[known] = np.clip(middle[np.searchsorted(running, rank, side="left")], low[known], high[known])
-            columns.append(column)
-        others = calls != count  # a percentile of some, or of more, would pass for that of all
-        for column in columns:
-            column[others] = np.nan
-        return columns
+    def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
+        """min_ns and max_ns of each of `node`, whose histograms have these `cells`."""
+        if self._whole is None:
+            return self._columns["min_ns"][node], self._columns["max_ns"][node]
+        place, bucket, counts = cells
+        count = self._columns["count"][node]
+        low = np.where(count > 0, _UNKNOWN_MINIMUM, NO_MINIMUM)
+        high = np.where(count > 0, _UNKNOWN_MAXIMUM, 0)
+        begins = np.searchsorted(place, np.arange(len(node) + 1))
+        at = np.flatnonzero(np.diff(begins))
+        if len(at):
+            first, last = begins[at], begins[at + 1] - 1
+            # Where its histogram is of others' calls too, nothing follows of its own.
+            own = np.add.reduceat(counts, first) == count[at]
+            at, first, last = at[own], first[own], last[own]
+            least, most = (self._whole.column(name)[node[at]] for name in _ENDS)
+            for found, ends in ((low, first), (high, last)):
+                found[at] = np.clip(bucket_middle_ns(bucket[ends]).astype(np.int64), least, most)
+        return low, high
 
     def grow(self, size: int) -> None:
         """Make room for node ids below `size`."""
@@ -466,36 +461,39 @@ class NodeStats:
     def since(self, growth: Growth) -> NodeStats:
         """A table of what was counted in `growth`, the last of what this one has counted.
 
-        min_ns and max_ns are derived: the middle of the outermost buckets that counted, within one percent.
+        min_ns and max_ns are derived: the middle of the outermost buckets that counted, within one percent, and
+        within those of all calls.
         """
+        counted = NodeStats()
+        counted.count(growth)
+        return self.lately(counted)
+
+    def count(self, growth: Growth, times: int = 1) -> None:
+        """Add `growth`; with -1 times it is taken off again."""
+        self.grow(int(growth.node.max(initial=-1)) + 1)
+        for name in SUMS:
+            self._columns[name][growth.node] += times * growth.columns[name]
+        for (at, node), value in growth.rare.items():
+            values = self._rare[RARE[at]]
+            values[node] = values.get(node, 0) + times * value
+            if not values[node]:
+                del values[node]
+        self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
+
+    def lately(self, counted: NodeStats) -> NodeStats:
+        """A table of what was `counted`, the last of what this one has counted; see `since`. It shares the histograms
+        of `counted`."""
         found = NodeStats()
         found.grow(self._size)
+        size = min(self._size, counted._size)
         for name in SUMS:
-            found.column(name)[growth.node] = np.maximum(growth.columns[name], 0)
-        for (at, node), value in growth.rare.items():
-            found._rare[RARE[at]][node] = max(0, value)
-        for name in _MOMENTS:
-            found._rare[name] = dict(self._rare[name])
-        found._histograms.set(growth.cell.astype(np.int64), growth.count.astype(np.int64))
-        found._find_extremes(self.column("min_ns"), self.column("max_ns"))
+            np.maximum(counted._columns[name][:size], 0, out=found._columns[name][:size])
+        for name in RARE:
+            values = self._rare[name] if name in _MOMENTS else counted._rare[name]
+            found._rare[name] = dict(values)
+        found._histograms = counted._histograms
+        found._whole = self
         return found
-
-    def _find_extremes(self, least: Column, most: Column) -> None:
-        """Set min_ns and max_ns from the cells that counted; none lies outside of `least` and `most`."""
-        low, high, count = (self.column(name) for name in ("min_ns", "max_ns", "count"))
-        counted = count > 0
-        low[counted], high[counted] = _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM
-        cell = self._histograms.cells()
-        cell = cell[cell < self._size * BUCKETS]
-        owner = cell // BUCKETS
-        calls = np.zeros(self._size, np.int64)
-        np.add.at(calls, owner, self.buckets(cell))
-        own = calls[owner] == count[owner]  # where its histogram is of others' calls too, nothing follows of its own
-        cell, owner = cell[own], owner[own]
-        first, last = np.diff(owner, prepend=-1) != 0, np.diff(owner, append=-1) != 0
-        for column, at in ((low, first), (high, last)):
-            node, middle = owner[at], bucket_middle_ns(cell[at] % BUCKETS).astype(np.int64)
-            column[node] = np.clip(middle, least[node], most[node])
 
     def _take_amounts(self, batch: Batch, step_of: Column) -> Batch:
         """Add up the FLOP and bytes given for single calls, what steps say of their sequences, and the calls without
@@ -693,17 +691,62 @@ class NodeStats:
 _NONE = np.zeros(0, np.int64)
 
 
-def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Column]:
-    """The distinct ones of all values, ascending, and for each value which of them it is."""
-    found, at = np.unique(np.concatenate([_NONE, *parts]), return_inverse=True)
-    return found, at
+def _spread(
+    cells: tuple[Column, Column, Column],
+    group: Column,
+    count: Column,
+    low: Column,
+    high: Column,
+    fractions: Sequence[float] = PERCENTILES,
+) -> list[NDArray[np.float64]]:
+    """The cv and the percentiles of each group, whose nodes have these `cells`, in the order of `Calls`; NaN where
+    others are counted in."""
+    groups = len(low)
+    place, bucket, counts = cells
+    # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
+    key = group[place] * BUCKETS + bucket
+    if groups * BUCKETS <= len(key):  # as many nodes have the same buckets
+        together = np.bincount(key, counts)  # exact: below 2 ** 53
+        key = np.flatnonzero(together)
+        counts = together[key]
+    elif np.any(key[1:] < key[:-1]):
+        order = np.argsort(key, kind="stable")
+        key, counts = key[order], counts[order]
+    owner, middle = key // BUCKETS, bucket_middle_ns(key % BUCKETS)
+    calls = np.bincount(owner, counts, minlength=groups)
+    known = np.flatnonzero(calls)
+    running, before = np.cumsum(counts, dtype=np.float64), np.cumsum(calls) - calls
+
+    mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
+    variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
+    columns = [_ratio(np.sqrt(variance), mean)]
+    for fraction in fractions:
+        rank = before[known] + np.maximum(1, np.ceil(fraction * calls[known]))
+        column = np.full(groups, np.nan)
+        column[known] = np.clip(middle[np.searchsorted(running, rank, side="left")], low[known], high[known])
+        columns.append(column)
+    others = calls != count  # a percentile of some, or of more, would pass for that of all
+    for column in columns:
+        column[others] = np.nan
+    return columns
 
 
-def _added_up(parts: Sequence[NDArray[Any]], at: Column, length: int) -> Column:
-    """The values of all `parts`, each added to the place that `at` says."""
-    total = np.zeros(length, np.int64)
-    np.add.at(total, at, np.concatenate([_NONE, *parts]))
-    return total
+def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequence[NDArray[Any]]], Column]]:
+    """The distinct ones of all values, ascending, and what adds up the amounts that belong to each."""
+    values = np.concatenate([_NONE, *parts])
+    order = np.argsort(values, kind="stable")  # each part is in order: they are merged
+    values = values[order]
+    begins = np.flatnonzero(np.diff(values, prepend=-1))
+
+    def add_up(amounts: Sequence[NDArray[Any]]) -> Column:
+        found: Column = np.add.reduceat(np.concatenate([_NONE, *amounts])[order], begins) if len(begins) else _NONE
+        return found
+
+    return values[begins], add_up
+
+
+def _narrow(count: Column) -> NDArray[np.uint32] | Column:
+    return count.astype(np.uint32) if int(count.max(initial=0)) >> 32 == 0 else count
 
 
 def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[np.float64]:

@@ -33,6 +33,7 @@ from cbtop.viewmodels.model import (
     SourceView,
     StragglerView,
 )
+from cbtop.viewmodels.on_demand import Later, with_parts
 from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
 from cbtop.viewmodels.sources import daemon_cost, source_row
 from cbtop.viewmodels.straggler import Job, job_of, straggler
@@ -141,11 +142,15 @@ class Views:
         view = source_view(source.record, phase, window=window, ceilings=self.ceilings(source.record))
         found = _slowest(seen, job_of(source.record), view.phase)
         machines = _machines([source])
-        listed = self.listed(phase, window=window)
-        view = replace(
-            view, stale_s=source.stale_s, clock=source.clock, straggler=found, machines=machines, listed=listed
+        view = with_parts(
+            view,
+            stale_s=source.stale_s,
+            clock=source.clock,
+            straggler=found,
+            machines=machines,
+            listed=Later(lambda: self.listed(phase, window=window)),
         )
-        view = replace(view, baseline=self._compared(source, view))
+        view = with_parts(view, baseline=Later(partial(self._compared, source, view)))
         return judged(view, self.silenced)
 
     def merged(
@@ -169,11 +174,15 @@ class Views:
         assert view.merged is not None
         merged = replace(view.merged, left_out=len(alike) - len(view.merged.members))
         machines = _machines(heard)
-        listed = self.listed(phase, window=window)
-        view = replace(
-            view, merged=merged, stale_s=heard[0].stale_s, straggler=found, machines=machines, listed=listed
+        view = with_parts(
+            view,
+            merged=merged,
+            stale_s=heard[0].stale_s,
+            straggler=found,
+            machines=machines,
+            listed=Later(lambda: self.listed(phase, window=window)),
         )
-        view = replace(view, baseline=self._compared(seen[key], view))
+        view = with_parts(view, baseline=Later(partial(self._compared, seen[key], view)))
         return judged(view, self.silenced)
 
     def snapshots(self) -> tuple[Snapshot, ...]:

@@ -153,7 +153,7 @@ class SourceRecord:
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
         kept = (self.stats, self.window, self.trend, self.recent)
-        return known + slices + sum(one.size_bytes for one in kept)
+        return known + slices + sum(one.size_bytes for one in kept) + self.window.sum_bytes
 
     def forget_catalog(self) -> None:
         """Forget what may have been taken back: a snapshot follows. Nodes and statistics stay, for they only grow."""

@@ -21,6 +21,7 @@ from cbtop.profiler.stats import RARE, RARE_BYTES, Growth, NodeStats
 # with a slice, so it may be longer than asked for by the length of one.
 SPACING_S = 1.0
 SLICES = 10
+SUM_KEPT_S = 5.0  # after it was asked for last
 _UNION = RARE.index("union_ns")
 
 
@@ -90,6 +91,15 @@ class Window:
         self.now_ns = 0  # on the daemon's clock, as it was said last
         self._is_told = False  # when steps ran
         self._losses = Losses()
+        # What was counted in the window, while somebody looks: what comes is added, what is too old is taken off.
+        self._sum: NodeStats | None = None
+        self._before = 0  # so many of the oldest slices are not in it
+        self._asked_ns = 0  # when it was looked at last
+
+    @property
+    def sum_bytes(self) -> int:
+        """What the sum of the window takes; it is no part of `size_bytes`, the slices that it is the sum of."""
+        return self._sum.size_bytes if self._sum is not None else 0
 
     @property
     def has_begun(self) -> bool:
@@ -106,6 +116,10 @@ class Window:
         if growth is not None and self._slices:  # what was there before anybody watched is of no slice
             self._slices[-1].parts.append(growth)
             self.size_bytes += growth.size_bytes
+            if self._sum is not None:
+                self._sum.count(growth)
+        if monotonic_ns - self._asked_ns > SUM_KEPT_S * 1e9:
+            self._sum = None
         is_new = growth is None or not growth.is_empty
         if self._slices and not (is_new and self._is_due(monotonic_ns)):
             return
@@ -146,17 +160,31 @@ class Window:
 
     def shorten(self) -> None:
         """Let go of the oldest slice."""
+        if self._sum is not None:
+            self._begin_sum_at(self._sum, max(1, self._before))
+            self._before -= 1
         self.size_bytes -= self._slices.popleft().size_bytes
 
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, Stretch]:
-        """The statistics of the window, where `stats` are those of now, and the time that it covers."""
+        """The statistics of the window, where `stats` are those of now, and the time that it covers. They are to be
+        read before anything more is counted."""
         if not self._slices:
             return NodeStats(), Stretch(self.now_ns, self.now_ns)
         first = self._first()
-        parts = [part for one in list(self._slices)[first:] for part in one.parts]
+        if self._sum is None:
+            self._sum, self._before = NodeStats(), len(self._slices)
+        self._asked_ns = self.now_ns
+        self._begin_sum_at(self._sum, first)
         begins = self._slices[first]
         before_ns = dict(begins.before_ns) if self._is_told else None
-        return stats.since(Growth.of(parts)), Stretch(begins.begin_ns, self.now_ns, before_ns)
+        return stats.lately(self._sum), Stretch(begins.begin_ns, self.now_ns, before_ns)
+
+    def _begin_sum_at(self, total: NodeStats, first: int) -> None:
+        """Take off the slices before the one numbered `first`, or add those from there on that are not in it."""
+        for at in range(min(first, self._before), max(first, self._before)):
+            for part in self._slices[at].parts:
+                total.count(part, -1 if first > self._before else 1)
+        self._before = first
 
     def blocks(self) -> list[Block]:
         """The window slice by slice, the oldest first, without the one that has not ended."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -330,9 +329,7 @@ class CbtopApp(App[int]):
         self.paused = not self.paused
         if self.paused:
             if self.source is not None:  # what is scrolled or unfolded into sight meanwhile is of this moment, too
-                self.source = replace(self.source, graph=tuple(self.source.graph))
-                if self.source.listed is not None:
-                    self.source.listed.rows()
+                self.source = self.source.held()
             self._show_surroundings()
             self._show_content()
         else:

@@ -59,6 +59,7 @@ class Kinds(Drawing):
 def ask_and_export(app: App[int], view: View, source: SourceView, replay: ReplayView | None) -> None:
     """Ask in which format, and write `view` of `source`, as it was when it was asked."""
     picture = app.export_screenshot(title=f"cbtop {view.title}")
+    source = source.held()
 
     def export(ending: str | None) -> None:
         if ending is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cbtop.client.trend import SECONDS, BrickTrend
 from cbtop.profiler.brick_stats import BrickStats, brick_nodes
@@ -12,11 +13,12 @@ from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.roofline import Distance, intensity
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.durations import MAX_BARS, DurationBar, at_most, duration_bars
+from cbtop.viewmodels.on_demand import Later, OnDemand
 
 TREND_S = SECONDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BrickRow:
     """One brick summed over the layers (and occurrences) of a phase."""
 
@@ -51,9 +53,9 @@ class BrickRow:
     uncounted: int = 0  # calls that gave no count of elements
     size_bytes: float | None = None  # of collectives, derived from shapes
     # Of its calls: bars side by side, from the shortest to the longest; none where not each has been counted in one.
-    durations: tuple[DurationBar, ...] = ()
+    durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
     # µs a token (a call, where there are no steps) in each of the last 60 s, the oldest first; None where none ended.
-    trend_us: tuple[float | None, ...] = ()
+    trend_us: OnDemand[tuple[float | None, ...]] = OnDemand(())
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
@@ -140,8 +142,6 @@ def _row(
     stats: BrickStats, nodes: Column, totals: PhaseTotals, checks: Sequence[bool], trend: BrickTrend
 ) -> BrickRow:
     calls = stats.calls
-    counts = totals.stats.histogram(nodes.tolist())
-    is_complete = counts.sum() == calls.count  # bars of some calls, or of more, would pass for those of all
     # What ran in no ended step has no time a token yet.
     us_per_token = totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None
     has_trend = totals.step is None or us_per_token is not None
@@ -174,9 +174,15 @@ def _row(
         uncounted=stats.uncounted,
         size_bytes=stats.size_bytes,
         budget_gb_per_sec=stats.budget_gb_per_sec,
-        durations=duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else (),
-        trend_us=trend.us(int(totals.table.column("first_of")[nodes[0]])) if has_trend else (),
+        durations=Later(lambda: _durations(stats, nodes, totals)),
+        trend_us=Later(partial(trend.us, int(totals.table.column("first_of")[nodes[0]]))) if has_trend else (),
     )
+
+
+def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
+    counts = totals.stats.histogram(nodes.tolist())
+    is_complete = counts.sum() == stats.calls.count  # bars of some calls, or of more, would pass for those of all
+    return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 
 
 def _us(value_ns: float | None) -> float | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +14,8 @@ from cbtop.profiler.brick_stats import name_and_category
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from cbtop.viewmodels.on_demand import Later, OnDemand, with_parts
 
 ODD = 1.2  # times the median of its like: a layer that takes more stands out, a machine's noise does not make it so
 BETWEEN = "between bricks"
@@ -28,7 +30,7 @@ class LayerBrick:
     category: BrickCategory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerRow:
     """One layer in the mean step (or, in a process without steps, in one call of the layer); derived."""
 
@@ -46,7 +48,8 @@ class LayerRow:
     # its like run in as many steps): by medians of calls, in which nothing is that happened once. None where it does
     # not stand out.
     excess: tuple[str, float] | None = None
-    p50_cells: tuple[float | None, ...] = ()  # µs of the median call of each of LayersView.bricks, as it was measured
+    # µs of the median call of each of LayersView.bricks, as it was measured.
+    p50_cells: OnDemand[tuple[float | None, ...]] = OnDemand(())
 
     @property
     def is_odd(self) -> bool:
@@ -81,7 +84,7 @@ class LayersView:
     def median(us: Sequence[float | None]) -> float | None:
         """The median over the layers in which something runs; None where it runs in none."""
         known = [value for value in us if value is not None]
-        return float(np.median(known)) if known else None
+        return median(known) if known else None
 
     @property
     def slowest(self) -> LayerRow | None:
@@ -103,7 +106,7 @@ class LayersView:
         for kind, us in zip(kinds, p50_us, strict=True):
             if us is not None:
                 like.setdefault(kind, []).append(us)
-        usual = {kind: float(np.median(them)) for kind, them in like.items() if len(them) >= MIN_PEERS}
+        usual = {kind: median(them) for kind, them in like.items() if len(them) >= MIN_PEERS}
         odd = tuple(
             us is not None and us >= ODD * usual.get(kind, float("inf"))
             for kind, us in zip(kinds, p50_us, strict=True)
@@ -119,45 +122,42 @@ class LayersView:
 def layers_view(totals: PhaseTotals) -> LayersView | None:
     """The outermost layers of a phase; None where it has none, or none of its steps has ended."""
     table, inside = totals.table, totals.inside
-    layer_of = layer_of_nodes(totals)
-    layers = [node for node in inside.nodes if layer_of[node.id] == node.id]
-    steps = totals.count[totals.step.id] if totals.step else None
-    if not layers or steps == 0:
+    steps = int(totals.columns["count"][totals.step.id]) if totals.step else None
+    if steps == 0:
+        return None
+    ids = inside.ids[(table.column("kind_of")[inside.ids] == NodeKind.BRICK) & ~totals.adopted[inside.ids]]
+    ids = ids[totals.columns["count"][ids] > 0]
+    places = table.made_of("layers", totals.step.id if totals.step else None, ids, lambda: _Places(totals, ids))
+    layers, ids, place, runs_in = places.layers, places.ids, places.place, places.runs_in
+    if not layers:
         return None
     time_ns = totals.columns["closed_ns" if totals.step else "total_ns"]
     own_ns = totals.closed_exclusive_ns if totals.step else totals.exclusive_ns
-    kind_of, first_of = table.column("kind_of"), table.column("first_of")
-    ids = inside.ids[(kind_of[inside.ids] == NodeKind.BRICK) & (layer_of[inside.ids] > 0)]
-    ids = ids[~totals.adopted[ids] & (totals.columns["count"][ids] > 0)]
-    firsts, column = np.unique(first_of[ids], return_inverse=True)
-    row_of = np.zeros(len(layer_of), np.int64)
-    row_of[[layer.id for layer in layers]] = np.arange(len(layers))
-    place = row_of[layer_of[ids]], column
-    runs_in = np.zeros((len(layers), len(firsts)), bool)
-    runs_in[place] = True
-    layer_ids = np.array([layer.id for layer in layers])
+    layer_ids = places.layer_ids
     times = np.maximum(totals.columns["count"][layer_ids], 1) if steps is None else steps
     layer_us = time_ns[layer_ids] / times / 1e3
     calls = totals.columns["count"][layer_ids] / times
     per_ns = np.reshape(np.broadcast_to(times, len(layers)) * 1e3, (-1, 1))
     cells_us = _sums(own_ns[ids], place, runs_in.shape) / per_ns
     p50_us = [None if ns != ns else ns / 1e3 for ns in totals.stats.medians_ns(layer_ids).tolist()]
-    medians = _medians(layers, p50_us, runs_in)
-    bricks = tuple(LayerBrick(*name_and_category(node)) for node in map(table.__getitem__, firsts))
-    p50_cells = _p50_cells(totals, ids, place, runs_in.shape)
+    medians = _medians(places.kinds, p50_us)
+    bricks = places.bricks
+    cells = _cells(cells_us, runs_in)
+    between_us = (layer_us - cells_us.sum(axis=1)).tolist()
+    p50_cells = Later(lambda: _p50_cells(totals, places))
     rows = tuple(
         LayerRow(
             id=layer.id,
-            name=display_name(layer),
+            name=places.names[at],
             index=layer.name,
             stack=layer.label,
             us=float(layer_us[at]),
             p50_us=p50_us[at],
-            cells=_cells(cells_us[at], runs_in[at]),
-            between_us=float(layer_us[at] - cells_us[at].sum()),
+            cells=cells[at],
+            between_us=between_us[at],
             calls=float(calls[at]),
             median_us=medians[at],
-            p50_cells=p50_cells[at],
+            p50_cells=Later(partial(_of_layer, p50_cells, at)),
         )
         for at, layer in enumerate(layers)
         if totals.columns["count"][layer.id]
@@ -168,7 +168,34 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     usual_us = _sums(_usual(totals, own_ns, ids), place, runs_in.shape) / per_ns
     usual = {layer.id: us for layer, us in zip(layers, usual_us, strict=True)}
     excess = _excesses(found, usual)
-    return replace(found, rows=tuple(replace(row, excess=excess.get(row.id)) for row in rows))
+    return replace(found, rows=tuple(with_parts(row, excess=excess.get(row.id)) for row in rows))
+
+
+class _Places:
+    """The outermost layers of a phase, and of `ids`, the bricks that ran, in which layer and column each stands."""
+
+    def __init__(self, totals: PhaseTotals, ids: Column) -> None:
+        table, layer_of = totals.table, layer_of_nodes(totals)
+        self.layers = [node for node in totals.inside.nodes if layer_of[node.id] == node.id]
+        self.layer_ids = np.array([layer.id for layer in self.layers], np.int64)
+        self.names = [display_name(layer) for layer in self.layers]
+        self.ids = ids[layer_of[ids] > 0]
+        firsts, column = np.unique(table.column("first_of")[self.ids], return_inverse=True)
+        self.bricks = tuple(LayerBrick(*name_and_category(table[first])) for first in firsts.tolist())
+        row_of = np.zeros(len(layer_of), np.int64)
+        row_of[self.layer_ids] = np.arange(len(self.layers))
+        self.place = row_of[layer_of[self.ids]], column
+        self.runs_in = np.zeros((len(self.layers), len(firsts)), bool)
+        self.runs_in[self.place] = True
+        self.kinds = [(layer.label, self.runs_in[at].tobytes()) for at, layer in enumerate(self.layers)]
+        self.cells = self.place[0] * len(firsts) + column
+        # Cells in which a brick runs in several places.
+        self.several = np.flatnonzero(np.bincount(self.cells, minlength=self.runs_in.size) > 1)
+        self.of_several = [self.ids[self.cells == one].tolist() for one in self.several]
+
+
+def _of_layer(cells: Later[list[tuple[float | None, ...]]], at: int) -> tuple[float | None, ...]:
+    return cells.value()[at]
 
 
 def _excesses(layers: LayersView, usual_us: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
@@ -201,20 +228,15 @@ def _sums(
     return found
 
 
-def _p50_cells(
-    totals: PhaseTotals, ids: Column, place: tuple[Column, Column], shape: tuple[int, int]
-) -> list[tuple[float | None, ...]]:
+def _p50_cells(totals: PhaseTotals, places: _Places) -> list[tuple[float | None, ...]]:
     """Of each layer the median call of each brick."""
-    cells = place[0] * shape[1] + place[1]
-    ns = np.full(shape[0] * shape[1], np.nan)
-    ns[cells] = totals.stats.medians_ns(ids)
-    several = np.flatnonzero(np.bincount(cells, minlength=len(ns)) > 1)
-    for cell, calls in zip(
-        several, totals.stats.calls_of([ids[cells == one].tolist() for one in several]), strict=True
-    ):
+    layers, bricks = places.runs_in.shape
+    ns = np.full(layers * bricks, np.nan)
+    ns[places.cells] = totals.stats.medians_ns(places.ids)
+    for cell, calls in zip(places.several, totals.stats.calls_of(places.of_several), strict=True):
         ns[cell] = np.nan if calls is None or calls.p50_ns is None else calls.p50_ns
     us = [None if one != one else one / 1e3 for one in ns.tolist()]
-    return [tuple(us[begin : begin + shape[1]]) for begin in range(0, len(us), shape[1])] if us else [()] * shape[0]
+    return [tuple(us[begin : begin + bricks]) for begin in range(0, len(us), bricks)] if us else [()] * layers
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column) -> NDArray[np.float64]:
@@ -226,8 +248,12 @@ def _usual(totals: PhaseTotals, own_ns: Column, ids: Column) -> NDArray[np.float
     return np.asarray(own_ns[ids] * ratio, np.float64)
 
 
-def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> tuple[float | None, ...]:
-    return tuple(float(value) if there else None for value, there in zip(us, runs, strict=True))
+def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float | None, ...]]:
+    """Row by row; None where a brick does not run."""
+    if runs.all():
+        return [tuple(row) for row in us.tolist()]
+    rows = zip(us.tolist(), runs.tolist(), strict=True)
+    return [tuple([one if there else None for one, there in zip(*row, strict=True)]) for row in rows]
 
 
 def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
@@ -241,16 +267,13 @@ def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
     return found
 
 
-def _medians(
-    layers: Sequence[Node], p50_us: Sequence[float | None], runs_in: NDArray[np.bool_]
-) -> list[float | None]:
-    """Of each layer the median of its like, itself among them."""
-    like: dict[tuple[str, bytes], list[float]] = {}
-    kinds = [(layer.label, runs_in[at].tobytes()) for at, layer in enumerate(layers)]
+def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
+    """Of each layer, by its kind, the median of its like, itself among them."""
+    like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:
             like.setdefault(kind, []).append(us)
-    medians = {kind: float(np.median(times)) for kind, times in like.items() if len(times) >= MIN_PEERS}
+    medians = {kind: median(times) for kind, times in like.items() if len(times) >= MIN_PEERS}
     return [medians.get(kind) for kind in kinds]
 
 

@@ -20,6 +20,7 @@ from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import LayersView
+from cbtop.viewmodels.on_demand import OnDemand, made, with_parts
 from cbtop.viewmodels.timeline import TimelineView
 
 if TYPE_CHECKING:  # it is made of what stands here
@@ -544,12 +545,15 @@ class ListView:
         return tuple(map(self.row, self.keys))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceView:
     """Everything one profiled process shows, for one phase of its steps.
 
     With a `window` its steps, bricks, categories, roofline, graph and books are of those seconds; `loss`, `checks`
     and `traces` are always of all that was seen.
+
+    What is `OnDemand` is made when it is first read, and as it is then: who keeps a view while more is taken in keeps
+    it `held`.
     """
 
     key: str  # host:pid:start, stable for the life of the process
@@ -570,15 +574,15 @@ class SourceView:
     phase: str | None  # the phase shown; None when the process has no steps
     phases: tuple[StepsView, ...]
     steps: StepsView | None  # of the phase shown
-    bricks: tuple[BrickRow, ...]  # by exclusive time, largest first
-    categories: tuple[CategoryRow, ...]
-    roofline: RooflineView
-    graph: Sequence[GraphRow]
+    bricks: OnDemand[tuple[BrickRow, ...]] = OnDemand()  # by exclusive time, largest first
+    categories: OnDemand[tuple[CategoryRow, ...]] = OnDemand()
+    roofline: OnDemand[RooflineView] = OnDemand()
+    graph: OnDemand[Sequence[GraphRow]] = OnDemand()
     books: BooksView | None  # None without steps
     loss: LossView
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
-    traces: tuple[TraceView, ...] = ()  # none where the process traces nothing
+    traces: OnDemand[tuple[TraceView, ...]] = OnDemand(())  # none where the process traces nothing
     window: WindowView | None = None  # None: all that was seen
     since_s: float | None = None  # Unix time at which what was seen of it began; None where that is not known
     stretch: StretchView | None = None  # None without steps, or while none has ended
@@ -587,25 +591,32 @@ class SourceView:
     world_size: int | None = None
     sample_every: int | None = 1  # of its steps it records one in so many; None: of several processes, each its own
     overhead: Sampling | None = None  # what recording costs it; None where it does not measure that
-    outside: BesideView | None = None  # what ran outside of every step; None where nothing did, or without steps
+    # What ran outside of every step; None where nothing did, or without steps.
+    outside: OnDemand[BesideView | None] = OnDemand(None)
     stall: StallView | None = None  # None while it goes on, and where it has ended
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
     clock: ClockView | None = None  # None while no offset is known
     straggler: StragglerView | None = None  # of the ranks it is one of
     merged: MergedView | None = None  # None: one source; else `pid`, `host` and the like are its first member's
     ranks: RanksView | None = None  # with MergeMode.RANKS
-    critical_path: CriticalPathView | None = None  # None where everything is one sequence: all of it is critical
-    layer_times: LayersView | None = None  # None without layers, or of what is taken from several ranks
+    # None where everything is one sequence: all of it is critical.
+    critical_path: OnDemand[CriticalPathView | None] = OnDemand(None)
+    # None without layers, or of what is taken from several ranks.
+    layer_times: OnDemand[LayersView | None] = OnDemand(None)
     machines: tuple[MachineView, ...] = ()  # where it runs; of several sources merged there may be several
-    pace: tuple[PaceView, ...] = ()  # of the steps shown, in the last two minutes; none of a merge
-    step_us_history: tuple[
-        float | None, ...
-    ] = ()  # the mean step of each second, as the rates above; none of a merge
-    baseline: Comparison | None = None  # its last seconds with the baseline; None where there is none
-    verdicts: tuple[Verdict, ...] = ()  # of the stretch shown, the worst first
-    listed: ListView | None = None  # all sources, this one among them; None where nobody keeps a list
-    kernels: tuple[BrickKernels, ...] = ()  # of the phase shown, as the last burst measured them; none without one
-    timeline: TimelineView | None = None  # of the last steps of all phases; None where no records are followed
+    # Of the steps shown, in the last two minutes; none of a merge.
+    pace: OnDemand[tuple[PaceView, ...]] = OnDemand(())
+    # The mean step of each second, as the rates above; none of a merge.
+    step_us_history: OnDemand[tuple[float | None, ...]] = OnDemand(())
+    # Its last seconds with the baseline; None where there is none.
+    baseline: OnDemand[Comparison | None] = OnDemand(None)
+    verdicts: OnDemand[tuple[Verdict, ...]] = OnDemand(())  # of the stretch shown, the worst first
+    # All sources, this one among them; None where nobody keeps a list.
+    listed: OnDemand[ListView | None] = OnDemand(None)
+    # Of the phase shown, as the last burst measured them; none without one.
+    kernels: OnDemand[tuple[BrickKernels, ...]] = OnDemand(())
+    # Of the last steps of all phases; None where no records are followed.
+    timeline: OnDemand[TimelineView | None] = OnDemand(None)
 
     @property
     def standing(self) -> str:
@@ -634,6 +645,14 @@ class SourceView:
         """
         shares = [row.percent for row in self.bricks if row.percent is not None]
         return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
+
+    def held(self) -> SourceView:
+        """The same as it is now, whatever is taken in later."""
+        for row in (*self.bricks, *(self.layer_times.rows if self.layer_times else ())):
+            made(row)
+        if self.listed is not None:
+            self.listed.rows()
+        return made(with_parts(self, graph=tuple(self.graph)))
 
     @property
     def has_data(self) -> bool:

@@ -9,6 +9,7 @@ from cbtop.profiler.roofline import Distance, distance
 from cbtop.protocol.messages import Ceiling
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CeilingRow, RooflineView
+from cbtop.viewmodels.on_demand import with_parts
 
 
 def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tuple[CeilingRow, ...]:
@@ -27,7 +28,7 @@ def under_roofs(bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow]) -> t
     """Every brick with its distance from the roof above it, where its work and both roofs are known."""
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
-    return tuple(replace(row, roof=_roof(row, peaks, bandwidths)) for row in bricks)
+    return tuple(with_parts(row, roof=_roof(row, peaks, bandwidths)) for row in bricks)
 
 
 def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:

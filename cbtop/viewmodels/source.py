@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import Stretch
 from cbtop.profiler.books import books_of, outside_steps
-from cbtop.profiler.brick_stats import brick_stats, category_stats
+from cbtop.profiler.brick_stats import BrickStats, brick_stats, category_stats
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.viewmodels.books import beside_view, books_view
-from cbtop.viewmodels.bricks import brick_rows
+from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import category_rows
-from cbtop.viewmodels.graph import graph_rows
+from cbtop.viewmodels.graph import GraphRows, graph_rows
 from cbtop.viewmodels.kernels import BrickKernels, kernels_of
 from cbtop.viewmodels.layers import layers_view
 from cbtop.viewmodels.model import (
+    BesideView,
+    CeilingRow,
     CheckRow,
+    CriticalPathView,
     LossView,
     SourceSummary,
     SourceView,
@@ -29,6 +33,7 @@ from cbtop.viewmodels.model import (
     StretchView,
     WindowView,
 )
+from cbtop.viewmodels.on_demand import Later
 from cbtop.viewmodels.roofline import ceiling_rows, roofline, under_roofs
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import pace, step_us_history, steps_views, tokens_per_sec_history
@@ -84,26 +89,11 @@ def source_view(
     `ceilings`: the roofs over it; None: those that it announced.
     """
     found = shown(record, window=window)
-    stats, phases = found.stats, found.phases
+    phases = found.phases
     name = shown_phase(record, phase)
-    whole = PhaseTotals.of(record.nodes, record.stats, name)
-    totals = PhaseTotals.of(record.nodes, stats, name) if found.window else whole
-    checks = tuple(
-        CheckRow(check.brick, check.assertion, check.passed, check.max_error, check.tolerance)
-        for check in record.checks.values()
-    )
+    parts = _Parts(record, found, name, ceilings)
+    checks = parts.checks
     steps = next((steps for steps in phases if steps.phase == name), None)
-    bricks = brick_stats(totals)
-    if found.window and totals.step is not None:
-        # A brick that the window's edge cuts off from those inside it would have an exclusive time below 0.
-        bricks = [replace(one, exclusive_ns=one.closed.exclusive_ns + one.adopted_ns) for one in bricks]
-    passed: dict[str, list[bool]] = {}
-    for check in checks:
-        passed.setdefault(check.brick, []).append(check.passed)
-    roofs = ceiling_rows(record.ceilings.values() if ceilings is None else ceilings, _heard_s(record))
-    rows = under_roofs(brick_rows(bricks, totals, passed, record.trend), roofs)
-    in_burst = {one.node: one for one in record.burst.kernels} if record.burst else None
-    nodes, path = graph_rows(totals, record.dependencies, in_burst)
     hello, manifest, state = record.hello, record.manifest, record.state
     return SourceView(
         key=record.key,
@@ -124,19 +114,19 @@ def source_view(
         phase=name,
         phases=phases,
         steps=steps,
-        bricks=rows,
-        categories=category_rows(category_stats(bricks), totals),
-        roofline=roofline(roofs, rows, manifest.roofs if manifest else ""),
-        graph=nodes,
-        layer_times=layers_view(totals),
-        books=books_view(books_of(totals, whole)),
-        outside=beside_view(outside_steps(record.nodes, stats)) if totals.step is not None else None,
+        bricks=Later(lambda: parts.rows),
+        categories=Later(lambda: category_rows(category_stats(parts.bricks), parts.totals)),
+        roofline=Later(lambda: roofline(parts.roofs, parts.rows, manifest.roofs if manifest else "")),
+        graph=Later(lambda: parts.graph[0]),
+        layer_times=Later(lambda: layers_view(parts.totals)),
+        books=books_view(books_of(parts.totals, parts.whole)),
+        outside=Later(lambda: parts.outside),
         loss=loss_view(record),
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, steps),
-        traces=trace_views(record.traces.values()),
-        pace=pace(record, name),
-        step_us_history=step_us_history(record, name),
+        traces=Later(lambda: trace_views(record.traces.values())),
+        pace=Later(lambda: pace(record, name)),
+        step_us_history=Later(lambda: step_us_history(record, name)),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
@@ -145,11 +135,71 @@ def source_view(
         window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
         stretch=found.stretch_view,
-        critical_path=path,
+        critical_path=Later(lambda: parts.graph[1]),
         stall=stall_view(record),
-        kernels=_kernels(record, name),
-        timeline=timeline_view(record, name, is_sample=steps is not None and steps.is_sample),
+        kernels=Later(lambda: _kernels(record, name)),
+        timeline=Later(lambda: timeline_view(record, name, is_sample=steps is not None and steps.is_sample)),
     )
+
+
+class _Parts:
+    """What several parts of a view are made of: each made once, when one of them is."""
+
+    def __init__(
+        self, record: SourceRecord, found: Shown, phase: str | None, ceilings: Iterable[Ceiling] | None
+    ) -> None:
+        self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
+
+    @cached_property
+    def whole(self) -> PhaseTotals:
+        """The totals of all that was seen."""
+        return PhaseTotals.of(self._record.nodes, self._record.stats, self._phase)
+
+    @cached_property
+    def totals(self) -> PhaseTotals:
+        """Those that are shown."""
+        if self._found.window is None:
+            return self.whole
+        return PhaseTotals.of(self._record.nodes, self._found.stats, self._phase)
+
+    @cached_property
+    def checks(self) -> tuple[CheckRow, ...]:
+        return tuple(
+            CheckRow(check.brick, check.assertion, check.passed, check.max_error, check.tolerance)
+            for check in self._record.checks.values()
+        )
+
+    @cached_property
+    def bricks(self) -> list[BrickStats]:
+        bricks = brick_stats(self.totals)
+        if self._found.window and self.totals.step is not None:
+            # A brick that the window's edge cuts off from those inside it would have an exclusive time below 0.
+            bricks = [replace(one, exclusive_ns=one.closed.exclusive_ns + one.adopted_ns) for one in bricks]
+        return bricks
+
+    @cached_property
+    def roofs(self) -> tuple[CeilingRow, ...]:
+        ceilings = self._record.ceilings.values() if self._ceilings is None else self._ceilings
+        return ceiling_rows(ceilings, _heard_s(self._record))
+
+    @cached_property
+    def rows(self) -> tuple[BrickRow, ...]:
+        passed: dict[str, list[bool]] = {}
+        for check in self.checks:
+            passed.setdefault(check.brick, []).append(check.passed)
+        return under_roofs(brick_rows(self.bricks, self.totals, passed, self._record.trend), self.roofs)
+
+    @cached_property
+    def graph(self) -> tuple[GraphRows, CriticalPathView | None]:
+        burst = self._record.burst
+        in_burst = {one.node: one for one in burst.kernels} if burst else None
+        return graph_rows(self.totals, self._record.dependencies, in_burst)
+
+    @property
+    def outside(self) -> BesideView | None:
+        if self.totals.step is None:
+            return None
+        return beside_view(outside_steps(self._record.nodes, self._found.stats))
 
 
 def has_data(record: SourceRecord, phase: str | None = None) -> bool:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # step, layer, brick, kernel, and room for bricks inside bricks
@@ -49,6 +53,7 @@ class NodeTable:
         self._phase: array[int] = array("q", [0])
         self._columns: dict[str, NDArray[np.int64]] = {}
         self._inside: dict[int | None, Inside] = {}
+        self._made: dict[tuple[str, int | None], tuple[NDArray[np.int64], Any]] = {}  # see made_of
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -86,6 +91,7 @@ class NodeTable:
             self.backends.add(node.backend)
         self._columns.clear()
         self._inside.clear()
+        self._made.clear()
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """`step_of`, `part_of` and `first_of`, as `NodeStats.add` takes them."""
@@ -112,6 +118,17 @@ class NodeTable:
             order = np.argsort(depth, kind="stable")
             by_depth = np.split(ids[order], np.flatnonzero(np.diff(depth[order])) + 1)
             found = self._inside[node] = Inside(nodes, ids, tuple(by_depth))
+        return found
+
+    def made_of(self, what: str, step: int | None, nodes: NDArray[np.int64], make: Callable[[], T]) -> T:
+        """What `make` gives of `nodes` inside `step`, made of this table and them alone: the same object while they
+        are the same and no node is new. Of each `what` and step the last one is kept."""
+        import numpy as np
+
+        known = self._made.get((what, step))
+        if known is None or not np.array_equal(known[0], nodes):
+            known = self._made[what, step] = nodes, make()
+        found: T = known[1]
         return found
 
     def descendants(self, node: int | None) -> list[Node]:

@@ -26,7 +26,8 @@ class View(Vertical):
     wants_data: ClassVar[bool] = True  # whether it has nothing to show of a process that has recorded nothing yet
     needs_records: ClassVar[bool] = False  # each record, not only what they add up to
 
-    source: var[SourceView | None] = var(None)  # a reactive would repaint every line: the drawings know which changed
+    # A reactive would repaint every line: the drawings know which changed. To compare it would make all of it.
+    source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:
         if source is not None and self.is_mounted:

@@ -139,6 +139,8 @@ class DevicesPage(Page):
         self._machines: Sequence[MachineView] = ()
 
     def show_machines(self, machines: Sequence[MachineView]) -> None:
+        if machines == self._machines:
+            return
         self._machines = machines
         self.refresh(layout=True)
         self.redraw()

@@ -188,7 +188,7 @@ def slowest_line(layers: LayersView) -> Line:
 def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
     """Their numbers over a bar for each, and the median and the slowest beside them; the bars alone in one line."""
     figures, spacing = _spacing(layers, width)
-    strip = _strips(layers)[0]
+    strip = _whole(layers)
     tall = min(MAX_BAR_HEIGHT, max(1, height - 1))
     lines = _strip_lines(layers, strip, spacing, tall, at=None, is_current=False, figures=figures)
     return [_ruler(layers, spacing, figures=figures), *lines][-height:]
@@ -207,11 +207,16 @@ def _nothing(source: SourceView | None) -> str:
     return "n/a: no layer of this phase has been recorded yet"
 
 
+def _whole(layers: LayersView) -> _Strip:
+    """All of each layer."""
+    us = tuple(row.us for row in layers.rows)
+    return _Strip(WHOLE, "strong", us, layers.median(us))
+
+
 def _strips(layers: LayersView) -> list[_Strip]:
     """All of each layer, then the bricks in the order in which they run, then what lies between them."""
-    whole = tuple(row.us for row in layers.rows)
     between = tuple(row.between_us for row in layers.rows)
-    strips = [_Strip(WHOLE, "strong", whole, layers.median(whole))]
+    strips = [_whole(layers)]
     for at, brick in enumerate(layers.bricks):
         us = tuple(row.cells[at] for row in layers.rows)
         strips.append(_Strip(clean(brick.name), CATEGORY_LOOKS[brick.category].role, us, layers.median(us)))

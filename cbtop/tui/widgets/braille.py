@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from rich.cells import cell_len
 
@@ -12,6 +13,7 @@ from cbtop.tui.widgets.lines import Line, Span
 DOTS_ACROSS = 2
 DOTS_DOWN = 4
 _STEADY = 0.8
+KEPT = 8  # areas: most redraws come before there is another second
 _BASE = 0x2800
 _BITS = (
     (0x01, 0x08),
@@ -115,7 +117,11 @@ def area(values: Sequence[float], width: int, height: int, role: str) -> list[Li
     The scale ends at their maximum and begins at their minimum, or at 0.8 of the maximum where that is lower:
     a steady rate is drawn steady, and its noise is not blown up to the full height.
     """
-    shown = values[-width * DOTS_ACROSS :]
+    return list(_area(tuple(values[-width * DOTS_ACROSS :]), width, height, role))
+
+
+@lru_cache(maxsize=KEPT)
+def _area(shown: tuple[float, ...], width: int, height: int, role: str) -> tuple[Line, ...]:
     canvas = BrailleCanvas(width, height)
     top = max(shown, default=0.0)
     bottom = min(min(shown, default=0.0), _STEADY * top)
@@ -125,4 +131,4 @@ def area(values: Sequence[float], width: int, height: int, role: str) -> list[Li
         for index, value in enumerate(shown):
             filled = max(1, round((value - bottom) / (top - bottom) * rows)) if value > 0 else 0
             canvas.bar(start + index, filled, role)
-    return canvas.lines()
+    return tuple(canvas.lines())

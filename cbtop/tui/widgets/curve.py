@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import floor, log10
 
 from cbtop.tui.widgets.braille import DOTS_ACROSS, DOTS_DOWN, BrailleCanvas
 from cbtop.tui.widgets.lines import BLANK, Line, fit, width_of
 
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
+KEPT = 8  # curves: most redraws come before there is another second
 MIN_HEIGHT = 3  # a line for the time, and two for the curve
 
 
@@ -27,6 +29,13 @@ def curve(
 
     A second of which nothing is known is left blank; `label` writes the numbers of the scale.
     """
+    return list(_curve(tuple(values), width, height, role, label))
+
+
+@lru_cache(maxsize=KEPT)
+def _curve(
+    values: tuple[float | None, ...], width: int, height: int, role: str, label: Callable[[float], str]
+) -> tuple[Line, ...]:
     rows = height - 1
     known = [value for value in values if value is not None]
     top = nice_top(max(known, default=0.0))
@@ -47,7 +56,7 @@ def curve(
         ((fit(labels.get(row, ""), margin, "right"), "dim"), ("┤" if row in labels else "│", "faint"), *line)
         for row, line in enumerate(canvas.lines())
     ]
-    return [*lines, _times(len(shown), start // DOTS_ACROSS, inner, margin)]
+    return (*lines, _times(len(shown), start // DOTS_ACROSS, inner, margin))
 
 
 def _times(seconds: int, begin: int, inner: int, margin: int) -> Line:

@@ -46,13 +46,16 @@ class Drawing(Widget):
 
     def render_line(self, y: int) -> Strip:
         joined: list[tuple[str, Style]] = []  # each change of colour takes as many bytes as a dozen cells
+        styles, before = self._role_styles, None
         for text, role in _line_at(self._lines, y):
-            style = self._style(role)
-            before = joined[-1][1] if joined else None
-            if before is not None and (before == style or (text.isspace() and _are_alike_in_blanks(before, style))):
+            style = styles.get(role) or self._style(role)
+            if before is not None and (
+                before is style or (text.isspace() and _are_alike_in_blanks(before, style)) or not text
+            ):
                 joined[-1] = joined[-1][0] + text, before
             elif text:
                 joined.append((text, style))
+                before = style
         return Strip([Segment(*span) for span in joined]).adjust_cell_length(self.size.width, self._style(""))
 
     def on_resize(self, event: Resize) -> None:
@@ -69,6 +72,8 @@ class Drawing(Widget):
             style = self.rich_style
             for role in roles.split():
                 style += self.app.get_component_styles(role).partial_rich_style
+            # Roles that look the same have one style.
+            style = next((known for known in self._role_styles.values() if known == style), style)
             self._role_styles[roles] = style
         return style
 
@@ -88,20 +93,22 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
     if before == now:
         return None
     known = set(_placed(before))
-    new = [(begin, begin + cell_len(text)) for begin, text, role in _placed(now) if (begin, text, role) not in known]
-    drawn, was_drawn = width_of(now), width_of(before)
+    placed = _placed(now)
+    new = [(span[0], span[3]) for span in placed if span not in known]
+    drawn, was_drawn = placed[-1][3] if placed else 0, width_of(before)
     if drawn < was_drawn:
         new.append((drawn, was_drawn))
     inside = [(begin, min(end, width)) for begin, end in new if begin < min(end, width)]
     return (inside[0][0], max(end for _, end in inside)) if inside else None
 
 
-def _placed(line: Line) -> list[tuple[int, str, str]]:
-    """The spans of `line`, each with the column that it begins in."""
+def _placed(line: Line) -> list[tuple[int, str, str, int]]:
+    """The spans of `line`, each with the column that it begins in and the one after its last."""
     found, column = [], 0
     for text, role in line:
-        found.append((column, text, role))
-        column += cell_len(text)
+        begin = column
+        column += len(text) if text.isascii() else cell_len(text)
+        found.append((begin, text, role, column))
     return found
 
 

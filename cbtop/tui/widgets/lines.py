@@ -61,12 +61,12 @@ def clean(text: str) -> str:
 
 def width_of(line: Line) -> int:
     """Terminal cells that `line` covers."""
-    return sum(cell_len(text) for text, _ in line)
+    return sum([len(text) if text.isascii() else cell_len(text) for text, _ in line])
 
 
 def clip(text: str, width: int) -> str:
     """`text` in at most `width` cells, the cut marked with `…`."""
-    if cell_len(text) <= width:
+    if (len(text) if text.isascii() else cell_len(text)) <= width:
         return text
     return "" if width < 1 else set_cell_size(text, width - 1).rstrip() + "…"
 
@@ -74,6 +74,8 @@ def clip(text: str, width: int) -> str:
 def fit(text: str, width: int, align: str = "left") -> str:
     """`text` in exactly `width` cells, clipped or padded."""
     text = clip(text, width)
+    if text.isascii():
+        return text.rjust(width) if align == "right" else text.ljust(width)
     padding = " " * (width - cell_len(text))
     return padding + text if align == "right" else text + padding
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import SourceView, Verdict
+from cbtop.viewmodels.on_demand import Later, with_parts
 from cbtop.viewmodels.verdicts.at_the_roof import COMPUTE_BOUND, MEMORY_BOUND
 from cbtop.viewmodels.verdicts.base import Rule
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
@@ -50,5 +50,9 @@ VERDICTS: tuple[Rule, ...] = (
 
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
     """`view` with the verdicts on it, less those whose id is among `silenced`."""
-    found = (rule.judge(view) for rule in VERDICTS if rule.id not in silenced)
-    return replace(view, verdicts=tuple(verdict for verdict in found if verdict is not None))
+
+    def verdicts() -> tuple[Verdict, ...]:
+        found = (rule.judge(view) for rule in VERDICTS if rule.id not in silenced)
+        return tuple(verdict for verdict in found if verdict is not None)
+
+    return with_parts(view, verdicts=Later(verdicts))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cbtop.client import window
 from cbtop.client.store import SourceRecord, Store
@@ -16,7 +18,7 @@ from cbtop.commands import top
 from cbtop.daemon.source import Source
 from cbtop.profiler.histograms import BUCKETS
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.stats import SUMS, Growth, NodeStats
+from cbtop.profiler.stats import COLUMNS, SUMS, Growth, NodeStats
 from cbtop.protocol import catalog
 from cbtop.protocol.messages import Heartbeat, StatsUpdate
 from cbtop.viewmodels.model import SourceView
@@ -239,3 +241,88 @@ def test_its_blocks_are_the_slices_that_are_over_and_hold_all_that_grew_in_them(
     counted = [int(block.growth.columns["count"].sum()) for block in blocks]
     assert counted == [10 * (4 * at + 3) for at in range(10, 20)]
     assert window.Window(10.0).blocks() == []
+
+
+class Counted:
+    """A window, and beside it all that was ever said, to add it up from scratch."""
+
+    def __init__(self) -> None:
+        self.window = window.Window(10.0)
+        self.stats = NodeStats()
+        self.stats.grow(6)
+        self._at = 0.0
+
+    def hear(self, after_s: float, node: int, ns: int, cells: int) -> None:
+        """So much later a node has run for `ns`, in as many buckets as `cells`, and in a rare column, too."""
+        self._at += after_s
+        columns = {name: self.stats.column(name)[[node]] + (ns if name == "total_ns" else 1) for name in COLUMNS}
+        cell = node * BUCKETS + np.arange(cells)
+        rare = {(UNION, node): self.stats.rare("union_ns", (node,)) + ns}
+        said = np.array([node]), columns, cell, self.stats.buckets(cell) + 1
+        growth = self.stats.growth(*said, rare)
+        self.stats.set(*said[:2])
+        self.stats.set_buckets(*said[2:])
+        self.stats.set_rare(rare)
+        self.window.tick(round((100 + self._at) * 1e9), growth)
+
+    def from_scratch(self) -> NodeStats:
+        shown = list(self.window._slices)[self.window._first() :]
+        return self.stats.since(Growth.of([part for one in shown for part in one.parts]))
+
+
+UNION = window._UNION
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 4), st.integers(1, 5), st.integers(1, 10**12), st.integers(1, 4), st.sampled_from("hals")
+        ),
+        max_size=40,
+    )
+)
+def test_what_is_added_and_taken_off_is_what_adding_up_all_of_it_gives_to_the_nanosecond(
+    said: list[tuple[float, int, int, int, str]],
+) -> None:
+    counted = Counted()
+    for after_s, node, ns, cells, then in said:
+        counted.hear(after_s, node, ns, cells)
+        if then == "s" and len(counted.window._slices) > 1:
+            counted.window.shorten()
+        if then in "as":  # somebody looks
+            found, expected = counted.window.statistics(counted.stats)[0], counted.from_scratch()
+            for name in COLUMNS:
+                assert found.column(name).tolist() == expected.column(name).tolist(), name
+            for node in range(1, 6):
+                assert found.histogram([node]).tolist() == expected.histogram([node]).tolist()
+                assert found.rare("union_ns", (node,)) == expected.rare("union_ns", (node,))
+
+
+def test_a_look_counts_what_came_since_the_last_one_and_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, times = Counted(), []
+    count = NodeStats.count
+
+    def noted(self: NodeStats, growth: Growth, sign: int = 1) -> None:
+        times.append(sign)
+        count(self, growth, sign)
+
+    for _ in range(30):
+        counted.hear(1.0, 1, 5, 1)
+    counted.window.statistics(counted.stats)
+    monkeypatch.setattr(NodeStats, "count", noted)
+    counted.window.statistics(counted.stats)
+    assert times == []  # nothing came
+    counted.hear(1.0, 1, 5, 1)
+    counted.window.statistics(counted.stats)
+    assert sorted(times) == [-1, 1]
+
+
+def test_a_window_that_nobody_looks_at_keeps_no_sum() -> None:
+    counted = Counted()
+    counted.hear(1.0, 1, 5, 1)
+    counted.hear(1.0, 1, 5, 1)
+    assert counted.window.sum_bytes == 0
+    counted.window.statistics(counted.stats)
+    assert counted.window.sum_bytes > 0
+    counted.hear(1.0 + window.SUM_KEPT_S, 1, 5, 1)
+    assert counted.window.sum_bytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from cbtop.profiler.graph import node_table
@@ -88,3 +89,22 @@ def test_depth_and_number_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     table.add(node(3, None))
     with pytest.raises(ValueError, match="at most 3"):
         table.add(node(4, None))
+
+
+def test_what_is_made_of_some_nodes_is_made_anew_for_others_and_when_a_node_is_new() -> None:
+    table, made = NodeTable(), []
+    for number in (1, 2, 3):
+        table.add(node(number, None))
+
+    def made_of(*nodes: int) -> int:
+        def make() -> int:
+            made.append(nodes)
+            return sum(nodes)
+
+        return table.made_of("sum", None, np.array(nodes), make)
+
+    assert [made_of(1, 2), made_of(1, 2), made_of(1, 3), made_of(1, 2)] == [3, 3, 4, 3]
+    assert made == [(1, 2), (1, 3), (1, 2)]
+    table.add(node(4, None))
+    assert made_of(1, 2) == 3
+    assert made == [(1, 2), (1, 3), (1, 2), (1, 2)]
