@@ -16,7 +16,7 @@ from cbtop.tui.views.books import beside_books, books_equation, books_parts, boo
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.devices import Devices, busy_curve
 from cbtop.tui.views.figures import figure
-from cbtop.tui.views.layers import slowest_line, whole_layers
+from cbtop.tui.views.layer_map import slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.verdicts import verdict_lines
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
