@@ -512,6 +512,8 @@ class SourceRow:
     unknown: tuple[Unknown, ...] = ()
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
     straggler: StragglerView | None = None  # of the ranks it is one of
+    tokens_per_sec_history: tuple[float, ...] = ()  # as those of a SourceView
+    step_us_history: tuple[float | None, ...] = ()
 
     @property
     def standing(self) -> str:

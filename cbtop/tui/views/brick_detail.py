@@ -85,7 +85,7 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
         provenance = _provenance(rows)
         if heading == "budget" and brick.budget_us_per_token is None:
             facts, provenance = [("budget", "none set", "")], Provenance.STATIC.value
-        groups.append(_group(heading, provenance, facts, width))
+        groups.append(group_lines(heading, provenance, facts, width))
     return [*groups, _checks(brick, [check for check in source.checks if check.brick == brick.name], width)]
 
 
@@ -110,7 +110,8 @@ def _provenance(rows: Sequence[Statistic]) -> str:
     return " and ".join(provenance.value for provenance in Provenance if provenance in found)
 
 
-def _group(heading: str, provenance: str, facts: list[Fact], width: int) -> list[Line]:
+def group_lines(heading: str, provenance: str, facts: Sequence[Fact], width: int) -> list[Line]:
+    """A heading that says where the figures come from, and under it each with its word, in columns that fit."""
     across = max(1, min(3, (width - 2) // _FACT_WIDTH))
     each = (width - 2) // across
     room = each - _LABEL_WIDTH - 1

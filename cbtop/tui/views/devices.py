@@ -193,33 +193,46 @@ def machine_charts(machine: MachineView) -> list[Chart]:
         device, seen = row.device, row.history
         name = "CPU" if device.kind is DeviceKind.CPU else f"GPU {clean(row.label)}"
         role = "faint" if row.is_stale else "accent"
+        memory, clock = [moment.memory_bytes for moment in seen], [moment.clock_mhz for moment in seen]
+        watts, celsius = [moment.watts for moment in seen], [moment.celsius for moment in seen]
         found += [
-            _chart(f"{name} busy %", role, row.busy_percent, formatting.percent_number, 100.0),
-            _chart(f"{name} memory", role, [moment.memory_bytes for moment in seen], formatting.size_bytes,
-                   device.memory_total_bytes),
-            _chart(f"{name} W", role, [moment.watts for moment in seen], formatting.whole, device.power_limit_watts),
-            _chart(f"{name} MHz", role, [moment.clock_mhz for moment in seen], formatting.whole,
-                   device.clock_max_mhz),
-            _chart(f"{name} °C", role, [moment.celsius for moment in seen], formatting.whole, None),
-        ]  # fmt: skip
+            figure_chart(f"{name} busy %", role, row.busy_percent, formatting.percent_number, 100.0),
+            figure_chart(f"{name} memory", role, memory, formatting.size_bytes, device.memory_total_bytes),
+            figure_chart(f"{name} W", role, watts, formatting.whole, device.power_limit_watts),
+            figure_chart(f"{name} MHz", role, clock, formatting.whole, device.clock_max_mhz),
+            figure_chart(f"{name} °C", role, celsius, formatting.whole),
+        ]
     for process in {row.pid: row for row in machine.processes if row.source}.values():
-        name = f"{clean(process.name or formatting.NOT_MEASURED)} {process.pid}"
-        cpu = [moment.cpu_percent for moment in process.history]
-        resident = [moment.resident_bytes for moment in process.history]
-        found.append(_chart(f"{name} CPU %", "norm", cpu, formatting.percent_number, None))
-        found.append(_chart(f"{name} resident", "norm", resident, formatting.size_bytes, None))
+        found += process_charts(process)
     return [chart for chart in found if any(value is not None for value in chart.values)]
 
 
-def _chart(
-    title: str, role: str, values: Sequence[float | None], text: Callable[[float | None], str], top: float | None
+def process_charts(process: ProcessRow) -> list[Chart]:
+    """What a process took of its host in the last two minutes."""
+    name = f"{clean(process.name or formatting.NOT_MEASURED)} {process.pid}"
+    cpu = [moment.cpu_percent for moment in process.history]
+    resident = [moment.resident_bytes for moment in process.history]
+    return [
+        figure_chart(f"{name} CPU %", "norm", cpu, formatting.percent_number),
+        figure_chart(f"{name} resident", "norm", resident, formatting.size_bytes),
+    ]
+
+
+def figure_chart(
+    title: str,
+    role: str,
+    values: Sequence[float | None],
+    text: Callable[[float | None], str],
+    top: float | None = None,
+    *,
+    has_mean: bool = True,
 ) -> Chart:
-    """Its rule says what it is now and what it was: means and extremes of these samples."""
+    """Its rule says what it is now and what it was: extremes, and a mean where samples count alike."""
     known = [value for value in values if value is not None]
-    mean = sum(known) / len(known) if known else None
-    now, extremes = text(values[-1] if values else None), (min(known, default=None), max(known, default=None))
-    figures: list[Line] = [((now, "strong"),), ((f"mean {text(mean)}", "dim"),)]
-    figures.append((("{} to {}".format(*map(text, extremes)), "dim"),))
+    figures: list[Line] = [((text(values[-1] if values else None), "strong"),)]
+    if has_mean and known:
+        figures.append(((f"mean {text(sum(known) / len(known))}", "dim"),))
+    figures.append(((f"{text(min(known, default=None))} to {text(max(known, default=None))}", "dim"),))
     return Chart(title, figures, values, role, text, top)
 
 

@@ -27,8 +27,15 @@ MATRIX = [(width, height) for width in range(40, 301, 26) for height in range(10
 # Of the cells under the tabs so many percent are used, at 120×40 and at 200×60: those before the last mark of their
 # line, without what is blank over more cells than any column of a table is wide, as between two panes; and the planes
 # of charts, from their scale to their end, for what is empty there says something, too.
-USED = {"Overview": (60, 50), "Layers": (60, 55), "Graph": (45, 15), "Devices": (60, 60)}
-VOID, CHART_FOOT, SCALE = re.compile(r" {41,}"), re.compile(r"-\d+ s +now|└[─┬]+|┤([▁▂▃▄▅▆▇█·]+ ?)+"), "│┤"
+USED = {
+    "Overview": (60, 50),
+    "Layers": (60, 60),
+    "Graph": (60, 60),
+    "Devices": (60, 60),
+    "Sources": (60, 60),
+    "Bricks": (60, 55),
+}
+VOID, CHART_FOOT, SCALE = re.compile(r" {41,}"), re.compile(r"-\d+ s +now|└[─┬]+|╷.*╷|┤([▁▂▃▄▅▆▇█·]+ ?)+"), "│┤"
 
 
 @cache
@@ -103,6 +110,8 @@ def used_cells(lines: list[str]) -> int:
         used |= {(row, column) for column in range(len(line.rstrip())) if column not in blank}
         for foot in CHART_FOOT.finditer(line):
             begin = max(lines[row - 1].rfind(mark, 0, foot.start() + 1) for mark in SCALE)
+            if begin < 0:
+                continue
             above = row - (foot[0][0] != "┤")
             while above >= 0 and lines[above][begin : begin + 1] in set(SCALE):
                 used |= {(above, column) for column in range(begin, foot.end())}
