@@ -84,7 +84,7 @@ class StepsView:
 
 @dataclass(frozen=True, slots=True)
 class CeilingRow:
-    """A roof: `kind` is `bandwidth` (GB/s) or `compute` (GFLOP/s)."""
+    """A roof: `kind` is `bandwidth` or `cache` (GB/s), or `compute` (GFLOP/s)."""
 
     name: str
     kind: str

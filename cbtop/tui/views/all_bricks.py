@@ -18,7 +18,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import SourceView
 
 LEAST_LINES = 6  # fewer are of no use
-MAX_BAR_HEIGHT = 4  # of one brick
+MAX_BAR_HEIGHT = 6  # of one brick
 _NAME_WIDTH = 20
 _FIGURES_WIDTH = 22
 

@@ -28,7 +28,7 @@ MATRIX = [(width, height) for width in range(40, 301, 26) for height in range(10
 # line, without what is blank over more cells than any column of a table is wide, as between two panes; and the planes
 # of charts, from their scale to their end, for what is empty there says something, too.
 USED = {
-    "Overview": (60, 50),
+    "Overview": (60, 60),
     "Layers": (60, 60),
     "Graph": (60, 60),
     "Devices": (60, 60),
