@@ -32,6 +32,8 @@ ROUNDS = 5
 COMPUTE_LANES = 2048  # float32: 8 KiB, stays in L1
 COMPUTE_REPEATS = 4_000
 FMAS_PER_VISIT = 16  # written out in _multiply_add: enough that loading and storing do not count
+CACHE_SHARE = 2  # a working set of half a cache: the rest is for what else runs there
+CACHE_READ_BYTES = 256 * MIB  # that a round reads from a cache, of each thread
 PRODUCT_SIZES = (4096, 2048, 1024, 512)  # of square matrices; the largest that a round has time for
 PRODUCT_S = 0.1
 
@@ -57,6 +59,19 @@ def _read(buffer: Any, sums: Any) -> None:
 
 
 @jit_parallel
+def _read_again(buffer: Any, sums: Any, repeats: int, nothing: int) -> None:
+    """Each thread reads its part `repeats` times; `nothing` is 0, which keeps the compiler from reading it once."""
+    size, threads = buffer.shape[0], sums.shape[0]
+    for thread in prange(threads):
+        begin, end = np.uint64(thread * size // threads), np.uint64((thread + 1) * size // threads)
+        total = np.int64(0)
+        for repeat in range(repeats):
+            for i in range(begin + np.uint64(repeat * nothing), end):
+                total += buffer[i]
+        sums[thread] = total
+
+
+@jit_parallel
 def _multiply_add(values: Any, factor: Any, term: Any, repeats: int) -> None:
     """values[thread] go through FMAS_PER_VISIT dependent multiply-adds, `repeats` times over."""
     for thread in prange(values.shape[0]):
@@ -69,7 +84,8 @@ def _multiply_add(values: Any, factor: Any, term: Any, repeats: int) -> None:
 
 
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
-    """DRAM bandwidth and the float32 FMA rate of `threads` threads, to `announce`; None: of all this process may use.
+    """DRAM and cache bandwidth and the float32 FMA rate of `threads` threads, to `announce`; None: of all that this
+    process may use.
 
     With `weights_bytes`, also the bandwidth over a working set as large as that: the weights of a small model may
     stay in the last-level cache. Takes seconds, and a quarter of the free memory (at most 1 GiB) while it runs.
@@ -89,8 +105,50 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     if weights_bytes is not None:
         weights = buffer[: max(min(weights_bytes, buffer.nbytes) // 8, threads)]
         found.append(_measured("weights_read", "bandwidth", weights.nbytes, lambda: _read(weights, sums)))
+    found += _cache_ceilings(buffer, threads, found[0])
     multiply_add = partial(_multiply_add, values, factor, term, COMPUTE_REPEATS)
     return [*found, _measured("fma_float32", "compute", flops, multiply_add)]
+
+
+def _cache_ceilings(buffer: Any, threads: int, dram: Ceiling) -> list[Ceiling]:
+    """How fast a working set is read that fits each level of cache, the nearest first; kind `cache`.
+
+    A level that is read no faster than memory here, as a last one that others fill, is none.
+    """
+    sums = np.zeros(threads, np.int64)
+    _read_again(buffer[:threads], sums, 1, 0)  # compiles, or loads what was compiled
+    found = []
+    for level, size_bytes in cache_bytes(threads).items():
+        each = max(size_bytes // CACHE_SHARE // 8, 1)
+        part = buffer[: each * threads]
+        repeats = max(1, CACHE_READ_BYTES // (8 * each))
+        _read_again(part, sums, 1, 0)  # into the cache
+        run = partial(_read_again, part, sums, repeats, 0)
+        one = _measured(f"l{level}_read", "cache", part.nbytes * repeats, run)
+        if part.nbytes < buffer.nbytes and one.value > dram.value:
+            found.append(one)
+    return found
+
+
+def cache_bytes(threads: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:
+    """Of each level of data cache the bytes that one of `threads` threads has, by level (Linux sysfs).
+
+    A cache that several processors share is shared by as many of the threads as there are of these.
+    """
+    found: dict[int, int] = {}
+    for index in sorted(folder.glob("index*")):
+        said = {name: (index / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")}
+        size = said["size"]
+        if said["type"] in ("Data", "Unified") and size.endswith("K") and size[:-1].isdigit():
+            sharing = min(threads, _processors(said["shared_cpu_list"]))
+            found[int(said["level"])] = (int(size[:-1]) << 10) // max(1, sharing)
+    return dict(sorted(found.items()))
+
+
+def _processors(text: str) -> int:
+    """How many a list like `0-3,8` holds."""
+    ends = [part.partition("-") for part in text.split(",") if part]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
 def measure_product(threads: int) -> Ceiling:
@@ -123,7 +181,7 @@ def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float]) -> Ce
     It is the best of them: a ceiling is what is possible, and other processes only take away.
     """
     rates = sorted(amount / each / 1e9 for each in seconds)
-    unit = "GB/s" if kind == "bandwidth" else "GFLOP/s"
+    unit = "GFLOP/s" if kind == "compute" else "GB/s"
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     return Ceiling(name, kind, rates[-1], unit, Provenance.MEASURED, statistics.median(rates), rates[0], now)
 

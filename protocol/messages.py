@@ -123,7 +123,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """A roof of this machine. `kind` is `bandwidth` (unit GB/s) or `compute` (unit GFLOP/s).
+    """A roof of this machine. `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (unit GFLOP/s).
+
+    A level of cache is no roof that a share is of: whether data lies there nobody knows. It says where what is faster
+    than memory came from.
 
     Of one that was measured in rounds `value` is the best of them, `median` and `lowest` say how the others were, and
     `load_percent` how much of the processors or the GPU others used meanwhile. `measured_on` is the moment

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from sys import getsizeof
-from typing import assert_never
+from typing import NamedTuple, TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Unknown,
 )
-from cbtop.protocol.vocabulary import NodeKind, SourceStatus
+from cbtop.protocol.vocabulary import DeviceKind, NodeKind, SourceStatus
 
 HISTORY_S = 120
 MAX_SOURCES = 1024
@@ -69,9 +69,12 @@ MAX_RECENT_BYTES = 32 << 20  # and for the newest records, while a timeline is l
 # About what each takes: a node without its names, and what is said with the longest that there are.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 32 << 10
 BUSY_BYTES = 16 * (SLICES + 1)  # a node
-# Of what a daemon's samplers say: beside MAX_BYTES it takes at most 12 MiB, where every text is the longest there is.
+# Of what a daemon's samplers say: beside MAX_BYTES it takes at most 24 MiB, where every text is the longest there is.
 MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
+MAX_FOLLOWED = 64  # processes of a sampler whose last two minutes are kept
 NAMED = 3  # of the sources left out
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
 MAX_RARE = 1e30  # of FLOP and bytes, the largest of these values
 CELLS_END = (MAX_NODES + 1) * BUCKETS
 SANE = 1 << 62  # a total beyond it would overflow when two are added
@@ -164,24 +167,63 @@ class SourceRecord:
         self.burst = None
 
 
+class DeviceMoment(NamedTuple):
+    """The figures of a device in one sample; None was n/a."""
+
+    busy_percent: float | None
+    memory_bytes: float | None
+    watts: float | None  # as DeviceRow.watts
+    clock_mhz: float | None
+    celsius: float | None
+
+
+class ProcessMoment(NamedTuple):
+    """What a process took of its host in one sample; None was n/a."""
+
+    cpu_percent: float | None
+    resident_bytes: float | None
+
+
 @dataclass(slots=True)
 class SampledDevices:
-    """What one of the daemon's samplers said last, and how busy each of its devices was in the last two minutes."""
+    """What one of the daemon's samplers said last, and what it said in the last two minutes, the oldest first."""
 
     newest: DeviceSample
-    busy_percent: dict[str, deque[float | None]] = field(default_factory=dict)  # by uuid, the oldest first
+    history: dict[str, deque[DeviceMoment]] = field(default_factory=dict)  # by uuid
+    of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)  # by pid and start
 
     def take(self, sample: DeviceSample) -> None:
         """Put `sample` in place of the one before; one that is said again (in a keyframe) is no other."""
-        is_new = not self.busy_percent or sample.monotonic_ns > self.newest.monotonic_ns
+        is_new = not self.history or sample.monotonic_ns > self.newest.monotonic_ns
         self.newest = sample
-        before = self.busy_percent
-        self.busy_percent = {
-            device.uuid: before.get(device.uuid) or deque(maxlen=HISTORY_S) for device in sample.devices
-        }
+        processes = [one for device in sample.devices if device.kind is DeviceKind.CPU for one in device.processes]
+        processes = processes[:MAX_FOLLOWED]
+        self.history = {device.uuid: _kept(self.history, device.uuid) for device in sample.devices}
+        self.of_processes = {key: _kept(self.of_processes, key) for key in map(_who, processes)}
         if is_new:
             for device in sample.devices:
-                self.busy_percent[device.uuid].append(device.utilization_percent)
+                mean, reading = device.power_watts, device.power_reading_watts
+                self.history[device.uuid].append(
+                    DeviceMoment(
+                        device.utilization_percent,
+                        device.memory_used_bytes,
+                        reading if mean is None else mean,
+                        device.clock_mhz,
+                        device.temperature_celsius,
+                    )
+                )
+            for process in processes:
+                self.of_processes[_who(process)].append(
+                    ProcessMoment(process.utilization_percent, process.memory_bytes)
+                )
+
+
+def _kept(histories: dict[KeyT, deque[ValueT]], key: KeyT) -> deque[ValueT]:
+    return histories.get(key) or deque(maxlen=HISTORY_S)
+
+
+def _who(process: DeviceProcess) -> tuple[int, int]:
+    return process.pid, process.process_start
 
 
 class Budget:

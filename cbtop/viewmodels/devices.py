@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cbtop.client.store import SampledDevices, Store
+from cbtop.client.store import DeviceMoment, ProcessMoment, SampledDevices, Store
 from cbtop.protocol.messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
@@ -20,7 +20,12 @@ class DeviceRow:
     label: str
     sampler: str
     age_s: float
-    busy_percent: tuple[float | None, ...]  # in the last minutes, a sample each; None was n/a
+    history: tuple[DeviceMoment, ...]  # in the last two minutes, a sample each, the oldest first
+
+    @property
+    def busy_percent(self) -> tuple[float | None, ...]:
+        """In the last two minutes, a sample each; None was n/a."""
+        return tuple(moment.busy_percent for moment in self.history)
 
     @property
     def watts(self) -> float | None:
@@ -47,6 +52,7 @@ class ProcessRow:
     gpu_utilization_percent: float | None = None
     cpu_percent: float | None = None
     resident_bytes: float | None = None
+    history: tuple[ProcessMoment, ...] = ()  # as a device's
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ def _rows(sampler: str, known: SampledDevices, age_s: float) -> Iterable[DeviceR
     for device in known.newest.devices:
         label = "cpu" if device.kind is DeviceKind.CPU else str(device.index)
         labels[device.uuid] = label = f"{labels.get(device.part_of, '?')}:{label}" if device.part_of else label
-        yield DeviceRow(device, label, sampler, age_s, tuple(known.busy_percent.get(device.uuid, ())))
+        yield DeviceRow(device, label, sampler, age_s, tuple(known.history.get(device.uuid, ())))
 
 
 def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...]:
@@ -127,7 +133,8 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
                 found.append((row, process))
     on_gpus = {(process.pid, process.process_start) for _, process in found}
     found += [(None, process) for key, process in on_host.items() if key in sources and key not in on_gpus]
-    made = [_process(row, process, sources, on_host) for row, process in found]
+    seen = {key: tuple(kept) for known in store.devices.values() for key, kept in known.of_processes.items()}
+    made = [_process(row, process, sources, on_host, seen) for row, process in found]
     return tuple(sorted(made, key=lambda row: (row.source is None, row.pid, row.device)))
 
 
@@ -153,6 +160,7 @@ def _process(
     process: DeviceProcess,
     sources: dict[tuple[int, int], str],
     on_host: dict[tuple[int, int], DeviceProcess],
+    seen: dict[tuple[int, int], tuple[ProcessMoment, ...]],
 ) -> ProcessRow:
     key = process.pid, process.process_start
     host = on_host.get(key)
@@ -166,6 +174,7 @@ def _process(
         gpu_utilization_percent=process.utilization_percent if row else None,
         cpu_percent=host.utilization_percent if host else None,
         resident_bytes=host.memory_bytes if host else None,
+        history=seen.get(key, ()),
     )
 
 

@@ -73,6 +73,22 @@ class BrickInLayers:
 
 
 @dataclass(frozen=True, slots=True)
+class BrickInLayer:
+    """One brick in one layer of the mean step; derived, but for `p50_us`."""
+
+    brick: LayerBrick
+    us: float  # exclusive
+    p50_us: float | None  # of one call
+    usual_p50_us: float | None  # the median of that over the layers like this one; None where they are too few
+    percent: float | None  # of the layer's time
+
+    @property
+    def to_usual(self) -> float | None:
+        """How many times as long its median call takes as in the layers like this one."""
+        return self.p50_us / self.usual_p50_us if self.p50_us is not None and self.usual_p50_us else None
+
+
+@dataclass(frozen=True, slots=True)
 class LayersView:
     """Every layer of one phase, in the order in which they run."""
 
@@ -112,6 +128,26 @@ class LayersView:
             for kind, us in zip(kinds, p50_us, strict=True)
         )
         return BrickInLayers(p50_us, odd, median_us, max(range(len(p50_us)), key=lambda layer: p50_us[layer] or 0.0))
+
+    def inside(self, row: LayerRow) -> list[BrickInLayer]:
+        """The bricks that run in a layer, the longest first."""
+        like = self.like(row)
+        found = []
+        for at, brick in enumerate(self.bricks):
+            us = row.cells[at]
+            if us is None:
+                continue
+            usual_us = self.median([other.p50_cells[at] for other in like if other.p50_cells])
+            found.append(
+                BrickInLayer(
+                    brick,
+                    us,
+                    row.p50_cells[at] if row.p50_cells else None,
+                    usual_us if len(like) >= MIN_PEERS else None,
+                    100 * us / row.us if row.us else None,
+                )
+            )
+        return sorted(found, key=lambda one: -one.us)
 
     def like(self, row: LayerRow) -> list[LayerRow]:
         """The layers that `row` compares with: of its stack, with the same bricks; itself among them."""

@@ -85,7 +85,7 @@ class StepsView:
 
 @dataclass(frozen=True, slots=True)
 class CeilingRow:
-    """A roof: `kind` is `bandwidth` (GB/s) or `compute` (GFLOP/s)."""
+    """A roof: `kind` is `bandwidth` or `cache` (GB/s), or `compute` (GFLOP/s)."""
 
     name: str
     kind: str
@@ -513,6 +513,8 @@ class SourceRow:
     unknown: tuple[Unknown, ...] = ()
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
     straggler: StragglerView | None = None  # of the ranks it is one of
+    tokens_per_sec_history: tuple[float, ...] = ()  # as those of a SourceView
+    step_us_history: tuple[float | None, ...] = ()
 
     @property
     def standing(self) -> str:

@@ -51,8 +51,8 @@ def _roofs_over(parameters: Sequence[Any]) -> tuple[Sequence[Ceiling], str]:
         sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
     dtype = sizes.most_common(1)[0][0]
     wanted = _COMPUTE.get(dtype, ())
-    over = [one for one in roofs.ceilings if one.kind == "bandwidth" or one.name in wanted]
-    if all([one.kind == "bandwidth" for one in over]):
+    over = [one for one in roofs.ceilings if one.kind in ("bandwidth", "cache") or one.name in wanted]
+    if all([one.kind != "compute" for one in over]):
         return over, f"none was measured for weights in {dtype}"
     return over, ""
 

@@ -69,9 +69,25 @@ def test_a_context_without_room_to_decode_is_refused(model_files: dict[str, Path
 
 def test_ceilings_are_of_the_right_order() -> None:
     measured = {ceiling.name: ceiling for ceiling in ceilings.measure_ceilings(1, 1 << 20)}
-    assert list(measured) == ["dram_read", "weights_read", "fma_float32"]
-    assert {c.unit for c in measured.values() if c.kind == "bandwidth"} == {"GB/s"}
+    assert [name for name, found in measured.items() if found.kind != "cache"] == [
+        "dram_read", "weights_read", "fma_float32"
+    ]  # fmt: skip
+    assert {c.unit for c in measured.values() if c.kind in ("bandwidth", "cache")} == {"GB/s"}
+    assert {name for name, found in measured.items() if found.kind == "cache"} <= {"l1_read", "l2_read", "l3_read"}
     assert all(0.1 < ceiling.value < 100_000 for ceiling in measured.values())
+
+
+def test_a_cache_is_as_large_as_what_each_thread_has_of_it(tmp_path: Path) -> None:
+    said = [("1", "Data", "32K", "0-1"), ("1", "Instruction", "32K", "0-1"), ("2", "Unified", "1024K", "0"),
+            ("3", "Unified", "32768K", "0-3,8-11"), ("4", "Unified", "odd", "0")]  # fmt: skip
+    for at, values in enumerate(said):
+        (tmp_path / f"index{at}").mkdir()
+        for name, value in zip(("level", "type", "size", "shared_cpu_list"), values, strict=True):
+            (tmp_path / f"index{at}" / name).write_text(f"{value}\n")
+    assert ceilings.cache_bytes(1, tmp_path) == {1: 32 << 10, 2: 1 << 20, 3: 32 << 20}
+    assert ceilings.cache_bytes(2, tmp_path) == {1: 16 << 10, 2: 1 << 20, 3: 16 << 20}
+    assert ceilings.cache_bytes(16, tmp_path)[3] == 4 << 20
+    assert ceilings.cache_bytes(1, tmp_path / "nowhere") == {}
 
 
 def test_the_options_do_not_load_numba() -> None:

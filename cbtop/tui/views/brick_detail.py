@@ -14,7 +14,7 @@ from cbtop.tui.views.brick_pictures import durations, heading_line, in_layers, k
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
-from cbtop.tui.widgets.parts import Part, parts_lines
+from cbtop.tui.widgets.parts import GAP, Part, beside, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.layers import LayerBrick
 from cbtop.viewmodels.model import CheckRow, SourceView
@@ -68,12 +68,8 @@ def detail_lines(brick: BrickRow, source: SourceView, width: int, height: int) -
         by_rank = (bars, budget, time, layers, work, seconds, launched, checks)
         return [head, *parts_lines(order, by_rank, width, height - 1)]
     left = parts_lines((time, work, budget, checks), (time, budget, work, checks), each, height - 1)
-    right = parts_lines(pictures, pictures, width - each - 2, height - 1)
-    lines: list[Line] = [head]
-    for row in range(max(len(left), len(right))):
-        beside = right[row] if row < len(right) else BLANK
-        lines.append((*fit_line(left[row] if row < len(left) else BLANK, each), ("  ", ""), *beside))
-    return lines
+    right = parts_lines(pictures, pictures, width - each - len(GAP), height - 1)
+    return [head, *beside((left, right), (each, width - each - len(GAP)))]
 
 
 def _fixed(lines: list[Line]) -> Part:
@@ -89,7 +85,7 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
         provenance = _provenance(rows)
         if heading == "budget" and brick.budget_us_per_token is None:
             facts, provenance = [("budget", "none set", "")], Provenance.STATIC.value
-        groups.append(_group(heading, provenance, facts, width))
+        groups.append(group_lines(heading, provenance, facts, width))
     return [*groups, _checks(brick, [check for check in source.checks if check.brick == brick.name], width)]
 
 
@@ -114,7 +110,8 @@ def _provenance(rows: Sequence[Statistic]) -> str:
     return " and ".join(provenance.value for provenance in Provenance if provenance in found)
 
 
-def _group(heading: str, provenance: str, facts: list[Fact], width: int) -> list[Line]:
+def group_lines(heading: str, provenance: str, facts: Sequence[Fact], width: int) -> list[Line]:
+    """A heading that says where the figures come from, and under it each with its word, in columns that fit."""
     across = max(1, min(3, (width - 2) // _FACT_WIDTH))
     each = (width - 2) // across
     room = each - _LABEL_WIDTH - 1

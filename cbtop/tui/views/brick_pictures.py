@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
-from cbtop.tui.views.layers import numbers
+from cbtop.tui.views.layer_map import numbers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.curve import curve
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, join_fitting, width_of

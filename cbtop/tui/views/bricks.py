@@ -13,6 +13,8 @@ from textual.widgets import Input
 
 from cbtop.row_choice import words_of
 from cbtop.statistics import BRICK_PANEL
+from cbtop.tui.views.all_bricks import LEAST_LINES as ALL_BRICKS_LINES
+from cbtop.tui.views.all_bricks import AllBricks
 from cbtop.tui.views.base import View
 from cbtop.tui.views.books import Books
 from cbtop.tui.views.brick_columns import brick_columns, change_column, rank_columns
@@ -36,7 +38,8 @@ class Bricks(View):
     doc = (
         "Every brick of the phase shown, summed over the layers, by exclusive time: without the time "
         "of bricks inside it. The line at the bottom closes the books: a step's wall time is its bricks, the named "
-        "gaps between them, and what is left unattributed."
+        "gaps between them, and what is left unattributed. "
+        "On a wide terminal the calls of all bricks stand on one scale of time under the table."
     )
     columns_doc = tuple(
         (column.title, column.doc)
@@ -62,7 +65,9 @@ class Bricks(View):
         self._detail = BrickDetail(id="brick-detail")
         self._filter = Filter("part of a brick's name or category, or a regular expression", id="bricks-filter")
         self._books = Books(id="books")
-        self._panes = Container(self._table, self._detail, id="bricks-panes")
+        self._all = AllBricks(id="bricks-all")
+        self._left = Container(self._table, self._all, id="bricks-left")
+        self._panes = Container(self._left, self._detail, id="bricks-panes")
         yield self._panes
         yield self._filter
         yield self._books
@@ -85,6 +90,7 @@ class Bricks(View):
         self._table.show_rows(source.bricks, of=source.rows_of)
         self._filter.show_found(self._table.found)
         self._books.show_source(source)
+        self._all.show_source(source)
         self._lay_out()
         self._show_detail()
 
@@ -108,7 +114,9 @@ class Bricks(View):
         self._panes.set_class(is_beside, "-beside")
         self.set_class(is_enlarged, "-enlarged")
         self._detail.display = is_open
-        self._table.styles.height = "1fr" if is_beside or not is_open else table
+        self._left.styles.height = "1fr" if is_beside or not is_open else table
+        self._all.display = is_beside and lines - table >= ALL_BRICKS_LINES
+        self._table.styles.height = table if self._all.display else "1fr"
 
     def _show_detail(self) -> None:
         if self._detail.display and self.source is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from textual.app import ComposeResult
+from textual.geometry import Size
 from textual.widget import Widget
 
 from cbtop import formatting
@@ -23,6 +24,7 @@ from cbtop.tui.views.base import View
 from cbtop.tui.views.figures import figure
 from cbtop.tui.widgets.braille import sparkline
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
+from cbtop.tui.widgets.curve import Chart, charts
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of
 from cbtop.tui.widgets.pager import Page, Pager
 from cbtop.viewmodels.devices import DeviceRow, MachineView, ProcessRow
@@ -107,7 +109,8 @@ class Devices(View):
         "The GPUs and the processors of the machine that the process runs on, as its daemon samples them every "
         "second, and the processes on them. busy % is not how much of a GPU is used: one small kernel at a time "
         "makes it 100. Power and bytes beside it tell more, and the roofline how near a brick is to what can be. "
-        "What is n/a has its reason at the end; – is what a device has none of."
+        "What is n/a has its reason at the end; – is what a device has none of. In the room that is left stand the "
+        "last two minutes of each device, and of each process that is profiled, with mean and extremes (derived)."
     )
     columns_doc = (
         *((column.title, column.doc) for column in COLUMNS),
@@ -137,6 +140,7 @@ class DevicesPage(Page):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._machines: Sequence[MachineView] = ()
+        self._height = 0  # of the pager
 
     def show_machines(self, machines: Sequence[MachineView]) -> None:
         if machines == self._machines:
@@ -145,13 +149,21 @@ class DevicesPage(Page):
         self.refresh(layout=True)
         self.redraw()
 
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        self._height = container.height
+        return super().get_content_height(container, viewport, width)
+
     def text(self, width: int) -> Sequence[Line]:
+        """The tables, and under them curves, in what is left of the screen."""
         if not self._machines:
             return _wrapped("n/a: ", ["no sample of the devices has come yet"], width, "dim")
         lines: list[Line] = []
         for machine in self._machines:
             title: Line = ((clean(machine.host), "strong"),)
             lines += [*([rule(title, width)] if len(self._machines) > 1 else []), *machine_lines(machine, width)]
+        wanted = [chart for machine in self._machines for chart in machine_charts(machine)]
+        if drawn := charts(wanted, width, self._height - len(lines) - 1):
+            lines += [BLANK, *drawn]
         return [line if width_of(line) <= width else fit_line(line, width) for line in lines]
 
 
@@ -174,6 +186,56 @@ def machine_lines(machine: MachineView, width: int) -> list[Line]:
     if machine.unknown:
         lines += [BLANK, *_wrapped("n/a: ", [why_unknown(why) for why in machine.unknown], width, "dim")]
     return lines
+
+
+def machine_charts(machine: MachineView) -> list[Chart]:
+    """The last two minutes of each device, and of each process that is profiled there."""
+    found: list[Chart] = []
+    for row in machine.devices:
+        device, seen = row.device, row.history
+        name = "CPU" if device.kind is DeviceKind.CPU else f"GPU {clean(row.label)}"
+        role = "faint" if row.is_stale else "accent"
+        memory, clock = [moment.memory_bytes for moment in seen], [moment.clock_mhz for moment in seen]
+        watts, celsius = [moment.watts for moment in seen], [moment.celsius for moment in seen]
+        found += [
+            figure_chart(f"{name} busy %", role, row.busy_percent, formatting.percent_number, 100.0),
+            figure_chart(f"{name} memory", role, memory, formatting.size_bytes, device.memory_total_bytes),
+            figure_chart(f"{name} W", role, watts, formatting.whole, device.power_limit_watts),
+            figure_chart(f"{name} MHz", role, clock, formatting.whole, device.clock_max_mhz),
+            figure_chart(f"{name} °C", role, celsius, formatting.whole),
+        ]
+    for process in {row.pid: row for row in machine.processes if row.source}.values():
+        found += process_charts(process)
+    return [chart for chart in found if any(value is not None for value in chart.values)]
+
+
+def process_charts(process: ProcessRow) -> list[Chart]:
+    """What a process took of its host in the last two minutes."""
+    name = f"{clean(process.name or formatting.NOT_MEASURED)} {process.pid}"
+    cpu = [moment.cpu_percent for moment in process.history]
+    resident = [moment.resident_bytes for moment in process.history]
+    return [
+        figure_chart(f"{name} CPU %", "norm", cpu, formatting.percent_number),
+        figure_chart(f"{name} resident", "norm", resident, formatting.size_bytes),
+    ]
+
+
+def figure_chart(
+    title: str,
+    role: str,
+    values: Sequence[float | None],
+    text: Callable[[float | None], str],
+    top: float | None = None,
+    *,
+    has_mean: bool = True,
+) -> Chart:
+    """Its rule says what it is now and what it was: extremes, and a mean where samples count alike."""
+    known = [value for value in values if value is not None]
+    figures: list[Line] = [((text(values[-1] if values else None), "strong"),)]
+    if has_mean and known:
+        figures.append(((f"mean {text(sum(known) / len(known))}", "dim"),))
+    figures.append(((f"{text(min(known, default=None))} to {text(max(known, default=None))}", "dim"),))
+    return Chart(title, figures, values, role, text, top)
 
 
 def _columns_for(machine: MachineView) -> list[Column[DeviceRow]]:

@@ -10,6 +10,8 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Input
 
@@ -21,6 +23,7 @@ from cbtop.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of,
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.views.node_detail import LEAST_LINES, NodeDetail
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.filter import Filter
@@ -30,6 +33,8 @@ from cbtop.viewmodels.graph import has_burst, largest_share, places_of, rows_at
 from cbtop.viewmodels.model import CriticalPathView, GraphRow, SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
+BESIDE = 160  # cells: from so many on the details stand beside the tree
+_AROUND = 8  # lines of the screen that hold no row of the tree, at most
 DRAWN_TOGETHER = 32  # rows that are made in one go: what follows one in sight is likely to be
 Place = GraphRow | Node  # what lies where, whatever was measured of it
 
@@ -167,7 +172,8 @@ class Graph(View):
         "like `cbtop kernels`, lets a process on an NVIDIA GPU record its kernels in a burst, its next 3 steps: what "
         "was measured in them stands in a column of its own and behind a kernel's launch, and is no part of these "
         "times. Where async tasks, dependencies or transfers are in the graph, the critical path is marked and the "
-        "other nodes show their slack, of the mean run."
+        "other nodes show their slack, of the mean run. In the room that rows leave stands the node under the "
+        "cursor: its figures and, of a layer or a brick, what is known of that in all layers."
     )
     columns_doc = tuple((column.title, column.doc) for column in graph_columns((), tuple, slack=True, burst=True))
 
@@ -197,7 +203,9 @@ class Graph(View):
         self._path = PathLine(id="graph-path")
         self._filter = Filter("part of a node's name or category, or a regular expression", id="graph-filter")
         self._wanted = ""
-        yield self._table
+        self._detail = NodeDetail(id="node-detail")
+        self._panes = Container(self._table, self._detail, id="graph-panes")
+        yield self._panes
         yield self._filter
         yield self._path
 
@@ -217,9 +225,44 @@ class Graph(View):
         self._path.show_source(source)
         if self._fold_state_of != source.key and self._places:
             self._fold_state_of = source.key
-            layers = (place.id for place in self._places if place.kind is NodeKind.LAYER)
-            self._unfolded = frozenset({next(layers, self._places[0].id)})
+            self._unfolded = self._first_layers()
         self._show_tree()
+        self._lay_out()
+
+    def _first_layers(self) -> frozenset[int]:
+        """What is unfolded at first: the first layer and, beside the details, those after it that have room."""
+        layers = [place.id for place in self._places if place.kind is NodeKind.LAYER] or [self._places[0].id]
+        unfolded = frozenset(layers[:1])
+        if self.app.size.width >= BESIDE:
+            for count in range(2, len(layers) + 1):
+                more = frozenset(layers[:count])
+                if len(visible_rows(self._places, more)) > self.app.size.height - _AROUND:
+                    break
+                unfolded = more
+        return unfolded
+
+    def on_resize(self, event: Resize) -> None:
+        self._lay_out()
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        self._show_detail()
+
+    def _lay_out(self) -> None:
+        """The node under the cursor in detail stands where rows would be blank."""
+        width, height = self.size
+        if not (width and height):
+            return
+        rows, lines = 1 + len(self._table.rows), height - self._filter.display - self._path.display
+        is_beside = width >= BESIDE
+        self._panes.set_class(is_beside, "-beside")
+        self._detail.display = bool(self._table.rows) and (is_beside or lines - rows >= LEAST_LINES)
+        self._table.styles.height = "1fr" if is_beside or not self._detail.display else rows
+        self.call_after_refresh(self._show_detail)
+
+    def _show_detail(self) -> None:
+        row = self._table.current
+        if self._detail.display and self.source is not None and row is not None:
+            self._detail.show_node(rows_at(self.source.graph, [row.at])[0], self.source)
 
     def _show_tree(self) -> None:
         """Which rows there are changes with the nodes and what is unfolded, not with what is measured."""
@@ -276,6 +319,7 @@ class Graph(View):
     def _set_unfolded(self, unfolded: frozenset[int]) -> None:
         self._unfolded = unfolded
         self._show_tree()
+        self._lay_out()
 
     def open_node(self, node: int) -> None:
         """Put the cursor on `node`, unfolded with all that it lies in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from rich.cells import cell_len
@@ -16,14 +16,14 @@ from cbtop.tui.views.books import beside_books, books_equation, books_parts, boo
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.devices import Devices, busy_curve
 from cbtop.tui.views.figures import figure
-from cbtop.tui.views.layers import slowest_line, whole_layers
+from cbtop.tui.views.layer_map import slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.verdicts import verdict_lines
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
-from cbtop.tui.widgets.curve import curve
+from cbtop.tui.widgets.curve import Chart
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join_fitting, rule, width_of
-from cbtop.tui.widgets.parts import Part, parts_lines
+from cbtop.tui.widgets.parts import Part, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.model import SourceView, StepsView
@@ -107,16 +107,8 @@ class OverviewDrawing(SourceDrawing):
         left, right = width * 3 // 5, width - width * 3 // 5 - 2
         over = (speed, phases, since, step, layers)
         first = parts_lines(over, (phases, step, since, speed, layers), left, height)
-        beside = (verdicts, bricks, devices, cost)
-        second = parts_lines(beside, (verdicts, cost, devices, bricks), right, height)
-        return [
-            (*fit_line(_at(first, row), left), ("  ", ""), *fit_line(_at(second, row), right))
-            for row in range(max(len(first), len(second)))
-        ]
-
-
-def _at(lines: Sequence[Line], row: int) -> Line:
-    return lines[row] if row < len(lines) else BLANK
+        second = parts_lines((verdicts, bricks, devices, cost), (verdicts, cost, devices, bricks), right, height)
+        return beside((first, second), (left, right))
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
@@ -125,21 +117,14 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
     rate = source.steps.tokens_per_sec if source.steps else None
     now: Line = ((formatting.number(rate), "strong good"), (f", {formatting.shown_time(source)}", "dim"))
     is_alone = width < _TWO_CHARTS or not any(source.step_us_history)
-    half = width if is_alone else width // 2
-    left = _chart(f"tokens/s, {phase}", now, source.tokens_per_sec_history, _RATE_ROLE, half, height)
-    if is_alone:
-        return left
-    p50: Line = ((formatting.milliseconds(source.steps.p50_us if source.steps else None), "strong"), (" p50", "dim"))
-    times_ms = [None if us is None else us / 1e3 for us in source.step_us_history]
-    right = _chart(f"ms a {phase} step, mean of each second", p50, times_ms, _TIME_ROLE, width - half, height)
-    return [(*fit_line(_at(left, row), half), *_at(right, row)) for row in range(height)]
-
-
-def _chart(title: str, now: Line, values: Sequence[float | None], role: str, width: int, height: int) -> list[Line]:
-    if all(value is None for value in values):
-        return [rule(((title, "dim"),), width, now), (("  no curve: no step has ended while it was watched", "dim"),)]
-    drawn = curve(values, width - 2, height - 1, role, formatting.number)
-    return [rule(((title, "dim"),), width, now), *((("  ", ""), *line) for line in drawn)]
+    charts = [Chart(f"tokens/s, {phase}", [now], source.tokens_per_sec_history, _RATE_ROLE, formatting.number)]
+    if not is_alone:
+        p50 = formatting.milliseconds(source.steps.p50_us if source.steps else None)
+        times_ms = [None if us is None else us / 1e3 for us in source.step_us_history]
+        about = f"ms a {phase} step, mean of each second"
+        charts.append(Chart(about, [((p50, "strong"), (" p50", "dim"))], times_ms, _TIME_ROLE, formatting.number))
+    widths = even_widths(width, len(charts))
+    return beside([chart.draw(each, height) for chart, each in zip(charts, widths, strict=True)], widths)
 
 
 def _phases(source: SourceView, width: int, height: int) -> list[Line]:

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.events import Resize
 from textual.widget import Widget
 
 from cbtop import formatting, statistics
@@ -15,6 +17,7 @@ from cbtop.row_choice import words_of
 from cbtop.tui.views.base import View
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.views.roof_detail import LEAST_LINES, RoofDetail
 from cbtop.tui.views.roofline_plot import LetteredPoint, RooflinePlot, letter
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.drawing import Drawing
@@ -23,6 +26,9 @@ from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.model import RooflineView, SourceView
 from cbtop.viewmodels.roofline import missing_ceilings
+
+BESIDE = 100  # cells: from so many on the table stands beside the plot, as cbtop.tcss has it
+_NOTES_LINES = 2
 
 
 def _brick(row: LetteredPoint, width: int) -> Line:
@@ -75,7 +81,9 @@ class Roofline(View):
         "lower roof. A letter stands where its values are. A digit is so many bricks in one place, + ten or more; "
         "below the plot, from left to right, their letters are named, and bricks so far away that they would squeeze "
         "the others. A roof with half its rounds more than 10 % below the best is unsure: grey, as what is made of "
-        "it, behind a ?. The row under the cursor is lit."
+        "it, behind a ?. Faint lines are levels of cache: no roof, but where what is faster than memory may come "
+        "from. The row under the cursor is lit; beside the plot stands how much of every roof it reaches, and what "
+        "each brick would save at its own (derived)."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("C", "app.measure_roofs", "measure roofs"),  # which works everywhere, and is seen here
@@ -95,8 +103,9 @@ class Roofline(View):
             id="roofline-table",
         )
         self._notes = Notes(id="roofline-notes")
+        self._detail = RoofDetail(id="roofline-detail")
         yield self._plot
-        yield self._table
+        yield Vertical(self._table, self._detail, id="roofline-side")
         yield self._notes
 
     @property
@@ -113,9 +122,25 @@ class Roofline(View):
         self._table.show_rows(rows, of=source.rows_of)
         self._plot.show_points(source.roofline, rows, self._table.current)
         self._notes.show_roofline(source.roofline)
+        self._lay_out()
+
+    def on_resize(self, event: Resize) -> None:
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Under the table the brick under the cursor, where rows would be blank beside the plot."""
+        rows, height = 1 + max(1, len(self._table.rows)), self.size.height
+        self._detail.display = self.app.size.width >= BESIDE and height - rows - _NOTES_LINES >= LEAST_LINES
+        self._table.styles.height = rows if self._detail.display else "1fr"
+        self.call_after_refresh(self._show_detail)
+
+    def _show_detail(self) -> None:
+        if self._detail.display and self.source is not None and self._table.current is not None:
+            self._detail.show_brick(self._table.current.point, self.source)
 
     def on_table_moved(self, event: Table.Moved) -> None:
         self._plot.select(self._table.current)
+        self._show_detail()
 
 
 class Notes(Drawing):

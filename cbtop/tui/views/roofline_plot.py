@@ -164,6 +164,10 @@ def _drawn(plot: LogLogPlot, roofline: RooflineView, cells: Cells, selected: str
         x1 = min(x.high, top / bandwidth.value)
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
+    for level in _of_kind(roofline, "cache"):  # no roof: where what lies above the roof may come from
+        x0, x1 = max(x.low, y.low / level.value), min(x.high, min(y.high, roof or y.high) / level.value)
+        if x0 < x1:
+            plot.segment(x0, level.value * x0, x1, level.value * x1, "faint")
     for peak in peaks:
         plot.segment(_begin(peak, bandwidths, x), peak.value, x.high, peak.value, _role(peak))
     for cell, rows in cells.items():

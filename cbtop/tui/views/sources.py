@@ -8,23 +8,28 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.events import Resize
 from textual.message import Message
 from textual.widget import Widget
 
 from cbtop import formatting
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.tui.views.base import View
+from cbtop.tui.views.devices import figure_chart, process_charts
 from cbtop.tui.views.figures import figure
 from cbtop.tui.widgets.columns import Cells, Column
+from cbtop.tui.widgets.curve import Chart, charts
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, rule
 from cbtop.tui.widgets.table import Table
+from cbtop.viewmodels.devices import MachineView, ProcessRow
 from cbtop.viewmodels.model import ListView, ProcessCost, SourceRow, SourceView, Standstill
 
 FOLD = ""  # in place of a key: the row of those that have ended
 SHOWN = "●"
 _LABEL_WIDTH = 10
 MAX_COSTS = 3  # lines
+LEAST_WORDS = 7  # lines, where the list is long
 _STATE_ROLES = {
     SourceStatus.LIVE: "good",
     SourceStatus.GONE: "bad",
@@ -112,8 +117,9 @@ class Sources(View):
     doc = (
         "Every process that is known here: the live ones first, the newest of them on top, and those that have ended "
         "in one row that Enter unfolds. Enter on a process shows it in every view; nothing else but < and > does. "
-        "Under the list stands the one under the cursor in words, with the reason for each n/a, and what cbtop "
-        "itself costs: this viewer, and the daemon where that is another process, of one processor."
+        "Under the list stands the one under the cursor in words, with the reason for each n/a, and its last two "
+        "minutes; then what cbtop itself costs: this viewer, and the daemon where that is another process, of one "
+        "processor."
     )
     columns_doc = tuple(
         (column.title, column.doc) for column in source_columns(lambda _: NotImplemented, lambda _: "", lambda: "")
@@ -141,6 +147,7 @@ class Sources(View):
             id="sources-table",
         )
         self._words = SourceInWords(id="source-words")
+        self._machines: tuple[MachineView, ...] = ()
         self._costs = Costs(id="sources-costs")
         yield self._table
         yield self._words
@@ -154,6 +161,7 @@ class Sources(View):
         self._shown = frozenset((source.key,) if source.merged is None else source.merged.keys)
         if source.listed is not None:
             self._listed = source.listed
+        self._machines = source.machines
         self._show_rows()
         self._costs.show(self._listed.costs)
 
@@ -169,7 +177,19 @@ class Sources(View):
 
     def _show_words(self) -> None:
         key = self._table.current
-        self._words.show(self._listed.row(key) if key else None)
+        processes = (row for machine in self._machines for row in machine.processes if row.source == key)
+        self._words.show(self._listed.row(key) if key else None, next(processes, None))
+        self._lay_out()
+
+    def on_resize(self, event: Resize) -> None:
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """The list as long as it is, at most what leaves room for words; the source under the cursor in the rest."""
+        room = self.size.height - self._costs.lines - LEAST_WORDS
+        if self.size.height:
+            least = self.size.height * 3 // 5
+            self._table.styles.height = min(1 + max(1, len(self._table.rows)), max(room, least))
 
     def _mark(self, key: str) -> str:
         return SHOWN if key in self._shown else " "
@@ -202,9 +222,11 @@ class SourceInWords(Drawing):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._row: SourceRow | None = None
+        self._process: ProcessRow | None = None
 
-    def show(self, row: SourceRow | None) -> None:
-        self._row = row
+    def show(self, row: SourceRow | None, process: ProcessRow | None = None) -> None:
+        """Draw `row`, whose process that is where its daemon's samplers know it."""
+        self._row, self._process = row, process
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -220,7 +242,20 @@ class SourceInWords(Drawing):
         if len(lines) > height:
             left_out = formatting.counted(len(lines) - height + 1, "more line")
             lines[height - 1 :] = [((f" … {left_out}, on a taller terminal", "dim"),)]
-        return [fit_line(line, width) for line in lines]
+        drawn = charts(_charts(row, self._process), width, height - len(lines) - 1)
+        return [*(fit_line(line, width) for line in lines), *((BLANK, *drawn) if drawn else ())]
+
+
+def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
+    """The last two minutes of it: its rate, its steps, and what it takes of its host."""
+    phase = clean(row.phase or formatting.NOT_MEASURED)
+    times_ms = [None if us is None else us / 1e3 for us in row.step_us_history]
+    found = [
+        figure_chart(f"tokens/s, {phase}", "accent", row.tokens_per_sec_history, formatting.number, has_mean=False),
+        figure_chart(f"ms a {phase} step, mean of each second", "norm", times_ms, formatting.number, has_mean=False),
+        *(process_charts(process) if process is not None else ()),
+    ]
+    return [chart for chart in found if any(value is not None for value in chart.values)]
 
 
 def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
@@ -257,8 +292,13 @@ class Costs(Drawing):
 
     def show(self, costs: tuple[ProcessCost, ...]) -> None:
         self._costs = costs
-        self.styles.height = max(1, min(len(costs), MAX_COSTS))
+        self.styles.height = self.lines
         self.redraw()
+
+    @property
+    def lines(self) -> int:
+        """How many it takes."""
+        return max(1, min(len(self._costs), MAX_COSTS))
 
     def draw(self, width: int, height: int) -> list[Line]:
         texts = [clean(formatting.process_cost(cost)) for cost in self._costs] or [formatting.NOT_MEASURED]

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import floor, log10
 
 from cbtop.tui.widgets.braille import DOTS_ACROSS, DOTS_DOWN, BrailleCanvas
-from cbtop.tui.widgets.lines import BLANK, Line, fit, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, fit, join_fitting, rule, width_of
+from cbtop.tui.widgets.parts import beside, even_widths
 
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
-KEPT = 8  # curves: most redraws come before there is another second
+NO_CURVE = "no curve: nothing was measured while it was watched"
+KEPT = 32  # curves: most redraws come before there is another second
 MIN_HEIGHT = 3  # a line for the time, and two for the curve
+LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # lines of one
+LEAST_CHART_WIDTH = 40
+_INDENT = "  "
+_RULE_ENDS = 7  # cells of a rule beside its title and its note
 
 
 def nice_top(value: float) -> float:
@@ -23,22 +30,33 @@ def nice_top(value: float) -> float:
 
 
 def curve(
-    values: Sequence[float | None], width: int, height: int, role: str, label: Callable[[float], str]
+    values: Sequence[float | None],
+    width: int,
+    height: int,
+    role: str,
+    label: Callable[[float], str],
+    top: float | None = None,
 ) -> list[Line]:
-    """`height` lines: the newest of `values`, one a second, from 0 to a round number, and under them the time.
+    """`height` lines: the newest of `values`, one a second, from 0 to `top` (None: a round number above all of
+    them), and under them the time.
 
     A second of which nothing is known is left blank; `label` writes the numbers of the scale.
     """
-    return list(_curve(tuple(values), width, height, role, label))
+    return list(_curve(tuple(values), width, height, role, label, top))
 
 
 @lru_cache(maxsize=KEPT)
 def _curve(
-    values: tuple[float | None, ...], width: int, height: int, role: str, label: Callable[[float], str]
+    values: tuple[float | None, ...],
+    width: int,
+    height: int,
+    role: str,
+    label: Callable[[float], str],
+    top: float | None,
 ) -> tuple[Line, ...]:
     rows = height - 1
     known = [value for value in values if value is not None]
-    top = nice_top(max(known, default=0.0))
+    top = top or nice_top(max(known, default=0.0))
     labels = {0: label(top), rows - 1: label(0.0)}
     if rows >= 5 and rows % 2:
         labels[rows // 2] = label(top / 2)
@@ -49,7 +67,7 @@ def _curve(
     canvas = BrailleCanvas(inner, rows)
     start = inner * DOTS_ACROSS - len(shown) * each
     for at, value in enumerate(shown):
-        dots = 0 if value is None else max(1 if value > 0 else 0, round(value / top * rows * DOTS_DOWN))
+        dots = 0 if value is None else max(1 if value > 0 else 0, round(min(1.0, value / top) * rows * DOTS_DOWN))
         for across in range(each):
             canvas.bar(start + at * each + across, dots, role)
     lines: list[Line] = [
@@ -57,6 +75,42 @@ def _curve(
         for row, line in enumerate(canvas.lines())
     ]
     return (*lines, _times(len(shown), start // DOTS_ACROSS, inner, margin))
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A curve under a rule that says what it is of, at its right end what it is now, as many `figures` as fit."""
+
+    title: str
+    figures: Sequence[Line]
+    values: Sequence[float | None]
+    role: str
+    label: Callable[[float], str]
+    top: float | None = None
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        """It in so many lines."""
+        drawn = [((NO_CURVE, "dim"),)]
+        if any(value is not None for value in self.values):
+            drawn = curve(self.values, width - len(_INDENT), height - 1, self.role, self.label, self.top)
+        said = join_fitting(self.figures, width - len(self.title) - _RULE_ENDS, " · ")
+        return [rule(((self.title, "dim"),), width, said), *(((_INDENT, ""), *line) for line in drawn)]
+
+
+def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
+    """Each in its place of a grid that fills `height` lines, the first of them where there is no room for all; as
+    many side by side as are wide enough."""
+    widest = max(1, width // LEAST_CHART_WIDTH)
+    wanted = wanted[: widest * (max(0, height) // LEAST_CHART)]
+    down = max(-(-len(wanted) // widest), min(len(wanted), height // USUAL_CHART))
+    across = -(-len(wanted) // max(1, down))
+    rows = [wanted[at : at + across] for at in range(0, len(wanted), max(1, across))]
+    lines: list[Line] = []
+    for at, row in enumerate(rows):
+        tall = min(MOST_CHART, (height - len(lines)) // (len(rows) - at))
+        widths = even_widths(width, across)[: len(row)]
+        lines += beside([chart.draw(each, tall) for chart, each in zip(row, widths, strict=True)], widths)
+    return lines
 
 
 def _times(seconds: int, begin: int, inner: int, margin: int) -> Line:

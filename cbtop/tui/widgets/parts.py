@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cbtop.tui.widgets.lines import Line, fit_line, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, fit_line, width_of
+
+GAP = "  "  # between panes
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,3 +33,23 @@ def parts_lines(order: Sequence[Part], by_rank: Sequence[Part], width: int, heig
         free -= min(free, len(growing))
     drawn = [line for part in order if lines[part] for line in part.draw(width, lines[part])[: lines[part]]]
     return [line if width_of(line) <= width else fit_line(line, width) for line in drawn]
+
+
+def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]:
+    """Panes from left to right, each in its width, two cells between them; as many lines as the longest has."""
+    lines: list[Line] = []
+    for row in range(max(map(len, panes), default=0)):
+        line: Line = BLANK
+        for at, (pane, width) in enumerate(zip(panes, widths, strict=True), 1):
+            part = pane[row] if row < len(pane) else BLANK
+            is_last = at == len(panes)
+            line += part if is_last and width_of(part) <= width else fit_line(part, width)
+            line += BLANK if is_last else ((GAP, ""),)
+        lines.append(line)
+    return lines
+
+
+def even_widths(width: int, panes: int) -> list[int]:
+    """The widths of so many panes that fill `width`."""
+    each = (width - (panes - 1) * len(GAP)) // panes
+    return [each] * (panes - 1) + [width - (panes - 1) * (each + len(GAP))]

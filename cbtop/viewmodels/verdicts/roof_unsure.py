@@ -8,7 +8,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 
 def _find(view: SourceView) -> Finding | None:
-    unsure = [ceiling for ceiling in view.roofline.ceilings if ceiling.is_unsure]
+    unsure = [ceiling for ceiling in view.roofline.ceilings if ceiling.is_unsure and ceiling.kind != "cache"]
     if not unsure:
         return None
     worst = max(unsure, key=lambda ceiling: ceiling.spread_percent or 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import combinations
 
@@ -27,8 +28,18 @@ SIZES = {
     "HOSTILE": [LEAST, (99, 19)],
 }
 MATRIX = [(width, height) for width in range(40, 301, 26) for height in range(10, 101, 15)]
-# Of the cells under the tabs so many percent lie before the last mark of their line, at 120×40 and at 200×60.
-USED = {"Overview": (60, 60), "Layers": (40, 45), "Graph": (60, 35)}
+# Of the cells under the tabs so many percent are used, at 120×40 and at 200×60: those before the last mark of their
+# line, without what is blank over more cells than any column of a table is wide, as between two panes; and the planes
+# of charts, from their scale to their end, for what is empty there says something, too.
+USED = {
+    "Overview": (60, 60),
+    "Layers": (60, 60),
+    "Graph": (60, 60),
+    "Devices": (60, 60),
+    "Sources": (60, 60),
+    "Bricks": (60, 55),
+}
+VOID, CHART_FOOT, SCALE = re.compile(r" {41,}"), re.compile(r"-\d+ s +now|└[─┬]+|╷.*╷|┤([▁▂▃▄▅▆▇█·]+ ?)+"), "│┤"
 
 
 @cache
@@ -96,6 +107,29 @@ async def test_nor_at_any_size(name: str) -> None:
     await at_every_size(source_of(name), MATRIX)
 
 
+def used_cells(lines: list[str]) -> int:
+    used = set[tuple[int, int]]()
+    for row, line in enumerate(lines):
+        blank = {column for void in VOID.finditer(line.rstrip()) for column in range(*void.span())}
+        used |= {(row, column) for column in range(len(line.rstrip())) if column not in blank}
+        for foot in CHART_FOOT.finditer(line):
+            begin = max(lines[row - 1].rfind(mark, 0, foot.start() + 1) for mark in SCALE)
+            if begin < 0:
+                continue
+            above = row - (foot[0][0] != "┤")
+            while above >= 0 and lines[above][begin : begin + 1] in set(SCALE):
+                used |= {(above, column) for column in range(begin, foot.end())}
+                above -= 1
+    return len(used)
+
+
+def test_what_is_blank_behind_the_last_mark_or_between_panes_is_not_used_and_a_chart_is() -> None:
+    assert used_cells(["brick" + " " * 40 + "1.5" + " " * 9]) == 48
+    assert used_cells(["brick" + " " * 41 + "pane"]) == 9
+    assert used_cells(["2┤   ", "0┤ ▂ ", "  -9 s now"]) == 2 * 10 + 10
+    assert used_cells(["9│   ", " └─┬─"]) == 5 + 5 - 1 + 1
+
+
 @pytest.mark.parametrize(("size", "at"), [((120, 40), 0), ((200, 60), 1)])
 async def test_most_of_the_screen_is_used(size: tuple[int, int], at: int) -> None:
     app = CbtopApp(ScriptedFeed(imperfect()), interval_s=60)
@@ -105,7 +139,7 @@ async def test_most_of_the_screen_is_used(size: tuple[int, int], at: int) -> Non
             lines = screen_text(app).splitlines()
             tabs = next(index for index, line in enumerate(lines) if " 1 Overview " in line)
             body = lines[tabs + 1 : -1]
-            used = 100 * sum(map(len, body)) / (size[0] * len(body))
+            used = 100 * used_cells(body) / (size[0] * len(body))
             assert used >= USED.get(view.title, (0, 0))[at], f"{view.title}: {used:.0f} %"
 
 

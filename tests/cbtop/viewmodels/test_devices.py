@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cbtop.protocol.messages import DeviceProcess, Heartbeat, SourceState
+from cbtop.protocol.messages import Device, DeviceProcess, Heartbeat, SourceState
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 from cbtop.viewmodels.devices import machine_view
 from tests.cbtop import made_machines as made
@@ -71,6 +71,25 @@ def test_how_busy_it_was_is_kept_for_two_minutes_and_a_keyframe_adds_nothing() -
     lost = replace(GPU, utilization_percent=None, trouble="it does not answer: GPU is lost")
     (row,) = machine(*samples[:3], replace(NVML, devices=(lost,))).devices
     assert row.busy_percent == (0.0, 1.0, 2.0, None)
+
+
+def test_what_a_profiled_process_took_is_kept_as_long_and_no_longer_than_it_is_told() -> None:
+    (host,) = CPU.devices
+    (process,) = host.processes
+
+    def busy(percent: float) -> Device:
+        return replace(host, processes=(replace(process, utilization_percent=percent),))
+
+    samples = [
+        replace(CPU, monotonic_ns=CPU.monotonic_ns + at * 1_000_000_000, devices=(busy(float(at)),))
+        for at in range(130)
+    ]
+    (row,) = machine(source(), *samples).processes
+    assert [moment.cpu_percent for moment in row.history] == [float(at) for at in range(10, 130)]
+    gone = replace(samples[-1], monotonic_ns=samples[-1].monotonic_ns + 1, devices=(replace(host, processes=()),))
+    again = replace(gone, monotonic_ns=gone.monotonic_ns + 1, devices=(busy(7.0),))
+    (row,) = machine(source(), *samples, gone, again).processes
+    assert [moment.cpu_percent for moment in row.history] == [7.0]
 
 
 def test_the_mean_power_stands_before_the_drivers_reading() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,7 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.layers import LayerBrick, LayersView
 from cbtop.viewmodels.source import source_view
+from tests.cbtop import samples
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
 STEPS = 4
@@ -240,3 +242,17 @@ def test_the_cells_of_a_layer_and_what_lies_between_them_are_the_layer(times: li
         (first, last, between) for first, between, last in times
     ]
     assert [row.us for row in rows] == [sum(parts) for parts in times]
+
+
+def test_the_bricks_of_a_layer_are_compared_with_those_of_the_layers_like_it() -> None:
+    layers = samples.LIVE.layer_times
+    assert layers is not None
+    slow = layers.rows[4]
+    found = layers.inside(slow)
+    assert [one.us for one in found] == sorted((us for us in slow.cells if us is not None), reverse=True)
+    assert found[0].brick.name == "DownProjection"
+    assert found[0].to_usual == pytest.approx(2.88, abs=0.01)
+    assert all(one.to_usual is not None and 0.9 < one.to_usual < 1.1 for one in found[1:])
+    assert sum(one.percent or 0.0 for one in found) == pytest.approx(100 * (slow.us - slow.between_us) / slow.us)
+    alone = replace(layers, rows=(slow,))
+    assert all(one.usual_p50_us is None for one in alone.inside(slow))

@@ -194,7 +194,16 @@ async def test_of_the_imperfect_recording_it_looks_like_its_golden(size: tuple[i
 
 async def test_words_that_find_no_room_are_counted() -> None:
     why = tuple(Unknown(figure, "it is not known") for figure in ("model", "tokens_per_sec", "lag_s", "devices"))
+    (text,) = await shown(listing(replace(ALONE, unknown=why)), (80, 13))
+    assert "on a taller terminal" in text
+    assert "n/a       model" not in text
     (text,) = await shown(listing(replace(ALONE, unknown=why)), (80, 24))
-    assert "… 3 more lines, on a taller terminal" in text
-    assert "n/a       model: it is not known" in text
-    assert "n/a       tokens/s" not in text
+    assert "more line" not in text
+    assert "n/a       on: it is not known" in text
+
+
+async def test_under_the_words_stand_its_last_two_minutes() -> None:
+    charted = replace(ALONE, tokens_per_sec_history=(20.0, 30.0), step_us_history=(8_000.0, None))
+    (text,) = await shown(listing(charted), (120, 40))
+    assert "─ 30.00 · 20.00 to 30.00 ─" in text
+    assert "─ ms a decode step, mean of each second ─" in text

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cbtop.tui.widgets.braille import DOTS_DOWN, BrailleCanvas
-from cbtop.tui.widgets.curve import MIN_HEIGHT, curve, nice_top
+from cbtop.tui.widgets.curve import LEAST_CHART, MIN_HEIGHT, Chart, charts, curve, nice_top
 from cbtop.tui.widgets.lines import plain, width_of
 
 
@@ -59,3 +59,20 @@ def test_a_bar_is_the_dots_from_the_bottom_up(width: int, height: int, bars: lis
         for dot in range(dots):
             dotted.dot(x, height * DOTS_DOWN - 1 - dot, "good")
     assert drawn.lines() == dotted.lines()
+
+
+def test_a_scale_that_is_given_stays_and_what_is_above_it_is_cut() -> None:
+    drawn = [plain(line) for line in curve([50.0, 200.0], 8, 5, "accent", lambda value: f"{value:g}", 100.0)]
+    assert [line[:4] for line in drawn[:4]] == ["100┤", "   │", "   │", "  0┤"]
+    assert [line[4:] for line in drawn[:4]] == ["  ⣿⣿", "  ⣿⣿", "⣿⣿⣿⣿", "⣿⣿⣿⣿"]
+
+
+@given(st.integers(0, 9), st.integers(20, 260), st.integers(-3, 90))
+def test_charts_fill_a_grid_and_those_without_room_are_left_out(wanted: int, width: int, height: int) -> None:
+    made = [Chart(f"chart {at}", [], [1.0, 2.0], "accent", str) for at in range(wanted)]
+    lines = charts(made, width, height)
+    assert len(lines) <= max(0, height)
+    assert max(map(width_of, lines), default=0) <= max(width, 40)
+    text = "\n".join(map(plain, lines))
+    shown = sum(f"chart {at}" in text for at in range(wanted))
+    assert shown == min(wanted, max(1, width // 40) * (max(0, height) // LEAST_CHART))

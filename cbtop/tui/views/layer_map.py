@@ -1,0 +1,244 @@
+"""The map of layers: bars for each brick in each layer, and in words which layer stands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+from cbtop import formatting
+from cbtop.tui.views.baseline import baseline_lines, change_role, change_text
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule
+from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
+from cbtop.viewmodels.comparison import Comparison
+from cbtop.viewmodels.layers import BETWEEN, ODD, LayerRow, LayersView
+from cbtop.viewmodels.noise import Change
+
+_NAME_WIDTH = 18
+_FIGURE_WIDTH = 9
+MAX_BAR_HEIGHT = 6
+_SCALED = 3  # lines of a bar: from so many on a scale stands before it
+AROUND = 7  # lines of the map beside its bars, at most
+_ROOMY = 140  # columns: from so many on the median has a column, too
+WHOLE = "whole layer"
+NUMBERED = 5  # every fifth layer has its number over it
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One line of bars: a brick, all bricks, or what lies between them, in every layer."""
+
+    name: str
+    role: str
+    us: tuple[float | None, ...]
+    median_us: float | None
+
+
+def slowest_line(layers: LayersView) -> Line:
+    """`Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or that none stands out."""
+    row = layers.slowest
+    if row is None or row.to_median is None or row.median_us is None:
+        return (("  no layer has three others like it to be compared with", "dim"),)
+    if row.excess is None:
+        percent = 100 * (row.to_median - 1)
+        text = f"  no layer stands out: the slowest, {clean(row.name)}, takes {percent:.0f} % more than the median"
+        return ((text, "dim"),)
+    name, us = row.excess
+    line: Line = (
+        (f"  ▼ {clean(row.name)}", "strong warn"),
+        (f": {formatting.number(row.to_median)}× the median layer, ", ""),
+        (f"+{formatting.duration(us)} in {clean(name)}", "strong"),
+        (f" ({formatting.duration(row.p50_us)} against {formatting.duration(row.median_us)})", "dim"),
+    )
+    others = sum(other.is_odd for other in layers.rows) - 1
+    return (*line, (f"; {others} more ▼", "dim")) if others else line
+
+
+def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
+    """Their numbers over a bar for each, and the median and the slowest beside them; the bars alone in one line."""
+    figures, spacing = _spacing(layers, width)
+    strip = _whole(layers)
+    tall = min(MAX_BAR_HEIGHT, max(1, height - 1))
+    lines = _strip_lines(layers, strip, spacing, tall, at=None, is_current=False, figures=figures)
+    return [_ruler(layers, spacing, figures=figures), *lines][-height:]
+
+
+def _spacing(layers: LayersView, width: int) -> tuple[int, Spacing]:
+    """How many columns of figures stand beside the bars, and how these lie in what is left of `width`."""
+    figures = 2 if width >= _ROOMY else 1
+    room = width - _NAME_WIDTH - 3 - figures * (_FIGURE_WIDTH + 2) - 6
+    return figures, Spacing.of(len(layers.rows), max(1, room))
+
+
+def _whole(layers: LayersView) -> Strip:
+    """All of each layer."""
+    us = tuple(row.us for row in layers.rows)
+    return Strip(WHOLE, "strong", us, layers.median(us))
+
+
+def strips_of(layers: LayersView) -> list[Strip]:
+    """All of each layer, then the bricks in the order in which they run, then what lies between them."""
+    between = tuple(row.between_us for row in layers.rows)
+    strips = [_whole(layers)]
+    for at, brick in enumerate(layers.bricks):
+        us = tuple(row.cells[at] for row in layers.rows)
+        strips.append(Strip(clean(brick.name), CATEGORY_LOOKS[brick.category].role, us, layers.median(us)))
+    return [*strips, Strip(BETWEEN, "gap", between, layers.median(between))]
+
+
+def map_lines(
+    layers: LayersView,
+    strips: Sequence[Strip],
+    at: int,
+    line: int,
+    width: int,
+    height: int,
+    baseline: Comparison | None,
+) -> list[Line]:
+    figures, spacing = _spacing(layers, width)
+    worst = baseline.worst_layer if baseline else None
+    marked = worst.layer if worst else None
+    head = [slowest_line(layers), *_worst_line(baseline, width), _ruler(layers, spacing, marked, figures=figures)]
+    foot = [rule((("under the cursor", "dim"),), width), _detail(layers, strips[line], at, width, baseline)]
+    free = height - len(head) - len(foot)
+    shown, left_out = _chosen(strips, line, free)
+    each = (free - bool(left_out)) // max(1, len(shown))
+    tall, air = (min(MAX_BAR_HEIGHT, each - 1), 1) if each > _SCALED else (max(1, each), 0)
+    lines = list(head)
+    for strip in shown:
+        lines += [BLANK] * air
+        lines += _strip_lines(layers, strip, spacing, tall, at, is_current=strip is strips[line], figures=figures)
+    if left_out:
+        lines.append(((f"  {left_out} shorter ones: no room", "dim"),))
+    lines += [BLANK] * max(0, min(height - len(lines) - len(foot), 1))
+    return [fit_line(each, width) for each in (*lines, *foot)]
+
+
+def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
+    """The layer that has become slower by most since the baseline, and the worst brick in it; or why that is not
+    known."""
+    if baseline is None:
+        return []
+    if baseline.why_not:
+        return baseline_lines(baseline, width)[:1]
+    worst = baseline.worst_layer
+    head: Line = (("  Δ ", "accent"), ("(derived) ", "dim"))
+    if worst is None or worst.layer is None:
+        return [(*head, (f"no layer is slower than in {clean(formatting.baseline(baseline))}, beyond noise", "dim"))]
+    unit, change = f"µs/{baseline.unit}", worst.change
+    more = f"{formatting.number(change.delta)} ± {formatting.number(change.half)} {unit}"
+    inside = next((one for one in baseline.slower if one.layer == worst.layer), None)
+    brick = f", most of it in {clean(inside.brick[0])}" if inside and inside.brick else ""
+    line: Line = (*head, (clean(worst.layer), "strong bad"), (f" is {more} slower than the baseline", ""))
+    return [(*line, (f" ({formatting.percent(change.percent)}){brick}", "dim"))]
+
+
+def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip], int]:
+    """As many as there is room for, the whole layer and the one under the cursor among them: the longest."""
+    if len(strips) <= free:
+        return list(strips), 0
+    by_time = sorted(strips[1:], key=lambda strip: -sum(us or 0.0 for us in strip.us))
+    kept = {id(strip) for strip in (strips[0], strips[line], *by_time)[: max(1, free - 1)]}
+    chosen = [strip for strip in strips if id(strip) in kept]
+    return chosen, len(strips) - len(chosen)
+
+
+def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, figures: int) -> Line:
+    """The numbers of the layers over their bars, and the heads of the figures."""
+    odd = [row.is_odd for row in layers.rows]
+    line: Line = ((" " * (_NAME_WIDTH + 3), ""), *numbers(layers.rows, odd, spacing, slower))
+    heads = ("median", "slowest")[-figures:]
+    return (*line, *(("  " + fit(title, _FIGURE_WIDTH, "right"), "dim") for title in heads))
+
+
+def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slower: str | None = None) -> Line:
+    """The numbers of layers over their bars, a mark at those that are odd, and at that which is `slower` than the
+    baseline."""
+    cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
+
+    def write(column: int, text: str, role: str) -> None:
+        end = column + len(text)
+        if end <= spacing.width and not "".join(cells[max(0, column - 1) : end + 1]).strip():
+            cells[column:end], roles[column:end] = text, [role] * len(text)
+
+    for at, row in enumerate(rows):
+        if row.name == slower:
+            write(spacing.column(at), f"Δ{row.index}", "strong bad")
+            write(spacing.column(at), "Δ", "strong bad")
+    for at, row in enumerate(rows):
+        if odd[at]:
+            write(spacing.column(at), f"▼{row.index}", "strong warn")
+            write(spacing.column(at), "▼", "strong warn")  # where there is no room for its number
+    for at, row in enumerate(rows):
+        if at % NUMBERED == 0:
+            write(spacing.column(at), row.index, "dim")
+    drawn = groupby(zip(cells, roles, strict=True), key=itemgetter(1))
+    return tuple(("".join(cell for cell, _ in same), role) for role, same in drawn)
+
+
+def _strip_lines(
+    layers: LayersView, strip: Strip, spacing: Spacing, tall: int, at: int | None, *, is_current: bool, figures: int
+) -> list[Line]:
+    known = [us for us in strip.us if us is not None]
+    usual = strip.median_us or 0.0
+    top = usual_top(known, usual)
+    bars = [
+        Bar(us, _role(us, strip, is_cursor=is_current and at is not None and index in _group(spacing, at)))
+        for index, us in enumerate(strip.us)
+    ]
+    drawn = upright(bars, spacing, tall, top)
+    is_tall = tall >= _SCALED
+    name: Line = (("▸ " if is_current else "  ", "accent"), (fit(strip.name, _NAME_WIDTH), strip.role))
+    lines: list[Line] = []
+    for row, line in enumerate(drawn):
+        left: Line = name if row == tall - 1 else ((" " * (_NAME_WIDTH + 2), ""),)
+        if is_tall and row == 0:
+            left = ((fit(formatting.duration(top) if known else "", _NAME_WIDTH + 2, "right"), "dim"),)
+        mark = " " if not is_tall else "┤" if row in (0, tall - 1) else "│"
+        lines.append((*left, (mark, "faint"), *line))
+    if known:
+        slowest = max(range(len(strip.us)), key=lambda index: strip.us[index] or 0.0)
+        if figures > 1:
+            lines[-1] += (("  " + fit(formatting.duration(strip.median_us), _FIGURE_WIDTH, "right"), "dim"),)
+        lines[-1] += (
+            ("  " + fit(formatting.duration(strip.us[slowest]), _FIGURE_WIDTH, "right"), ""),
+            (f"  L{layers.rows[slowest].index}", "dim"),
+        )
+    return lines
+
+
+def _group(spacing: Spacing, at: int) -> range:
+    return range(at // spacing.group * spacing.group, (at // spacing.group + 1) * spacing.group)
+
+
+def _role(us: float | None, strip: Strip, *, is_cursor: bool) -> str:
+    is_odd = us is not None and strip.median_us is not None and us >= ODD * strip.median_us
+    role = "faint" if us is None else "strong warn" if is_odd else strip.role
+    return f"{role} cursor" if is_cursor else role
+
+
+def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Comparison | None) -> Line:
+    """The layer and the brick under the cursor, in figures."""
+    row, us = layers.rows[at], strip.us[at]
+    parts: list[Line] = [((f"  {clean(row.name)}", "strong"), (f" · {strip.name}", strip.role))]
+    if us is None:
+        return join_fitting([*parts, (("does not run there", "dim"),)], width, "  ")
+    parts.append(((formatting.duration(us), "strong"), (f" a {layers.unit}", "dim")))
+    if change := _since(baseline, row.name, strip.name):
+        parts.append(((f"Δ {change_text(change)}", change_role(change)),))
+    if strip.median_us:
+        parts.append(((f"{formatting.number(us / strip.median_us)}×", ""), (" the median of all layers", "dim")))
+    if strip.name != WHOLE and row.us:
+        parts.append(((formatting.percent(100 * us / row.us), ""), (" of the layer", "dim")))
+    parts.append((("Enter opens it", "faint"),))
+    return join_fitting(parts, width, "  ")
+
+
+def _since(baseline: Comparison | None, layer: str, line: str) -> Change | None:
+    """How what stands in a line has changed in a layer since the baseline."""
+    changes = baseline.changes if baseline else ()
+    return next(
+        (c.change for c in changes if c.layer == layer and (clean(c.brick[0]) if c.brick else WHOLE) == line), None
+    )

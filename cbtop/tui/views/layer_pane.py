@@ -1,0 +1,114 @@
+"""One layer in figures: its bricks beside the layers like it, and all layers, the slowest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbtop import formatting
+from cbtop.tui.views.figures import figure
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.bars import bar
+from cbtop.tui.widgets.columns import Column, RowT, head_line, place, row_line
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fitting, rule
+from cbtop.tui.widgets.parts import beside, even_widths
+from cbtop.viewmodels.layers import BETWEEN, ODD, BrickInLayer, LayerRow, LayersView
+
+LEAST_LINES = 7  # of the pane: fewer are of no use
+TWO_TABLES = 100  # cells: from so many on the table of all layers stands beside that of the bricks
+
+
+def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
+    """Lines in which all of it has room."""
+    bricks, all_layers = 3 + len(layers.inside(row)), 2 + len(layers.rows)
+    return max(bricks, all_layers) if width >= TWO_TABLES else bricks + 1 + all_layers
+
+
+def layer_lines(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
+    """The bricks of `row` and what lies between them, and beside or under them every layer."""
+    if width >= TWO_TABLES:
+        widths = even_widths(width, 2)
+        panes = [_bricks(layers, row, widths[0], height), _layers(layers, row, widths[1], height)]
+        return beside(panes, widths)
+    lines = _bricks(layers, row, width, height)
+    left = height - len(lines) - 1
+    return [*lines, BLANK, *_layers(layers, row, width, left)] if left >= LEAST_LINES else lines
+
+
+def _bricks(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
+    lines = [_title(row, layers.unit, width), *_table(_brick_columns(layers.unit), layers.inside(row), width)]
+    between = f"{BETWEEN}: {formatting.duration(row.between_us)}, {formatting.percent(_share(row))} of the layer"
+    return [*lines, fit_line(((f"    {between}", "gap"),), width)][:height]
+
+
+def _layers(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
+    by_time = sorted(layers.rows, key=lambda other: -(other.to_median or 0.0))
+    shown = by_time[: height - 2]
+    left_out = len(by_time) - len(shown)
+    more: Line = ((f"{left_out} more", "faint"),) if left_out else BLANK
+    head = rule((("layers, the slowest beside its like first", "dim"),), width, more)
+    return [head, *_table(_layer_columns(row, layers.unit), shown, width)]
+
+
+def _title(row: LayerRow, unit: str, width: int) -> Line:
+    parts: list[Line] = [((f"{formatting.duration(row.us)} a {unit}", "strong"),)]
+    if row.to_median is not None:
+        role = "strong warn" if row.is_odd else "dim"
+        parts.append(((f"median call {formatting.number(row.to_median)}× that of its like", role),))
+    name = clip(clean(row.name), width // 2)
+    return rule(((name, "strong"),), width, join_fitting(parts, width - len(name) - 8, " · "))
+
+
+def _share(row: LayerRow) -> float | None:
+    return 100 * row.between_us / row.us if row.us else None
+
+
+def _table(columns: Sequence[Column[RowT]], rows: Sequence[RowT], width: int) -> list[Line]:
+    placed = place(columns, width - 1)
+    return [
+        ((" ", ""), *line) for line in (head_line(placed, "", descending=True), *(row_line(placed, r) for r in rows))
+    ]
+
+
+def _brick_columns(unit: str) -> tuple[Column[BrickInLayer], ...]:
+    def name(row: BrickInLayer, width: int) -> Line:
+        look = CATEGORY_LOOKS[row.brick.category]
+        return ((f" {look.glyph} ", look.role), (clip(clean(row.brick.name), width - 3), "strong"))
+
+    def share(row: BrickInLayer, width: int) -> Line:
+        return bar(None if row.percent is None else row.percent / 100, width, CATEGORY_LOOKS[row.brick.category].role)
+
+    return (
+        Column("brick", 18, 0, name, "", align="left", stretch=1, max_width=28),
+        Column("of layer", 8, 1, lambda row, _: figure(formatting.percent(row.percent)), ""),
+        Column(f"µs a {unit}", 9, 2, lambda row, _: figure(formatting.number(row.us)), ""),
+        Column("p50 µs", 8, 3, lambda row, _: figure(formatting.number(row.p50_us)), ""),
+        Column("its like", 8, 4, lambda row, _: figure(formatting.number(row.usual_p50_us), "dim"), ""),
+        Column("×", 6, 2, lambda row, _: _times(row.to_usual), ""),
+        Column("share", 8, 5, share, "", align="left", stretch=1, is_drawn=True),
+    )
+
+
+def _layer_columns(current: LayerRow, unit: str) -> tuple[Column[LayerRow], ...]:
+    def name(row: LayerRow, width: int) -> Line:
+        mark = "▸" if row.id == current.id else "▼" if row.is_odd else " "
+        return ((f" {mark} ", "warn" if mark == "▼" else "accent"), (clip(clean(row.name), width - 3), "strong"))
+
+    def excess(row: LayerRow, width: int) -> Line:
+        if row.excess is None:
+            return figure(formatting.NONE_THERE)
+        return ((clip(f"{clean(row.excess[0])} +{formatting.duration(row.excess[1])}", width), "warn"),)
+
+    return (
+        Column("layer", 12, 0, name, "", align="left", stretch=1, max_width=28),
+        Column("calls", 7, 5, lambda row, _: figure(formatting.number(row.calls)), ""),
+        Column(f"µs a {unit}", 9, 2, lambda row, _: figure(formatting.number(row.us)), ""),
+        Column("p50 µs", 8, 3, lambda row, _: figure(formatting.number(row.p50_us)), ""),
+        Column("its like", 8, 4, lambda row, _: figure(formatting.number(row.median_us), "dim"), ""),
+        Column("×", 6, 1, lambda row, _: _times(row.to_median), ""),
+        Column("most of it in", 18, 4, excess, "", align="left", stretch=1),
+    )
+
+
+def _times(ratio: float | None) -> Line:
+    """How many times its like; of what is alone nothing is said."""
+    return figure(formatting.number(ratio), "strong warn" if ratio is not None and ratio >= ODD else "")

@@ -1,0 +1,116 @@
+"""One node of the graph in detail: its figures, and of a layer or a brick what is known of it beyond that place."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import partial
+
+from cbtop import formatting
+from cbtop.protocol.attributes import KernelAttributes
+from cbtop.protocol.vocabulary import NodeKind, Provenance
+from cbtop.statistics import Of, statistics_of
+from cbtop.tui.views.brick_detail import Fact, group_lines
+from cbtop.tui.views.brick_pictures import durations, in_layers, trend
+from cbtop.tui.views.layer_pane import layer_lines, pane_height
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule, width_of
+from cbtop.tui.widgets.parts import GAP, Part, beside, even_widths, parts_lines
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.layers import LayerBrick, LayerRow
+from cbtop.viewmodels.model import GraphRow, SourceView
+
+LEAST_LINES = 6  # of the pane: fewer are of no use
+MAX_PICTURE = 16  # lines
+TWO_COLUMNS = 110  # cells: from so many on pictures stand beside the figures
+
+
+class NodeDetail(Drawing):
+    """A panel that follows the cursor of the graph beside it."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._node: GraphRow | None = None
+        self._source: SourceView | None = None
+
+    def show_node(self, node: GraphRow | None, source: SourceView) -> None:
+        """Draw `node` from now on."""
+        self._node, self._source = node, source
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        if self._node is None or self._source is None:
+            return [rule((("no node", "dim"),), width)]
+        return node_lines(self._node, self._source, width, height)
+
+
+def node_lines(node: GraphRow, source: SourceView, width: int, height: int) -> list[Line]:
+    """The panel of `node` in so many lines."""
+    look = CATEGORY_LOOKS[node.category] if node.category is not None else None
+    name = f"Layer {clean(node.name)}" if node.kind is NodeKind.LAYER else clean(node.name)
+    title: Line = (((f"{look.glyph} ", look.role),) if look else ()) + ((name, "strong"),)
+    about = " · ".join(filter(None, (node.kind.name.lower(), clean(node.node_label), clean(node.backend))))
+    head = rule(fit_line(title, min(width_of(title), width - 6)), width, ((about, "dim"),))
+    layer = next((row for row in _layers(source) if row.id == node.id), None)
+    if layer is not None and source.layer_times is not None:
+        layers = source.layer_times
+        need = pane_height(layers, layer, width)
+        figures = _figures(node, width)
+        free = height - 1 - len(figures)
+        below = layer_lines(layers, layer, width, min(need, free)) if free >= LEAST_LINES else []
+        return [head, *figures, *below][:height]
+    brick = next((row for row in source.bricks if row.key == (node.name, node.category)), None)
+    if brick is None:
+        return [head, *_figures(node, width)][:height]
+    if width < TWO_COLUMNS:
+        figures = _figures(node, width)
+        return [head, *figures, *_everywhere(brick, source, width, height - 1 - len(figures))][:height]
+    widths = even_widths(width, 2)
+    panes = [_figures(node, widths[0]), _everywhere(brick, source, widths[1], height - 1)]
+    return [head, *beside(panes, widths)][:height]
+
+
+def _layers(source: SourceView) -> tuple[LayerRow, ...]:
+    return source.layer_times.rows if source.layer_times else ()
+
+
+def _figures(node: GraphRow, width: int) -> list[Line]:
+    """All that was measured of it in this place, and how it is launched."""
+    rows = [row for row in statistics_of(Of.NODE) if row.value(node) is not None]
+    known = [(row.word or row.title, clean(row.in_full(node)), "") for row in rows]
+    if not known:
+        known = [("n/a", "it is not timed on its own", "dim")]
+    lines = group_lines("here", f"{Provenance.MEASURED.value} and {Provenance.DERIVED.value}", known, width)
+    of_kernel = {field.name: getattr(node.kernel, field.name) for field in fields(KernelAttributes)}
+    launch: list[Fact] = [
+        (name.replace("_bytes", "").replace("_", " "), _attribute(name, value), "")
+        for name, value in of_kernel.items()
+        if value is not None
+    ]
+    if launch:
+        lines += group_lines("launch", Provenance.STATIC.value, launch, width)
+    if node.burst is not None:
+        lines.append(fit_line(((f"  {formatting.in_burst(node.burst)}", "dim"),), width))
+    return [*lines, BLANK]
+
+
+def _attribute(name: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return "×".join(map(str, value))
+    return f"{value:x}" if name == "ptx_hash" else formatting.number(float(str(value))).removesuffix(".00")
+
+
+def _everywhere(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
+    """The brick in all layers of the phase, this place among them."""
+    if height < LEAST_LINES:
+        return []
+    title: Line = ((clean(brick.name), "strong"), (" in all layers", "dim"))
+    share = f"{formatting.percent(brick.percent)} of the step"
+    is_in_layers = source.layer_times is not None and LayerBrick(*brick.key) in source.layer_times.bricks
+    pictures = (
+        Part(partial(in_layers, brick, source), 3, 6 if is_in_layers else 0),
+        Part(partial(durations, brick), 4, MAX_PICTURE),
+        Part(partial(trend, brick, source), 4, MAX_PICTURE if brick.trend_us else 0),
+    )
+    lines = parts_lines(pictures, pictures, width - len(GAP), height - 1)
+    return [rule(title, width, ((share, "dim"),)), *lines]

@@ -1,0 +1,145 @@
+"""The brick under the cursor against every roof, and what each brick would save if it reached its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from cbtop import formatting
+from cbtop.profiler.roofline import COMPUTE, MEMORY, NO_ROOF
+from cbtop.tui.views.figures import figure
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.columns import Column, head_line, place, row_line
+from cbtop.tui.widgets.drawing import Drawing
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule
+from cbtop.tui.widgets.parts import Part, parts_lines
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import CeilingRow, SourceView
+from cbtop.viewmodels.verdicts.base import gain
+
+LEAST_LINES = 5  # of the pane: fewer are of no use
+_ADVICE = {
+    MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
+    COMPUTE: "Compute less, or in a lower precision that the processor does faster.",
+    NO_ROOF: "Far below every roof: launches, waiting, small shapes or scattered reads, not memory or arithmetic.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """What a brick would save if it reached the roof above it; derived."""
+
+    brick: BrickRow
+    us_per_token: float
+    tokens_per_sec: float | None
+
+
+class RoofDetail(Drawing):
+    """A panel that follows the cursor of the table above it."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._brick: BrickRow | None = None
+        self._source: SourceView | None = None
+
+    def show_brick(self, brick: BrickRow | None, source: SourceView) -> None:
+        """Draw `brick` from now on."""
+        self._brick, self._source = brick, source
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        source, brick = self._source, self._brick
+        if source is None or brick is None:
+            return []
+        ceilings, savings = source.roofline.ceilings, _savings(source)
+        roofs = Part(partial(_roofs, brick, source), 3, 3 + len(ceilings) + 1)
+        saved = Part(partial(_saved, savings), 3, 2 + len(savings) if savings else 0)
+        return parts_lines((roofs, saved), (roofs, saved), width, height)
+
+
+def _roofs(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
+    """How much of each roof it reaches, what that says, and what is known of the roof."""
+    look = CATEGORY_LOOKS[brick.category]
+    title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
+    rates = f"{formatting.number(brick.gb_per_sec)} GB/s · {formatting.number(brick.gflops)} GFLOP/s"
+    rows = sorted(source.roofline.ceilings, key=lambda ceiling: (ceiling.kind, ceiling.value))
+    placed = place(_roof_columns(brick), width - 2)
+    lines = [rule(title, width, ((rates, ""),)), ((" ", ""), *head_line(placed, "", descending=True))]
+    if not rows:
+        lines[1] = (("  n/a: no roof was measured", "dim"),)
+    lines += [((" ", ""), *row_line(placed, row)) for row in rows]
+    said = _ADVICE.get(brick.bound or "", "")
+    if brick.above_roof:
+        said = f"Faster than memory: {_where_from(brick, source.roofline.ceilings)}"
+    lines.append(fit_line((("  → " if said else "", "faint"), (said, "strong")), width))
+    return [*lines[: height - 1], BLANK]
+
+
+def _where_from(brick: BrickRow, ceilings: tuple[CeilingRow, ...]) -> str:
+    """Of what is faster than its roof, the slowest level of cache that is as fast."""
+    levels = sorted((one for one in ceilings if one.kind == "cache"), key=lambda one: one.value)
+    fast = next((one for one in levels if one.value >= (brick.gb_per_sec or 0.0)), None)
+    if fast is None:
+        return "look at its FLOP, its bytes, or the roof."
+    return f"its data may come from a cache ({fast.name}), or its FLOP and bytes are not what was declared."
+
+
+def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
+    def reached(row: CeilingRow) -> float | None:
+        rate = brick.gflops if row.kind == "compute" else brick.gb_per_sec
+        return None if rate is None else 100 * rate / row.value
+
+    def share(row: CeilingRow) -> Line:
+        percent = reached(row)
+        role = "dim" if row.is_unsure else "strong warn" if (percent or 0) > 100 else "strong"
+        return figure(("? " if row.is_unsure else "") + formatting.percent(percent), role)
+
+    return (
+        Column("roof", 16, 0, lambda row, width: ((clip(clean(row.name), width), ""),), "", align="left", stretch=1,
+               max_width=24),
+        Column("is", 16, 2, lambda row, _: figure(f"{formatting.number(row.value)} {row.unit}"), ""),
+        Column("it reaches", 10, 1, lambda row, _: share(row), ""),
+        Column("spread", 7, 3, lambda row, _: figure(formatting.percent(row.spread_percent), "dim"), ""),
+        Column("load", 6, 4, lambda row, _: figure(formatting.percent(row.load_percent), "dim"), ""),
+        Column("age", 9, 5, lambda row, _: figure(formatting.age(row.age_s), "dim"), ""),
+    )  # fmt: skip
+
+
+def _savings(source: SourceView) -> list[_Saving]:
+    """Of each brick whose roof is sure, the most first."""
+    found = []
+    for brick in source.roofline.points:
+        share, at = brick.percent, brick.percent_of_roof
+        if brick.us_per_token is None or share is None or at is None or at > 100 or brick.roof_unsure:
+            continue
+        found.append(_Saving(brick, brick.us_per_token * (1 - at / 100), gain(source, share * (1 - at / 100))))
+    return sorted(found, key=lambda one: -one.us_per_token)
+
+
+def _saved(savings: list[_Saving], width: int, height: int) -> list[Line]:
+    title: Line = (("what reaching its roof would save (derived)", "dim"),)
+    left_out = len(savings) - max(0, height - 2)
+    more: Line = ((f"{left_out} more", "faint"),) if left_out > 0 else BLANK
+    placed = place(_SAVED_COLUMNS, width - 2)
+    rows = savings[: height - 2]
+    head: Line = ((" ", ""), *head_line(placed, "", descending=True))
+    return [rule(title, width, more), head, *(((" ", ""), *row_line(placed, row)) for row in rows)]
+
+
+def _brick_name(row: _Saving, width: int) -> Line:
+    look = CATEGORY_LOOKS[row.brick.category]
+    return ((f"{look.glyph} ", look.role), (clip(clean(row.brick.name), width - 2), "strong"))
+
+
+_SAVED_COLUMNS: tuple[Column[_Saving], ...] = (
+    Column("brick", 16, 0, _brick_name, "", align="left", stretch=1, max_width=28),
+    Column("µs/token", 9, 3, lambda row, _: figure(formatting.number(row.brick.us_per_token)), ""),
+    Column("saves µs", 9, 1, lambda row, _: figure(formatting.number(row.us_per_token), "strong"), ""),
+    Column("tokens/s", 9, 2, lambda row, _: figure(_plus(row.tokens_per_sec), "good"), ""),
+    Column("limited by", 19, 4, lambda row, _: figure(row.brick.bound or formatting.NOT_MEASURED, "dim"), "",
+           align="left"),
+)  # fmt: skip
+
+
+def _plus(value: float | None) -> str:
+    return formatting.NOT_MEASURED if value is None else f"+{formatting.number(value)}"

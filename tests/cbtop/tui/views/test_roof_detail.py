@@ -1,0 +1,61 @@
+"""Beside the roofline: how much of every roof a brick reaches, and what reaching its own would save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cbtop.protocol.vocabulary import Provenance
+from cbtop.tui.views.roof_detail import RoofDetail
+from cbtop.tui.widgets.lines import plain
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import CeilingRow, SourceView
+from tests.cbtop import samples
+
+
+def drawn(source: SourceView, brick: BrickRow, height: int = 30) -> str:
+    detail = RoofDetail()
+    detail._source, detail._brick = source, brick
+    return "\n".join(map(plain, detail.draw(90, height)))
+
+
+def brick_of(source: SourceView, name: str) -> BrickRow:
+    return next(row for row in source.roofline.points if row.name == name)
+
+
+def test_a_brick_stands_beside_every_roof_and_far_below_all_it_is_latency_not_memory() -> None:
+    text = drawn(samples.LIVE, brick_of(samples.LIVE, "LmHead"))
+    assert "13.76 GB/s · 33.60 GFLOP/s" in text
+    assert "DRAM read" in text
+    assert "44.1 %" in text
+    assert "28.5 %" in text
+    assert "→ Far below every roof: launches, waiting" in text
+    assert "+6.57" in text  # 1,497 µs of 8,450 a token, at 44.1 % of the roof
+
+
+def test_a_level_of_cache_is_no_roof_and_says_where_what_is_above_memory_may_come_from() -> None:
+    levels = tuple(
+        CeilingRow(name, "cache", value, "GB/s", Provenance.MEASURED)
+        for name, value in (("l1_read", 200.0), ("l2_read", 90.0), ("l3_read", 40.0))
+    )
+    roofline = replace(samples.LIVE.roofline, ceilings=samples.LIVE.roofline.ceilings + levels)
+    source = replace(samples.LIVE, roofline=roofline)
+    brick = brick_of(source, "DownProjection")
+    assert brick.roof is not None
+    assert brick.roof == brick_of(samples.LIVE, "DownProjection").roof
+    fast = replace(brick, gb_per_sec=45.0, roof=replace(brick.roof, percent_of_roof=144.0))
+    assert "its data may come from a cache (l2_read)" in drawn(source, fast)
+    faster = replace(fast, gb_per_sec=450.0)
+    assert "look at its FLOP, its bytes, or the roof" in drawn(source, faster)
+
+
+def test_what_is_made_of_an_unsure_roof_saves_nothing_that_is_said() -> None:
+    brick = brick_of(samples.LIVE, "LmHead")
+    assert brick.roof is not None
+    unsure = replace(brick, roof=replace(brick.roof, is_unsure=True))
+    others = tuple(row for row in samples.LIVE.roofline.points if row is not brick)
+    source = replace(samples.LIVE, roofline=replace(samples.LIVE.roofline, points=(unsure, *others)))
+    assert "+6.57" not in drawn(source, unsure)
+
+
+def test_without_roofs_it_says_so() -> None:
+    assert "n/a: no roof was measured" in drawn(samples.NO_ROOF, samples.NO_ROOF.roofline.points[0])
