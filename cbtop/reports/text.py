@@ -224,7 +224,7 @@ def _shown_time(view: SourceView) -> str:
     if window is None:
         return f"figures: {shown}"
     why = f" ({fmt.seconds(window.asked_s)} were asked for: that is all there is)" if window.is_short else ""
-    the = "" if shown.startswith("its") else "the "
+    the = "the " if shown.startswith("last") else ""
     return f"figures: {the}{shown}{why}; records, checks and traces: all that was seen"
 
 
