@@ -15,6 +15,7 @@ from typing import Self
 from cbtop.client import DEFAULT_WINDOW_S, store
 from cbtop.client.feed import FeedEnd, StoreViews
 from cbtop.client.marks import Marks
+from cbtop.client.range_cut import LEAD_NS, RangeCut
 from cbtop.client.store import Store
 from cbtop.client.window import reaches_back_s
 from cbtop.protocol import codec
@@ -31,7 +32,6 @@ STEPS_BACK_NS = 15_000_000_000
 MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
 RECENT_NS = 10_000_000_000  # a timeline is made of the newest records of so long,
 RANGE_RECENT_NS = 60_000_000_000  # or of a range's
-LEAD_NS = 1_000_000_000  # so much before a range its records are read: what follows them, lacks nothing
 MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
 
 
@@ -70,6 +70,8 @@ def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...
 class ReplayFeed(StoreViews):
     """Plays the recording at `path`, `speed` times as fast: all of it, or the `selected` sources.
 
+    What `save_range` has cut out of another recording shows that range at first.
+
     Raises RecordingError or VersionError.
     """
 
@@ -105,7 +107,10 @@ class ReplayFeed(StoreViews):
         self._at_ns = self._begun_ns = self._whole_from_ns = self._target_ns = self._reader.begin_ns
         self._said_ns = self._begun_ns  # when the last of what is shown was said
         self._is_there = False
-        self._jump(self._target_ns)
+        if self._reader.range_from_ns is None:
+            self._jump(self._target_ns)
+        else:
+            self.select((self._reader.range_from_ns - self._reader.begin_ns) / 1e9, self.duration_s)
         self.advance()
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
@@ -167,6 +172,11 @@ class ReplayFeed(StoreViews):
             return None
         begin_ns, end_ns = (at_ns - self._reader.begin_ns for at_ns in (self._range.begin_ns, self._range.end_ns))
         return begin_ns / 1e9, end_ns / 1e9
+
+    def cut_out(self) -> RangeCut:
+        """The range that is shown, to be saved as a recording of its own. It is to be closed."""
+        assert self._range is not None
+        return RangeCut(self._reader.duplicate(), self._range.begin_ns, self._range.end_ns)
 
     def aim(self, to_s: float) -> None:
         """Set out for the moment `to_s`, or the nearer end: `advance` goes there. It leaves what range was shown."""

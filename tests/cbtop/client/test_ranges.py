@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,11 @@ from hypothesis import strategies as st
 
 from cbtop import formatting
 from cbtop.client.replay import ReplayFeed
+from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 from cbtop.viewmodels.model import MergeMode, SourceView
-from tests.cbtop.client.test_replay import Hand, known
+from tests.cbtop.client.test_replay import Hand, known, leaves
 from tests.cbtop.made_recordings import made_recording
+from tests.integration.hosts import cbtop
 
 IMPERFECT = Path(__file__).parents[1] / "imperfect.cbtop"
 SECONDS = 40
@@ -179,3 +183,68 @@ def test_books_and_stretch_of_a_range_close() -> None:
         parts = (stretch.in_steps_us, stretch.between_us, stretch.since_last_us)
         assert stretch.wall_us == pytest.approx(sum(part or 0.0 for part in parts))
         assert replace(view, graph=tuple(view.graph)).window is not None
+
+
+# --- saved --------------------------------------------------------------------------------------------------
+
+
+def saved(feed: ReplayFeed, directory: Path) -> Path:
+    with closing(feed.cut_out()) as cut:
+        done = cut.save(directory)
+    assert done.size_bytes <= done.path.stat().st_size
+    return done.path
+
+
+@pytest.mark.parametrize("ends", [(4.3, 11.7), (0, 3), (20, 24), (9.05, 9.95)])
+def test_a_saved_range_opens_as_that_range_with_the_same_numbers(ends: tuple[float, float], tmp_path: Path) -> None:
+    with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
+        select(feed, *ends)
+        feed.follow_records(True)
+        path = saved(feed, tmp_path)
+        with ReplayFeed(path, clock_s=Hand()) as again:
+            again.follow_records(True)
+            assert again.range_s is not None
+            there = {source.key for source in again.sources()}
+            assert {source.key for source in feed.sources() if source.state == "live"} <= there
+            for key in there:
+                one, other = feed.view(key), again.view(key)
+                assert one is not None
+                assert other is not None
+                assert figures(one) == figures(other)
+                assert figures(one)
+
+
+def figures(view: SourceView) -> list[tuple[str, object]]:
+    """All that is shown, but for the list of others: one that had ended before may be in it or not."""
+    return [*leaves(replace(view, graph=tuple(view.graph), listed=None))]
+
+
+def test_a_saved_range_is_what_a_report_on_it_is_of_and_all_of_it_can_be_seen(made: Path, tmp_path: Path) -> None:
+    with ReplayFeed(made, clock_s=Hand()) as feed:
+        select(feed, 12.2, 20.1)
+        path = saved(feed, tmp_path)
+    document = json.loads(cbtop("replay", str(path), "--format", "json").stdout)
+    assert document["sources"][0]["steps"]["count"] == 16
+    begin_s, end_s = document["sources"][0]["range_s"]
+    assert end_s - begin_s == pytest.approx(8.0)  # from what was said last before it to what was said last in it
+    assert ", 16 steps" in cbtop("replay", str(path)).stdout
+    document = json.loads(cbtop("replay", str(path), "--at", "1000", "--format", "json").stdout)
+    assert document["sources"][0]["steps"]["count"] == 40
+    with ReplayFeed(path, clock_s=Hand()) as again:
+        again.seek(again.duration_s)
+        assert again.range_s is None
+
+
+def test_a_saved_range_that_names_no_moment_of_its_own_is_a_recording_like_any_other(tmp_path: Path) -> None:
+    for at_ns in (-5, 0, 1 << 62):
+        path = tmp_path / f"{at_ns}.cbtop"
+        reader = RecordingReader(IMPERFECT)
+        writer = RecordingWriter(path, reader.origin, 1 << 30)
+        writer.append(encode_frame(FrameKind.RANGE, at_ns, ()))
+        for frame in reader.frames(0, (FrameKind.LIVE, FrameKind.KEYFRAME)):
+            writer.append(frame_bytes(frame.kind, frame.time_ns, frame.payload))
+        writer.close()
+        with ReplayFeed(path, clock_s=Hand()) as feed:
+            assert feed.range_s is None
+            feed.seek(10)
+            assert feed.view() is not None
