@@ -82,8 +82,12 @@ class ReplayFeed(StoreViews):
         speed: float = 1.0,
         selected: Sequence[str] = (),
         clock_s: Callable[[], float] = time.monotonic,
+        *,
+        is_history: bool = False,
     ) -> None:
+        """`is_history`: it is what a daemon remembers."""
         super().__init__(window_s, selected)
+        self._is_history = is_history
         self.is_playing = True
         self.touched = 0  # frames decoded so far
         self._window_s = window_s
@@ -264,6 +268,8 @@ class ReplayFeed(StoreViews):
             at_s=self.at_s,
             duration_s=self.duration_s,
             is_complete=self._reader.is_closed,
+            is_history=self._is_history,
+            range_s=self.range_s,
         )
 
     @property

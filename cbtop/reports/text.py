@@ -77,6 +77,9 @@ def text_report(
 
 
 def _replay(replay: ReplayView) -> str:
+    if replay.is_history:
+        back_s, when = replay.duration_s - replay.at_s, fmt.date(replay.recorded_s + replay.at_s)
+        return f"LOOKING BACK on {replay.host} at {when}, {back_s:.1f} s before the daemon was asked"
     at, duration = fmt.position(replay.at_s), fmt.position(replay.duration_s)
     cut = "" if replay.is_complete else " (it was not closed: killed, or still being written)"
     date = fmt.date(replay.recorded_s)

@@ -672,3 +672,5 @@ class ReplayView:
     at_s: float
     duration_s: float
     is_complete: bool  # closed by its recorder; else it was killed, or still writes
+    is_history: bool = False  # no file, but what a daemon remembers of the last minutes
+    range_s: tuple[float, float] | None = None  # shown instead of a moment
