@@ -125,7 +125,13 @@ def seconds(value: float) -> str:
 
 
 def shown_time(source: SourceView, *, with_date: bool = False) -> str:
-    """The time that figures are of: `last 10.4 s`, `its last 10.4 s` of what has ended, `since 20:02:11`."""
+    """The time that figures are of: `last 10.4 s`, `its last 10.4 s` of what has ended, `since 20:02:11`.
+
+    Of a range `20:02:11.3–20:02:19.8, 41 steps`.
+    """
+    if source.window is not None and source.window.range_s is not None:
+        steps = f", {count(source.steps.count)} step{'s' * (source.steps.count != 1)}" if source.steps else ""
+        return f"{between(source.window.range_s, with_date=with_date)}{steps}"
     if source.window is not None:
         runs = source.merged is not None and source.merged.running
         its = "its " if source.state in ("ended", "gone", "faulty") and not runs else ""
@@ -133,6 +139,12 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
     if source.since_s is None:
         return "all that was seen"
     return f"since {since(source.since_s, source.stretch.wall_us if source.stretch else None, with_date=with_date)}"
+
+
+def between(range_s: tuple[float, float], *, with_date: bool = False) -> str:
+    """From one moment to another, in local time to the tenth: `20:02:11.3–20:02:19.8`."""
+    begin, end = (moment(unix_s)[:-2] for unix_s in range_s)
+    return f"{begin[0 if with_date else 11 :]}–{end[11:]}"
 
 
 def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> str:
@@ -437,6 +449,8 @@ def placed_rank(row: SourceRow) -> str:
 
 def rates_since(row: SourceRow) -> str:
     """Which time its rates are of: `20:02:11`, `last 10.4 s`."""
+    if row.window is not None and row.window.range_s is not None:
+        return between(row.window.range_s)
     if row.window is not None:
         return f"last {row.window.covers_s:.1f} s"
     return NOT_MEASURED if row.since_s is None else since(row.since_s, row.wall_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 
 from cbtop.protocol.signals import suppressed
 
@@ -39,6 +40,13 @@ class OpenFile:
     def status_now(self) -> os.stat_result:
         """What the descriptor is of, and how large that is now. Raises OSError."""
         return os.fstat(self._descriptor)
+
+    def duplicate(self) -> OpenFile:
+        """The same file once more, also where it has no name any more. Raises OSError."""
+        other = copy(self)
+        other._descriptor = _NONE  # until it has its own: what is collected closes no other's
+        other._descriptor = os.dup(self._descriptor)
+        return other
 
     def close(self) -> None:
         """Let go of it; again has no effect."""

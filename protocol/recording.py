@@ -5,6 +5,8 @@ Layout (little-endian)
              ns read together (i64), host (64 bytes of UTF-8, zero-filled); no version may change the first three
     frames   length of the payload (u32), crc32 of what follows (u32), monotonic ns (i64), kind (u32), payload:
              deflated, a msgpack list of messages that belong together, encoded as on the wire
+    range    as the first frame and the last, without messages, where a recording was cut out of another one: their
+             times are those of the range, and what comes before leads to it
     index    as the last frame of a recording that was closed: when and where its keyframes lie
     footer   offset of the index (u64), magic b"CBTOPIDX"
 
@@ -23,6 +25,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -62,6 +65,7 @@ class FrameKind(IntEnum):
     KEYFRAME = 1  # complete state: a daemon's hello and everything it knows
     RECORDS = 2  # record batches
     INDEX = 3
+    RANGE = 4  # the beginning, and the end, of a range that somebody chose
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +272,15 @@ class RecordingReader:
             self._file.close()
             raise
         self.begin_ns = self.keyframes[0][0] if self.keyframes else self.end_ns
+        length, _, time_ns, kind = self._head(_HEADER.size)
+        is_range = length >= 0 and kind == FrameKind.RANGE and self.begin_ns <= time_ns <= self.end_ns
+        self.range_from_ns = time_ns if is_range else None
+
+    def duplicate(self) -> RecordingReader:
+        """Another reader of the same file, also of one that has no name any more."""
+        other = copy(self)
+        other._file, other._damaged = self._file.duplicate(), set()
+        return other
 
     @property
     def damaged(self) -> int:

@@ -257,6 +257,7 @@ class Feed(Views):
         selected: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self.window_s = window_s
         self.keys = keys
         self._selected = selected
         self._kept_roofs = KeptRoofs()

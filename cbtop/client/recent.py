@@ -71,6 +71,12 @@ class RecentRecords:
         self._count += len(calls.node)
         self.shorten(MAX_RECENT)
 
+    def forget(self) -> None:
+        """Let go of all of them, and of what is missing: what comes follows them."""
+        self.shorten(0)
+        self.missing = 0
+        self.holes.clear()
+
     def shorten(self, length: int) -> None:
         """Keep the newest `length`."""
         self.version += self._count > length

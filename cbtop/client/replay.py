@@ -15,6 +15,7 @@ from typing import Self
 from cbtop.client import DEFAULT_WINDOW_S, store
 from cbtop.client.feed import FeedEnd, StoreViews
 from cbtop.client.marks import Marks
+from cbtop.client.range_cut import LEAD_NS, RangeCut
 from cbtop.client.store import Store
 from cbtop.client.window import reaches_back_s
 from cbtop.protocol import codec
@@ -22,14 +23,15 @@ from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Heartbeat, Message
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.baseline import Snapshot
-from cbtop.viewmodels.model import Mark, ReplayView
+from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters and a timeline
 SLACK = 1.1  # of the samples of a curve, one a second, some come late
 # A jump begins so much earlier still, and what is known at the last keyframes is kept: steps back are short then.
 STEPS_BACK_NS = 15_000_000_000
 MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
-RECENT_NS = 10_000_000_000  # a timeline is made of the newest records of so long
+RECENT_NS = 10_000_000_000  # a timeline is made of the newest records of so long,
+RANGE_RECENT_NS = 60_000_000_000  # or of a range's
 MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
 
 
@@ -40,6 +42,16 @@ class _State:
     at_ns: int
     offset: int
     store: Store
+
+
+@dataclass(slots=True)
+class _Range:
+    """What is shown of a recording, instead of a moment: from one to another."""
+
+    begin_ns: int
+    end_ns: int
+    from_ns: int | None = None  # when the last of what came before it was said; None: it has not begun yet
+    until_ns: int = 0  # and the last that belongs to it
 
 
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
@@ -58,6 +70,8 @@ def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...
 class ReplayFeed(StoreViews):
     """Plays the recording at `path`, `speed` times as fast: all of it, or the `selected` sources.
 
+    What `save_range` has cut out of another recording shows that range at first.
+
     Raises RecordingError or VersionError.
     """
 
@@ -68,10 +82,15 @@ class ReplayFeed(StoreViews):
         speed: float = 1.0,
         selected: Sequence[str] = (),
         clock_s: Callable[[], float] = time.monotonic,
+        *,
+        is_history: bool = False,
     ) -> None:
+        """`is_history`: it is what a daemon remembers."""
         super().__init__(window_s, selected)
+        self._is_history = is_history
         self.is_playing = True
         self.touched = 0  # frames decoded so far
+        self._window_s = window_s
         self._speed = speed
         self._clock_s = clock_s
         self._polled_s = clock_s()
@@ -88,10 +107,25 @@ class ReplayFeed(StoreViews):
         self._reach_ns = round(max(store.HISTORY_S * SLACK, reaches_back_s(window_s)) * 1e9)
         self._marks = Marks()
         self._states: deque[_State] = deque(maxlen=MAX_STATES)
+        self._range: _Range | None = None
         self._at_ns = self._begun_ns = self._whole_from_ns = self._target_ns = self._reader.begin_ns
+        self._said_ns = self._begun_ns  # when the last of what is shown was said
         self._is_there = False
-        self._jump(self._target_ns)
+        if self._reader.range_from_ns is None:
+            self._jump(self._target_ns)
+        else:
+            self.select((self._reader.range_from_ns - self._reader.begin_ns) / 1e9, self.duration_s)
         self.advance()
+
+    def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
+        """What a source shows; of a range, where one was chosen."""
+        return super().view(key, phase, window=window or self._range is not None)
+
+    def merged(
+        self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
+    ) -> SourceView | None:
+        """All sources that go together as one; of a range, where one was chosen."""
+        return super().merged(mode, key, phase, window=window or self._range is not None)
 
     @property
     def duration_s(self) -> float:
@@ -112,11 +146,11 @@ class ReplayFeed(StoreViews):
         return len(self._refused) + self._reader.damaged
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Go on by the time that has passed, while it plays and is not on its way to somewhere else."""
+        """Go on by the time that has passed, while it plays, shows no range, and is not on its way elsewhere."""
         super().poll()
         now_s = self._clock_s()
         passed_s, self._polled_s = now_s - self._polled_s, now_s
-        if self.is_playing and self.on_its_way is None:
+        if self.is_playing and self._range is None and self.on_its_way is None:
             self.seek(self.at_s + passed_s * self._speed)
 
     def seek(self, to_s: float) -> None:
@@ -124,11 +158,37 @@ class ReplayFeed(StoreViews):
         self.aim(to_s)
         self.advance()
 
+    def select(self, one_s: float, other_s: float) -> None:
+        """Set out for the range between two moments: its steps alone are shown then, until `aim` goes elsewhere.
+
+        A step is of the range where it ended, by what the daemon had said at either moment.
+        """
+        begin_ns, end_ns = sorted((self._moment_ns(one_s), self._moment_ns(other_s)))
+        self._range = _Range(begin_ns, end_ns)
+        self._begin_anew(self._reader.keyframe_before(begin_ns))
+        self._at_ns = self._begun_ns = min(self._next.time_ns if self._next else begin_ns, begin_ns)
+        self._target_ns, self._is_there = end_ns, False
+
+    @property
+    def range_s(self) -> tuple[float, float] | None:
+        """The range that is shown, in seconds from the beginning; None where none is."""
+        if self._range is None:
+            return None
+        begin_ns, end_ns = (at_ns - self._reader.begin_ns for at_ns in (self._range.begin_ns, self._range.end_ns))
+        return begin_ns / 1e9, end_ns / 1e9
+
+    def cut_out(self) -> RangeCut:
+        """The range that is shown, to be saved as a recording of its own. It is to be closed."""
+        assert self._range is not None
+        return RangeCut(self._reader.duplicate(), self._range.begin_ns, self._range.end_ns)
+
     def aim(self, to_s: float) -> None:
-        """Set out for the moment `to_s`, or the nearer end: `advance` goes there."""
-        target_ns = self._reader.begin_ns + round(min(max(to_s, 0), self.duration_s) * 1e9)
+        """Set out for the moment `to_s`, or the nearer end: `advance` goes there. It leaves what range was shown."""
+        target_ns = self._moment_ns(to_s)
+        was_range, self._range = self._range is not None, None  # of what was before that the store knows little
         from_ns = max(self._at_ns, self._whole_from_ns)
-        if self._at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self._reach_ns:
+        is_ahead = self._at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self._reach_ns
+        if is_ahead and not was_range:
             self._begun_ns = self._at_ns
         elif (state := self._state_before(target_ns)) is not None:
             self._store = deepcopy(state.store)
@@ -143,16 +203,31 @@ class ReplayFeed(StoreViews):
         until_s = self._clock_s() + limit_s
         # A frame that is said to be later than the end would keep back all that follows it: it comes at the end.
         while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self._target_ns:
-            if self._next.kind == FrameKind.KEYFRAME and time_ns >= self._whole_from_ns:
+            if self._range is not None:
+                self._enter(self._range, time_ns)
+            elif self._next.kind == FrameKind.KEYFRAME and time_ns >= self._whole_from_ns:
                 self._keep_state(self._next.offset, time_ns)
             self._apply(self._next)
+            if self._next.kind in SHOWN:
+                self._said_ns = time_ns
             self._next = next(self._frames, None)
             self._at_ns = max(self._at_ns, time_ns)
             if self._clock_s() >= until_s:
                 return False
         self._at_ns = self._target_ns
+        if self._range is not None and not self._is_there:
+            self._enter(self._range, self._range.end_ns + 1)
+            self._range.until_ns = self._said_ns
+            if self._follows_records:
+                self._catch_up_in(self._range)
         self._is_there = True
         return True
+
+    def _enter(self, chosen: _Range, next_ns: int) -> None:
+        """Let what is shown begin with the range, where what comes next is of it."""
+        if chosen.from_ns is None and next_ns > chosen.begin_ns:
+            chosen.from_ns = self._said_ns
+            self._store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)
 
     @property
     def on_its_way(self) -> float | None:
@@ -172,12 +247,15 @@ class ReplayFeed(StoreViews):
         self._follows_records = on
         self._store.keep_records(on)
         self._states.clear()  # which have records, or have not
+        if self._range is not None:
+            if on and self._is_there:
+                self._catch_up_in(self._range)
+            return
         go_on = None if self._next is None else self._next.offset
         if on:
             go_on = self._catch_up(go_on)
         if go_on is not None:
-            self._frames = self._reader.frames(go_on, self._wanted)
-            self._next = next(self._frames, None)
+            self._go_on_from(go_on)
 
     def replay(self) -> ReplayView:
         """Where it is in what."""
@@ -190,6 +268,8 @@ class ReplayFeed(StoreViews):
             at_s=self.at_s,
             duration_s=self.duration_s,
             is_complete=self._reader.is_closed,
+            is_history=self._is_history,
+            range_s=self.range_s,
         )
 
     @property
@@ -230,7 +310,23 @@ class ReplayFeed(StoreViews):
 
     @property
     def _wanted(self) -> tuple[FrameKind, ...]:
-        return (*SHOWN, FrameKind.RECORDS) if self._follows_records else SHOWN
+        follows = self._follows_records and self._range is None
+        return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
+
+    def _catch_up_in(self, chosen: _Range) -> None:
+        """Show the records of a range: those whose steps are counted in it, of the last minute of a longer one."""
+        assert chosen.from_ns is not None
+        from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
+        is_before = True
+        for frame in self._reader.frames(self._reader.keyframe_before(from_ns - LEAD_NS), (FrameKind.RECORDS,)):
+            if frame.time_ns > chosen.until_ns:
+                break
+            if is_before and frame.time_ns > from_ns:
+                self._store.forget_records()
+                is_before = False
+            self._apply(frame)
+        if is_before:
+            self._store.forget_records()
 
     def _catch_up(self, until: int | None) -> int | None:
         """Show the records until now, of the frames before `until`; gives where the first later one lies."""
@@ -242,17 +338,27 @@ class ReplayFeed(StoreViews):
             self._apply(frame)
         return until
 
+    def _moment_ns(self, at_s: float) -> int:
+        return self._reader.begin_ns + round(min(max(at_s, 0), self.duration_s) * 1e9)
+
     def _jump(self, target_ns: int) -> None:
-        self._store = Store(self._store.window_s)
-        self._store.keep_records(self._follows_records)
-        self._read_from(self._reader.keyframe_before(target_ns - self._reach_ns - STEPS_BACK_NS))
+        self._begin_anew(self._reader.keyframe_before(target_ns - self._reach_ns - STEPS_BACK_NS))
         begins_ns = self._next.time_ns if self._next else target_ns
         self._at_ns = self._begun_ns = min(begins_ns, target_ns)
         is_first = begins_ns <= self._reader.begin_ns
         self._whole_from_ns = self._reader.begin_ns if is_first else begins_ns + self._reach_ns
 
+    def _begin_anew(self, offset: int) -> None:
+        self._store = Store(self._window_s)
+        self._store.keep_records(self._follows_records)
+        self._read_from(offset)
+
     def _read_from(self, offset: int) -> None:
         self._marks.forget_before()
+        self._said_ns = self._reader.begin_ns
+        self._go_on_from(offset)
+
+    def _go_on_from(self, offset: int) -> None:
         self._frames = self._reader.frames(offset, self._wanted)
         self._next = next(self._frames, None)
 

@@ -158,6 +158,27 @@ class SourceRecord:
         kept = (self.stats, self.window, self.trend, self.recent)
         return known + slices + sum(one.size_bytes for one in kept) + self.window.sum_bytes
 
+    def begin_range(self, now_ns: int, length_s: float) -> None:
+        """Let windows, curves and records be of what comes from now on: of a range that will be `length_s` long.
+
+        `now_ns`: the daemon's clock, where nothing was said of this source yet.
+        """
+        self.window = self.window.from_now_on(length_s)
+        if not self.window.has_begun and not self.has_ended:
+            self.window.tick(now_ns)  # whatever it says first has ended after now
+        self.recent, self.trend = RecentRecords(), BrickTrend()
+        at_ns = self.window.now_ns
+        if len(self.stats):
+            self.trend.tick(at_ns, self.nodes, self.stats)
+        if self.busy is not None:
+            self.busy = BusySlices()
+            self.busy.tick(at_ns, self.nodes, self.stats)
+        self.history = {
+            display_name(step): deque([_step_sample(self, step, at_ns)], maxlen=HISTORY_S + 1)
+            for step in _steps(self)
+            if display_name(step) in self.history
+        }
+
     def forget_catalog(self) -> None:
         """Forget what may have been taken back: a snapshot follows. Nodes and statistics stay, for they only grow."""
         self.dependencies.clear()
@@ -260,6 +281,7 @@ class Store:
         self.window_bytes = 0
         self._sizes: dict[str, tuple[int, int]] = {}  # of each source, and of its window
         self._keeps_records = False
+        self._range_from_ns: int | None = None  # the daemon's clock where a range began
         self._budget = budget or Budget()
         self._budget.stores.append(self)
 
@@ -308,6 +330,21 @@ class Store:
             for key, record in self.sources.items():
                 record.recent = RecentRecords()
                 self._weigh(key)
+
+    def forget_records(self) -> None:
+        """Let go of all records that are kept: what comes follows them."""
+        for key, record in self.sources.items():
+            record.recent.forget()
+            self._weigh(key)
+
+    def begin_range(self, length_s: float) -> None:
+        """Let windows, curves and records of every source be of what comes from now on, for `length_s`."""
+        self.window_s = length_s
+        now_ns = max([self.heard_ns, *(record.window.now_ns for record in self.sources.values())])
+        self._range_from_ns = now_ns
+        for key, record in self.sources.items():
+            record.begin_range(now_ns, length_s)
+            self._weigh(key)
 
     def shorten_records(self) -> None:
         """Let go of half of the most records that a source has."""
@@ -440,13 +477,18 @@ class Store:
             if len(self.sources) >= MAX_SOURCES:
                 self._leave_out(message.source, f"more than {MAX_SOURCES:,} sources")
                 return
-            record = self.sources[message.source] = SourceRecord(message.source, Window(self.window_s))
+            window = Window(self.window_s, is_range=self._range_from_ns is not None)
+            record = self.sources[message.source] = SourceRecord(message.source, window)
         elif message.complete:
             record.forget_catalog()
         for said in message.messages:
             if not message.complete and isinstance(said, Node) and said.id > len(record.nodes) + 1:
                 continue  # what came before it was lost on the way: the next keyframe says all
             _catalog_message(record, said)
+            if self._range_from_ns is None or not isinstance(said, HostHello):
+                continue
+            if not record.window.has_begun and said.monotonic_ns >= self._range_from_ns:
+                record.window.tick(said.monotonic_ns)  # it has begun since: all that it did is of the range
 
 
 def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
@@ -550,17 +592,26 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
-    tokens, count, time_ns = (record.stats.column(name) for name in ("elements", "count", "total_ns"))
+    for step in _steps(record):
+        phase = display_name(step)
+        if phase not in record.history and len(record.history) >= MAX_PHASES:
+            continue
+        history = record.history.setdefault(phase, deque(maxlen=HISTORY_S + 1))
+        if not history or monotonic_ns // 1_000_000_000 > history[-1].monotonic_ns // 1_000_000_000:
+            history.append(_step_sample(record, step, monotonic_ns))
+
+
+def _steps(record: SourceRecord) -> Iterator[Node]:
+    """The steps that there are totals of."""
     for node in record.nodes.children[None]:
-        if node.kind is NodeKind.STEP and node.id < len(tokens):
-            phase = display_name(node)
-            if phase not in record.history and len(record.history) >= MAX_PHASES:
-                continue
-            history = record.history.setdefault(phase, deque(maxlen=HISTORY_S + 1))
-            if not history or monotonic_ns // 1_000_000_000 > history[-1].monotonic_ns // 1_000_000_000:
-                cached = (record.stats.rare(name, (node.id,)) for name in ("kept", "kept_given"))
-                totals = (int(column[node.id]) for column in (tokens, count, time_ns))
-                history.append(StepSample(monotonic_ns, *totals, *cached))
+        if node.kind is NodeKind.STEP and node.id < len(record.stats):
+            yield node
+
+
+def _step_sample(record: SourceRecord, step: Node, monotonic_ns: int) -> StepSample:
+    cached = (record.stats.rare(name, (step.id,)) for name in ("kept", "kept_given"))
+    totals = (int(record.stats.column(name)[step.id]) for name in ("elements", "count", "total_ns"))
+    return StepSample(monotonic_ns, *totals, *cached)
 
 
 def _column(data: bytes) -> Column:

@@ -144,12 +144,17 @@ class SavedHistory:
     size_bytes: int
 
 
+def new_path(directory: Path, what: str = "") -> Path:
+    """What a recording that is made now is called there."""
+    return directory / f"cbtop-{what}{'-' * bool(what)}{datetime.now():%Y%m%d-%H%M%S}{SUFFIX}"
+
+
 def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> SavedHistory:
     """Write the history of the daemon at `endpoint` to a new file in `directory`; waits for every piece of it.
 
     Raises CbtopError or ProtocolError, with the reason.
     """
-    path = directory / f"cbtop-{datetime.now():%Y%m%d-%H%M%S}{SUFFIX}"
+    path = new_path(directory)
     subscriber = Subscriber(endpoint, keys, topics=())
     try:
         head, frames = _ask_history(subscriber, 0)

@@ -81,10 +81,11 @@ def _spacing_s(length_s: float) -> float:
 
 
 class Window:
-    """The last `length_s` seconds of one source."""
+    """The last `length_s` seconds of one source; of a range that somebody chose, all of it, however short."""
 
-    def __init__(self, length_s: float) -> None:
+    def __init__(self, length_s: float, *, is_range: bool = False) -> None:
         self.length_s = length_s
+        self.is_range = is_range
         self.size_bytes = 0
         self._spacing_ns = round(_spacing_s(length_s) * 1e9)
         self._slices: deque[_Slice] = deque()
@@ -105,6 +106,14 @@ class Window:
     def has_begun(self) -> bool:
         """Whether any statistics came: what they held then is of no slice."""
         return self.now_ns > 0
+
+    def from_now_on(self, length_s: float) -> Window:
+        """The window of a range that begins now, and will be `length_s` long."""
+        found = Window(length_s, is_range=True)
+        found._is_told = self._is_told
+        if self.has_begun:
+            found.tick(self.now_ns, losses=self._losses)
+        return found
 
     def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
         """It is `monotonic_ns` on the daemon's clock, and the statistics have grown: begin a slice if one is due.
@@ -207,4 +216,6 @@ class Window:
     @property
     def has_watched(self) -> bool:
         """Whether it covers a slice: less says nothing yet, or is of what was found ended."""
+        if self.is_range:
+            return True
         return bool(self._slices) and self.now_ns - self._slices[0].begin_ns >= SPACING_S * 1e9

@@ -51,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a replay beside the file itself."""
-    parser.add_argument("--at", type=_moment, metavar="SEC", help="begin there (default: screen 0, report the end)")
+    parser.add_argument(
+        "--at", type=_moment, metavar="SEC",
+        help="begin there (default: screen 0, report the end; of a saved range, all of it)",
+    )  # fmt: skip
     parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast (default: 1)")
 
 
@@ -67,8 +70,10 @@ def run(options: argparse.Namespace) -> int:
     with feed:
         judge_as_asked(feed, options)
         feed.follow_records(options.view == TIMELINE)
-        at_s = options.at if options.at is not None else feed.duration_s if headless else 0
-        feed.seek(at_s)
+        if options.at is not None:
+            feed.seek(options.at)
+        elif feed.range_s is None:
+            feed.seek(feed.duration_s if headless else 0)
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
 
 

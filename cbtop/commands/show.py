@@ -188,6 +188,7 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     """Open the screen on `feed` and give the exit code when it closes."""
     settle_colours(options)
     # Textual takes a fifth of a second to load; reports and --help should not pay for it.
+    from cbtop.client.look_back import look_back
     from cbtop.client.replay import ReplayFeed
     from cbtop.client.stream_recorder import save_history
     from cbtop.tui.app import CbtopApp
@@ -199,7 +200,10 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     else:
         # With several daemons there is no one history to write down.
         save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
-        app = CbtopApp(feed, interval_s=options.interval, save_history=save, section=options.view)
+        back = partial(look_back, feed) if feed.endpoint else None
+        app = CbtopApp(
+            feed, interval_s=options.interval, save_history=save, look_back=back, section=options.view
+        )  # fmt: skip
     app.phase, app.window, app.merge = options.phase, shows_window(options, by_default=app.window), merge
     dress(app, options)
     code = app.run()

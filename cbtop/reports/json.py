@@ -151,6 +151,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "weights_bytes": view.weights_bytes,
         "window_s": view.window.asked_s if view.window else None,
         "window_covers_s": view.window.covers_s if view.window else None,
+        "range_s": view.window.range_s if view.window else None,
         "since_s": view.since_s,
         "stretch": _stretch(view.stretch),
         "phase": view.phase,

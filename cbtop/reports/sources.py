@@ -142,6 +142,7 @@ def row_fields(row: SourceRow) -> dict[str, Any]:
         "recorded_steps": row.steps.recorded if row.steps else None,
         "since_s": row.since_s,
         "window_covers_s": row.window.covers_s if row.window else None,
+        "range_s": row.window.range_s if row.window else None,
         "tokens_per_sec": row.steps.tokens_per_sec if row.steps else None,
         "tokens_per_sec_in_steps": row.steps.tokens_per_sec_in_steps if row.steps else None,
         "steps_per_sec": row.steps_per_sec,

@@ -77,6 +77,9 @@ def text_report(
 
 
 def _replay(replay: ReplayView) -> str:
+    if replay.is_history:
+        back_s, when = replay.duration_s - replay.at_s, fmt.date(replay.recorded_s + replay.at_s)
+        return f"LOOKING BACK on {replay.host} at {when}, {back_s:.1f} s before the daemon was asked"
     at, duration = fmt.position(replay.at_s), fmt.position(replay.duration_s)
     cut = "" if replay.is_complete else " (it was not closed: killed, or still being written)"
     date = fmt.date(replay.recorded_s)
@@ -224,7 +227,7 @@ def _shown_time(view: SourceView) -> str:
     if window is None:
         return f"figures: {shown}"
     why = f" ({fmt.seconds(window.asked_s)} were asked for: that is all there is)" if window.is_short else ""
-    the = "" if shown.startswith("its") else "the "
+    the = "the " if shown.startswith("last") else ""
     return f"figures: {the}{shown}{why}; records, checks and traces: all that was seen"
 
 

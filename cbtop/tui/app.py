@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.notifications import SeverityLevel
 from textual.timer import Timer
-from textual.widgets import ContentSwitcher
+from textual.widgets import ContentSwitcher, Input
 
 from cbtop import formatting
 from cbtop.errors import CbtopError
@@ -26,6 +26,7 @@ from cbtop.tui.palette import KeysByName
 from cbtop.tui.roofs import Roofs
 from cbtop.tui.selection import Selection
 from cbtop.tui.terminal_watch import TerminalWatch
+from cbtop.tui.time_travel import AskBack, TimeTravel
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.base import View
 from cbtop.tui.views.bricks import Bricks
@@ -34,12 +35,14 @@ from cbtop.tui.views.header import Header, Heading, Notice
 from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.sources import Sources
+from cbtop.tui.views.time_bar import TimeBar
 from cbtop.tui.views.welcome import Welcome
 from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.lines import ROLES, Line, clean
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
 from cbtop.tui.widgets.themes import THEMES, theme_for
+from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
 from cbtop.viewmodels.noise import MIN_BLOCKS
 
@@ -94,6 +97,8 @@ class AppFeed(Protocol):
     def clear_baseline(self) -> None:
         """Compare with nothing any more."""
 
+    baselines: Sequence[Snapshot]  # one a process
+
     def status(self) -> str:
         """One line about the link."""
 
@@ -125,6 +130,13 @@ class CbtopApp(App[int]):
         Binding("r", "recent", "window"),
         Binding("m", "merge", "merge: sum, slowest, side by side, off", show=False),
         Binding("space", "pause", "pause"),
+        Binding("left_square_bracket", "seek(-1)", "back 1 s", show=False),
+        Binding("right_square_bracket", "seek(1)", "on 1 s", show=False),
+        Binding("left_curly_bracket", "seek(-10)", "back 10 s", show=False),
+        Binding("right_curly_bracket", "seek(10)", "on 10 s", show=False),
+        Binding("v", "range", "a range begins here; it ends here, and every view is of it", show=False),
+        Binding("escape", "leave_range", "leave the range", show=False, priority=True),
+        Binding("end", "now", "from a look back to now", show=False, priority=True),
         Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
         Binding("greater_than_sign", "step_source(1)", "next source", show=False),
         Binding("plus,equals_sign", "faster", "refresh more often", show=False),
@@ -133,7 +145,7 @@ class CbtopApp(App[int]):
         Binding("B", "clear_baseline", "no baseline", show=False),
         Binding("K", "kernels", "kernels: record those of its next 3 steps, for the graph", show=False),
         Binding("C", "measure_roofs", "roofs: measure those of this machine again, seconds at work", show=False),
-        Binding("w", "save_history", "write the last minutes to a file", show=False),
+        Binding("w", "save_history", "write the range, or the last minutes, to a file", show=False),
         Binding("e", "export", "export this view: svg, json, csv, md or txt", show=False),
         Binding("t", "tree", Graph.title, show=False),
         Binding("T", "theme", "light or dark", show=False),
@@ -150,9 +162,13 @@ class CbtopApp(App[int]):
         *,
         interval_s: float = 0.5,
         save_history: Callable[[], SavedHistory] | None = None,
+        look_back: AskBack | None = None,
         section: str = "all",
     ) -> None:
-        """`section` of a report is the view that opens first; the overview where none shows that."""
+        """`section` of a report is the view that opens first; the overview where none shows that.
+
+        `save_history` writes what the daemon remembers; `look_back` opens that.
+        """
         super().__init__(driver_class=AskingDriver)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
@@ -163,6 +179,7 @@ class CbtopApp(App[int]):
         self._set_light(is_light=False)
         self.feed = feed
         self._save_history = save_history
+        self._ask_back = look_back
         self.interval_s = interval_s
         self.paused = False
         self.source: SourceView | None = None
@@ -184,12 +201,23 @@ class CbtopApp(App[int]):
         self._views = [view(id=view.title.lower()) for view in self.SHOWN]
         self._kernels = Kernels(self, self._notice.show_progress, lambda: self.paused)
         self._roofs = Roofs(self, self._notice.show_progress)
+        self._time_bar = TimeBar(id="time")
+        self._travel = self._time_travel()
         yield self._header
         yield self._notice
         yield self._tabs
         self._switcher = ContentSwitcher(self._welcome, *self._views, initial="welcome", id="views")
         yield self._switcher
         yield KeyFooter(id="footer")
+        yield self._time_bar
+
+    def _time_travel(self) -> TimeTravel:
+        return TimeTravel(self, self.show, self._notice.show_progress, ask=self._ask_back)
+
+    @property
+    def _shown_feed(self) -> AppFeed:
+        """Where what is shown comes from: what arrives, or a recording that is looked back in."""
+        return self._travel.past or self.feed
 
     def on_mount(self) -> None:
         # After ^Z and fg the terminal is empty: what has not changed must be drawn too.
@@ -250,30 +278,51 @@ class CbtopApp(App[int]):
         """Draw the newest viewmodel."""
         self._look()
         self._follow_records()
+        self._travel.hold()
         self.source = self._view()
         self._show_surroundings()
         self._show_content()
 
     def _follow_records(self) -> None:
-        self.feed.follow_records(self.SHOWN[self._tabs.active].needs_records)
+        self._shown_feed.follow_records(self.SHOWN[self._tabs.active].needs_records)
 
     def _view(self) -> SourceView | None:
+        feed, key = self._shown_feed, self.selection.key
+        if feed is not self.feed and all(key != one.key for one in feed.sources()):
+            key = None  # it had not begun yet
         if self.merge is None:
-            return self.feed.view(self.selection.key, self.phase, window=self.window)
-        return self.feed.merged(self.merge, self.selection.key, self.phase, window=self.window)
+            return feed.view(key, self.phase, window=self.window)
+        return feed.merged(self.merge, key, self.phase, window=self.window)
 
     def _show_surroundings(self) -> None:
-        position = self.selection.position(self.feed.sources())
+        position = self.selection.position(self._shown_feed.sources())
         self._header.show_heading(Heading(self.source, self.paused, position, self.replay()))
         note: Line = (
             (f"every {formatting.seconds(self.interval_s)} · ", "faint"),
-            (clean(self.feed.status()), "dim"),
+            (clean(self._shown_feed.status()), "dim"),
         )
         self._tabs.set_note(note)
+        self._show_time()
+
+    def _show_time(self) -> None:
+        past = self._travel.past
+        self._time_bar.display = past is not None
+        if past is not None:
+            self._time_bar.show_replay(past.replay(), past.marks, self._travel.chosen_s)
 
     def replay(self) -> ReplayView | None:
         """Where in which recording we are; None: what is shown happens now."""
-        return None
+        past = self._travel.past
+        return None if past is None else past.replay()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The help and the filter keep their keys, and Esc and End mean something else where there is no range."""
+        if action in ("seek", "seek_to", "range", "leave_range", "now"):
+            is_here = len(self.screen_stack) == 1 and not isinstance(self.focused, Input)
+            return is_here and (action != "leave_range" or self._travel.chosen_s is not None) and (
+                action != "now" or self._travel.past is not None
+            )  # fmt: skip
+        return True
 
     def _show_content(self) -> None:
         source, view = self.source, self._views[self._tabs.active]
@@ -325,15 +374,45 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_pause(self) -> None:
-        """Freeze the screen, or let it go on. The feed is polled all the same."""
-        self.paused = not self.paused
+        """Freeze the screen, or let it go on, from wherever it was looked back. The feed is polled all the same."""
         if self.paused:
-            if self.source is not None:  # what is scrolled or unfolded into sight meanwhile is of this moment, too
-                self.source = self.source.held()
-            self._show_surroundings()
-            self._show_content()
+            self.action_now()
         else:
-            self.show()
+            self._freeze()
+
+    def _freeze(self) -> None:
+        self.paused = True
+        if self.source is not None:  # what is scrolled or unfolded into sight meanwhile is of this moment, too
+            self.source = self.source.held()
+        self._show_surroundings()
+        self._show_content()
+
+    def action_now(self) -> None:
+        """Back from a look back, to what happens now."""
+        self._travel.leave()
+        self.paused = False
+        self.show()
+
+    def action_seek(self, by_s: float) -> None:
+        """Move in time; what is shown now is held, and looked back from."""
+        self._hold()
+        self._travel.move(by_s)
+
+    def action_range(self) -> None:
+        """Let a range begin at the moment shown, or end there; every view is of it then."""
+        self._hold()
+        self._travel.mark()
+
+    def action_leave_range(self) -> None:
+        self._travel.leave_range()
+
+    def _hold(self) -> None:
+        if self._travel.can_look_back and not self.paused:
+            self._freeze()
+
+    def on_time_bar_chosen(self, event: TimeBar.Chosen) -> None:
+        if self._travel.past is not None:
+            self._travel.go_to(event.share * self._travel.past.duration_s)
 
     def action_phase(self) -> None:
         """Show the next phase of the steps; a paused screen shows it as it is now."""
@@ -353,7 +432,8 @@ class CbtopApp(App[int]):
         """Compare with the last seconds as they are now, in the place of what was marked before."""
         if self.source is None:
             self._tell_baseline("there is no process yet that could be compared with", severity="warning")
-        elif self.feed.mark_baseline(self.source.key):
+        elif self._shown_feed.mark_baseline(self.source.key):
+            self.feed.baselines = self._shown_feed.baselines
             after = f"what follows is compared with them, from {MIN_BLOCKS} s of it on; B clears it"
             self._tell_baseline("the last seconds are marked", after)
             self.show()
@@ -363,7 +443,8 @@ class CbtopApp(App[int]):
 
     def action_clear_baseline(self) -> None:
         """Compare with nothing any more."""
-        self.feed.clear_baseline()
+        for feed in (self.feed, self._shown_feed):
+            feed.clear_baseline()
         self._tell_baseline("cleared")
         self.show()
 
@@ -382,7 +463,7 @@ class CbtopApp(App[int]):
 
     def _why_not_merged(self, mode: MergeMode) -> str:
         """Why what is shown cannot be merged; empty where it is one of several."""
-        found = self.feed.merged(mode, self.selection.key, self.phase, window=self.window)
+        found = self._shown_feed.merged(mode, self.selection.key, self.phase, window=self.window)
         if found is None:
             return "there is no process yet that could be merged"
         if self.merge is not None or found.merged is None or len(found.merged.members) > 1:
@@ -391,7 +472,7 @@ class CbtopApp(App[int]):
 
     def action_step_source(self, steps: int) -> None:
         """Show the next source, and stay with it."""
-        self.selection.step(steps, self.feed.sources())
+        self.selection.step(steps, self._shown_feed.sources())
         self.show()
 
     def action_faster(self) -> None:
@@ -412,18 +493,22 @@ class CbtopApp(App[int]):
         self._set_light(is_light=self.current_theme.dark)
 
     def action_save_history(self) -> None:
-        """Write what the daemon remembers into a file. It takes a while: a thread waits for it."""
-        if self._save_history is not None:
-            self.run_worker(partial(self._save, self._save_history), thread=True, group="history", exclusive=True)
+        """Write the range shown, or what the daemon remembers, into a file. It takes a while: a thread waits."""
+        save_range = self._travel.saving()
+        save, what = (
+            (save_range, "the range is in") if save_range else (self._save_history, "the last minutes are in")
+        )
+        if save is not None:
+            self.run_worker(partial(self._save, save, what), thread=True, group="history")
 
-    def _save(self, save: Callable[[], SavedHistory]) -> None:
+    def _save(self, save: Callable[[], SavedHistory], what: str) -> None:
         try:
             saved = save()
         except (CbtopError, ProtocolError) as error:
             say = partial(self.notify, clean(str(error)), severity="error", markup=False)
         else:
             text = f"{clean(str(saved.path))}, {formatting.size_bytes(saved.size_bytes)}"
-            say = partial(self.notify, text, title="the last minutes are in", markup=False)
+            say = partial(self.notify, text, title=what, markup=False)
         self.call_from_thread(say)
 
     def action_kernels(self) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Input
 
-from cbtop import formatting
 from cbtop.client.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
-from cbtop.tui.views.time_bar import TimeBar
-from cbtop.viewmodels.model import ReplayView
+from cbtop.tui.time_travel import TimeTravel
 
-READ_S, ANSWER_S = 0.05, 0.005  # a recording is read for so long, and then keys are answered for so long
+_NOT_HERE = ("now", "save_history")  # a recording has no now, and its last minutes are in it already
 
 
 def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
@@ -26,15 +22,12 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
     """Space holds the recording, not only the screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action == "save_history")),
+        *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
+        Binding("w", "save_history", "write the range to a file", show=False),
         _seek("left", "seek(-5)", "back 5 s", show=True),
         _seek("right", "seek(5)", "on 5 s", show=True),
         _seek("pageup,shift+left", "seek(-60)", "back 1 min"),
         _seek("pagedown,shift+right", "seek(60)", "on 1 min"),
-        _seek("left_square_bracket", "seek(-1)", "back 1 s"),
-        _seek("right_square_bracket", "seek(1)", "on 1 s"),
-        _seek("left_curly_bracket", "seek(-10)", "back 10 s"),
-        _seek("right_curly_bracket", "seek(10)", "on 10 s"),
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
     ]
@@ -44,56 +37,27 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         self._recording = feed
         self.window = False
 
-    def compose(self) -> ComposeResult:
-        yield from super().compose()
-        self._time_bar = TimeBar(id="time")
-        yield self._time_bar
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The help and the filter keep their arrows."""
-        if action in ("seek", "seek_to"):
-            return len(self.screen_stack) == 1 and not isinstance(self.focused, Input)
-        return True
-
-    def replay(self) -> ReplayView | None:
-        return self._recording.replay()
-
-    def _show_surroundings(self) -> None:
-        super()._show_surroundings()
-        self._time_bar.show_replay(self._recording.replay(), self._recording.marks)
-
-    def on_time_bar_chosen(self, event: TimeBar.Chosen) -> None:
-        self.action_seek_to(event.share)
+    def _time_travel(self) -> TimeTravel:
+        return TimeTravel(self, self.show, self._notice.show_progress, past=self._recording)
 
     def action_pause(self) -> None:
-        """Hold the recording where it is, or let it go on."""
-        self._recording.is_playing = not self._recording.is_playing
-        super().action_pause()
-
-    def action_seek(self, by_s: float) -> None:
-        """Move in time; a recording that is held stays held, at the new place."""
-        self._go_to(self._recording.at_s + by_s)
+        """Hold the recording where it is, or let it go on; from a range, from its end."""
+        if self.paused or self._recording.range_s is not None:
+            self.paused, self._recording.is_playing = False, True
+            self._travel.leave_range()
+        else:
+            self._recording.is_playing = False
+            self._freeze()
 
     def action_seek_to(self, share: float) -> None:
         """Move to a share of the whole: 0 is the beginning, 1 the end."""
-        self._go_to(share * self._recording.duration_s)
+        self._travel.go_to(share * self._recording.duration_s)
 
-    def _go_to(self, at_s: float) -> None:
-        is_going = self._recording.on_its_way is not None
-        self._recording.aim(at_s)
-        if not is_going:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Read on, and let the screen answer to keys meanwhile."""
-        if self._recording.advance(READ_S):
-            self._notice.show_progress("")
-            self.show()
+    def action_save_history(self) -> None:
+        if self._recording.range_s is None:
+            self._travel.tell("v chooses a range to write: all else is in the recording already", severity="warning")
         else:
-            self._notice.show_progress(
-                f"reading up to {formatting.position(self._recording.at_s)}", self._recording.on_its_way
-            )
-            self.set_timer(ANSWER_S, self._go_on)
+            super().action_save_history()
 
     def tick(self) -> None:
         """Until it is there, what was shown before stays."""

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 
 from cbtop.tui.app import AppFeed, CbtopApp, SavedHistory
+from cbtop.tui.time_travel import AskBack
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.output import Output
 from cbtop.tui.widgets.lines import clean
@@ -55,8 +56,9 @@ class RunApp(CbtopApp, inherit_bindings=False):
         *,
         interval_s: float = 0.5,
         save_history: Callable[[], SavedHistory] | None = None,
+        look_back: AskBack | None = None,
     ) -> None:
-        super().__init__(feed, interval_s=interval_s, save_history=save_history)
+        super().__init__(feed, interval_s=interval_s, save_history=save_history, look_back=look_back)
         self._program = program
         self._written: Sequence[str] = ()
 

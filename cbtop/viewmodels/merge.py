@@ -37,7 +37,7 @@ from cbtop.viewmodels.model import (
     StretchView,
 )
 from cbtop.viewmodels.roofline import roofline
-from cbtop.viewmodels.source import shown, source_view, state_of
+from cbtop.viewmodels.source import shown, source_view, state_of, window_view
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
@@ -80,6 +80,7 @@ def merged_view(
     factors = {record.sample_every for record in taken}
     plain = replace(
         view,
+        window=view.window and replace(view.window, range_s=_range_of(_watched(taken))),
         roofline=_no_roof(view.bricks),
         rank=None,
         local_rank=None,
@@ -94,6 +95,13 @@ def merged_view(
     # A source that has not run this phase would show another.
     members = {name: member for name, member in zip(names, views, strict=True) if member.phase == view.phase}
     return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
+
+
+def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
+    """From where the first of their ranges begins to where the last ends; None where they are none."""
+    windows = [window_view(record, found) for record in records if (found := shown(record, window=True).window)]
+    ranges = [window.range_s for window in windows if window.range_s is not None]
+    return (min(begin_s for begin_s, _ in ranges), max(end_s for _, end_s in ranges)) if ranges else None
 
 
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:

@@ -316,17 +316,21 @@ class ClockView:
 
 @dataclass(frozen=True, slots=True)
 class WindowView:
-    """The last seconds, instead of all that was seen; of a process that has ended, those before its end."""
+    """The last seconds, instead of all that was seen; of a process that has ended, those before its end.
+
+    Or a range that somebody chose.
+    """
 
     asked_s: float
     covers_s: float  # what the numbers really are of: less where it has not been watched so long
     lost: int = 0  # records, of those seen: nothing of a merge
     seen: int = 0
+    range_s: tuple[float, float] | None = None  # of a range, Unix time of its begin and its end
 
     @property
     def is_short(self) -> bool:
         """Whether it is less than what was asked for by more than the second in which figures come."""
-        return self.covers_s < self.asked_s - 1
+        return self.range_s is None and self.covers_s < self.asked_s - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,3 +693,5 @@ class ReplayView:
     at_s: float
     duration_s: float
     is_complete: bool  # closed by its recorder; else it was killed, or still writes
+    is_history: bool = False  # no file, but what a daemon remembers of the last minutes
+    range_s: tuple[float, float] | None = None  # shown instead of a moment

@@ -268,8 +268,13 @@ def loss_view(record: SourceRecord) -> LossView:
 
 def window_view(record: SourceRecord, window: Stretch) -> WindowView:
     """What of its `window` is there, and was lost."""
-    losses = record.window.losses
-    return WindowView(record.window.length_s, window.covers_s, losses.lost, losses.seen)
+    losses, range_s = record.window.losses, None
+    if record.window.is_range and (hello := record.hello) is not None:
+        begin_s, end_s = (
+            (hello.realtime_ns + at_ns - hello.monotonic_ns) / 1e9 for at_ns in (window.begin_ns, window.end_ns)
+        )
+        range_s = begin_s, end_s
+    return WindowView(record.window.length_s, window.covers_s, losses.lost, losses.seen, range_s)
 
 
 def _label(record: SourceRecord) -> str:

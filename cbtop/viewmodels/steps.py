@@ -58,7 +58,8 @@ def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
     """How long its steps took, second by second, the oldest first."""
     samples = list(record.history.get(phase or "", ()))
     found = []
-    for old, new in pairwise([StepSample(0, 0), *samples]):
+    seen_before = [] if record.window.is_range else [StepSample(0, 0)]  # what ran before a range is none of it
+    for old, new in pairwise([*seen_before, *samples]):
         steps, given = new.count - old.count, new.cached_given - old.cached_given
         if steps > 0:
             ago_s = (samples[-1].monotonic_ns - new.monotonic_ns) / 1e9

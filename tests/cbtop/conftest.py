@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 
 from cbtop.client.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
+from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceView
 from tests.cbtop import samples
@@ -29,6 +30,7 @@ class ScriptedFeed:
         self.is_complete = True
         self.end: FeedEnd | None = None
         self.baseline: Comparison | None = None  # what marking one gives; None: there is too little
+        self.baselines: Sequence[Snapshot] = ()
         self.marked: list[str] = []
         self.follows_records = False
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from cbtop.client.feed import Feed, Seen
+from cbtop.client.look_back import look_back
 from cbtop.client.stream_recorder import save_history
 from cbtop.commands.shared.program import Program
 from cbtop.commands.shared.sort_memory import remember_orders
@@ -42,7 +43,8 @@ def watch(program: Program, name: str, options: argparse.Namespace) -> int:
     try:
         with RunFeed(program, name) as feed:
             save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
-            app = RunApp(feed, program, save_history=save)
+            back = partial(look_back, feed) if feed.endpoint else None
+            app = RunApp(feed, program, save_history=save, look_back=back)
             dress(app, options)
             app.run()
             remember_orders(app.chosen_orders)

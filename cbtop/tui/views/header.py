@@ -50,12 +50,13 @@ def _identity(heading: Heading, width: int) -> Line:
     state, stall = "waiting" if source is None else source.standing, source.stall if source else None
     if source is not None and source.stale_s is not None:
         state, stall = "stale", None
-    badges: Line = ((" cbtop ", "brand"), *(state_badge("replay") if replay else ()))
-    if heading.paused:
+    is_back = replay is not None and replay.is_history
+    badges: Line = ((" cbtop ", "brand"), *(state_badge("past" if is_back else "replay") if replay else ()))
+    if heading.paused and not is_back:
         badges += state_badge("paused")
     if not (heading.paused or replay) or (source is not None and source.standing != "live"):
         badges += state_badge(state, f"{stall.age_s:.0f} s" if stall else "")
-    if replay:
+    if replay and replay.range_s is None:
         at = f"{formatting.date(replay.recorded_s + replay.at_s)}  {formatting.position(replay.at_s)}"
         badges += (("  ", ""), (f"{at}/{formatting.position(replay.duration_s)}", "accent"))
     if source is None:

@@ -34,6 +34,7 @@ _BADGES = {
     "stalled": ("✗ STALLED", "badge-bad"),
     "stale": ("◌ STALE", "badge-warn"),
     "replay": ("▶ REPLAY", "badge-calm"),
+    "past": ("◂ PAST", "badge-warn"),
     "paused": ("‖ PAUSED", "badge-warn"),
     "ended": ("■ ENDED", "badge-calm"),
     "gone": ("✗ GONE", "badge-bad"),

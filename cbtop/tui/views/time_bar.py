@@ -31,10 +31,13 @@ class TimeBar(Drawing):
         super().__init__(id=id)
         self._replay: ReplayView | None = None
         self._marks: Mapping[int, Mark] = {}
+        self._chosen_s: tuple[float, float] | None = None
 
-    def show_replay(self, replay: ReplayView, marks: Mapping[int, Mark]) -> None:
-        """`marks`: by second what was found there."""
-        self._replay, self._marks = replay, marks
+    def show_replay(
+        self, replay: ReplayView, marks: Mapping[int, Mark], chosen_s: tuple[float, float] | None = None
+    ) -> None:
+        """`marks`: by second what was found there; `chosen_s`: the ends of a range, in seconds from the beginning."""
+        self._replay, self._marks, self._chosen_s = replay, marks, chosen_s
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -42,7 +45,9 @@ class TimeBar(Drawing):
             return [BLANK]
         before, after = self._ends(self._replay, width)
         inner = width - width_of(before) - width_of(after)
-        return [(*before, *bar_of(self._replay, self._marks, inner), *after)] if inner > 0 else [BLANK]
+        return (
+            [(*before, *bar_of(self._replay, self._marks, inner, self._chosen_s), *after)] if inner > 0 else [BLANK]
+        )
 
     def _ends(self, replay: ReplayView, width: int) -> tuple[Line, Line]:
         length = formatting.position(replay.duration_s)
@@ -62,13 +67,19 @@ class TimeBar(Drawing):
             self.post_message(self.Chosen((event.x - first) / max(1, last - first)))
 
 
-def bar_of(replay: ReplayView, marks: Mapping[int, Mark], width: int) -> Line:
-    """The way in `width` cells: what is behind, where it is, and the signs, of several in a cell the most urgent."""
+def bar_of(
+    replay: ReplayView, marks: Mapping[int, Mark], width: int, chosen_s: tuple[float, float] | None = None
+) -> Line:
+    """The way in `width` cells: what is behind, where it is, and the signs, of several in a cell the most urgent.
+
+    What lies in the range `chosen_s` is doubled.
+    """
 
     def cell_of(at_s: float) -> int:
         return round(min(1.0, at_s / replay.duration_s) * (width - 1)) if replay.duration_s else 0
 
     here = cell_of(replay.at_s)
+    first, last = map(cell_of, chosen_s) if chosen_s else (width, width)
     signs: dict[int, Mark] = {}
     for second, mark in marks.items():
         cell = cell_of(second)
@@ -79,6 +90,8 @@ def bar_of(replay: ReplayView, marks: Mapping[int, Mark], width: int) -> Line:
         if cell == here
         else _SIGNS[signs[cell]]
         if cell in signs
+        else ("═", "accent strong")
+        if first <= cell <= last
         else ("━", "accent")
         if cell < here
         else ("─", "faint")

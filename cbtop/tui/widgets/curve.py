@@ -90,7 +90,7 @@ class Chart:
 
     def draw(self, width: int, height: int) -> list[Line]:
         """It in so many lines."""
-        drawn = [((NO_CURVE, "dim"),)]
+        drawn: list[Line] = [((NO_CURVE, "dim"),)]
         if any(value is not None for value in self.values):
             drawn = curve(self.values, width - len(_INDENT), height - 1, self.role, self.label, self.top)
         said = join_fitting(self.figures, width - len(self.title) - _RULE_ENDS, " · ")

@@ -29,7 +29,8 @@ def lost_records(view: SourceView) -> Lost:
     """What was lost in all that time or, where that is more of it, in the window."""
     window = view.window
     of_all = Lost(view.loss.lost, view.loss.seen, "")
-    of_window = Lost(window.lost, window.seen, " in these last seconds") if window else of_all
+    when = " in this range" if window and window.range_s else " in these last seconds"
+    of_window = Lost(window.lost, window.seen, when) if window else of_all
     return max(of_all, of_window, key=lambda one: one.percent)
 
 

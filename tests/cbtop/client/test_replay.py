@@ -339,7 +339,7 @@ async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_show
             app = pilot.app
             assert isinstance(app, ReplayApp)
             told: list[float | None] = []
-            monkeypatch.setattr(app._notice, "show_progress", lambda _, done=None: told.append(done))
+            monkeypatch.setattr(app._travel, "_show_progress", lambda _, done=None: told.append(done))
             app.action_seek_to(1)
             assert (feed.on_its_way, told) != (None, [])
             app.action_seek(-5)  # which is nearer: it goes on to there

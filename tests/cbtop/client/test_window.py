@@ -20,7 +20,7 @@ from cbtop.profiler.histograms import BUCKETS
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.stats import COLUMNS, SUMS, Growth, NodeStats
 from cbtop.protocol import catalog
-from cbtop.protocol.messages import Heartbeat, StatsUpdate
+from cbtop.protocol.messages import Heartbeat, HostHello, SourceCatalog, StatsUpdate
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
@@ -35,6 +35,7 @@ class Watched:
         self.clock = Clock()
         self.profiler: BrickProfiler = profiler_in(directory, self.clock)
         self.store = Store(window_s)
+        self.began_s: float | None = None  # when it said hello, where that is not left to its own clock
         self._directory = directory
         self._source: Source | None = None
 
@@ -54,7 +55,14 @@ class Watched:
         at_ns = round(second * 1e9)
         everything = [*self._source.snapshot(), Heartbeat(at_ns, (self._source.state_message(),))]
         dated = [replace(m, monotonic_ns=at_ns) if isinstance(m, StatsUpdate) else m for m in everything]
-        apply(self.store, dated)
+        apply(self.store, [self._began(m) if isinstance(m, SourceCatalog) else m for m in dated])
+
+    def _began(self, catalog: SourceCatalog) -> SourceCatalog:
+        if self.began_s is None:
+            return catalog
+        began_ns = round(self.began_s * 1e9)
+        said = (replace(m, monotonic_ns=began_ns) if isinstance(m, HostHello) else m for m in catalog.messages)
+        return replace(catalog, messages=tuple(said))
 
     @property
     def record(self) -> SourceRecord:
@@ -326,3 +334,36 @@ def test_a_window_that_nobody_looks_at_keeps_no_sum() -> None:
     assert counted.window.sum_bytes > 0
     counted.hear(1.0 + window.SUM_KEPT_S, 1, 5, 1)
     assert counted.window.sum_bytes == 0
+
+
+def test_of_a_process_that_was_there_before_a_range_the_steps_since_are_of_it(runtime: Path) -> None:
+    watched = Watched(runtime)
+    watched.step(100)
+    watched.look(1)
+    watched.store.begin_range(10)
+    assert steps_in(watched.recent()) == 0
+    watched.step(100)
+    watched.look(1.1)
+    assert steps_in(watched.recent()) == 1
+
+
+@pytest.mark.parametrize(("began_s", "counted"), [(3, 2), (0.5, 0)])
+def test_of_a_process_first_seen_in_a_range_all_steps_are_of_it_where_it_began_there(
+    began_s: float, counted: int, runtime: Path
+) -> None:
+    late = Watched(runtime)
+    late.store.apply(Heartbeat(round(1e9), ()))
+    late.store.begin_range(10)
+    late.step(100)
+    late.step(100)
+    late.began_s = began_s
+    late.look(4)
+    assert steps_in(late.recent()) == counted
+    late.step(100)
+    late.look(5)
+    assert steps_in(late.recent()) == counted + 1
+
+
+def steps_in(view: SourceView) -> int:
+    assert view.steps is not None
+    return view.steps.count

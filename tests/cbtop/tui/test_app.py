@@ -198,6 +198,18 @@ async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None
     assert not pilot.app._notifications
 
 
+async def says_that_there_is_no_memory_to_look_into(pilot: AppPilot, key: str) -> None:
+    await press(pilot, key)
+    assert "no one daemon here" in await what_is_told(pilot)
+    assert "PAUSED" not in screen_text(app_of(pilot))
+
+
+async def does_nothing_where_there_is_no_range(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "6")
+    await press(pilot, key)  # as in a list, where that is a key
+    assert "PAUSED" not in screen_text(app_of(pilot))
+
+
 async def says_that_the_process_does_not_run_here(pilot: AppPilot, key: str) -> None:
     await press(pilot, key)
     assert "no process of yours" in await what_is_told(pilot)
@@ -499,6 +511,10 @@ CHECKS: dict[tuple[type, str], Check] = {
     (CbtopApp, "merge"): merges_all_like_it,
     (CbtopApp, "mark_baseline"): marks_a_baseline,
     (CbtopApp, "clear_baseline"): clears_the_baseline,
+    **{(CbtopApp, f"seek({by})"): says_that_there_is_no_memory_to_look_into for by in (-10, -1, 1, 10)},
+    (CbtopApp, "range"): says_that_there_is_no_memory_to_look_into,
+    (CbtopApp, "leave_range"): does_nothing_where_there_is_no_range,
+    (CbtopApp, "now"): does_nothing_where_there_is_no_range,
     (CbtopApp, "pause"): pauses_and_goes_on,
     (CbtopApp, "step_source(-1)"): shows_another_source,
     (CbtopApp, "step_source(1)"): shows_another_source,

@@ -1,0 +1,39 @@
+"""What a daemon remembers, opened as a recording to look back in while it is still listened to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cbtop.client.feed import Feed
+from cbtop.client.replay import ReplayFeed
+from cbtop.client.stream_recorder import save_history
+from cbtop.protocol.keys import ViewerKeys
+
+
+def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
+    """What asks the daemon of `feed`, its only one, for what it remembers of the sources that are there now.
+
+    It waits for that: a thread is to call it. It raises CbtopError, ProtocolError or OSError, with the reason.
+    """
+    assert feed.endpoint is not None
+
+    ask = partial(_opened, feed.endpoint, feed.keys, feed.window_s, tuple(feed.seen()))
+    silenced, baselines = feed.silenced, feed.baselines
+
+    def fetch() -> ReplayFeed:
+        found = ask()
+        found.is_playing = False
+        found.silenced, found.baselines = silenced, baselines
+        return found
+
+    return fetch
+
+
+def _opened(endpoint: str, keys: ViewerKeys | None, window_s: float, selected: tuple[str, ...]) -> ReplayFeed:
+    """In a file without a name: nothing is left of it once it is closed."""
+    with TemporaryDirectory(prefix="cbtop-") as directory:
+        saved = save_history(endpoint, keys, Path(directory))
+        return ReplayFeed(saved.path, window_s, selected=selected, is_history=True)

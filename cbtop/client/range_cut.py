@@ -1,0 +1,42 @@
+"""A range of a recording, written into a recording of its own: the same frames, from the keyframe before it on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cbtop.client.stream_recorder import SavedHistory, new_path
+from cbtop.protocol.errors import RecordingError
+from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
+
+LEAD_NS = 1_000_000_000  # so much before a range records are wanted: what follows others is known to lack nothing
+MAX_RANGE_BYTES = 1 << 30  # as a recording has
+
+
+class RangeCut:
+    """From `begin_ns` to `end_ns` of what `reader` reads, which is closed with it."""
+
+    def __init__(self, reader: RecordingReader, begin_ns: int, end_ns: int) -> None:
+        self._reader = reader
+        self._begin_ns, self._end_ns = begin_ns, end_ns
+
+    def save(self, directory: Path) -> SavedHistory:
+        """Write it to a new file in `directory`. Raises RecordingError, with the reason."""
+        writer = RecordingWriter(new_path(directory, "range"), self._reader.origin, MAX_RANGE_BYTES)
+        try:
+            writer.append(encode_frame(FrameKind.RANGE, self._begin_ns, ()))
+            offset = self._reader.keyframe_before(self._begin_ns - LEAD_NS)
+            for frame in self._reader.frames(offset, (FrameKind.LIVE, FrameKind.KEYFRAME, FrameKind.RECORDS)):
+                if min(frame.time_ns, self._reader.end_ns) > self._end_ns:
+                    break
+                if not writer.append(frame_bytes(frame.kind, frame.time_ns, frame.payload)):
+                    raise RecordingError(
+                        f"{writer.path}: a range is at most {MAX_RANGE_BYTES >> 20} MiB; it is cut short"
+                    )
+            writer.append(encode_frame(FrameKind.RANGE, self._end_ns, ()))
+        finally:
+            writer.close()
+        return SavedHistory(writer.path, writer.size_bytes)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._reader.close()

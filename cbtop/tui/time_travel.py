@@ -1,0 +1,179 @@
+"""Where in time the screen is: now, at a moment of a recording or of what the daemon remembers, or in a range."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from textual.app import App
+from textual.notifications import SeverityLevel
+
+from cbtop import formatting
+from cbtop.client.replay import ReplayFeed
+from cbtop.client.stream_recorder import SavedHistory
+from cbtop.errors import CbtopError
+from cbtop.protocol.errors import ProtocolError
+from cbtop.tui.errand import READ_S, Progress
+from cbtop.tui.widgets.lines import clean
+
+ADVANCE_S, ANSWER_S = 0.05, 0.005  # a recording is read for so long, and then keys are answered for so long
+AskBack = Callable[[], Callable[[], ReplayFeed]]  # gives what waits, in a thread, for what a daemon remembers
+NO_HISTORY = "there is no one daemon here whose memory could be looked into"
+
+
+class TimeTravel:
+    """Moves in `past`, a recording; where there is none, in what `ask` gives, until `leave` goes back to now."""
+
+    def __init__(
+        self,
+        app: App[int],
+        show: Callable[[], None],
+        show_progress: Progress,
+        past: ReplayFeed | None = None,
+        ask: AskBack | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.past = past
+        self.begun_s: float | None = None  # where a range begins whose end is still to be chosen
+        self._app = app
+        self._show = show
+        self._show_progress = show_progress
+        self._ask = ask
+        self._clock_s = clock_s
+        self._held_s = 0.0  # when the screen was held, by our clock
+        self._asked_s: float | None = None  # when the daemon was asked, while it is waited for
+        self._by_s = 0.0  # how far from there it goes, once there is something to go in
+
+    @property
+    def can_look_back(self) -> bool:
+        return self._ask is not None
+
+    @property
+    def chosen_s(self) -> tuple[float, float] | None:
+        """The range that is shown or being chosen, in seconds from the beginning."""
+        if self.past is None:
+            return None
+        if self.begun_s is None:
+            return self.past.range_s
+        begin_s, end_s = sorted((self.begun_s, self.past.at_s))
+        return begin_s, end_s
+
+    def hold(self) -> None:
+        """What is shown is of now, unless it is of a past: a look back begins here."""
+        self._held_s = self._clock_s()
+
+    def leave(self) -> None:
+        """Back to now; what is still being fetched is not wanted any more."""
+        self._asked_s = self.begun_s = None
+        self._show_progress("")
+        if self.past is not None:
+            self.past.close()
+            self.past = None
+
+    def move(self, by_s: float) -> None:
+        """Go so many seconds on; from now, look back first."""
+        if self.past is not None:
+            self.go_to(self.past.at_s + by_s)
+        else:
+            self._look_back(by_s)
+
+    def go_to(self, at_s: float) -> None:
+        """Go to a moment, out of a range if one is shown."""
+        if self.past is not None:
+            self._set_out(partial(self.past.aim, at_s))
+
+    def mark(self) -> None:
+        """Let a range begin at the moment shown, or end there and be shown."""
+        past = self.past
+        if past is None:
+            self._look_back(0, begins_range=True)
+        elif self.begun_s is None:
+            if past.range_s is not None:
+                self.go_to(past.at_s)
+            self.begun_s = past.at_s
+            self._show()
+        elif self.begun_s == past.at_s:
+            self.tell("it begins here: go to another moment, where it ends", severity="warning")
+        else:
+            begun_s, self.begun_s = self.begun_s, None
+            self._set_out(partial(past.select, begun_s, past.at_s))
+
+    def leave_range(self) -> None:
+        """Show the moment at its end instead."""
+        self.begun_s = None
+        if self.past is not None and self.past.range_s is not None:
+            self.go_to(self.past.at_s)
+        else:
+            self._show()
+
+    def saving(self) -> Callable[[], SavedHistory] | None:
+        """What writes the range that is shown to a file; None where none is."""
+        if self.past is None or self.past.range_s is None:
+            return None
+        cut = self.past.cut_out()
+
+        def save() -> SavedHistory:
+            with closing(cut):
+                return cut.save(Path.cwd())
+
+        return save
+
+    def tell(self, text: str, severity: SeverityLevel = "information") -> None:
+        self._app.notify(clean(text), title="time", severity=severity, timeout=READ_S, markup=False)
+
+    def _look_back(self, by_s: float, *, begins_range: bool = False) -> None:
+        if self._ask is None:
+            self.tell(NO_HISTORY, severity="warning")
+            return
+        if begins_range:
+            self.begun_s = self._by_s if self._asked_s is not None else 0.0
+        if self._asked_s is not None:
+            self._by_s += by_s
+            return
+        self._by_s, self._asked_s = by_s, self._clock_s()
+        self._show_progress("asking the daemon what it remembers")
+        self._app.run_worker(partial(self._fetch, self._ask(), self._asked_s), thread=True, group="time")
+
+    def _fetch(self, fetch: Callable[[], ReplayFeed], asked_s: float) -> None:
+        try:
+            found = fetch()
+        except (CbtopError, ProtocolError, OSError) as error:
+            self._app.call_from_thread(self._failed, asked_s, str(error))
+        else:
+            self._app.call_from_thread(self._begin, asked_s, found)
+
+    def _failed(self, asked_s: float, why: str) -> None:
+        if asked_s == self._asked_s:
+            self.leave()
+            self.tell(why, severity="error")
+
+    def _begin(self, asked_s: float, found: ReplayFeed) -> None:
+        if asked_s != self._asked_s:  # somebody has gone on meanwhile
+            found.close()
+            return
+        self._asked_s, self.past = None, found
+        held_at_s = found.duration_s - (asked_s - self._held_s)
+        if self.begun_s is not None:
+            self.begun_s = min(max(held_at_s + self.begun_s, 0), found.duration_s)
+        self.go_to(held_at_s + self._by_s)
+
+    def _set_out(self, aim: Callable[[], None]) -> None:
+        assert self.past is not None
+        is_going = self.past.on_its_way is not None
+        aim()
+        if not is_going:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Read on, and let the screen answer to keys meanwhile."""
+        if self.past is None:
+            return
+        if self.past.advance(ADVANCE_S):
+            self._show_progress("")
+            self._show()
+        else:
+            self._show_progress(f"reading up to {formatting.position(self.past.at_s)}", self.past.on_its_way)
+            self._app.set_timer(ANSWER_S, self._go_on)

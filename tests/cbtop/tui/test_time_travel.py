@@ -1,0 +1,279 @@
+"""Looking back while live, and ranges: what the keys do, what the bar and the header say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from cbtop.client.replay import ReplayFeed
+from cbtop.errors import CbtopError
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.replay_app import ReplayApp
+from cbtop.tui.time_travel import TimeTravel
+from cbtop.viewmodels.model import SourceView
+from tests.cbtop import samples
+from tests.cbtop.client.test_replay import IMPERFECT, Hand
+from tests.cbtop.conftest import ScriptedFeed, screen_text
+
+SIZE = (120, 34)
+
+
+class Opened(ReplayFeed):
+    """Closed once, by whoever comes first."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        if not self.is_closed:
+            super().close()
+        self.is_closed = True
+
+
+class Memory:
+    """A daemon's memory: a recording that ends now, or the reason why there is none."""
+
+    def __init__(self, why_not: str = "") -> None:
+        self.opened: list[Opened] = []
+        self.asked = 0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self._why_not = why_not
+
+    def __call__(self) -> Callable[[], ReplayFeed]:
+        self.asked += 1
+        return self._open
+
+    def _open(self) -> ReplayFeed:
+        self.may_answer.wait(30)
+        if self._why_not:
+            raise CbtopError(self._why_not)
+        self.opened.append(Opened(IMPERFECT, clock_s=Hand(), is_history=True))
+        return self.opened[-1]
+
+    @property
+    def feed(self) -> ReplayFeed:
+        return self.opened[-1]
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = Memory()
+    yield made
+    for feed in made.opened:
+        feed.close()
+
+
+@pytest.fixture(autouse=True)
+def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
+    """The clock by which the screen knows how long it has been held."""
+    made = Hand()
+    monkeypatch.setattr("cbtop.tui.app.TimeTravel", partial(TimeTravel, clock_s=made))
+    return made
+
+
+def live_app(feed: ScriptedFeed, memory: Memory) -> CbtopApp:
+    return CbtopApp(feed, section="bricks", interval_s=60, look_back=memory)
+
+
+async def press(pilot: Pilot[int], *keys: str) -> str:
+    await pilot.press(*keys)
+    await pilot.app.workers.wait_for_complete()
+    await pilot.pause()
+    assert isinstance(pilot.app, CbtopApp)
+    return screen_text(pilot.app)
+
+
+def told(pilot: Pilot[int]) -> str:
+    return list(pilot.app._notifications)[-1].message
+
+
+def shown(pilot: Pilot[int]) -> SourceView:
+    assert isinstance(pilot.app, CbtopApp)
+    assert pilot.app.source is not None
+    return pilot.app.source
+
+
+# --- looking back while live --------------------------------------------------------------------------------
+
+
+async def test_brackets_look_back_from_the_moment_that_is_held_and_space_goes_back_to_now(
+    feed: ScriptedFeed, memory: Memory
+) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        assert "PAUSED" in await press(pilot, "space")
+        assert memory.asked == 0
+        text = await press(pilot, "left_square_bracket")
+        assert "◂ PAST" in text
+        assert "PAUSED" not in text
+        duration_s = memory.feed.duration_s
+        assert memory.feed.at_s == pytest.approx(duration_s - 1)
+        await press(pilot, "left_curly_bracket", "right_square_bracket")
+        assert memory.feed.at_s == pytest.approx(duration_s - 10)
+        assert shown(pilot).program == memory.feed.sources()[0].label.partition(",")[0]
+        polls = feed.polls
+        pilot.app.tick()  # type: ignore[attr-defined]
+        assert feed.polls == polls + 1  # what happens meanwhile is taken in
+        text = await press(pilot, "space")
+        assert "LIVE" in text
+        assert shown(pilot).program == samples.LIVE.program
+        assert memory.asked == 1
+
+
+async def test_a_bracket_or_v_holds_what_is_live_and_end_goes_back(feed: ScriptedFeed, memory: Memory) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        assert "◂ PAST" in await press(pilot, "left_curly_bracket")
+        assert memory.feed.at_s == pytest.approx(memory.feed.duration_s - 10)
+        assert "LIVE" in await press(pilot, "end")
+        assert "◂ PAST" in await press(pilot, "v")
+        assert memory.feed.at_s == memory.feed.duration_s
+        assert memory.asked == 2
+        assert "LIVE" in await press(pilot, "space")
+
+
+async def test_time_that_is_held_is_counted(feed: ScriptedFeed, memory: Memory, hand: Hand) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "space")
+        hand.now_s = 7
+        await press(pilot, "left_square_bracket")
+        assert memory.feed.at_s == pytest.approx(memory.feed.duration_s - 8)
+
+
+async def test_keys_while_the_daemon_is_asked_add_up_and_space_asks_no_more(
+    feed: ScriptedFeed, memory: Memory
+) -> None:
+    memory.may_answer.clear()
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await pilot.press("left_square_bracket", "left_square_bracket", "left_curly_bracket")
+        await pilot.pause()
+        assert "asking the daemon what it remembers" in screen_text(pilot.app)  # type: ignore[arg-type]
+        memory.may_answer.set()
+        await press(pilot)
+        assert memory.feed.at_s == pytest.approx(memory.feed.duration_s - 12)
+        await press(pilot, "space")
+        memory.may_answer.clear()
+        await pilot.press("left_square_bracket", "space")
+        memory.may_answer.set()
+        text = await press(pilot)
+        assert "LIVE" in text
+        assert "asking" not in text
+        assert memory.asked == 2
+
+
+@pytest.mark.parametrize(
+    "why", ["the daemon at ipc:///x keeps no history", "… did not answer: it is gone, or older than this cbtop"]
+)
+async def test_where_there_is_no_memory_one_line_says_why_and_the_screen_stays_held(
+    why: str, feed: ScriptedFeed
+) -> None:
+    async with live_app(feed, Memory(why)).run_test(size=SIZE) as pilot:
+        text = await press(pilot, "left_square_bracket")
+        assert told(pilot) == why
+        assert "PAUSED" in text
+        assert "asking" not in text
+        assert "LIVE" in await press(pilot, "space")
+
+
+async def test_the_phase_the_view_and_the_timeline_are_those_of_then(feed: ScriptedFeed, memory: Memory) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "left_curly_bracket")
+        for number in range(1, 9):
+            assert "◂ PAST" in await press(pilot, str(number))
+        await press(pilot, "4")
+        assert shown(pilot).timeline is not None
+        await press(pilot, "greater_than_sign", "r", "p", "m", "b", "B")
+        assert "LIVE" in await press(pilot, "space")
+
+
+# --- ranges -------------------------------------------------------------------------------------------------
+
+
+async def test_v_begins_a_range_moving_extends_it_v_shows_it_and_escape_leaves_it(
+    feed: ScriptedFeed, memory: Memory
+) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "left_curly_bracket", "left_square_bracket")
+        text = await press(pilot, "v", "left_square_bracket", "left_square_bracket")
+        assert "═" in text.splitlines()[-2]
+        assert memory.feed.range_s is None
+        await press(pilot, "v")
+        duration_s = memory.feed.duration_s
+        assert memory.feed.range_s == pytest.approx((duration_s - 13, duration_s - 11))
+        source = shown(pilot)
+        assert source.window is not None
+        assert source.window.range_s is not None
+        for number in range(1, 9):
+            text = await press(pilot, str(number))
+            assert f", {source.steps.count} steps" in text.splitlines()[0]  # type: ignore[union-attr]
+            assert "═" in text.splitlines()[-2]
+        text = await press(pilot, "2", "escape")
+        assert memory.feed.range_s is None
+        assert "═" not in text.splitlines()[-2]
+        assert memory.feed.at_s == pytest.approx(duration_s - 11)
+
+
+async def test_v_while_live_begins_a_range_at_the_moment_that_is_held(feed: ScriptedFeed, memory: Memory) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "v")
+        await press(pilot, "left_curly_bracket", "v")
+        duration_s = memory.feed.duration_s
+        assert memory.feed.range_s == pytest.approx((duration_s - 10, duration_s))
+
+
+async def test_a_range_wants_two_moments_and_moving_leaves_one_that_is_shown(
+    feed: ScriptedFeed, memory: Memory
+) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "left_curly_bracket", "v", "v")
+        assert "it begins here" in told(pilot)
+        await press(pilot, "escape", "v", "left_square_bracket", "v")
+        assert memory.feed.range_s is not None
+        await press(pilot, "left_square_bracket")
+        assert memory.feed.range_s is None
+
+
+async def test_w_writes_the_range_and_the_file_opens_as_it(
+    feed: ScriptedFeed, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "left_curly_bracket", "v", "right_square_bracket", "right_square_bracket", "v")
+        before = shown(pilot)
+        await press(pilot, "w")
+        (path,) = tmp_path.glob("*.cbtop")
+        assert str(path) in told(pilot)
+    with ReplayFeed(path, clock_s=Hand()) as again:
+        async with ReplayApp(again, interval_s=60, section="bricks").run_test(size=SIZE) as pilot:
+            text = await press(pilot)
+            view = shown(pilot)
+            assert (view.steps, view.bricks) == (before.steps, before.bricks)
+            assert "REPLAY" in text
+            assert f", {before.steps.count} steps" in text.splitlines()[0]  # type: ignore[union-attr]
+            await press(pilot, "escape")
+            assert again.range_s is None
+
+
+async def test_in_a_replay_w_without_a_range_says_how_one_is_chosen_and_space_plays_on_from_its_end() -> None:
+    with ReplayFeed(IMPERFECT, clock_s=Hand()) as replay:
+        async with ReplayApp(replay, interval_s=60).run_test(size=SIZE) as pilot:
+            await press(pilot, "w")
+            assert "v chooses a range" in told(pilot)
+            await press(pilot, "space", "right_curly_bracket", "v", "right", "v")
+            assert replay.range_s == (10, 15)
+            assert "PAUSED" not in await press(pilot, "space")
+            assert (replay.range_s, replay.is_playing, replay.at_s) == (None, True, 15)
+
+
+async def test_the_filter_keeps_its_v_its_brackets_and_its_escape(feed: ScriptedFeed, memory: Memory) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "left_curly_bracket", "v", "slash", "v", "left_square_bracket")
+        assert memory.feed.at_s == pytest.approx(memory.feed.duration_s - 10)
+        assert pilot.app._travel.begun_s is not None  # type: ignore[attr-defined]
+        await press(pilot, "escape")
+        assert pilot.app._travel.begun_s is not None  # type: ignore[attr-defined]
+        await press(pilot, "escape")
+        assert pilot.app._travel.begun_s is None  # type: ignore[attr-defined]
