@@ -22,6 +22,7 @@ from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.filesystem import in_words
 from cbtop.protocol.messages import CatalogMessage, Goodbye
+from cbtop.protocol.open_file import OpenFile
 from cbtop.protocol.signals import let_through, suppressed
 
 try:
@@ -160,8 +161,7 @@ class CatalogReader:
         self.is_behind = False  # whether there is more than `read_piece` gave
         self._offset = 0
         try:
-            # A pipe of that name must not hold us up.
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._file = OpenFile(path)
         except OSError as error:
             raise DecodeError(f"catalog {path}: {error.strerror}") from error
 
@@ -187,9 +187,9 @@ class CatalogReader:
         """Of the frames that begin within the next `size_bytes`."""
         self.is_behind = False
         try:
-            if os.fstat(self._file).st_size == self._offset:
+            if self._file.status_now().st_size == self._offset:
                 return []  # most looks find nothing: that should cost little
-            data = os.pread(self._file, _MAX_READ_BYTES, self._offset)
+            data = self._file.read_at(self._offset, _MAX_READ_BYTES)
         except OSError as error:
             raise DecodeError(f"catalog {self.path}: {error.strerror}") from error
         found: list[CatalogMessage] = []
@@ -215,4 +215,4 @@ class CatalogReader:
 
     def close(self) -> None:
         """Let go of the file."""
-        os.close(self._file)
+        self._file.close()

@@ -33,6 +33,7 @@ import msgpack
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
 from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Message
+from cbtop.protocol.open_file import OpenFile
 
 MAGIC = b"CBTOPREC"
 INDEX_MAGIC = b"CBTOPIDX"
@@ -252,21 +253,19 @@ class RecordingReader:
         self.path = path
         self._damaged: set[int] = set()  # where the frames lie whose bytes do not fit their checksum
         try:
-            # A pipe of that name must not hold us up.
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._file = OpenFile(path)
         except OSError as error:
             raise RecordingError(f"{path}: {error.strerror}") from error
         try:
-            status = os.fstat(self._file)
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(self._file.status.st_mode):
                 raise RecordingError(f"{path}: not a regular file")
-            self._size = status.st_size
+            self._size = self._file.status.st_size
             self.version, self.origin = self._header()
             indexed = self._index()
             self.is_closed = indexed is not None
             self.keyframes, self.end_ns, self._end = indexed or self._scan()
         except BaseException:
-            os.close(self._file)
+            self._file.close()
             raise
         self.begin_ns = self.keyframes[0][0] if self.keyframes else self.end_ns
 
@@ -298,11 +297,11 @@ class RecordingReader:
 
     def close(self) -> None:
         """Let go of the file."""
-        os.close(self._file)
+        self._file.close()
 
     def _read(self, size: int, at: int) -> bytes:
         try:
-            return os.pread(self._file, size, at)
+            return self._file.read_at(at, size)
         except OSError as error:
             raise RecordingError(f"{self.path}: {error.strerror}") from error
 

@@ -78,6 +78,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.filesystem import copies_on_write, in_words
+from cbtop.protocol.open_file import OpenFile
 from cbtop.protocol.process import boot_id, process_start
 from cbtop.protocol.signals import is_ours, let_through, suppressed
 
@@ -378,20 +379,18 @@ class RingReader:
         self.path = path
         self._clock_s = clock_s
         try:
-            # A pipe of that name must not hold us up.
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._file = OpenFile(path)
         except OSError as error:
             raise RingError(f"ring {path}: {error.strerror}") from error
         try:
-            status = os.fstat(self._file)
-            if not stat.S_ISREG(status.st_mode):
+            size_bytes = self._size_bytes = self._file.status.st_size
+            if not stat.S_ISREG(self._file.status.st_mode):
                 raise RingError(f"ring {path}: not a regular file")
-            if not HEADER_BYTES <= status.st_size <= HEADER_BYTES + MAX_RING_BYTES:
-                raise RingError(f"ring {path}: {status.st_size} bytes, a ring has {HEADER_BYTES} to {MAX_RING_BYTES}")
-            self._status, self._size_bytes = status, status.st_size
+            if not HEADER_BYTES <= size_bytes <= HEADER_BYTES + MAX_RING_BYTES:
+                raise RingError(f"ring {path}: {size_bytes} bytes, a ring has {HEADER_BYTES} to {MAX_RING_BYTES}")
             self._open_ring()
         except BaseException:
-            os.close(self._file)
+            self._file.close()
             raise
 
     def _open_ring(self) -> None:
@@ -555,15 +554,16 @@ class RingReader:
                 begun = middle + 1
             else:
                 end = middle
-        return max(self._ends(range(max(0, begun - MAX_WRITERS_INSIDE), begun)), default=None)
+        newest_ns = max(self._ends(range(max(0, begun - MAX_WRITERS_INSIDE), begun)), default=0)
+        return newest_ns if newest_ns > 0 else None
 
     def close(self) -> None:
         """Let go of the file."""
-        os.close(self._file)
+        self._file.close()
 
     def _pread(self, size_bytes: int, at: int) -> bytes:
         try:
-            data = os.pread(self._file, size_bytes, at)
+            data = self._file.read_at(at, size_bytes)
         except OSError as error:
             raise RingError(f"ring {self.path}: {error.strerror}") from error
         if len(data) < size_bytes:
@@ -617,8 +617,9 @@ class RingReader:
         return found
 
     def _refuse_cut_short(self) -> None:
-        status = os.fstat(self._file)
-        if not os.path.samestat(status, self._status):  # a process that becomes a daemon closes every file it finds
+        status = self._file.status_now()
+        # A process that becomes a daemon closes every file it finds.
+        if not os.path.samestat(status, self._file.status):
             raise RingError(f"ring {self.path}: it was closed under its reader")
         if status.st_size < self._size_bytes:
             raise RingError(f"ring {self.path}: the file has been cut short")

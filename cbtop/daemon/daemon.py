@@ -150,6 +150,8 @@ class Daemon:
         finally:
             self._publisher.close()
             self._devices.close()
+            for source in self._sources.values():
+                source.close()
 
     def _discover(self) -> None:
         """Open new rings, those of running processes first; let go of what ended processes left too long ago."""

@@ -417,11 +417,13 @@ def test_a_file_that_is_cut_short_between_two_copies_is_an_error_and_no_signal(
 def test_whose_descriptor_was_closed_and_given_to_another_file_is_an_error(path: Path) -> None:
     writer, reader = RingWriter(path), RingReader(path)
     writer.record(1, 2, 3, 4)
+    descriptor = reader._file._descriptor
     other = os.open(__file__, os.O_RDONLY)
-    os.dup2(other, reader._file)
+    os.dup2(other, descriptor)
     os.close(other)
     with pytest.raises(RingError, match="closed under its reader"):
         reader.read()
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize("records", [0, 1, 1000, 5000, 8191])
@@ -475,6 +477,12 @@ def test_the_newest_time_is_found_wherever_the_ring_is_and_whatever_its_cursor_s
     reader = RingReader(path)
     assert reader.newest_end_ns() == (records or None)
     reader.close()
+
+
+@pytest.mark.parametrize("end_ns", [-1, 0])
+def test_a_time_before_all_clocks_began_is_none(path: Path, end_ns: int) -> None:
+    RingWriter(path).record(1, end_ns - 1, end_ns, 1)
+    assert RingReader(path).newest_end_ns() is None
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
