@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cbtop.client.store import Store
 from cbtop.protocol.messages import (
@@ -39,7 +38,7 @@ BEACON = "beacon"  # a source that only says how far the daemon has spoken
 ASK = {"Accept": "application/openmetrics-text; version=1.0.0"}
 GROWING = ("counter", "histogram")
 
-Series = dict[tuple[str, ...], float]
+Series = dict[str, float]
 
 
 class Life:
@@ -109,7 +108,7 @@ class Told:
         """Scrape when all that was said has arrived; no counter is less than before."""
         self._said += 1
         self.say(SourceState(BEACON, SourceStatus.LIVE, "", self._said, self._said, 0, 0, 0, 0))
-        found = eventually(lambda: (now := self._get()) and now.get(("beacon",), 0) >= self._said and now)
+        found = eventually(lambda: (now := self._get()) and now.get("beacon", 0) >= self._said and now)
         fallen = {at: (value, found[at]) for at, value in self.seen.items() if found.get(at, value) < value}
         assert not fallen
         self.seen |= found
@@ -118,11 +117,15 @@ class Told:
         with urllib.request.urlopen(urllib.request.Request(self._url, headers=ASK), timeout=DEADLINE_S) as answer:
             text = answer.read().decode()
         found: Series = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples if family.type in GROWING else ():
-                found[sample.name, *sorted(f"{k}={v}" for k, v in sample.labels.items())] = sample.value
-                if sample.name == "cbtop_records_produced_total" and sample.labels["source"] == BEACON:
-                    found["beacon",] = sample.value
+        grows = False
+        for line in text.splitlines():  # as the official parser reads them, which is slow: see test_openmetrics.py
+            if line.startswith("# TYPE "):
+                grows = line.rpartition(" ")[2] in GROWING
+            elif grows and not line.startswith("#"):
+                series, _, value = line.partition(" # ")[0].rpartition(" ")
+                found[series] = float(value)
+                if series.startswith("cbtop_records_produced_total{") and f'source="{BEACON}"' in series:
+                    found["beacon"] = float(value)
         return found
 
 
@@ -131,6 +134,7 @@ def told() -> Iterator[Told]:
     with TemporaryDirectory(prefix="cbtop-told-") as directory, pytest.MonkeyPatch.context() as patch:
         for name in ("ANSWER_S", "SILENT_AFTER_S"):
             patch.setattr(subscription_module, name, DEADLINE_S)
+        patch.setattr(subscription_module, "POLL_MS", 5)  # it answers between two looks
         endpoint = f"ipc://{directory}/wire"
         publisher = Publisher(endpoint)
         with serving(endpoint, None, {"metrics": "127.0.0.1:0"}) as (line,):
@@ -214,10 +218,10 @@ def test_a_process_that_begins_anew_counts_on_from_the_one_before() -> None:
                 act(wire, "step", "one", 100)
             act(wire, "keyframe", "one", 0)
             wire.scrape()
-    labels = ("phase=decode", "source=one")
-    assert wire.seen["cbtop_tokens_total", *labels] == 16  # a life begins with a step
-    assert wire.seen["cbtop_step_duration_seconds_count", *labels] == 8
-    assert wire.seen["cbtop_step_duration_seconds_sum", *labels] == pytest.approx(6 * 105e-6 + 2 * 6e-6)
+    labels = '{phase="decode",source="one"}'
+    assert wire.seen[f"cbtop_tokens_total{labels}"] == 16  # a life begins with a step
+    assert wire.seen[f"cbtop_step_duration_seconds_count{labels}"] == 8
+    assert wire.seen[f"cbtop_step_duration_seconds_sum{labels}"] == pytest.approx(6 * 105e-6 + 2 * 6e-6)
 
 
 def test_what_was_not_exported_for_long_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:

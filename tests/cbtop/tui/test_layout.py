@@ -21,7 +21,11 @@ from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.viewmodels.verdicts.cases import IMPERFECT
 
 LEAST = (40, 10)
-SIZES = [LEAST, (80, 24), (99, 19), (120, 40), (200, 60)]
+SIZES = {
+    "imperfect": [LEAST, (80, 24), (120, 40), (200, 60)],
+    "COMPILING": [LEAST, (99, 19)],
+    "HOSTILE": [LEAST, (99, 19)],
+}
 MATRIX = [(width, height) for width in range(40, 301, 26) for height in range(10, 101, 15)]
 # Of the cells under the tabs so many percent lie before the last mark of their line, at 120×40 and at 200×60.
 USED = {"Overview": (60, 60), "Layers": (40, 45), "Graph": (60, 35)}
@@ -78,9 +82,9 @@ async def shows(pilot: Pilot[int], number: int) -> None:
     await pilot.pause()
 
 
-@pytest.mark.parametrize("name", ["imperfect", "COMPILING", "HOSTILE"])
-async def test_no_widget_lies_on_another_or_draws_beyond_its_place(name: str) -> None:
-    await at_every_size(source_of(name), SIZES)
+@pytest.mark.parametrize(("name", "sizes"), SIZES.items(), ids=list(SIZES))
+async def test_no_widget_lies_on_another_or_draws_beyond_its_place(name: str, sizes: list[tuple[int, int]]) -> None:
+    await at_every_size(source_of(name), sizes)
 
 
 @pytest.mark.slow

@@ -55,6 +55,21 @@ async def shown_at(source: SourceView | None, sizes: Sequence[tuple[int, int]], 
         return texts
 
 
+async def shown_one_by_one(sources: Sequence[SourceView], size: tuple[int, int], *keys: str) -> list[str]:
+    """What one screen shows of each source, as if the process had become the next one."""
+    feed = ScriptedFeed(sources[0])
+    app = CbtopApp(feed, section="bricks", interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        await pilot.press(*keys)
+        texts = []
+        for source in sources:
+            feed.seen = [source]
+            app.tick()
+            await pilot.pause()
+            texts.append(screen_text(app))
+        return texts
+
+
 def on(machine: str) -> SourceView:
     """The process of samples.py on a machine of made_machines.py."""
     return replace(samples.LIVE, key=f"gpubox:{PID}:{START}:0", machines=(getattr(made_machines, machine),))
@@ -186,16 +201,18 @@ async def test_roofs_without_a_point_are_drawn_with_their_day_and_what_may_have_
 
 
 async def test_what_has_stopped_going_on_never_reads_live_and_an_older_end_or_silence_comes_first() -> None:
-    for source in (samples.STALLED, samples.STALLED_IN_A_SUM, samples.SUSPENDED, samples.IDLE, samples.QUIET):
+    stopped = (samples.STALLED, samples.STALLED_IN_A_SUM, samples.SUSPENDED, samples.IDLE, samples.QUIET)
+    large, silent = await shown_one_by_one(stopped, (80, 24)), [replace(source, stale_s=5.0) for source in stopped]
+    for source, *texts in zip(stopped, large, await shown_one_by_one(stopped, (40, 10)), strict=True):
         assert source.stall is not None
-        for size in ((80, 24), (40, 10)):
-            text = await shown(source, size)
+        for text in texts:
             assert f"{source.stall.word.upper()} {source.stall.age_s:.0f} s" in text
             assert "LIVE" not in text
-        silent = await shown(replace(source, stale_s=5.0), (80, 24))
-        assert "STALE" in silent
-        assert "nothing heard for 5 s" in silent
-        assert f"{source.stall.word.upper()} " not in silent
+    for source, text in zip(silent, await shown_one_by_one(silent, (80, 24)), strict=True):
+        assert source.stall is not None
+        assert "STALE" in text
+        assert "nothing heard for 5 s" in text
+        assert f"{source.stall.word.upper()} " not in text
     paused = await shown(samples.STALLED, (80, 24), "space")
     assert "stalled for 32 s in decode → Layer 17 → AllReduce" in paused
     assert "PAUSED" in paused
