@@ -151,7 +151,7 @@ def _by_rank(record: SourceRecord) -> tuple[int, str]:
 
 
 def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
-    return roofline((), bricks)
+    return roofline((), bricks, "each of the processes has its own")
 
 
 # --- the sum: one record, made of several ---------------------------------------------------------------------

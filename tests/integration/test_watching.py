@@ -141,7 +141,7 @@ def test_all_that_a_daemon_has_said_is_read_before_it_is_printed_or_it_is_said(
 
 def test_without_a_terminal_it_prints_and_never_opens_the_screen() -> None:
     with host():
-        done = cbtop(*PATIENTLY)
+        done = cbtop("--window", "1", *PATIENTLY)
     assert done.returncode == 0
     assert done.stdout.startswith("-c, pid ")
     assert "\x1b" not in done.stdout

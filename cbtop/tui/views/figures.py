@@ -32,19 +32,22 @@ def figure_columns(
         statistic = place.statistic
         role = (roles or {}).get(statistic.key, "")
 
-        def cell(row: RowT) -> Line:
-            return figure(clean(statistic.bare(row_of(row))), role)
+        def cell(row: RowT, width: int) -> Line:
+            text = statistic.bare(row_of(row))
+            if len(text) > width:  # with a larger unit than the column's, and never cut
+                text = statistic.in_full(row_of(row))
+            return figure(clean(text), role)
 
         def sort_value(row: RowT) -> float:
             return statistic.sort_value(row_of(row))
 
-        draw = (cells or {}).get(statistic.key, cell)
+        other = (cells or {}).get(statistic.key)
         is_word = statistic.unit == "word"
         return Column(
             statistic.title,
             place.width,
             place.priority,
-            lambda row, _: draw(row),
+            cell if other is None else lambda row, _: other(row),
             statistic.help,
             align="left" if is_word else "right",
             sort_key=None if is_word else sort_value,

@@ -90,8 +90,10 @@ class OverviewDrawing(SourceDrawing):
         def part(draw: Callable[[SourceView, int, int], list[Line]], least: int, most: int) -> Part:
             return Part(partial(draw, source), least, most)
 
-        speed, step, cost = part(_speed, 4, height), part(_step, 2, 4), part(_cost, 1, 1)
-        phases = part(_phases, len(source.phases), 1 + len(source.phases))
+        is_known = any(value is not None for value in source.tokens_per_sec_history)
+        speed = part(_speed, 4, height) if is_known else part(_speed, 2, 2)
+        step, cost = part(_step, 2, 4), part(_cost, 1, 1)
+        phases = part(_phases, len(source.phases) + (height >= _ROOMY), 1 + len(source.phases))
         verdicts = part(verdict_lines, worst, 1 + 2 * found if found else 2)
         compared = len(baseline_lines(source.baseline, width if width < TWO_COLUMNS else width * 3 // 5))
         since = part(_baseline, max(1, min(compared, 2)), compared)
@@ -134,6 +136,8 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
 
 
 def _chart(title: str, now: Line, values: Sequence[float | None], role: str, width: int, height: int) -> list[Line]:
+    if all(value is None for value in values):
+        return [rule(((title, "dim"),), width, now), (("  no curve: no step has ended while it was watched", "dim"),)]
     drawn = curve(values, width - 2, height - 1, role, formatting.number)
     return [rule(((title, "dim"),), width, now), *((("  ", ""), *line) for line in drawn)]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from cbtop import formatting
+from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.timeline_lanes import RowBlocks, axis, label_width, legend, longest, row_blocks
 from cbtop.tui.widgets.columns import Cells
@@ -162,7 +165,8 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     def draw(self, width: int, height: int) -> list[Line]:
         if self._shown is None:
-            return [fit_line(((f" {_nothing(self._source)}", "dim"),), width)]
+            said = textwrap.wrap(_nothing(self._source), max(20, width - 2))
+            return [fit_line(((f" {row}", "dim"),), width) for row in said[:height]]
         labels = label_width(width)
         scale = Scale(self._begin_ns, self._end_ns, max(1, width - labels))
         head = [self._headline(self._shown, width), axis(scale, _zero_ns(self._shown), labels)]
@@ -265,4 +269,6 @@ def _newest_in_sight(shown: TimelineView) -> tuple[int, int]:
 def _nothing(source: SourceView | None) -> str:
     if source is not None and source.merged is not None:
         return "n/a: of several processes merged there is no timeline; m shows one"
+    if source is not None and source.state is not SourceStatus.LIVE:
+        return "n/a: it has ended, and of its records none was received: they are while this view is open"
     return "no step has been recorded since this view was opened: records are received while it is"

@@ -1,0 +1,80 @@
+"""What a process may be in, as a screen or a report is given it: of a real, imperfect recording where that has it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from cbtop.client.replay import ReplayFeed
+from cbtop.viewmodels.model import MergeMode, SourceView
+from tests.cbtop import samples
+from tests.cbtop.conftest import KnownCost
+from tests.cbtop.seen_timelines import RECORDED
+
+LIVE_S, STALLED_S = 20.0, 13.0  # in the recording; in the one it goes on, with a standstill in the window
+
+
+@cache
+def states() -> dict[str, SourceView | None]:
+    """By name what is shown: nothing at all, and one process. Each call gives the same objects."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("cbtop.client.feed.OwnCost", KnownCost)
+        live = seen_at(LIVE_S)
+        return {
+            "live": live,
+            "paused": live,
+            "empty": None,
+            "getting ready": replace(samples.COMPILING, listed=samples.list_of(samples.row_of(samples.COMPILING))),
+            "stalled": seen_at(STALLED_S),
+            "ended": seen_at(LIVE_S, of="ended"),
+            "drops": with_losses(),
+            "merged": merged(),
+        }
+
+
+def seen_at(at_s: float, of: str = "live") -> SourceView:
+    """The process of the recording that is in the state `of`, its last seconds and steps before `at_s`."""
+    with ReplayFeed(RECORDED) as feed:
+        feed.is_playing = False
+        feed.follow_records(True)
+        feed.seek(at_s)
+        key = next(source.key for source in feed.sources() if source.state == of)
+        view = feed.view(key, window=of == "live")
+    assert view is not None
+    return view
+
+
+def with_losses() -> SourceView:
+    """The process that goes on, had its daemon missed some records of it."""
+    with ReplayFeed(RECORDED) as feed:
+        feed.is_playing = False
+        feed.follow_records(True)
+        feed.seek(LIVE_S)
+        record = feed._store.sources[feed.sources()[0].key]
+        assert record.state is not None
+        produced, overwritten = record.state.produced + 1_500, record.state.overwritten + 1_500
+        record.state = replace(record.state, produced=produced, overwritten=overwritten)
+        view = feed.view(record.key, window=True)
+    assert view is not None
+    return view
+
+
+def merged() -> SourceView:
+    """The sum of two ranks of which each did the same."""
+    with ReplayFeed(RECORDED) as feed:
+        feed.is_playing = False
+        feed.seek(LIVE_S)
+        key = feed.sources()[0].key
+        record = feed._store.sources[key]
+        for rank in range(2):
+            other = deepcopy(record)
+            assert other.hello is not None
+            other.key = f"{key[:-1]}{rank}"
+            other.hello = replace(other.hello, rank=rank, local_rank=rank, world_size=2, pid=other.hello.pid + rank)
+            feed._store.sources[other.key] = other
+        view = feed.merged(MergeMode.SUM, key, window=True)
+    assert view is not None
+    return view
