@@ -33,8 +33,8 @@ settings.register_profile("soak", settings.get_profile("cbtop"), max_examples=40
 settings.load_profile("cbtop")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Before anything is imported that looks at the environment."""
+def _on_its_own() -> None:
+    """Before anything that looks at the environment is imported, by another conftest.py, too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job of the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in list(os.environ):
@@ -45,7 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # numpy and torch begin threads in each of the hundreds of processes started, which spin for a while.
     os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # Compiling the kernels takes half a minute: what one run compiled serves the next, and no user's is touched.
-    os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "home")
+    os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
+
+
+_on_its_own()
 
 
 def pytest_collection_finish() -> None:

@@ -329,6 +329,11 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
         "tokens": steps.tokens,
         "tokens_per_sec": steps.tokens_per_sec,
         "tokens_per_sec_in_steps": steps.tokens_per_sec_in_steps,
+        "us_per_token": {
+            "p50": steps.us_per_token_p50,
+            "p99": steps.us_per_token_p99,
+            "max": steps.us_per_token_max,
+        },
         "union_us": steps.union_us,
         "at_once": steps.at_once,
         "sequences": None if steps.sequences is None else asdict(steps.sequences),

@@ -195,14 +195,22 @@ def _counted(steps: StepsView) -> str:
         return f"{fmt.count(steps.count)} steps ({fmt.count(steps.recorded)} recorded{lost})"
     if steps.is_sample:
         return f"{fmt.counted(steps.count, 'recorded step')} (others, if any, left nothing)"
-    return f"{fmt.count(steps.count)} steps"
+    return fmt.counted(steps.count, "step")
 
 
 def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:
-    """The rate over the time in which steps ran, and how many of them ran at once."""
+    """The rate over the time in which steps ran, how many of them ran at once, and what a token took."""
     at_once = f"; {fmt.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran = f"steps ran {fmt.duration(steps.union_us)} of {fmt.duration(stretch.wall_us if stretch else None)}"
-    return f"  {fmt.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}"
+    return f"  {fmt.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}{_a_token(steps)}"
+
+
+def _a_token(steps: StepsView) -> str:
+    """What a token took in the median step, in nearly all and in the slowest."""
+    if steps.us_per_token_p50 is None:
+        return ""
+    named = (("p50", steps.us_per_token_p50), ("p99", steps.us_per_token_p99), ("max", steps.us_per_token_max))
+    return "; ms/token " + ", ".join(f"{name} {fmt.milliseconds(us)}" for name, us in named)
 
 
 def _held(steps: StepsView) -> str:

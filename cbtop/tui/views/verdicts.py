@@ -36,7 +36,7 @@ def _advice(verdict: Verdict, width: int) -> Line:
     if verdict.gain_tokens_per_sec is not None:
         gain = (
             (
-                f"+{formatting.number(verdict.gain_tokens_per_sec)} tokens/s if {clean(verdict.gain_if)} (derived); ",
+                f"+{formatting.number(verdict.gain_tokens_per_sec)} tokens/s if {clean(verdict.gain_if)} (derived). ",
                 "good",
             ),
         )
