@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cbtop.client.recent import Hole
 from cbtop.exporters.records import TimedRecord
 from cbtop.profiler.books import BETWEEN_LAYERS, INSIDE_LAYERS
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
+from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.lanes import (
     AFTER,
@@ -45,24 +46,35 @@ class LaneMaker:
         bricks = self._has_steps + layers
         rows: dict[int, list[Span]] = {}
         open_: list[Span] = []  # what the next record may lie in, from the outside in
+        known: dict[int, tuple[Node, str, bool]] = {}  # each node, its name, and whether it is a layer or a step
         for depth, record in records:
             self._close(open_, depth, bricks)
-            start_ns, node = record.start_ns - self._begin_ns, self._nodes[record.node]
+            start_ns = record.start_ns - self._begin_ns
             is_in_brick = bool(open_) and open_[-1].level >= bricks
             if not is_in_brick:
                 self._gap(start_ns, open_)
-            level = len(open_) if self._is_container(node.id, open_, bricks) else bricks + sum(
-                one.level >= bricks for one in open_
-            )  # fmt: skip
+            found = known.get(record.node)
+            if found is None:
+                one = self._nodes[record.node]
+                is_container = one.kind is NodeKind.LAYER or is_step(self._nodes, one.id)
+                found = known[record.node] = one, display_name(one), is_container
+            node, title, is_container = found
+            level = bricks
+            if is_in_brick:
+                level += sum([one.level >= bricks for one in open_])
+            elif is_container:
+                level = len(open_)
             span = Span(
                 start_ns,
                 record.end_ns - record.start_ns,
                 level,
                 node.id,
-                display_name(node),
+                title,
                 node.kind,
                 node.category,
-                tuple(one.name for one in open_ if record.end_ns > record.start_ns or self._holds(one.node, node.id)),
+                tuple(
+                    [one.name for one in open_ if record.end_ns > record.start_ns or self._holds(one.node, node.id)]
+                ),
                 node.backend,
                 record.elements,
                 record.failed,
@@ -89,10 +101,6 @@ class LaneMaker:
             open_.append(all(open_) and (kind is NodeKind.LAYER or is_step(self._nodes, record.node)))
             deepest = max(deepest, sum(open_) - self._has_steps)
         return deepest
-
-    def _is_container(self, node: int, open_: Sequence[Span], bricks: int) -> bool:
-        is_one = self._nodes[node].kind is NodeKind.LAYER or is_step(self._nodes, node)
-        return is_one and all(one.level < bricks for one in open_)
 
     def _holds(self, outer: int, node: int) -> bool:
         """Whether `node` lies in `outer`: what took no time lies on a track in whatever began at that moment."""
@@ -126,12 +134,12 @@ class GapNames:
     between: str
     begin_ns: int
     holes: Sequence[Hole]
+    inside: dict[int, str] = field(default_factory=dict)  # by the node of the step or layer that it lies in
 
     def of(self, start_ns: int, end_ns: int, around: Sequence[Span]) -> Iterator[Gap]:
         """The gaps that this time is, inside of `around`."""
-        where = tuple(span.name for span in around)
-        begin, end = self.begin_ns + start_ns, self.begin_ns + end_ns
-        if any(hole.begin_ns < end and begin < hole.end_ns for hole in self.holes):
+        where = tuple([span.name for span in around])
+        if self.holes and self._is_in_hole(self.begin_ns + start_ns, self.begin_ns + end_ns):
             yield Gap(start_ns, end_ns - start_ns, UNNAMED, where)
         elif around:
             yield Gap(start_ns, end_ns - start_ns, self._inside(around[-1]), where)
@@ -140,11 +148,17 @@ class GapNames:
         else:
             yield from self._between(start_ns, end_ns, self.ran)
 
+    def _is_in_hole(self, begin_ns: int, end_ns: int) -> bool:
+        return any(hole.begin_ns < end_ns and begin_ns < hole.end_ns for hole in self.holes)
+
     def _inside(self, innermost: Span) -> str:
         if innermost.kind is NodeKind.STEP:
             return NOT_LOOKED_INTO if innermost.is_plain else UNATTRIBUTED
-        holds_layers = any(child.kind is NodeKind.LAYER for child in self.nodes.children[innermost.node])
-        return BETWEEN_LAYERS if holds_layers else INSIDE_LAYERS
+        found = self.inside.get(innermost.node)
+        if found is None:
+            holds_layers = any(child.kind is NodeKind.LAYER for child in self.nodes.children[innermost.node])
+            found = self.inside[innermost.node] = BETWEEN_LAYERS if holds_layers else INSIDE_LAYERS
+        return found
 
     def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
         """Between steps, where none of any lane ran; whether one runs since the last one is not known."""

@@ -10,6 +10,8 @@ What a lane is
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -85,10 +87,18 @@ class Lane:
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
         """What the time from one moment to another is: `bricks`, and its gaps by their names, the longest first."""
         found = {BRICKS: 0}
-        parts: list[Span | Gap] = [*self.rows[self.bricks].spans, *self.gaps]
-        for part in parts:
-            inside_ns = min(part.end_ns, end_ns) - max(part.start_ns, begin_ns)
-            if inside_ns > 0:
-                name = part.name if isinstance(part, Gap) else BRICKS
-                found[name] = found.get(name, 0) + inside_ns
+        rows: tuple[tuple[Span | Gap, ...], ...] = (self.rows[self.bricks].spans, self.gaps)
+        for row in rows:
+            for part in row[_first_from(row, begin_ns) :]:
+                inside_ns = min(part.end_ns, end_ns) - max(part.start_ns, begin_ns)
+                if inside_ns > 0:
+                    name = part.name if isinstance(part, Gap) else BRICKS
+                    found[name] = found.get(name, 0) + inside_ns
+                elif part.start_ns >= end_ns:
+                    break
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _first_from(parts: Sequence[Span | Gap], begin_ns: int) -> int:
+    """The first of `parts`, disjoint and in their order, that ends after a moment."""
+    return bisect_right(parts, begin_ns, key=lambda part: part.end_ns)

@@ -97,7 +97,7 @@ def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> Timeli
     if not placed.any():
         return None
     end_ns = int(found.batch.end_ns[placed].max())
-    holes = [Hole(0, recent.horizon_ns), *recent.holes]
+    holes = [hole for hole in (Hole(0, recent.horizon_ns), *recent.holes) if hole.end_ns > begin_ns]
     between = BETWEEN_RECORDED if is_sample else BETWEEN_STEPS
     lanes = tuple(_lanes(found, placed, begin_ns, end_ns - begin_ns, holes, between))
     spans = [span for lane in lanes for row in lane.rows for span in row.spans]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from cbtop import formatting
 from cbtop.protocol.vocabulary import NodeKind
@@ -26,11 +28,30 @@ class RowBlocks:
     title: str
     is_bricks: bool
     parts: tuple[Span | Gap, ...]
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
 
     def nearest(self, moment_ns: int) -> int:
         """The block at a moment, or the last one before it."""
-        return max(0, bisect_right(self.blocks, moment_ns, key=lambda block: block.start_ns) - 1)
+        return max(0, bisect_right(self.parts, moment_ns, key=lambda part: part.start_ns) - 1)
+
+
+class Blocks(Sequence[Block]):
+    """How the parts of a row are drawn. A block is made when it is asked for: few are in sight."""
+
+    def __init__(self, parts: Sequence[Span | Gap]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @overload
+    def __getitem__(self, at: int) -> Block: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Block, ...]: ...
+    def __getitem__(self, at: int | slice) -> Block | tuple[Block, ...]:
+        if isinstance(at, slice):
+            return tuple(map(_block, self._parts[at]))
+        return _block(self._parts[at])
 
 
 def row_blocks(timeline: TimelineView) -> list[RowBlocks]:
@@ -42,10 +63,13 @@ def row_blocks(timeline: TimelineView) -> list[RowBlocks]:
             parts: list[Span | Gap] = list(row.spans)
             if is_bricks:
                 parts = sorted([*parts, *lane.gaps], key=lambda part: (part.start_ns, part.end_ns))
-            blocks = tuple(_gap(part) if isinstance(part, Gap) else _span(part) for part in parts)
             title = row.name if row.name != lane.rows[number - 1].name or not number else f"{row.name} inside"
-            found.append(RowBlocks(lane, title, is_bricks, tuple(parts), blocks))
+            found.append(RowBlocks(lane, title, is_bricks, tuple(parts), Blocks(parts)))
     return found
+
+
+def _block(part: Span | Gap) -> Block:
+    return _gap(part) if isinstance(part, Gap) else _span(part)
 
 
 def _span(span: Span) -> Block:
@@ -96,8 +120,8 @@ def _tick(least_ns: float) -> int:
 
 def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
     """Of what is in sight of a row, the longest, in their order."""
-    seen = [at for at, block in enumerate(row.blocks) if scale.sees(block)]
-    seen.sort(key=lambda at: row.blocks[at].start_ns - row.blocks[at].end_ns)
+    seen = [at for at in scale.about(row.parts) if scale.sees(row.parts[at])]
+    seen.sort(key=lambda at: -row.parts[at].duration_ns)
     found: list[Line] = [BLANK, rule(((f"the longest of {row.title} in sight", "dim"),), width)]
     for at in sorted(seen[: max(0, min(lines - len(found), MAX_LONGEST))]):
         part, block = row.parts[at], row.blocks[at]

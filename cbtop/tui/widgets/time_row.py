@@ -8,8 +8,10 @@ each block is in one place, and none is drawn longer than it is.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rich.cells import cell_len
 
@@ -34,6 +36,16 @@ class Block:
     role: str
     fill: str = ""
     glyph: str = ""
+
+
+class Timed(Protocol):
+    """What lies between two moments, in ns."""
+
+    @property
+    def start_ns(self) -> int: ...
+
+    @property
+    def end_ns(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,12 @@ class Scale:
         """A cell of which so much is taken."""
         return SHADES[min(len(SHADES) - 1, len(SHADES) * busy_ns * self.width // self._length_ns)]
 
-    def sees(self, block: Block) -> bool:
+    def about(self, blocks: Sequence[Timed]) -> range:
+        """Which of `blocks`, that are disjoint and in their order, may be in sight: all that are, and few beside."""
+        first = bisect_left(blocks, self.begin_ns, key=lambda block: block.end_ns)
+        return range(first, bisect_left(blocks, self.end_ns, lo=first, key=lambda block: block.start_ns))
+
+    def sees(self, block: Timed) -> bool:
         """Whether any of it is in sight."""
         return block.start_ns < self.end_ns and block.end_ns >= self.begin_ns and not (
             block.end_ns == self.begin_ns > block.start_ns
@@ -96,7 +113,8 @@ class Place:
 def places(blocks: Sequence[Block], scale: Scale) -> list[Place]:
     """Where each of `blocks`, which are disjoint and in their order, is drawn or counted, from the left."""
     found: list[Place] = []
-    for number, block in enumerate(blocks):
+    for number in scale.about(blocks):
+        block = blocks[number]
         if not scale.sees(block):
             continue
         last = found[-1] if found else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -115,3 +116,16 @@ def test_what_is_under_the_cursor_is_lit_also_in_a_cluster() -> None:
     many = [block(start, start + 1) for start in range(0, 300, 3)]
     assert [role for _, role in time_row(many, Scale(0, 300, 10), 50)].count("lit") == 1
     assert time_row([block(0, 100)], Scale(0, 100, 10), 0)[0][1] == "lit"
+
+
+def test_of_blocks_far_away_none_is_looked_at() -> None:
+    looked: list[int] = []
+
+    class Counted(list[Block]):
+        def __getitem__(self, at: Any) -> Any:
+            looked.append(at)
+            return super().__getitem__(at)
+
+    blocks = Counted(Block(10 * at, 10 * at + 10, ("one",), "", "fill", "x") for at in range(4_096))
+    assert len(places(blocks, Scale(20_000, 20_050, 50))) == 5
+    assert len(looked) < 60
