@@ -282,7 +282,7 @@ class NodeStats:
         present = distinct(group).tolist()
         if not present:
             return [None] * len(groups)
-        starts = np.flatnonzero(np.diff(group, prepend=-1))
+        starts = np.searchsorted(group, present)
         sizes = np.diff(starts, append=len(node))
 
         def summed(name: str) -> list[int]:

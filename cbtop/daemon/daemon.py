@@ -185,8 +185,8 @@ class Daemon:
                 del known[name]
         if self._there_before is None:
             self._there_before = frozenset(rings)
-        running = running_pids()
         new = rings - self._left.keys() - self._refused.keys() - watched
+        running = running_pids() if new else set()
         self._waiting = deque(sorted(new, key=lambda name: int(name.partition("-")[0]) not in running))
         self._list_again_s = begun_s + LISTING_SHARE * (time.monotonic() - begun_s)
 
