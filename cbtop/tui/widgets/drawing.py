@@ -88,18 +88,28 @@ def _are_alike_in_blanks(one: Style, other: Style) -> bool:
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
     """Where `now` differs from `before` in `width` cells: the first column that does, and the one after the last.
 
-    One stretch of whole spans: of several Textual would send what lies to the left of each again.
+    One stretch: of several Textual would send what lies to the left of each again.
     """
     if before == now:
         return None
-    known = set(_placed(before))
+    known = _placed(before)
+    same, texts = set(known), {(begin, role): text for begin, text, role, _ in known}
     placed = _placed(now)
-    new = [(span[0], span[3]) for span in placed if span not in known]
+    new = [_differing(span, texts.get((span[0], span[2]))) for span in placed if span not in same]
     drawn, was_drawn = placed[-1][3] if placed else 0, width_of(before)
     if drawn < was_drawn:
         new.append((drawn, was_drawn))
     inside = [(begin, min(end, width)) for begin, end in new if begin < min(end, width)]
     return (inside[0][0], max(end for _, end in inside)) if inside else None
+
+
+def _differing(span: tuple[int, str, str, int], before: str | None) -> tuple[int, int]:
+    """The cells of `span` in which it differs from the text `before`, that stood there; all where none did."""
+    begin, text, _, end = span
+    if before is None or end - begin != len(text) or not cell_len(before) == len(before) == len(text):
+        return begin, end
+    differ = [at for at, (one, other) in enumerate(zip(text, before, strict=True)) if one != other]
+    return begin + differ[0], begin + differ[-1] + 1
 
 
 def _placed(line: Line) -> list[tuple[int, str, str, int]]:

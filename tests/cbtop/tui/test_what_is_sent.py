@@ -94,10 +94,10 @@ async def test_of_a_timeline_nothing_is_sent_while_no_record_comes_and_nothing_w
 
 async def test_of_a_figure_that_moved_its_line_is_sent_and_no_blank_one(sent: list[str]) -> None:
     first, *others = samples.LIVE.bricks
-    turns = (replace(samples.LIVE, bricks=(replace(first, p50_us=us), *others)) for us in (1.5, 2.5))
+    turns = (replace(samples.LIVE, bricks=(replace(first, p50_us=us), *others)) for us in (1.5, 2.71))
     written = "".join(await sent_in_a_tick(sent, "2", *turns))
     assert len({row for row, _ in MOVE.findall(written)}) == 2  # in the table, and in the details under it
-    assert "2.50" in written
+    assert "2.71" in written
     assert "2,111" not in written  # p99, to the right of it
 
 

@@ -42,11 +42,13 @@ def test_nothing_is_repainted_where_nothing_has_changed(line: Line) -> None:
     assert changed_cells(line, line, WIDTH) is None
 
 
-def test_of_a_row_of_figures_those_are_repainted_that_moved() -> None:
+def test_of_a_row_of_figures_the_digits_are_repainted_that_moved() -> None:
     before: Line = (("RmsNorm ", "strong"), ("12.3", ""), ("  ", ""), ("45 %", "dim"))
     now: Line = (("RmsNorm ", "strong"), ("12.4", ""), ("  ", ""), ("45 %", "dim"))
-    assert changed_cells(before, now, WIDTH) == (8, 12)
-    assert changed_cells(before, now[:2], WIDTH) == (8, 18)
+    assert changed_cells(before, now, WIDTH) == (11, 12)
+    assert changed_cells(before, now[:2], WIDTH) == (11, 18)
+    wider: Line = (("RmsNorm ", "strong"), ("112.3", ""), (" ", ""), ("45 %", "dim"))
+    assert changed_cells(before, wider, WIDTH) == (8, 14)
 
 
 class Spans(Drawing):
