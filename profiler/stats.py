@@ -31,6 +31,7 @@ MAX_HISTOGRAM_NODES = 8_192
 
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
 SUMS = tuple(name for name in COLUMNS if name not in ("min_ns", "max_ns"))
+_SUM_ROWS = np.array([[COLUMNS.index(name)] for name in SUMS])
 # What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: records of `flops` and `bytes`, of
 # which so many were `_given`. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps:
 # `union_ns`, the time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last
@@ -147,15 +148,15 @@ class Growth:
 
     @classmethod
     def made(
-        cls, node: Column, columns: dict[str, Column], cell: Column, count: Column, rare: dict[tuple[int, int], int]
+        cls, node: Column, sums: Column, cell: Column, count: Column, rare: dict[tuple[int, int], int]
     ) -> Growth:
-        """Of these increases those above zero, in as few bytes as they need."""
-        grew = np.any([column > 0 for column in columns.values()], axis=0)
+        """Of these increases (`sums`: a row for each of SUMS) those above zero, in as few bytes as they need."""
+        grew = (sums > 0).any(axis=0)
         counted = count > 0
         count = count[counted]
         return cls(
             node[grew].astype(np.int32),
-            {name: column[grew] for name, column in columns.items()},
+            dict(zip(SUMS, sums[:, grew], strict=True)),
             cell[counted].astype(np.int32),
             _narrow(count),
             {key: value for key, value in rare.items() if value > 0},
@@ -179,7 +180,8 @@ class NodeStats:
 
     def __init__(self) -> None:
         self._size = 0
-        self._columns = {name: np.zeros(0, np.int64) for name in COLUMNS}
+        self._table = np.zeros((len(COLUMNS), 0), np.int64)
+        self._columns = dict(zip(COLUMNS, self._table, strict=True))  # the rows of the table
         self._histograms = Histograms()
         self._shared: dict[int, int] = {}  # by first_of: whose histogram counts for all beyond
         self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
@@ -265,8 +267,7 @@ class NodeStats:
     @property
     def size_bytes(self) -> int:
         """About what the table takes."""
-        columns = sum(column.nbytes for column in self._columns.values())
-        return columns + self._histograms.size_bytes + RARE_BYTES * sum(map(len, self._rare.values()))
+        return self._table.nbytes + self._histograms.size_bytes + RARE_BYTES * sum(map(len, self._rare.values()))
 
     def calls(self, nodes: Sequence[int]) -> Calls | None:
         """The calls of `nodes` taken together; None where there were none."""
@@ -340,10 +341,10 @@ class NodeStats:
         room = len(self._columns["count"])
         if size > room:
             room = max(size, 2 * room, 64)
-            for name, column in self._columns.items():
-                grown = np.full(room, NO_MINIMUM if name == "min_ns" else 0, np.int64)
-                grown[: self._size] = column[: self._size]
-                self._columns[name] = grown
+            table = np.zeros((len(COLUMNS), room), np.int64)
+            table[COLUMNS.index("min_ns")] = NO_MINIMUM
+            table[:, : self._size] = self._table[:, : self._size]
+            self._table, self._columns = table, dict(zip(COLUMNS, table, strict=True))
         self._size = size
 
     def add(
@@ -396,8 +397,7 @@ class NodeStats:
     def set(self, node: Column, columns: dict[str, Column]) -> None:
         """Take over the totals of `node` from another table (a StatsUpdate)."""
         self.grow(int(node.max(initial=-1)) + 1)
-        for name, values in columns.items():
-            self._columns[name][node] = values
+        self._table[:, node] = [columns[name] for name in COLUMNS]
 
     def set_rare(self, values: dict[tuple[int, int], int]) -> None:
         """Take over values of rare columns, by the number of the column in RARE and the node."""
@@ -453,7 +453,7 @@ class NodeStats:
     ) -> Growth:
         """By how much these totals, each once, are above those that are here."""
         self.grow(int(node.max(initial=-1)) + 1)
-        sums = {name: columns[name] - self._columns[name][node] for name in SUMS}
+        sums = np.array([columns[name] for name in SUMS]) - self._table[_SUM_ROWS, node]
         more = {(at, one): value - self._rare[RARE[at]].get(one, 0) for (at, one), value in rare.items()}
         known = {key: value for key, value in more.items() if RARE[key[0]] not in _NO_TOTALS}
         return Growth.made(node, sums, cell, count - self.buckets(cell), known)
@@ -471,8 +471,7 @@ class NodeStats:
     def count(self, growth: Growth, times: int = 1) -> None:
         """Add `growth`; with -1 times it is taken off again."""
         self.grow(int(growth.node.max(initial=-1)) + 1)
-        for name in SUMS:
-            self._columns[name][growth.node] += times * growth.columns[name]
+        self._table[_SUM_ROWS, growth.node] += times * np.array([growth.columns[name] for name in SUMS])
         for (at, node), value in growth.rare.items():
             values = self._rare[RARE[at]]
             values[node] = values.get(node, 0) + times * value
@@ -486,8 +485,7 @@ class NodeStats:
         found = NodeStats()
         found.grow(self._size)
         size = min(self._size, counted._size)
-        for name in SUMS:
-            np.maximum(counted._columns[name][:size], 0, out=found._columns[name][:size])
+        found._table[_SUM_ROWS, np.arange(size)] = np.maximum(counted._table[_SUM_ROWS, np.arange(size)], 0)
         for name in RARE:
             values = self._rare[name] if name in _MOMENTS else counted._rare[name]
             found._rare[name] = dict(values)

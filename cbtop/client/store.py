@@ -551,7 +551,7 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
         raise DecodeError(f"an update of {record.key} with uneven columns or node ids out of range")
     if not _within(step, 1, CELLS_END) or not _within(cell := np.cumsum(step), BUCKETS, CELLS_END):
         raise DecodeError(f"an update of {record.key} with histogram cells out of range")
-    if not all(_within(column, 0, SANE) for name, column in columns.items() if name != "min_ns"):
+    if not _within(np.array([column for name, column in columns.items() if name != "min_ns"]).reshape(-1), 0, SANE):
         raise DecodeError(f"an update of {record.key} with totals out of range")
     if not (_not_below(columns["min_ns"], 0) and _within(count, 0, SANE)):
         raise DecodeError(f"an update of {record.key} with counts out of range")

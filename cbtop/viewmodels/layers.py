@@ -180,7 +180,8 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     bricks = places.bricks
     cells = _cells(cells_us, runs_in)
     between_us = (layer_us - cells_us.sum(axis=1)).tolist()
-    p50_cells = Later(lambda: _p50_cells(totals, places))
+    medians_ns = Later(partial(totals.stats.medians_ns, ids))
+    p50_cells = Later(lambda: _p50_cells(totals, places, medians_ns.value()))
     rows = tuple(
         LayerRow(
             id=layer.id,
@@ -201,7 +202,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     found = LayersView("step" if totals.step else "call", bricks, rows)
     if not any(row.is_odd for row in rows):
         return found if rows else None
-    usual_us = _sums(_usual(totals, own_ns, ids), place, runs_in.shape) / per_ns
+    usual_us = _sums(_usual(totals, own_ns, ids, medians_ns.value()), place, runs_in.shape) / per_ns
     usual = {layer.id: us for layer, us in zip(layers, usual_us, strict=True)}
     excess = _excesses(found, usual)
     return replace(found, rows=tuple(with_parts(row, excess=excess.get(row.id)) for row in rows))
@@ -264,21 +265,22 @@ def _sums(
     return found
 
 
-def _p50_cells(totals: PhaseTotals, places: _Places) -> list[tuple[float | None, ...]]:
+def _p50_cells(
+    totals: PhaseTotals, places: _Places, medians_ns: NDArray[np.float64]
+) -> list[tuple[float | None, ...]]:
     """Of each layer the median call of each brick."""
     layers, bricks = places.runs_in.shape
     ns = np.full(layers * bricks, np.nan)
-    ns[places.cells] = totals.stats.medians_ns(places.ids)
+    ns[places.cells] = medians_ns
     for cell, calls in zip(places.several, totals.stats.calls_of(places.of_several), strict=True):
         ns[cell] = np.nan if calls is None or calls.p50_ns is None else calls.p50_ns
     us = [None if one != one else one / 1e3 for one in ns.tolist()]
     return [tuple(us[begin : begin + bricks]) for begin in range(0, len(us), bricks)] if us else [()] * layers
 
 
-def _usual(totals: PhaseTotals, own_ns: Column, ids: Column) -> NDArray[np.float64]:
+def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.float64]) -> NDArray[np.float64]:
     """The exclusive time of each brick had each call been as long as the median; what it is where that is unknown."""
     mean_ns: NDArray[np.float64] = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
-    p50_ns = totals.stats.medians_ns(ids)
     known = ~np.isnan(p50_ns) & (mean_ns > 0)
     ratio = np.divide(p50_ns, mean_ns, out=np.ones(len(ids)), where=known)
     return np.asarray(own_ns[ids] * ratio, np.float64)

@@ -235,7 +235,7 @@ TABLE.grow(10)
 def growth(count: int) -> Growth:
     """So many calls of ten nodes."""
     node, many = np.arange(10), np.full(10, count)
-    return Growth.made(node, dict.fromkeys(SUMS, many), node * BUCKETS, many, {})
+    return Growth.made(node, np.array([many] * len(SUMS)), node * BUCKETS, many, {})
 
 
 def test_its_blocks_are_the_slices_that_are_over_and_hold_all_that_grew_in_them() -> None:
