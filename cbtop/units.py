@@ -9,11 +9,15 @@ import math
 NOT_MEASURED = "n/a"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # below these they would be 0.00 and 0.0000
 _MAX_PLAIN = 9_999_999  # seven digits and two separators: the widest number a column is made for
 
 
 def number(value: float | None) -> str:
-    """`value` to about four digits, never with an exponent: `0.42`, `8.45`, `123.4`, `12,345`, `12.3M`."""
+    """`value` to about four digits, never with an exponent: `0.0042`, `8.45`, `123.4`, `12,345`, `12.3M`.
+
+    What is not 0 is never written as 0: below 0.0001 it is `<.0001`.
+    """
     if value is None or math.isnan(value):
         return NOT_MEASURED
     if math.isinf(value):
@@ -25,7 +29,9 @@ def number(value: float | None) -> str:
         return f"{value:,.0f}"
     if size >= 99.995:
         return f"{value:.1f}"
-    return f"{value:.2f}"
+    if not size or size >= _LEAST_TWO_DECIMALS:
+        return f"{value:.2f}"
+    return f"{value:.4f}" if size >= _LEAST else "<.0001" if value > 0 else ">-.0001"
 
 
 def count(value: float | None) -> str:

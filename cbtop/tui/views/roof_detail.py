@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cbtop import formatting
-from cbtop.profiler.roofline import COMPUTE, MEMORY, NO_ROOF
+from cbtop.profiler.roofline import COMPUTE, LIMITING_PERCENT, MEMORY, NO_ROOF
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.columns import Column, head_line, place, row_line
@@ -69,10 +69,21 @@ def _roofs(brick: BrickRow, source: SourceView, width: int, height: int) -> list
         lines[1] = (("  n/a: no roof was measured", "dim"),)
     lines += [((" ", ""), *row_line(placed, row)) for row in rows]
     said = _ADVICE.get(brick.bound or "", "")
+    near = _other_roof(brick, source.roofline.ceilings)
+    if near is not None:
+        said = f"Limited by {clean(near.name)}, a lower roof than that of its % of roof. {said}"
     if brick.above_roof:
         said = f"Faster than memory: {_where_from(brick, source.roofline.ceilings)}"
     lines.append(fit_line((("  → " if said else "", "faint"), (said, "strong")), width))
     return [*lines[: height - 1], BLANK]
+
+
+def _other_roof(brick: BrickRow, ceilings: tuple[CeilingRow, ...]) -> CeilingRow | None:
+    """The lower roof that limits it where its share is of another; None where both are of one."""
+    share, kind = brick.percent_of_roof, {MEMORY: "bandwidth", COMPUTE: "compute"}.get(brick.bound or "")
+    if kind is None or share is None or share >= LIMITING_PERCENT:
+        return None
+    return min((one for one in ceilings if one.kind == kind), key=lambda one: one.value, default=None)
 
 
 def _where_from(brick: BrickRow, ceilings: tuple[CeilingRow, ...]) -> str:

@@ -26,7 +26,8 @@ class Timeline(View):
         "ran it is not recorded. Dots are gaps, by their names; the line over each lane says what the time in sight "
         "is, and adds up. Blocks too short for a cell are counted: a number, or ▒ where there is no room for it. It "
         "follows the newest step until a key moves it, and then holds still. Records are received while this view is "
-        "open, and no others."
+        "open, and no others. In the room under the lanes stand the longest blocks in sight of the row of the "
+        "cursor, and on a wide terminal their sums."
     )
     columns_doc = (
         ("between steps", "no step ran on any lane; after the last step it is not known whether one runs"),

@@ -10,12 +10,13 @@ from typing import overload
 from cbtop import formatting
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, join_fitting, rule
+from cbtop.tui.widgets.bars import bar
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, join_fitting, rule, width_of
 from cbtop.tui.widgets.time_row import GAP, SHADES, Block, Scale
 from cbtop.viewmodels.lanes import Gap, Lane, Span
 from cbtop.viewmodels.timeline import TimelineView
 
-MAX_LONGEST = 24
+MAX_LONGEST = 48
 TICK_CELLS = 12  # at least so many lie between two ticks
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
@@ -133,6 +134,27 @@ def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) 
         where = clean(" · ".join(part.where))
         found.append(((f"  {fit(name, 26)}", block.role), (cells[0], "dim"), (cells[1], ""), (f"  {where}", "dim")))
     return found
+
+
+def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
+    """Of what is in sight of a row how often each name is there and how long together, the most first."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for part, block in zip(row.parts, row.blocks, strict=True):
+        if scale.sees(block):
+            inside_ns = min(block.end_ns, scale.end_ns) - max(block.start_ns, scale.begin_ns)
+            found.setdefault((f"{block.glyph or GAP} {clean(part.name)}", block.role), []).append(inside_ns)
+    by_time = sorted(found.items(), key=lambda one: -sum(one[1]))
+    drawn: list[Line] = [BLANK, rule(((f"sums of {row.title} in sight", "dim"),), width)]
+    for (name, role), each_ns in by_time[: max(0, lines - len(drawn))]:
+        share = sum(each_ns) / max(1, scale.end_ns - scale.begin_ns)
+        figures: Line = (
+            (f"{len(each_ns):>7,}×", "dim"),
+            (f"{formatting.duration(sum(each_ns) / 1e3):>11}", ""),
+            (f"{formatting.percent(100 * share):>9}", "strong"),
+        )
+        head: Line = ((f"  {fit(name, 26)}", role), *figures, ("  ", ""))
+        drawn.append((*head, *bar(share, max(1, width - width_of(head)), role)))
+    return drawn
 
 
 def legend(width: int) -> Line:

@@ -7,9 +7,10 @@ import textwrap
 from cbtop import formatting
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.tui.views.base import SourceDrawing
-from cbtop.tui.views.timeline_lanes import RowBlocks, axis, label_width, legend, longest, row_blocks
+from cbtop.tui.views.timeline_lanes import RowBlocks, axis, label_width, legend, longest, row_blocks, sums
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, plain, rule
+from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.tui.widgets.time_row import GAP, Block, Scale, time_row
 from cbtop.viewmodels.lanes import Span
 from cbtop.viewmodels.model import SourceView
@@ -17,6 +18,7 @@ from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100
 ZOOM = 2
+TWO_LISTS = 160  # cells: from so many on the sums stand beside that list
 ROOM_FOR_LONGEST = 5  # lines that are free, from so many on there is a list of the longest
 MARGIN = 0.05  # of what is in sight, beside a block that is moved into it
 HELD = "held, G goes to the newest"
@@ -183,7 +185,12 @@ class TimelineMap(SourceDrawing, can_focus=True):
         if room > 1:
             shown += [BLANK, legend(width)]
         if room > ROOM_FOR_LONGEST:
-            shown += longest(self._rows[self._selected], scale, _zero_ns(self._shown), room - 3, width)
+            row, zero_ns = self._rows[self._selected], _zero_ns(self._shown)
+            widths = even_widths(width, 2) if width >= TWO_LISTS else [width]
+            lists = [longest(row, scale, zero_ns, room - 3, widths[0])]
+            if len(widths) > 1:
+                lists.append(sums(row, scale, room - 3, widths[1]))
+            shown += beside(lists, widths)
         shown += [BLANK] * (free - len(shown))
         return [fit_line(line, width) for line in (*head, *shown, *foot)][:height]
 

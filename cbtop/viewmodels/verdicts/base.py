@@ -24,6 +24,7 @@ class Finding:
     about: Subject
     gain_tokens_per_sec: float | None = None
     gain_if: str = ""  # "it were as fast as the median layer"
+    advice: str = ""  # what to do in this case; "": what the rule says
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Rule:
             self.severity,
             found.sentence,
             found.evidence,
-            self.advice,
+            found.advice or self.advice,
             found.about,
             found.gain_tokens_per_sec,
             found.gain_if,

@@ -22,7 +22,14 @@ def _find(view: SourceView) -> Finding | None:
         f"{who} {found.word} for {found.age_s:.0f} s{place}{usual}",
         tuple(evidence),
         Subject(About.BRICK, found.brick) if found.brick else Subject(About.SOURCE, view.program),
+        advice=_go_on(view) if found.word is Standstill.SUSPENDED else "",
     )
+
+
+def _go_on(view: SourceView) -> str:
+    """Of one that a signal has stopped no stacks need be looked at."""
+    pid = "PID" if view.merged else view.pid
+    return f"`kill -CONT {pid}` on its host lets it go on where a signal has stopped it; a debugger does that itself."
 
 
 STUCK = Rule(
@@ -32,6 +39,7 @@ STUCK = Rule(
     "or a signal or a debugger has stopped it.",
     fires=f"It is stalled: nothing was recorded for {MIN_S:g} s and {SLOW:g} times the p99 of what runs; or it is "
     "suspended. Not between two steps, and not where it is not known what runs.",
-    advice="Look at what it waits for where it says (a collective: at the other ranks); py-spy shows its stacks.",
+    advice="Look at what it waits for where it says (a collective: at the other ranks); py-spy shows its stacks. "
+    "One that is suspended goes on after `kill -CONT PID`.",
     find=_find,
 )

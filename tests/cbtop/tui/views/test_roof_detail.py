@@ -48,6 +48,16 @@ def test_a_level_of_cache_is_no_roof_and_says_where_what_is_above_memory_may_com
     assert "look at its FLOP, its bytes, or the roof" in drawn(source, faster)
 
 
+def test_a_share_of_one_roof_and_a_limit_by_another_are_told_apart() -> None:
+    cache = CeilingRow("weights_read", "bandwidth", 90.0, "GB/s", Provenance.MEASURED)
+    roofline = replace(samples.LIVE.roofline, ceilings=(*samples.LIVE.roofline.ceilings, cache))
+    brick = brick_of(samples.LIVE, "DownProjection")
+    assert brick.roof is not None
+    low = replace(brick, roof=replace(brick.roof, percent_of_roof=25.3, bound="memory"))
+    assert "Limited by DRAM read, a lower roof" in drawn(replace(samples.LIVE, roofline=roofline), low)
+    assert "lower roof" not in drawn(samples.LIVE, brick)
+
+
 def test_what_is_made_of_an_unsure_roof_saves_nothing_that_is_said() -> None:
     brick = brick_of(samples.LIVE, "LmHead")
     assert brick.roof is not None
