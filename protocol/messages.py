@@ -39,6 +39,7 @@ class HostHello:
     `pid` is the process's own in the pid namespace with the inode `pid_namespace` (None: not known).
     `sample_every`: of its steps it records one in so many.
     `locked`: the process holds a lock (flock(2)) on its catalog for as long as it lives.
+    `clock_resolution_ns`: the least by which two readings of its clock differed, measured once (None: not told).
     """
 
     protocol_major: int
@@ -58,6 +59,7 @@ class HostHello:
     pid_namespace: int | None = None
     locked: bool = False
     sample_every: int = 1
+    clock_resolution_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "local_rank": view.local_rank,
         "world_size": view.world_size,
         "sample_every": view.sample_every,
+        "clock_resolution_ns": view.clock_resolution_ns,
         "overhead": None if view.overhead is None else asdict(view.overhead),
         "state": view.standing,
         "state_reason": view.state_reason,

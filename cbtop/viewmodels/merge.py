@@ -85,6 +85,7 @@ def merged_view(
         rank=None,
         local_rank=None,
         sample_every=factors.pop() if len(factors) == 1 else None,
+        clock_resolution_ns=None,
         overhead=None,
         merged=merged,
         stall=_stall_of_worst(taken),

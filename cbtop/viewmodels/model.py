@@ -596,6 +596,7 @@ class SourceView:
     local_rank: int | None = None
     world_size: int | None = None
     sample_every: int | None = 1  # of its steps it records one in so many; None: of several processes, each its own
+    clock_resolution_ns: int | None = None  # the least by which two readings of its clock differ; None: not told
     overhead: Sampling | None = None  # what recording costs it; None where it does not measure that
     # What ran outside of every step; None where nothing did, or without steps.
     outside: OnDemand[BesideView | None] = OnDemand(None)

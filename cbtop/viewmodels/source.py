@@ -131,6 +131,7 @@ def source_view(
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
         sample_every=record.sample_every,
+        clock_resolution_ns=hello.clock_resolution_ns if hello else None,
         overhead=record.sampling,
         window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),

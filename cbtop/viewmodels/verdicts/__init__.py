@@ -8,6 +8,7 @@ from cbtop.viewmodels.model import SourceView, Verdict
 from cbtop.viewmodels.on_demand import Later, with_parts
 from cbtop.viewmodels.verdicts.at_the_roof import COMPUTE_BOUND, MEMORY_BOUND
 from cbtop.viewmodels.verdicts.base import Rule
+from cbtop.viewmodels.verdicts.below_resolution import BELOW_RESOLUTION
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.clock_throttled import CLOCK_THROTTLED
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
@@ -42,6 +43,7 @@ VERDICTS: tuple[Rule, ...] = (
     OVER_BUDGET,
     WARM_UP,
     GROWS_WITH_CACHE,
+    BELOW_RESOLUTION,
     ROOF_UNSURE,
     MEMORY_BOUND,
     COMPUTE_BOUND,

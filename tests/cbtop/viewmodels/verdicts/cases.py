@@ -51,6 +51,19 @@ def _with_gpu(held_down: bool, clock_mhz: float = 1_200.0) -> Callable[[Path], S
     return view
 
 
+def _read_every(resolution_ns: int) -> Callable[[Path], SourceView]:
+    """Two readings of its clock differ by so much at least."""
+
+    def view(directory: Path) -> SourceView:
+        made = run(directory, Decoding())
+        (source,) = made.seen().values()
+        assert source.record.hello is not None
+        source.record.hello = replace(source.record.hello, clock_resolution_ns=resolution_ns)
+        return made.one()
+
+    return view
+
+
 def _quiet_for(seconds: float, *place: str) -> Callable[[Path], SourceView]:
     """Nothing has ended for so long; what runs lies at `place`, or nothing does."""
 
@@ -108,6 +121,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "grows-with-cache": _of(
         Decoding(cached=lambda step: 100 + step, step_factor=lambda step: 1 + step / 1_000, seconds=15)
     ),
+    "below-resolution": _read_every(40_000),
     "roof-unsure": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 33), ceiling("compute", 1_000)))),
     "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 39), ceiling("compute", 1_000)))),
     "compute-bound": _of(
@@ -134,6 +148,7 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "grows-with-cache": _of(
         Decoding(cached=lambda step: 100 + step, step_factor=lambda step: 1 + step / 4_000, seconds=15)
     ),
+    "below-resolution": _read_every(19_000),
     "roof-unsure": _of(Decoding(ceilings=(ceiling("bandwidth", 40, 36.5), ceiling("compute", 1_000)))),
     "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 52), ceiling("compute", 1_000)))),
     "compute-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 1_000), ceiling("compute", 104)))),

@@ -204,5 +204,4 @@ where a verdict was given."""
 _LEFT_OUT = """\
 ## What is not judged
 
-- Below timer resolution: no process says what its clock resolves.
 - Recompilation after the first steps: nobody records when code is compiled. It shows as outlier-mean.""".splitlines()

@@ -1,0 +1,47 @@
+"""Below timer resolution: calls so short that the clock hardly tells them apart."""
+
+from __future__ import annotations
+
+from cbtop.units import duration, number
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule
+
+READINGS = 5.0  # times what two readings of the clock tell apart: below it a fifth or more of a call is the clock's
+MIN_CALLS = 20
+
+
+def _find(view: SourceView) -> Finding | None:
+    if not view.clock_resolution_ns:
+        return None
+    resolution_us = view.clock_resolution_ns / 1e3
+    short = [
+        (row.p50_us, row)
+        for row in view.bricks
+        if row.p50_us is not None and row.count >= MIN_CALLS and row.p50_us < READINGS * resolution_us
+    ]
+    if not short:
+        return None
+    p50_us, brick = min(short, key=lambda one: one[0])
+    more = f"; with it {len(short) - 1} more" if len(short) > 1 else ""
+    return Finding(
+        f"{brick.name} is below the timer's resolution: its median call takes {duration(p50_us)}, "
+        f"{number(p50_us / resolution_us)} times what two readings of the clock tell apart "
+        f"({duration(resolution_us)}){more}",
+        (
+            Evidence("median call", p50_us, "µs"),
+            Evidence("clock resolution", resolution_us, "µs"),
+            Evidence("bricks so short", len(short), "bricks"),
+        ),
+        Subject(About.BRICK, brick.name),
+    )
+
+
+BELOW_RESOLUTION = Rule(
+    id="below-resolution",
+    severity=Severity.NOTE,
+    means="Calls of a brick are so short that much of their time is the clock's own: statistics say little.",
+    fires=f"The median of {MIN_CALLS} calls or more is below {READINGS:g} times the least by which two readings of "
+    "the process's own clock differ, which it measures once as it begins. Not where it does not tell that.",
+    advice="Time what they are part of as one brick, or read their share of the step and not their calls.",
+    find=_find,
+)
