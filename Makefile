@@ -47,7 +47,7 @@ lint: $(READY)  ## ruff, mypy --strict, import-linter
 bench: $(READY)  ## measure our own cost: ratios against a peer in the same run
 	$(BIN)/python -m benchmarks
 
-screenshots: $(READY)  ## redraw screenshots/ from a real run
+screenshots: $(READY)  ## redraw screenshots/, SVG and PNG, from real runs
 	$(BIN)/python screenshots/make.py
 
 clean:  ## remove the environment and every cache in this folder

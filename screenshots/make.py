@@ -1,4 +1,5 @@
-"""Draws screenshots/*.svg from real runs, recorded or each in a process of its own, which the dashboard watches.
+"""Draws screenshots/*.svg, and the same as *.png, from real runs, recorded or each in a process of its own that the
+dashboard watches.
 
 The views are of the recording of a process that is not well (tests/cbtop/imperfect.py), gpu.svg and gpu_graph.svg of
 what was recorded on an H100 (tests/cbtop/h100.py), devices.svg of the demo; run.svg is `cbtop run` on a Hugging Face
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +29,8 @@ STEPS_BEFORE = 20
 RECORDED_S = 10.0
 CELL_WIDTH = 12.2  # rich.console.Console.export_svg draws 20 px type, 0.61 em wide
 BLANK = "&#160;"
+PNG_FONT, PNG_WIDTH, MAX_PNG_BYTES = "DejaVu Sans Mono", 1100, 300_000
+FONT_FACES = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 TEXT = re.compile(
     r'x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)" textLength="(?P<length>[\d.]+)"(?P<rest>[^>]*)>(?P<blanks>(?:&#160;)+)'
 )
@@ -103,8 +107,28 @@ async def take_pictures(feed: Feed, names: dict[str, str]) -> None:
 
 def save(app: CbtopApp, name: str) -> None:
     path = HERE / f"{name}.svg"
-    path.write_text(without_leading_blanks(app.export_screenshot(title="cbtop")), encoding="utf-8")
+    svg = without_leading_blanks(app.export_screenshot(title="cbtop"))
+    path.write_text(svg, encoding="utf-8")
     print(path.name)
+    if find_spec("resvg_py") is None:
+        print(f"{name}.png stays as it is: resvg-py is not installed (the extra dev)")
+        return
+    path = path.with_suffix(".png")
+    path.write_bytes(png_of(svg))
+    print(path.name)
+
+
+def png_of(svg: str) -> bytes:
+    """The picture in pixels. Where DejaVu Sans Mono is not installed another type takes its place.
+
+    Raises RuntimeError where it is too large to lie beside the others.
+    """
+    resvg_py = import_module("resvg_py")
+    text = FONT_FACES.sub("", svg).replace("Fira Code", PNG_FONT)  # those come from the net, which is not asked here
+    png = bytes(resvg_py.svg_to_bytes(svg_string=text, monospace_family=PNG_FONT, width=PNG_WIDTH))
+    if len(png) > MAX_PNG_BYTES:
+        raise RuntimeError(f"a picture of {len(png):,} bytes; at most {MAX_PNG_BYTES:,} are kept")
+    return png
 
 
 def without_leading_blanks(svg: str) -> str:
