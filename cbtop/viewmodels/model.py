@@ -662,6 +662,19 @@ class SourceView:
         return made(with_parts(self, graph=tuple(self.graph)))
 
     @property
+    def moved_gb_per_sec(self) -> float | None:
+        """Bytes that the bricks of the phase shown declare, of their shapes, over the wall-clock time shown: they
+        move that much at least, for some declare none.
+
+        None where none does, where not every step was recorded inside, or of several processes.
+        """
+        steps, stretch = self.steps, self.stretch
+        known = [row.bytes for row in self.bricks if row.bytes is not None]
+        if not known or steps is None or stretch is None or not stretch.wall_us or self.merged is not None:
+            return None
+        return sum(known) / stretch.wall_us / 1e3 if steps.recorded == steps.count else None
+
+    @property
     def has_data(self) -> bool:
         """Whether a step has ended or, in a process that marks none, a brick."""
         return self.steps is not None or (self.phase is None and bool(self.bricks))

@@ -39,7 +39,7 @@ class AllBricks(SourceDrawing):
 def on_one_scale(rows: Sequence[BrickRow], width: int, height: int) -> list[Line]:
     """A histogram of each brick's calls, as many bricks as there is room for, all over the same times."""
     shown = rows[: max(1, height - 2)]
-    tall = max(1, min(MAX_BAR_HEIGHT, (height - 2) // len(shown)))
+    tall, higher = divmod(max(len(shown), min(height - 2, MAX_BAR_HEIGHT * len(shown))), len(shown))
     inner = max(8, width - _NAME_WIDTH - _FIGURES_WIDTH - 4)
     begin_us = max(min(row.durations[0].from_us for row in shown), 1e-3)
     end_us = max(max(row.durations[-1].to_us for row in shown), begin_us * 2)
@@ -48,8 +48,8 @@ def on_one_scale(rows: Sequence[BrickRow], width: int, height: int) -> list[Line
         (f"{left_out} more" if left_out else "each brick's most frequent duration fills its line", "faint"),
     )
     lines = [rule((("how long calls took, all bricks on one scale", "dim"),), width, about)]
-    for row in shown:
-        lines += _histogram(row, begin_us, end_us, inner, tall)
+    for at, row in enumerate(shown):
+        lines += _histogram(row, begin_us, end_us, inner, tall + (at < higher))
     return [*lines, _axis(begin_us, end_us, inner)]
 
 

@@ -57,11 +57,12 @@ class Overview(View, can_focus=True):
 
     title = "Overview"
     doc = (
-        "tokens/s of the last two minutes, every phase, one step as a bar that closes and beside it the time between "
-        "steps, the worst verdicts with what mending them would give, every layer as a bar, the costliest bricks and "
-        "the devices; with a baseline (`b`) also tokens/s and a step beside those of then. Rates, shares, what lies "
-        "between steps and what mending would give are derived of what was measured. A larger terminal shows more of "
-        "it; the views behind show all."
+        "tokens/s of the last two minutes, every phase, one step as a bar that closes and beside it the time "
+        "between steps, the worst verdicts with what mending them would give, every layer as a bar, the costliest "
+        "bricks and the devices, with the bytes that bricks declare over wall-clock time, for no counter of memory "
+        "is read; with a baseline (`b`) also tokens/s and a step beside those of then. Rates, shares, what lies "
+        "between steps and what mending would give are derived of what was measured. A larger terminal shows more "
+        "of it; the views behind show all."
     )
     columns_doc = tuple((column.title, column.doc) for column in PHASE_COLUMNS)
 
@@ -207,10 +208,10 @@ def _devices(source: SourceView, width: int, height: int) -> list[Line]:
     shown = rows[: height - 1]
     left_out = len(rows) - len(shown)
     more: Line = ((f"{left_out} more: {Devices.title}", "faint"),) if left_out else BLANK
-    return [rule((("devices", "dim"),), width, more), *(_device(row, width) for row in shown)]
+    return [rule((("devices", "dim"),), width, more), *(_device(row, source, width) for row in shown)]
 
 
-def _device(row: DeviceRow, width: int) -> Line:
+def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
     device = row.device
     is_cpu = device.kind is DeviceKind.CPU
     label: Line = ((f"  {'CPU' if is_cpu else f'GPU {clean(row.label)}'}".ljust(8), "accent"),)
@@ -219,6 +220,8 @@ def _device(row: DeviceRow, width: int) -> Line:
     if device.memory_used_bytes is not None:
         of = formatting.size_bytes(device.memory_total_bytes)
         parts.append(((formatting.size_bytes(device.memory_used_bytes), ""), (f" of {of}", "dim")))
+    if is_cpu and not source.gpus:
+        parts.append(_moved(source))
     if row.watts is not None:
         parts.append(((f"{formatting.whole(row.watts)} W", ""), *_of(device.power_limit_watts, "W")))
     if device.clock_mhz is not None:
@@ -228,6 +231,15 @@ def _device(row: DeviceRow, width: int) -> Line:
     if row.is_stale:
         parts.append(((formatting.stale_sampler(row.sampler, row.age_s), "bad"),))
     return join_fitting(parts, width, " · ")
+
+
+def _moved(source: SourceView) -> Line:
+    """What its bricks move: the machine's own counters of memory take privileges that nobody has here."""
+    if source.moved_gb_per_sec is None:
+        is_declared = any(row.bytes is not None for row in source.bricks)
+        why = "not every step is recorded" if is_declared else "no brick declares its bytes"
+        return ((f"GB/s n/a: {why}", "dim"),)
+    return ((f"{formatting.number(source.moved_gb_per_sec)} GB/s", ""), (" moved by bricks (derived)", "dim"))
 
 
 def _of(limit: float | None, unit: str) -> Line:

@@ -99,3 +99,20 @@ def test_tokens_and_steps_stand_beside_those_of_the_baseline(width: int, height:
     text = "\n".join(drawn(samples.UNLIKE, width, height - 5))
     assert "n/a: another batch: 1.00 sequences a step, the baseline has 4.00" in text
     assert "tokens/s, was" not in text
+
+
+def test_what_bricks_move_stands_with_the_cpu_as_derived_or_why_it_is_not_known() -> None:
+    on_cpu = replace(samples.LIVE, machines=(made_machines.NO_GPU,))
+    moved = sum(row.bytes or 0.0 for row in on_cpu.bricks)
+    assert on_cpu.stretch is not None
+    assert on_cpu.moved_gb_per_sec == pytest.approx(moved / on_cpu.stretch.wall_us / 1e3)
+    assert f"{formatting.number(on_cpu.moved_gb_per_sec)} GB/s moved by bricks (derived)" in "\n".join(
+        drawn(on_cpu, 120, 40)
+    )
+    bare = replace(on_cpu, bricks=tuple(replace(row, bytes=None) for row in on_cpu.bricks))
+    assert "GB/s n/a: no brick declares its bytes" in "\n".join(drawn(bare, 120, 40))
+    assert on_cpu.steps is not None
+    sampled = replace(on_cpu, steps=replace(on_cpu.steps, recorded=3))
+    assert "GB/s n/a: not every step is recorded" in "\n".join(drawn(sampled, 120, 40))
+    on_gpu = replace(on_cpu, machines=(made_machines.H100,))
+    assert "moved by bricks" not in "\n".join(drawn(on_gpu, 120, 40))
