@@ -79,8 +79,15 @@ class BrickTrend:
     def us(self, brick: int) -> tuple[float | None, ...]:
         """Of a brick, by its first node: the time (µs) for a token, or for a call where it runs in no step, in each
         second of the last sixty, the oldest first; None where none ended in it."""
+        return tuple(us for _, us in self._of(brick))
+
+    def by_second(self, brick: int) -> dict[int, float]:
+        """The same by the second of the daemon's clock in which each ended."""
+        return {second: us for second, us in self._of(brick) if us is not None}
+
+    def _of(self, brick: int) -> list[tuple[int, float | None]]:
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
-        found: list[float | None] = []
+        found: list[tuple[int, float | None]] = []
         bricks, at = _NONE, 0
         for second in self._seconds:
             if second.end_ns <= begin_ns:
@@ -88,8 +95,8 @@ class BrickTrend:
             if second.brick is not bricks:
                 bricks, at = second.brick, int(np.searchsorted(second.brick, brick))
             us = float(second.us[at]) if at < len(bricks) and bricks[at] == brick else np.nan
-            found.append(None if us != us else us)
-        return tuple(found)
+            found.append((second.end_ns // _SECOND_NS, None if us != us else us))
+        return found
 
 
 _NONE = np.zeros(0, np.int64)

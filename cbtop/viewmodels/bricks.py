@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,16 @@ from cbtop.viewmodels.durations import MAX_BARS, DurationBar, at_most, duration_
 from cbtop.viewmodels.on_demand import Later, OnDemand
 
 TREND_S = SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPoint:
+    """What a brick took for a token in the seconds of the last sixty in which so many positions were cached."""
+
+    from_positions: int
+    to_positions: int  # below that
+    seconds: int
+    us_per_token: float  # the mean of these seconds; derived
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,9 @@ class BrickRow:
     durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
     # µs a token (a call, where there are no steps) in each of the last 60 s, the oldest first; None where none ended.
     trend_us: OnDemand[tuple[float | None, ...]] = OnDemand(())
+    by_cached: OnDemand[tuple[CachedPoint, ...]] = OnDemand(
+        ()
+    )  # the least positions first; none where nobody says how many are cached
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
@@ -128,23 +141,35 @@ class BrickRow:
 
 
 def brick_rows(
-    bricks: Iterable[BrickStats], totals: PhaseTotals, checks: Mapping[str, Sequence[bool]], trend: BrickTrend
+    bricks: Iterable[BrickStats],
+    totals: PhaseTotals,
+    checks: Mapping[str, Sequence[bool]],
+    trend: BrickTrend,
+    cached: Callable[[], Mapping[int, float]],
 ) -> tuple[BrickRow, ...]:
-    """One row a brick that ran, in the order given; `checks` says by brick which of them passed."""
+    """One row a brick that ran, in the order given; `checks` says by brick which of them passed, `cached` gives by
+    second how many positions each sequence had in its cache."""
     nodes_of = brick_nodes(totals)
     return tuple(
-        _row(stats, nodes_of[stats.name, stats.category], totals, checks.get(stats.name, ()), trend)
+        _row(stats, nodes_of[stats.name, stats.category], totals, checks.get(stats.name, ()), trend, cached)
         for stats in bricks
     )
 
 
 def _row(
-    stats: BrickStats, nodes: Column, totals: PhaseTotals, checks: Sequence[bool], trend: BrickTrend
+    stats: BrickStats,
+    nodes: Column,
+    totals: PhaseTotals,
+    checks: Sequence[bool],
+    trend: BrickTrend,
+    cached: Callable[[], Mapping[int, float]],
 ) -> BrickRow:
     calls = stats.calls
     # What ran in no ended step has no time a token yet.
     us_per_token = totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None
     has_trend = totals.step is None or us_per_token is not None
+    is_in_steps = has_trend and totals.step is not None
+    first = int(totals.table.column("first_of")[nodes[0]])
     return BrickRow(
         name=stats.name,
         category=stats.category,
@@ -175,7 +200,20 @@ def _row(
         size_bytes=stats.size_bytes,
         budget_gb_per_sec=stats.budget_gb_per_sec,
         durations=Later(lambda: _durations(stats, nodes, totals)),
-        trend_us=Later(partial(trend.us, int(totals.table.column("first_of")[nodes[0]]))) if has_trend else (),
+        trend_us=Later(partial(trend.us, first)) if has_trend else (),
+        by_cached=Later(lambda: _by_cached(trend.by_second(first), cached())) if is_in_steps else (),
+    )
+
+
+def _by_cached(us_of: Mapping[int, float], cached: Mapping[int, float]) -> tuple[CachedPoint, ...]:
+    """In octaves of positions."""
+    found: dict[int, list[float]] = {}
+    for second, us in us_of.items():
+        if second in cached:
+            found.setdefault(int(cached[second]).bit_length(), []).append(us)
+    return tuple(
+        CachedPoint((1 << bits) >> 1, 1 << bits, len(each), sum(each) / len(each))
+        for bits, each in sorted(found.items())
     )
 
 

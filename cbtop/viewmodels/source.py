@@ -36,7 +36,7 @@ from cbtop.viewmodels.model import (
 from cbtop.viewmodels.on_demand import Later
 from cbtop.viewmodels.roofline import ceiling_rows, roofline, under_roofs
 from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import pace, step_us_history, steps_views, tokens_per_sec_history
+from cbtop.viewmodels.steps import cached_by_second, pace, step_us_history, steps_views, tokens_per_sec_history
 from cbtop.viewmodels.stretch import heard_ns, since_s, stretch_of, stretch_view
 from cbtop.viewmodels.timeline import timeline_view
 from cbtop.viewmodels.traces import trace_views
@@ -188,7 +188,12 @@ class _Parts:
         passed: dict[str, list[bool]] = {}
         for check in self.checks:
             passed.setdefault(check.brick, []).append(check.passed)
-        return under_roofs(brick_rows(self.bricks, self.totals, passed, self._record.trend), self.roofs)
+        rows = brick_rows(self.bricks, self.totals, passed, self._record.trend, lambda: self.cached)
+        return under_roofs(rows, self.roofs)
+
+    @cached_property
+    def cached(self) -> dict[int, float]:
+        return cached_by_second(self._record, self._phase)
 
     @cached_property
     def graph(self) -> tuple[GraphRows, CriticalPathView | None]:

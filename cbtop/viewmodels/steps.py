@@ -54,6 +54,16 @@ def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | No
     )
 
 
+def cached_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
+    """How many positions the cache of each sequence held before a step, mean, by second of the daemon's clock."""
+    samples = list(record.history.get(phase or "", ()))
+    return {
+        new.monotonic_ns // 1_000_000_000: (new.cached - old.cached) / (new.cached_given - old.cached_given)
+        for old, new in pairwise(samples)
+        if new.cached_given > old.cached_given
+    }
+
+
 def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
     """How long its steps took, second by second, the oldest first."""
     samples = list(record.history.get(phase or "", ()))

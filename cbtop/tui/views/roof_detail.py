@@ -9,9 +9,10 @@ from cbtop import formatting
 from cbtop.profiler.roofline import COMPUTE, LIMITING_PERCENT, MEMORY, NO_ROOF
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column, head_line, place, row_line
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import Part, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CeilingRow, SourceView
@@ -54,7 +55,8 @@ class RoofDetail(Drawing):
         ceilings, savings = source.roofline.ceilings, _savings(source)
         roofs = Part(partial(_roofs, brick, source), 3, 3 + len(ceilings) + 1)
         saved = Part(partial(_saved, savings), 3, 2 + len(savings) if savings else 0)
-        return parts_lines((roofs, saved), (roofs, saved), width, height)
+        trail = Part(partial(_trail, brick), 3, 3 + len(brick.by_cached) if len(brick.by_cached) > 1 else 0)
+        return parts_lines((roofs, trail, saved), (roofs, trail, saved), width, height)
 
 
 def _roofs(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
@@ -114,6 +116,25 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
         Column("load", 6, 4, lambda row, _: figure(formatting.percent(row.load_percent), "dim"), ""),
         Column("age", 9, 5, lambda row, _: figure(formatting.age(row.age_s), "dim"), ""),
     )  # fmt: skip
+
+
+def _trail(brick: BrickRow, width: int, height: int) -> list[Line]:
+    """What it takes for a token as the cache grows."""
+    shortest = brick.by_cached[0].us_per_token
+    largest = max(point.us_per_token for point in brick.by_cached)
+    role = CATEGORY_LOOKS[brick.category].role
+    lines = [rule((("as the cache grows, last 60 s (derived)", "dim"),), width, (("µs/token", "dim"),))]
+    for point in brick.by_cached[: height - 2]:
+        label = f"{point.from_positions:,} to {point.to_positions - 1:,} positions"
+        seconds = formatting.counted(point.seconds, "second")
+        figures: Line = (
+            (f"{formatting.number(point.us_per_token):>9}", "strong"),
+            (f"{formatting.number(point.us_per_token / shortest):>7}×", ""),
+            (f"  {seconds}", "dim"),
+        )
+        head: Line = ((f"  {label:<26}", ""), *figures, ("  ", ""))
+        lines.append((*head, *bar(point.us_per_token / largest, max(1, width - width_of(head)), role)))
+    return [*lines, BLANK]
 
 
 def _savings(source: SourceView) -> list[_Saving]:

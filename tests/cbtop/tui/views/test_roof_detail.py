@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.views.roof_detail import RoofDetail
@@ -10,6 +13,7 @@ from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CeilingRow, SourceView
 from tests.cbtop import samples
+from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling, run
 
 
 def drawn(source: SourceView, brick: BrickRow, height: int = 30) -> str:
@@ -69,3 +73,24 @@ def test_what_is_made_of_an_unsure_roof_saves_nothing_that_is_said() -> None:
 
 def test_without_roofs_it_says_so() -> None:
     assert "n/a: no roof was measured" in drawn(samples.NO_ROOF, samples.NO_ROOF.roofline.points[0])
+
+
+def test_what_grows_with_the_cache_stands_by_how_much_is_cached(tmp_path: Path) -> None:
+    growing = Decoding(
+        cached=lambda step: 100 + step,
+        step_factor=lambda step: 1 + step / 1_000,
+        noise=0.0,
+        work=DOWN_WORK,
+        ceilings=(ceiling("bandwidth", 100), ceiling("compute", 1_000)),
+    )
+    view = run(tmp_path, growing).one()
+    brick = next(row for row in view.bricks if row.name == "DownProjection")
+    ranges = [(point.from_positions, point.to_positions) for point in brick.by_cached]
+    assert ranges == [(128, 256), (256, 512)]
+    assert sum(point.seconds for point in brick.by_cached) >= 9
+    us = [point.us_per_token for point in brick.by_cached]
+    assert us[1] / us[0] == pytest.approx((1 + 0.28) / (1 + 0.09), rel=0.07)  # 380 and 190 positions on average
+    text = drawn(view, brick)
+    assert "as the cache grows, last 60 s (derived)" in text
+    assert "256 to 511 positions" in text
+    assert "as the cache grows" not in drawn(samples.LIVE, brick_of(samples.LIVE, "LmHead"))
