@@ -13,9 +13,11 @@ from typing import Self
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.kept_roofs import KeptRoofs
 from cbtop.client.link import Link
+from cbtop.client.marks import Marks
 from cbtop.client.own_cost import OwnCost
 from cbtop.client.store import Budget, SourceRecord, Store
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
+from cbtop.daemon.history import MAX_HISTORY_S
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import SourceStatus
@@ -32,6 +34,7 @@ from cbtop.viewmodels.model import (
     SourceSummary,
     SourceView,
     StragglerView,
+    TimeView,
 )
 from cbtop.viewmodels.on_demand import Later, with_parts
 from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
@@ -262,6 +265,8 @@ class Feed(Views):
         self._selected = selected
         self._kept_roofs = KeptRoofs()
         self._follows_records = False
+        self._marks: Marks | None = None
+        self._heard_ns = 0
         with ExitStack() as opened:
             self._links: list[Link] = []
             budget = Budget()
@@ -274,6 +279,38 @@ class Feed(Views):
         super().poll()
         for link in self._links:
             link.poll(timeout_ms // len(self._links))
+        self._mark()
+
+    def _mark(self) -> None:
+        """Note what stands out, with every heartbeat. The clocks of several daemons are no one time."""
+        heard_ns = self._links[0].store.heard_ns
+        if len(self._links) > 1 or heard_ns == self._heard_ns:
+            return
+        self._heard_ns = heard_ns
+        if self._marks is None or heard_ns < self._marks.begin_ns:
+            self._marks = Marks(heard_ns)
+        self._marks.look(heard_ns, (seen.record for seen in self.seen().values()))
+        self._marks.forget_older(heard_ns - 2 * round(MAX_HISTORY_S * 1e9))
+
+    @property
+    def marks(self) -> Marks | None:
+        """What stood out in the last minutes; None while nothing was heard, or where there are several daemons."""
+        return self._marks
+
+    def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
+        """What a source shows, of all that was seen or its window; None for `key` is the first of `sources()`."""
+        view = super().view(key, phase, window=window)
+        if view is not None and self._marks is not None:
+            self._marks.judge(self._heard_ns, view)
+        return view
+
+    def watched(self) -> TimeView | None:
+        """The last minutes, as far as they were watched, and what stood out in them."""
+        if self._marks is None:
+            return None
+        begin_ns = max(self._marks.begin_ns, self._heard_ns - round(MAX_HISTORY_S * 1e9))
+        length_s = (self._heard_ns - begin_ns) / 1e9
+        return TimeView(length_s, length_s, self._marks.since(begin_ns), is_now=True)
 
     def follow_records(self, on: bool) -> None:
         """Receive every record too, as a timeline needs them, or no more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +22,14 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
     assert feed.endpoint is not None
 
     ask = partial(_opened, feed.endpoint, feed.keys, feed.window_s, tuple(feed.seen()))
-    silenced, baselines = feed.silenced, feed.baselines
+    silenced, baselines, marks = feed.silenced, feed.baselines, deepcopy(feed.marks)
 
     def fetch() -> ReplayFeed:
         found = ask()
         found.is_playing = False
         found.silenced, found.baselines = silenced, baselines
+        if marks is not None:
+            found.take_marks(marks)
         return found
 
     return fetch

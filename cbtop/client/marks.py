@@ -1,37 +1,95 @@
-"""What stands out in a recording: where a process stalled or ended, as far as the recording was read."""
+"""What stands out on the way through time: where a process stalled, began or ended, what changed, what was found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cbtop.client.store import SourceRecord
-from cbtop.viewmodels.model import Mark, Standstill
+from cbtop.viewmodels.model import Mark, Severity, SourceView, Standstill
 from cbtop.viewmodels.stall import stall_view
 
 MAX_MARKS = 10_000
+SECOND_NS = 1_000_000_000
+# A verdict begins where a view shows it, and no view did for so long, and there was one just before.
+VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
 _STILL = (Standstill.STALLED, Standstill.SUSPENDED)
+_URGENCY = list(Mark)
 
 
 class Marks:
-    """By the second of the recording what was found there, once in a second of it."""
+    """By the second since `begin_ns`, on the daemon's clock, the most urgent of what was found there."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin_ns: int) -> None:
+        self.begin_ns = begin_ns
         self.found: dict[int, Mark] = {}
-        self._ended: set[str] | None = None
+        self._known: dict[str, bool] | None = None  # every source, and whether it had ended
+        self._phases: dict[str, str] = {}  # of each source the one in which it spent the most of its last second
+        # By what is shown: when a view of it was looked at, and by verdict when it had that last.
+        self._judged: dict[tuple[str, str | None, bool], tuple[int, dict[str, int]]] = {}
 
     def forget_before(self) -> None:
-        """What comes does not follow what came: who has ended meanwhile ended nobody knows when."""
-        self._ended = None
+        """What comes does not follow what came: who has begun or ended meanwhile did so nobody knows when."""
+        self._known = None
+        self._phases.clear()
 
-    def look(self, second: int, records: Iterable[SourceRecord]) -> None:
-        """Take in how `records` stand at `second`."""
+    def forget_older(self, than_ns: int) -> None:
+        """Keep what is marked since then."""
+        for second in [one for one in self.found if self.begin_ns + one * SECOND_NS < than_ns]:
+            del self.found[second]
+
+    def look(self, at_ns: int, records: Iterable[SourceRecord]) -> None:
+        """Take in how `records` stand at a moment."""
         known = list(records)
-        ended = {record.key for record in known if record.has_ended}
-        has_ended = self._ended is not None and not ended <= self._ended
-        self._ended = ended
-        if len(self.found) >= MAX_MARKS:
-            return
-        if any((stall := stall_view(record)) and stall.word in _STILL for record in known):
-            self.found[second] = Mark.STALLED
-        elif has_ended:
-            self.found.setdefault(second, Mark.ENDED)
+        before, self._known = self._known, {one.key: one.has_ended for one in known}
+        for record in known:
+            stall = stall_view(record)
+            if stall and stall.word in _STILL:
+                self._put(at_ns, Mark.STALLED)
+            if before is not None and record.key not in before and not record.has_ended:
+                self._put(at_ns, Mark.STARTED)
+            if before is not None and record.has_ended and not before.get(record.key):
+                self._put(at_ns, Mark.ENDED)
+            phase = _busiest_phase(record)
+            if phase and self._phases.setdefault(record.key, phase) != phase:
+                self._phases[record.key] = phase
+                self._put(at_ns, Mark.PHASE)
+
+    def judge(self, at_ns: int, view: SourceView) -> None:
+        """Take in the verdicts on a view of that moment, but for notes: what bounds a process that is well."""
+        what = view.key, view.phase, view.window is None
+        seen_ns, known = self._judged.get(what, (None, {}))
+        ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
+        if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
+            if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):
+                self._put(at_ns, Mark.VERDICT)
+        else:
+            known = {}
+        self._judged[what] = at_ns, {**known, **dict.fromkeys(ids, at_ns)}
+
+    def take(self, other: Marks) -> None:
+        """Add what was found elsewhere, since this begins."""
+        for second, mark in other.found.items():
+            self._put(other.begin_ns + second * SECOND_NS, mark)
+
+    def since(self, begin_ns: int) -> Mapping[int, Mark]:
+        """The same by the second since another moment."""
+        moved = ((self.begin_ns + second * SECOND_NS - begin_ns) // SECOND_NS for second in self.found)
+        return {second: mark for second, mark in zip(moved, self.found.values(), strict=True) if second >= 0}
+
+    def _put(self, at_ns: int, mark: Mark) -> None:
+        second = (at_ns - self.begin_ns) // SECOND_NS
+        before = self.found.get(second)
+        if second >= 0 and (before is not None or len(self.found) < MAX_MARKS):
+            self.found[second] = mark if before is None else max(mark, before, key=_URGENCY.index)
+
+
+def _busiest_phase(record: SourceRecord) -> str:
+    """The phase in which it spent the most of its last second; empty where it ran no step."""
+    lately = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
+    newest_ns = max((samples[-1].monotonic_ns for samples in lately.values()), default=0)
+    took_ns = {
+        phase: now.time_ns - before.time_ns
+        for phase, (before, now) in lately.items()
+        if now.monotonic_ns == newest_ns and now.time_ns > before.time_ns
+    }
+    return max(took_ns, key=took_ns.__getitem__, default="")

@@ -23,7 +23,7 @@ from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Heartbeat, Message
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.baseline import Snapshot
-from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView
+from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView, TimeView
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters and a timeline
 SLACK = 1.1  # of the samples of a curve, one a second, some come late
@@ -105,7 +105,7 @@ class ReplayFeed(StoreViews):
         # A jump begins so long before its target, at a keyframe, as the longest curve and the window reach back: what
         # is shown then is what is shown to who has played all that lies before.
         self._reach_ns = round(max(store.HISTORY_S * SLACK, reaches_back_s(window_s)) * 1e9)
-        self._marks = Marks()
+        self._marks = Marks(self._reader.begin_ns)
         self._states: deque[_State] = deque(maxlen=MAX_STATES)
         self._range: _Range | None = None
         self._at_ns = self._begun_ns = self._whole_from_ns = self._target_ns = self._reader.begin_ns
@@ -119,7 +119,10 @@ class ReplayFeed(StoreViews):
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
         """What a source shows; of a range, where one was chosen."""
-        return super().view(key, phase, window=window or self._range is not None)
+        view = super().view(key, phase, window=window or self._range is not None)
+        if view is not None and self._range is None and self._is_there:
+            self._marks.judge(self._at_ns, view)
+        return view
 
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
@@ -240,6 +243,14 @@ class ReplayFeed(StoreViews):
         """By second what was found in what was read so far."""
         return self._marks.found
 
+    def watched(self) -> TimeView:
+        """All of it, and what stands out in what was read of it so far."""
+        return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
+
+    def take_marks(self, others: Marks) -> None:
+        """Mark what was found meanwhile by who watched."""
+        self._marks.take(others)
+
     def follow_records(self, on: bool) -> None:
         """Show every record too, as a timeline needs them, or no more. What else is shown stays as it is."""
         if on == self._follows_records:
@@ -292,7 +303,8 @@ class ReplayFeed(StoreViews):
         damaged = f" · damaged messages: {self.damage}" if self.damage else ""
         damaged += f" ({self._reason})" if self._reason else ""
         left_out = f" · {self.left_out}" if self.left_out else ""
-        return f"{self._reader.path.name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{damaged}{left_out}"
+        name = "what its daemon remembers" if self._is_history else self._reader.path.name
+        return f"{name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{damaged}{left_out}"
 
     def finished(self) -> FeedEnd | None:
         """At its end a recording stays where it is."""
@@ -386,8 +398,8 @@ class ReplayFeed(StoreViews):
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):
                     self._store.apply(message)
                 if isinstance(message, Heartbeat):
-                    second = (min(frame.time_ns, self._reader.end_ns) - self._reader.begin_ns) // 1_000_000_000
-                    self._marks.look(max(0, second), (seen.record for seen in self.seen().values()))
+                    at_ns = min(frame.time_ns, self._reader.end_ns)
+                    self._marks.look(at_ns, (seen.record for seen in self.seen().values()))
         except DecodeError as error:
             self._refused.add(frame.offset)
             self._reason = str(error)

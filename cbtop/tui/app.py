@@ -43,7 +43,7 @@ from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
 from cbtop.tui.widgets.themes import THEMES, theme_for
 from cbtop.viewmodels.baseline import Snapshot
-from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView
+from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView, TimeView
 from cbtop.viewmodels.noise import MIN_BLOCKS
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
@@ -98,6 +98,9 @@ class AppFeed(Protocol):
         """Compare with nothing any more."""
 
     baselines: Sequence[Snapshot]  # one a process
+
+    def watched(self) -> TimeView | None:
+        """The last minutes, and what stood out in them; None where that is not known."""
 
     def status(self) -> str:
         """One line about the link."""
@@ -305,10 +308,10 @@ class CbtopApp(App[int]):
         self._show_time()
 
     def _show_time(self) -> None:
-        past = self._travel.past
-        self._time_bar.display = past is not None
-        if past is not None:
-            self._time_bar.show_replay(past.replay(), past.marks, self._travel.chosen_s)
+        found = self._travel.time()
+        if found is None and self.paused and self._travel.can_look_back:
+            found = self.feed.watched()
+        self._time_bar.show_time(found)
 
     def replay(self) -> ReplayView | None:
         """Where in which recording we are; None: what is shown happens now."""

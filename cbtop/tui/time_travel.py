@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
+from cbtop.viewmodels.model import TimeView
 
 ADVANCE_S, ANSWER_S = 0.05, 0.005  # a recording is read for so long, and then keys are answered for so long
 AskBack = Callable[[], Callable[[], ReplayFeed]]  # gives what waits, in a thread, for what a daemon remembers
@@ -60,6 +62,12 @@ class TimeTravel:
             return self.past.range_s
         begin_s, end_s = sorted((self.begun_s, self.past.at_s))
         return begin_s, end_s
+
+    def time(self) -> TimeView | None:
+        """Where the screen is; None where that is now."""
+        if self.past is None:
+            return None
+        return replace(self.past.watched(), chosen_s=self.chosen_s)
 
     def hold(self) -> None:
         """What is shown is of now, unless it is of a past: a look back begins here."""

@@ -5,7 +5,7 @@ A None is a number nobody measured; every output prints it as `n/a` (text) or `n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -691,10 +691,24 @@ class SourceSummary:
 
 
 class Mark(StrEnum):
-    """What stands out at a moment of a recording, the most urgent last."""
+    """What stands out at a moment, the most urgent last."""
 
+    PHASE = "phase"  # a process spends most of its time in another than before
+    STARTED = "started"
     ENDED = "ended"
+    VERDICT = "verdict"  # one begins, a warning or an error
     STALLED = "stalled"  # or suspended
+
+
+@dataclass(frozen=True, slots=True)
+class TimeView:
+    """Where in time a screen is, in seconds from the beginning of what there is."""
+
+    at_s: float
+    duration_s: float
+    marks: Mapping[int, Mark]  # by second
+    chosen_s: tuple[float, float] | None = None  # the ends of a range
+    is_now: bool = False  # held, and not looked back from yet
 
 
 @dataclass(frozen=True, slots=True)

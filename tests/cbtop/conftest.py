@@ -13,7 +13,7 @@ from cbtop.client.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
 from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceView
+from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceView, TimeView
 from tests.cbtop import samples
 
 GOLDENS = Path(__file__).parent / "tui" / "views" / "goldens"
@@ -32,6 +32,7 @@ class ScriptedFeed:
         self.baseline: Comparison | None = None  # what marking one gives; None: there is too little
         self.baselines: Sequence[Snapshot] = ()
         self.marked: list[str] = []
+        self.time: TimeView | None = None
         self.follows_records = False
 
     def poll(self) -> None:
@@ -67,6 +68,9 @@ class ScriptedFeed:
 
     def follow_records(self, on: bool) -> None:
         self.follows_records = on
+
+    def watched(self) -> TimeView | None:
+        return self.time
 
     def status(self) -> str:
         return self.line

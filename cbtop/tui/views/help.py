@@ -48,6 +48,11 @@ WORDS = (
         "backend",
         "what runs the kernels: numba-omp×2 is code compiled by Numba on 2 threads of OpenMP, tbb those of TBB",
     ),
+    (
+        "time bar",
+        "✗ a process stalled or was suspended, ▲ a warning or an error among the verdicts began while a view had it, "
+        "■ one ended, ▸ one started, │ one spends most of its time in another phase than before; ═ is a range",
+    ),
     ("own daemon", "no `cbtop daemon` runs: this cbtop reads the processes itself, and other viewers ask it"),
     ("budget", "the µs/token set for a brick; ! and red: used up"),
 )

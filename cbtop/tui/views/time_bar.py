@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import groupby
 
 from textual.events import Click
@@ -11,10 +10,18 @@ from textual.message import Message
 from cbtop import formatting
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
-from cbtop.viewmodels.model import Mark, ReplayView
+from cbtop.viewmodels.model import Mark, TimeView
 
-_SIGNS: dict[Mark, Span] = {Mark.STALLED: ("✗", "bad strong"), Mark.ENDED: ("■", "dim")}
+_SIGNS: dict[Mark, Span] = {
+    Mark.STALLED: ("✗", "bad strong"),
+    Mark.VERDICT: ("▲", "warn strong"),
+    Mark.ENDED: ("■", "dim"),
+    Mark.STARTED: ("▸", "dim"),
+    Mark.PHASE: ("│", "dim"),
+}
+_URGENCY = list(Mark)
 _MIN_LEGEND = 60  # cells: below it there is no room to say what the signs mean
+_HOW = " [ looks back "
 
 
 class TimeBar(Drawing):
@@ -29,62 +36,60 @@ class TimeBar(Drawing):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._replay: ReplayView | None = None
-        self._marks: Mapping[int, Mark] = {}
-        self._chosen_s: tuple[float, float] | None = None
+        self._time: TimeView | None = None
 
-    def show_replay(
-        self, replay: ReplayView, marks: Mapping[int, Mark], chosen_s: tuple[float, float] | None = None
-    ) -> None:
-        """`marks`: by second what was found there; `chosen_s`: the ends of a range, in seconds from the beginning."""
-        self._replay, self._marks, self._chosen_s = replay, marks, chosen_s
+    def show_time(self, found: TimeView | None) -> None:
+        """Show where in time the screen is; None: now, and nobody asks."""
+        self._time = found
+        self.display = found is not None
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
-        if self._replay is None:
+        if self._time is None:
             return [BLANK]
-        before, after = self._ends(self._replay, width)
+        before, after = self._ends(self._time, width)
         inner = width - width_of(before) - width_of(after)
-        return (
-            [(*before, *bar_of(self._replay, self._marks, inner, self._chosen_s), *after)] if inner > 0 else [BLANK]
-        )
+        return [(*before, *bar_of(self._time, inner), *after)] if inner > 0 else [BLANK]
 
-    def _ends(self, replay: ReplayView, width: int) -> tuple[Line, Line]:
-        length = formatting.position(replay.duration_s)
-        before: Line = ((f" {formatting.position(replay.at_s):>{len(length)}} ", "strong"),)
+    def _ends(self, found: TimeView, width: int) -> tuple[Line, Line]:
+        """The position and the length, and what the signs mean: the most urgent, as far as they leave half of it."""
+        length = formatting.position(found.duration_s)
+        before: Line = ((f" {formatting.position(found.at_s):>{len(length)}} ", "strong"),)
         after: Line = ((f" {length} ", "dim"),)
-        if width >= _MIN_LEGEND:
-            for mark in sorted(set(self._marks.values())):
-                after += (_SIGNS[mark], (f" {mark} ", "dim"))
+        if width < _MIN_LEGEND:
+            return before, after
+        for mark in sorted(set(found.marks.values()), key=_URGENCY.index, reverse=True):
+            more: Line = (_SIGNS[mark], (f" {mark} ", "dim"))
+            if width_of(after) + width_of(more) <= width // 2:
+                after += more
+        if found.is_now and width_of(after) + len(_HOW) <= width // 2:
+            after += ((_HOW, "dim"),)
         return before, after
 
     def on_click(self, event: Click) -> None:
-        if self._replay is None:
+        if self._time is None:
             return
-        before, after = self._ends(self._replay, self.size.width)
+        before, after = self._ends(self._time, self.size.width)
         first, last = width_of(before), self.size.width - width_of(after) - 1
         if first <= event.x <= last:
             self.post_message(self.Chosen((event.x - first) / max(1, last - first)))
 
 
-def bar_of(
-    replay: ReplayView, marks: Mapping[int, Mark], width: int, chosen_s: tuple[float, float] | None = None
-) -> Line:
+def bar_of(found: TimeView, width: int) -> Line:
     """The way in `width` cells: what is behind, where it is, and the signs, of several in a cell the most urgent.
 
-    What lies in the range `chosen_s` is doubled.
+    What lies in the range that is chosen is doubled.
     """
 
     def cell_of(at_s: float) -> int:
-        return round(min(1.0, at_s / replay.duration_s) * (width - 1)) if replay.duration_s else 0
+        return round(min(1.0, at_s / found.duration_s) * (width - 1)) if found.duration_s else 0
 
-    here = cell_of(replay.at_s)
-    first, last = map(cell_of, chosen_s) if chosen_s else (width, width)
+    here = cell_of(found.at_s)
+    first, last = map(cell_of, found.chosen_s) if found.chosen_s else (width, width)
     signs: dict[int, Mark] = {}
-    for second, mark in marks.items():
+    for second, mark in found.marks.items():
         cell = cell_of(second)
-        if signs.get(cell) is not Mark.STALLED:
-            signs[cell] = mark
+        signs[cell] = max(mark, signs.get(cell, mark), key=_URGENCY.index)
     cells: list[Span] = [
         ("●", _SIGNS[signs[cell]][1] if cell in signs else "accent strong")
         if cell == here

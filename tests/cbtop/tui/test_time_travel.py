@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from cbtop import signs
 from cbtop.client.replay import ReplayFeed
 from cbtop.errors import CbtopError
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.time_travel import TimeTravel
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import Mark, SourceView, TimeView
 from tests.cbtop import samples
 from tests.cbtop.client.test_replay import IMPERFECT, Hand
 from tests.cbtop.conftest import ScriptedFeed, screen_text
@@ -187,6 +188,25 @@ async def test_the_phase_the_view_and_the_timeline_are_those_of_then(feed: Scrip
         assert shown(pilot).timeline is not None
         await press(pilot, "greater_than_sign", "r", "p", "m", "b", "B")
         assert "LIVE" in await press(pilot, "space")
+
+
+async def test_what_is_held_has_a_bar_with_the_last_minutes_and_their_marks_each_with_a_sign_of_its_own(
+    feed: ScriptedFeed, memory: Memory
+) -> None:
+    feed.time = TimeView(200.0, 200.0, {40 * at: mark for at, mark in enumerate(Mark)}, is_now=True)
+    async with live_app(feed, memory).run_test(size=(160, 34)) as pilot:
+        assert "3:20" not in await press(pilot)
+        line = (await press(pilot, "space")).splitlines()[-2]
+        bar = line[6:].partition(" 3:20 ")[0]
+        assert len({sign.encode("ascii", signs.ERRORS) for sign in "✗▲■▸│●═"}) == 7
+        assert [sign for sign in bar if sign in "✗▲■▸│"] == ["│", "▸", "■", "▲", "✗"]
+        for word in ("stalled", "verdict", "ended", "started", "phase", "[ looks back"):
+            assert word in line
+        assert "✗" not in (await press(pilot, "space")).splitlines()[-2]
+    feed.time = None
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        before = await press(pilot)
+        assert len((await press(pilot, "space")).splitlines()) == len(before.splitlines())
 
 
 # --- ranges -------------------------------------------------------------------------------------------------
