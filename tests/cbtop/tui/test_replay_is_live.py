@@ -1,0 +1,97 @@
+"""The screen at a moment of a replay is the screen that was live then: every view, letter by letter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from textual.widgets import ContentSwitcher
+
+from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.client.feed import FeedEnd, StoreViews
+from cbtop.client.replay import ReplayFeed
+from cbtop.protocol.messages import DaemonHello
+from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.replay_app import ReplayApp
+from cbtop.tui.views import VIEWS
+from cbtop.viewmodels.model import TimeView
+from tests.cbtop.client.test_replay import IMPERFECT, Hand, leaves
+from tests.cbtop.conftest import screen_text
+
+
+class Watching(StoreViews):
+    """A viewer that came when the recording began, and has heard since what went to every viewer."""
+
+    is_complete, refused = True, ""
+
+    def __init__(self, path: Path, *, until_s: float) -> None:
+        super().__init__(DEFAULT_WINDOW_S, ())
+        reader = RecordingReader(path)
+        self._now_ns = reader.begin_ns + round(until_s * 1e9)
+        self._store.keep_records(True)
+        for frame in reader.frames(0, (FrameKind.KEYFRAME, FrameKind.LIVE, FrameKind.RECORDS)):
+            is_join = frame.kind == FrameKind.KEYFRAME and self._store.daemon is None
+            if frame.time_ns <= self._now_ns and (is_join or frame.kind != FrameKind.KEYFRAME):
+                for message in frame.messages():
+                    assert is_join or not isinstance(message, DaemonHello)
+                    self._store.apply(message)
+        reader.close()
+
+    @property
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def follow_records(self, on: bool) -> None:
+        """It does from the beginning."""
+
+    def watched(self) -> TimeView | None:
+        return None
+
+    def status(self) -> str:
+        return "here"
+
+    def finished(self) -> FeedEnd | None:
+        return None
+
+
+async def screens(app: CbtopApp, size: tuple[int, int]) -> dict[str, tuple[list[str], list[object]]]:
+    """Of every view what it draws, with the figures of the header over it; and every value that it is drawn from."""
+    found = {}
+    app.window = True
+    async with app.run_test(size=size) as pilot:
+        for number, view in enumerate(VIEWS, 1):
+            await pilot.press(str(number))
+            await pilot.pause()
+            body = app.query_one(ContentSwitcher).region
+            lines = screen_text(app).splitlines()
+            assert app.source is not None
+            values = leaves(app.source.steps), leaves(app.source.bricks), leaves(app.source.verdicts)
+            shown = [*lines[1 : app.query_one("#tabs").region.y], *lines[body.y : body.bottom]]
+            found[view.title] = shown, [one for value in values for one in value]
+    return found
+
+
+@pytest.mark.usefixtures("known_cost")
+@pytest.mark.parametrize(
+    ("size", "at_s", "before_s"),
+    [((80, 24), 19.3, (22, 3)), ((120, 40), 11.2, range(11)), ((200, 60), 23.9, (23.9, 1, 20))],
+    ids=["80x24", "120x40 played", "200x60"],
+)
+async def test_the_screen_at_a_moment_of_a_replay_is_the_one_that_was_live(
+    size: tuple[int, int], at_s: float, before_s: Sequence[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = await screens(CbtopApp(Watching(IMPERFECT, until_s=at_s), interval_s=60), size)
+    with ReplayFeed(IMPERFECT, clock_s=Hand()) as replay:
+        replay.is_playing = False
+        replay.follow_records(True)
+        monkeypatch.setattr(replay, "follow_records", lambda _: None)  # nor do the live ones end
+        for to_s in before_s:
+            replay.seek(to_s)
+        replay.seek(at_s)
+        replayed = await screens(ReplayApp(replay, interval_s=60), (size[0], size[1] + 1))  # which has a bar
+    for title, (text, values) in live.items():
+        assert replayed[title][1] == values, title
+        assert replayed[title][0] == text, title
+    assert len({"\n".join(text) for text, _ in live.values()}) == len(VIEWS)
