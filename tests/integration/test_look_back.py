@@ -1,0 +1,68 @@
+"""Looking back with a real daemon: what it remembers shows what was live, and what happens meanwhile is taken in."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from cbtop.client import stream_recorder
+from cbtop.client.feed import Feed
+from cbtop.client.look_back import look_back
+from cbtop.errors import CbtopError
+from cbtop.viewmodels.model import SourceView
+from tests.integration.hosts import DEADLINE_S, daemon, eventually, host
+
+
+def steps(view: SourceView | None) -> int:
+    return view.steps.count if view and view.steps else 0
+
+
+def test_what_the_daemon_remembers_ends_with_what_is_live_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", DEADLINE_S)
+    with daemon(), Feed() as feed:
+        feed.silenced = ("roof-unsure",)
+        eventually(lambda: feed.poll(20) or feed.is_complete)
+        with host(steps=200) as process:
+            process.wait()
+        eventually(lambda: feed.poll(20) or [one.state for one in feed.sources()] == ["ended"])
+        live = feed.view()
+        assert live is not None
+        assert steps(live) == 200
+        with host(steps=30) as other, look_back(feed)() as past:
+            assert os.listdir(tmp_path) == []
+            assert past.silenced == ("roof-unsure",)
+            assert not past.is_playing
+            assert past.replay().is_history
+            past.seek(past.duration_s)
+            view = past.view(live.key)
+            assert view is not None
+            assert (view.steps, view.bricks, view.books) == (live.steps, live.bricks, live.books)
+            assert [source.key for source in past.sources()] == [live.key]  # of others it was not asked
+            past.select(0, past.duration_s)
+            past.advance()
+            assert steps(past.view(live.key)) == 200  # it began since
+            other.wait()
+            eventually(lambda: feed.poll(20) or {steps(feed.view(one.key)) for one in feed.sources()} == {200, 30})
+        watched = feed.watched()
+        assert watched is not None
+        assert 0 < watched.at_s == watched.duration_s
+
+
+def test_a_daemon_that_keeps_no_history_or_does_not_know_the_question_gives_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", DEADLINE_S)
+    with daemon("--history", "0"), Feed() as feed:
+        eventually(lambda: feed.poll(20) or feed.is_complete)
+        with pytest.raises(CbtopError, match="keeps no history"):
+            look_back(feed)()
+        monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", 0.2)
+        monkeypatch.setattr(stream_recorder, "HISTORY_PREFIX", b"history-of-a-later-version")
+        with pytest.raises(CbtopError, match="it is gone, or older than this cbtop"):
+            look_back(feed)()
