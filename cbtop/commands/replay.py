@@ -30,7 +30,8 @@ if TYPE_CHECKING:  # it loads numpy
 
 DESCRIPTION = (
     "Show a recording on the same screens as what runs, labelled REPLAY with its date. [ ] move by a second, ← → by "
-    "5, { } by 10, PgUp PgDn by a minute, Home and End to its ends; Space holds it."
+    "5, { } by 10, PgUp PgDn by a minute, Home and End to its ends; Space holds it. v chooses a range, w writes it "
+    "to a file, which opens as that range."
 )
 EPILOG = """\
 examples:

@@ -190,6 +190,7 @@ class CbtopApp(App[int]):
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
+        self._missed: str | None = None  # the process shown, where a look back did not find it
         self.rows = AS_THEY_COME
         self.orders: dict[str, tuple[str, bool]] = {}  # of tables, where `rows` names none: column, largest first
         self._tick_timer: Timer | None = None
@@ -292,7 +293,10 @@ class CbtopApp(App[int]):
     def _view(self) -> SourceView | None:
         feed, key = self._shown_feed, self.selection.key
         if feed is not self.feed and all(key != one.key for one in feed.sources()):
-            key = None  # it had not begun yet
+            if key != self._missed:
+                self._missed = key
+                self._travel.tell("the process that is shown now was not there then: another is", severity="warning")
+            key = None
         if self.merge is None:
             return feed.view(key, self.phase, window=self.window)
         return feed.merged(self.merge, key, self.phase, window=self.window)
@@ -392,6 +396,7 @@ class CbtopApp(App[int]):
 
     def action_now(self) -> None:
         """Back from a look back, to what happens now."""
+        self._missed = None
         self._travel.leave()
         self.paused = False
         self.show()

@@ -75,8 +75,9 @@ class TimeTravel:
 
     def leave(self) -> None:
         """Back to now; what is still being fetched is not wanted any more."""
+        if self._asked_s is not None or (self.past is not None and self.past.on_its_way is not None):
+            self._show_progress("")
         self._asked_s = self.begun_s = None
-        self._show_progress("")
         if self.past is not None:
             self.past.close()
             self.past = None

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from cbtop import signs
+from cbtop import formatting, signs
 from cbtop.client.replay import ReplayFeed
 from cbtop.errors import CbtopError
+from cbtop.reports.text import text_report
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.time_travel import TimeTravel
@@ -207,6 +208,23 @@ async def test_what_is_held_has_a_bar_with_the_last_minutes_and_their_marks_each
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         before = await press(pilot)
         assert len((await press(pilot, "space")).splitlines()) == len(before.splitlines())
+
+
+async def test_where_the_process_shown_was_not_there_then_that_is_said_once(
+    feed: ScriptedFeed, memory: Memory
+) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "left_square_bracket", "left_square_bracket", "2", "3")
+        said = [note.message for note in pilot.app._notifications]
+        assert said == ["the process that is shown now was not there then: another is"]
+
+
+async def test_a_report_made_in_a_look_back_says_so(feed: ScriptedFeed, memory: Memory) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "left_curly_bracket")
+        text = text_report([shown(pilot)], ["bricks"], memory.feed.replay())
+        at = formatting.date(memory.feed.replay().recorded_s + memory.feed.at_s)
+        assert text.startswith(f"LOOKING BACK on vm at {at}, 10.0 s before the daemon was asked")
 
 
 # --- ranges -------------------------------------------------------------------------------------------------
