@@ -326,6 +326,7 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
         return real(source)
 
     monkeypatch.setattr(Source, says, say)
+    monkeypatch.setattr(daemon_module, "KEYFRAME_S", 0.2)
 
     def counts(feed: Feed) -> dict[str, int]:
         for profiler in (bad, good):
