@@ -66,9 +66,7 @@ class BrickRow:
     durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
     # µs a token (a call, where there are no steps) in each of the last 60 s, the oldest first; None where none ended.
     trend_us: OnDemand[tuple[float | None, ...]] = OnDemand(())
-    by_cached: OnDemand[tuple[CachedPoint, ...]] = OnDemand(
-        ()
-    )  # the least positions first; none where nobody says how many are cached
+    by_cached: OnDemand[tuple[CachedPoint, ...]] = OnDemand(())  # the least first; none where not known
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
