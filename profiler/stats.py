@@ -31,7 +31,8 @@ MAX_HISTOGRAM_NODES = 8_192
 
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
 SUMS = tuple(name for name in COLUMNS if name not in ("min_ns", "max_ns"))
-_SUM_ROWS = np.array([[COLUMNS.index(name)] for name in SUMS])
+_ROW_OF = {name: at for at, name in enumerate(COLUMNS)}
+_SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
 # What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: records of `flops` and `bytes`, of
 # which so many were `_given`. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps:
 # `union_ns`, the time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last
@@ -181,7 +182,6 @@ class NodeStats:
     def __init__(self) -> None:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
-        self._columns = dict(zip(COLUMNS, self._table, strict=True))  # the rows of the table
         self._histograms = Histograms()
         self._shared: dict[int, int] = {}  # by first_of: whose histogram counts for all beyond
         self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
@@ -201,9 +201,13 @@ class NodeStats:
             node = np.arange(self._size)
             found = self._ends(node, self._histograms.cells_of(node))
             for end, values in zip(_ENDS, found, strict=True):
-                self._columns[end][: self._size] = values
+                self._row(end)[: self._size] = values
             self._whole = None
-        return self._columns[name][: self._size]
+        return self._row(name)[: self._size]
+
+    def _row(self, name: str) -> Column:
+        found: Column = self._table[_ROW_OF[name]]
+        return found
 
     def rare(self, name: str, nodes: Iterable[int]) -> int:
         """The sum of a rare column over `nodes`."""
@@ -317,9 +321,9 @@ class NodeStats:
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
         """min_ns and max_ns of each of `node`, whose histograms have these `cells`."""
         if self._whole is None:
-            return self._columns["min_ns"][node], self._columns["max_ns"][node]
+            return self._row("min_ns")[node], self._row("max_ns")[node]
         place, bucket, counts = cells
-        count = self._columns["count"][node]
+        count = self._row("count")[node]
         low = np.where(count > 0, _UNKNOWN_MINIMUM, NO_MINIMUM)
         high = np.where(count > 0, _UNKNOWN_MAXIMUM, 0)
         begins = np.searchsorted(place, np.arange(len(node) + 1))
@@ -338,13 +342,13 @@ class NodeStats:
         """Make room for node ids below `size`."""
         if size <= self._size:
             return
-        room = len(self._columns["count"])
+        room = self._table.shape[1]
         if size > room:
             room = max(size, 2 * room, 64)
             table = np.zeros((len(COLUMNS), room), np.int64)
-            table[COLUMNS.index("min_ns")] = NO_MINIMUM
+            table[_ROW_OF["min_ns"]] = NO_MINIMUM
             table[:, : self._size] = self._table[:, : self._size]
-            self._table, self._columns = table, dict(zip(COLUMNS, table, strict=True))
+            self._table = table
         self._size = size
 
     def add(
@@ -370,7 +374,7 @@ class NodeStats:
             batch = self._leave_out_cancelled(batch)
             node, duration = batch.node, batch.end_ns - batch.start_ns
         self._cover(batch, step_of)
-        columns = self._columns
+        columns = dict(zip(COLUMNS, self._table, strict=True))
         np.add.at(columns["count"], node, 1)
         np.add.at(columns["failed"], node, (batch.flags & FLAG_FAILED) // FLAG_FAILED)
         np.add.at(columns["total_ns"], node, duration)
@@ -630,7 +634,7 @@ class NodeStats:
         in_batch = counted & (follows | ~late)
         np.subtract.at(room_ns, ended_in[in_batch], duration[in_batch])
         self._note_late(group[counted & ~in_batch], duration[counted & ~in_batch])
-        np.add.at(self._columns["closed_ns"], node[closing], duration[closing])
+        np.add.at(self._row("closed_ns"), node[closing], duration[closing])
         self._add_rare("cancelled_ns", node[dropped], duration[dropped])
         concerned = [node[closing | dropped], owner[late]]
         for at, room in zip(ends.tolist(), room_ns.tolist(), strict=True):
@@ -639,7 +643,7 @@ class NodeStats:
                 if cancelled[at]:
                     self._add_rare("cancelled_ns", carried, carried_ns)
                 else:
-                    np.add.at(self._columns["closed_ns"], carried, carried_ns)
+                    np.add.at(self._row("closed_ns"), carried, carried_ns)
                     left_ns -= int(carried_ns[part_of[carried] == owner[at]].sum())
                 concerned.append(carried)
             is_crowded = int(group[at]) % LANES == LANES - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -290,3 +291,13 @@ def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces(monkeypatch
     assert stats.rare("union_ns", [1]) == 1_500 * 7 + 10_000
     assert len(stats._intervals[1]) <= MAX_OPEN_PARTS
     assert sum(part[0].nbytes for part in stats._intervals[1]) < 25_000
+
+
+def test_a_copy_of_a_table_counts_for_itself() -> None:
+    stats = NodeStats()
+    stats.add(batch([(1, 5, 1)]), NO_STEPS, NO_STEPS)
+    copied = deepcopy(stats)
+    copied.add(batch([(1, 7, 1)]), NO_STEPS, NO_STEPS)
+    node = np.array([1])
+    copied.set(node, {name: copied.column(name)[node] + 1 for name in COLUMNS})
+    assert [table.column("count").tolist()[1] for table in (stats, copied)] == [1, 3]
