@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -21,6 +20,7 @@ from cbtop.row_choice import AS_THEY_COME
 from cbtop.tui.background import AskingDriver, BackgroundTold, is_light_by_environment
 from cbtop.tui.errand import READ_S
 from cbtop.tui.export import ask_and_export
+from cbtop.tui.feeds import AppFeed, SavedHistory
 from cbtop.tui.kernels import Kernels
 from cbtop.tui.palette import KeysByName
 from cbtop.tui.roofs import Roofs
@@ -42,75 +42,10 @@ from cbtop.tui.widgets.lines import ROLES, Line, clean
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
 from cbtop.tui.widgets.themes import THEMES, theme_for
-from cbtop.viewmodels.baseline import Snapshot
-from cbtop.viewmodels.model import MergeMode, ReplayView, SourceSummary, SourceView, TimeView
+from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
 from cbtop.viewmodels.noise import MIN_BLOCKS
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
-
-
-class AppFeedEnd(Protocol):
-    """The workload this app was started for has failed; saying why is left to whoever started the app."""
-
-    @property
-    def exit_code(self) -> int: ...
-
-
-class SavedHistory(Protocol):
-    """A file made of what the daemon remembered."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def size_bytes(self) -> int: ...
-
-
-class AppFeed(Protocol):
-    """Where the numbers come from. No call blocks."""
-
-    def poll(self) -> None:
-        """Take in what has arrived. Called every tick, also while the screen is paused."""
-
-    def sources(self) -> tuple[SourceSummary, ...]:
-        """Every source seen, in a stable order."""
-
-    def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Source `key` (None: the newest live one) in `phase` (None: the default); None: none seen yet.
-
-        Its statistics are of all that was seen, or of the `window`, the last seconds.
-        """
-
-    def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """All sources like `key` as one."""
-
-    def follow_records(self, on: bool) -> None:
-        """Receive every record too, as a timeline needs them, or no more."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all that runs has been told; what comes later has started since."""
-
-    def mark_baseline(self, key: str) -> bool:
-        """Compare from now on with the last seconds of each process; False where there are too few of `key`."""
-
-    def clear_baseline(self) -> None:
-        """Compare with nothing any more."""
-
-    baselines: Sequence[Snapshot]  # one a process
-
-    def watched(self) -> TimeView | None:
-        """The last minutes, and what stood out in them; None where that is not known."""
-
-    def status(self) -> str:
-        """One line about the link."""
-
-    @property
-    def refused(self) -> str:
-        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
-
-    def finished(self) -> AppFeedEnd | None:
-        """Not None when the workload this app was started for has failed."""
 
 
 class CbtopApp(App[int]):

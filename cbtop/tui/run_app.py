@@ -8,7 +8,8 @@ from typing import ClassVar, Protocol
 from textual.binding import Binding, BindingType
 from textual.events import Resize
 
-from cbtop.tui.app import AppFeed, CbtopApp, SavedHistory
+from cbtop.tui.app import CbtopApp
+from cbtop.tui.feeds import AppFeed, SavedHistory
 from cbtop.tui.time_travel import AskBack
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.output import Output
