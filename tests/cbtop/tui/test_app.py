@@ -629,6 +629,7 @@ async def test_shift_k_asks_the_process_shown_for_its_kernels_and_the_graph_show
     with Host(runtime, answers_late), Feed() as feed:
         app = CbtopApp(feed, section="bricks", interval_s=0.1)
         async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("r")  # all that was seen: its seconds may be over before they are shown
             await shown(pilot, "DownProjection")
             assert "nvjet" not in await press(pilot, "6")
             await pilot.press("K")
