@@ -253,7 +253,8 @@ def layers(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) ->
         for name, value in {"whole layer": row["us"], "between bricks": row["between_us"], **of_bricks}.items():
             us.setdefault(name, {})[row["name"]] = value
     line = re.compile(rf"^.? ([A-Za-z][\w ]*?)\s+[▁-█ ]+ +({NUMBER}) +({NUMBER})  L(\d+)$", re.MULTILINE)
-    seen = {name: figures for name, *figures in line.findall(screen)}
+    the_map = "\n".join(row[: SIZE[0] * 3 // 5].rstrip() for row in screen.splitlines())  # beside it is one layer
+    seen = {name: figures for name, *figures in line.findall(the_map)}
     assert seen.keys() == us.keys()
     for name, (middle, slowest, layer) in seen.items():
         yield Number(f"layers on the screen, {name}, median", middle, median(us[name].values()))
@@ -296,7 +297,8 @@ def roofline(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
     keys = titles_of(POINT_COLUMNS)
     shares = {row["name"]: row["percent"] for row in source["bricks"]}
     points = [{**point, "percent": shares[point["brick"]]} for point in source["roofline"]["points"]]
-    yield from of_rows("points on the screen", on_screen(screen.splitlines(), [*keys]), points, keys, "brick")
+    table = screen[: screen.index("under each roof")].splitlines()[:-1]  # below it is one brick
+    yield from of_rows("points on the screen", on_screen(table, [*keys]), points, keys, "brick")
     yield from of_rows(
         "points in the text",
         in_text(text, "brick", *heads_of(POINT_REPORT), "GB/s"),
