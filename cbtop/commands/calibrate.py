@@ -103,7 +103,7 @@ def _processor(threads: int, weights_bytes: int | None, line: ProgressLine) -> t
 
     missing = []
     roofs = DeviceRoofs(cpu_name(), (), threads, weights_bytes=weights_bytes)
-    line.show(f"{roofs.title}: dram_read, fma_float32")
+    line.show(f"{roofs.title}: dram_read, caches, fma_float32")
     ceilings = measure_ceilings(threads, weights_bytes)
     line.show(f"{roofs.title}: matmul_bfloat16")
     try:

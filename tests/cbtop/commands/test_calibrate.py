@@ -158,9 +158,7 @@ def test_the_processor_of_this_machine_is_really_measured(
     monkeypatch.setitem(sys.modules, "torch", None)  # seconds to load
     assert main(["calibrate", "--threads", "1"]) == 0
     (roofs,) = known_roofs()
-    assert [(one.name, one.provenance) for one in roofs.ceilings] == [
-        ("dram_read", Provenance.MEASURED),
-        ("fma_float32", Provenance.MEASURED),
-    ]
+    assert [one.name for one in roofs.ceilings if one.kind != "cache"] == ["dram_read", "fma_float32"]
+    assert {one.provenance for one in roofs.ceilings} == {Provenance.MEASURED}
     assert all(0 < (one.lowest or 0) <= (one.median or 0) <= one.value for one in roofs.ceilings)
     assert "matmul_bfloat16 n/a: torch is not installed" in capsys.readouterr().out
