@@ -33,7 +33,7 @@ READ = {
     "Layers": {"baseline", "layer_times"},
     "Timeline": {"timeline"},
     "Roofline": {"roofline"},
-    "Graph": {"critical_path", "graph"},
+    "Graph": {"critical_path", "graph", "layer_times"},
     "Sources": {"listed"},
     "Devices": set(),
 }

@@ -252,7 +252,7 @@ def layers(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) ->
         of_bricks = {brick["name"]: brick["us"] for brick in row["bricks"]}
         for name, value in {"whole layer": row["us"], "between bricks": row["between_us"], **of_bricks}.items():
             us.setdefault(name, {})[row["name"]] = value
-    line = re.compile(rf"^.? ([A-Za-z][\w ]*?)\s+[▁-█ ]+ +({NUMBER}) +({NUMBER})  L(\d+)$", re.MULTILINE)
+    line = re.compile(rf"^.? ([A-Za-z][\w ]*?)\s+┤?[▁-█ ]+ +({NUMBER}) +({NUMBER})  L(\d+)$", re.MULTILINE)
     the_map = "\n".join(row[: SIZE[0] * 3 // 5].rstrip() for row in screen.splitlines())  # beside it is one layer
     seen = {name: figures for name, *figures in line.findall(the_map)}
     assert seen.keys() == us.keys()
