@@ -1,8 +1,8 @@
 /* What runs at every brick, compiled: the same names, the same records and the same tests as hot_path.py.
 
    Rules
-   - Start, stop, the `with` form, the layer's scope, and the calls of a host's modules and functions that are timed;
-     nothing else. A new scope, a new position, a record without a ring and whatever goes wrong are calls back into
+   - Start, stop, the `with` form, the layer's scope, the calls of a host's modules and functions that are timed, and how
+     a model's steps begin and end (_model_steps.h); nothing else. A new scope, a new position, a record without a ring and whatever goes wrong are calls back into
      Python.
    - The GIL is held throughout. A thread reserves a record by one step of the ring's cursor, writes it, and stores
      its tag last, with release order; nothing of Python runs between these. So a record is whole or does not count.
@@ -35,6 +35,10 @@ enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_N
 #define SEQUENCE_MASK ((INT64_C(1) << 31) - 1)
 #define FLAG_FAILED (INT64_C(1) << 24)
 #define FLAG_LOOSE (INT64_C(5) << 25) /* stopped twice, out of order or late */
+#define FLAG_AMOUNTS (INT64_C(1) << 27)
+#define FLAG_PLAIN (FLAG_AMOUNTS | INT64_C(1) << 28) /* a step that is timed as a whole */
+#define UNKNOWN_AMOUNT INT64_C(-1)
+#define MOST_AMOUNT ((INT64_C(1) << 31) - 1)
 #define TAG_MASK INT64_C(0xffffffff)
 #define FLAG_UNCOUNTED (INT64_C(1) << 26)
 #define NO_NODE 0
@@ -127,7 +131,7 @@ typedef struct {
 } SpanMethod;
 
 static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanType, *SpanMethodType;
-static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *model_of_step, *name_of_key;
+static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *getattribute, *model_of_step, *name_of_key;
 static uint64_t serials;     /* of rings: never given twice */
 static uint64_t generation;  /* a step further whenever a position or a hot path has gone */
 static int64_t nowhere[SLOT_WORDS]; /* the slot of positions that have none: written, never read */
@@ -1024,17 +1028,93 @@ elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
     return elements;
 }
 
-/* Call `callable` as the brick `key`. Its elements are `elements`, or those of the arguments where that is NULL. */
+/* What `_call_impl` is to modules of a class, while the class is as it was: to look it up costs as much as a brick. */
+typedef struct {
+    PyTypeObject *type;
+    unsigned int version;
+    PyObject *function; /* borrowed: the class of that version holds it */
+} Implementation;
+enum { IMPLEMENTATIONS = 64 };
+static Implementation implementations[IMPLEMENTATIONS];
+
+/* Another one whenever a class has changed, or one it is made from; 0 where that is not known. */
+static inline unsigned int
+version_of(PyTypeObject *type)
+{
+#if PY_VERSION_HEX < 0x030D0000
+    if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG))
+        return 0;
+#endif
+    return type->tp_version_tag;
+}
+
+__attribute__((noinline, cold)) static void
+look_for_implementation(PyTypeObject *type, Implementation *known)
+{
+    PyObject *own = PyObject_GetAttr((PyObject *)type, getattribute);
+    PyObject *plain = PyObject_GetAttr((PyObject *)&PyBaseObject_Type, getattribute);
+    PyObject *function = own != NULL && own == plain ? _PyType_Lookup(type, call_impl) : NULL;
+    Py_XDECREF(own);
+    Py_XDECREF(plain);
+    PyErr_Clear();
+    known->type = type;
+    known->function = function;
+    known->version = function != NULL && PyFunction_Check(function) ? version_of(type) : 0;
+}
+
+/* What calling `module` calls, a new reference: a function of its class, which takes the module first (`is_bound` is
+   then 0), or whatever else it has as `_call_impl`. NULL with an exception set. */
 static inline PyObject *
-call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *args, PyObject *kwargs, Py_ssize_t first,
-           PyObject *elements)
+implementation_of(PyObject *module, int *is_bound)
+{
+    PyTypeObject *type = Py_TYPE(module);
+    Implementation *known = &implementations[((uintptr_t)type >> 6) % IMPLEMENTATIONS];
+    if (UNLIKELY(known->type != type || known->version == 0 || known->version != version_of(type)))
+        look_for_implementation(type, known);
+    *is_bound = 1;
+    if (LIKELY(known->version != 0 && type->tp_dictoffset != 0)) {
+        PyObject *attributes = PyObject_GenericGetDict(module, NULL);
+        if (attributes == NULL)
+            return NULL;
+        PyObject *own = PyDict_GetItemWithError(attributes, call_impl);
+        Py_DECREF(attributes);
+        if (LIKELY(own == NULL && !PyErr_Occurred())) {
+            *is_bound = 0;
+            return Py_NewRef(known->function);
+        }
+        PyErr_Clear();
+    }
+    return PyObject_GetAttr(module, call_impl);
+}
+
+enum { MOST_ON_STACK = 8 };
+
+/* Call `callable`; with `self` first where that is not NULL. */
+static inline PyObject *
+call_it(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(args);
+    if (self == NULL)
+        return PyObject_Call(callable, args, kwargs);
+    if (UNLIKELY(count >= MOST_ON_STACK))
+        return call_with(callable, self, args, kwargs);
+    PyObject *stack[MOST_ON_STACK] = {self};
+    for (Py_ssize_t i = 0; i < count; i++)
+        stack[i + 1] = PyTuple_GET_ITEM(args, i);
+    return PyObject_VectorcallDict(callable, stack, (size_t)count + 1, kwargs);
+}
+
+/* Call `callable` (with `self` first, where that is not NULL) as the brick `key`. Its elements are `elements`, or those of the arguments where that is NULL. */
+static inline PyObject *
+call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs,
+           Py_ssize_t first, PyObject *elements)
 {
     Position *position = NULL;
     Scope *scope = NULL;
     int64_t start_ns = 0;
     if (path->recording && begin(path, key, &position, &scope, &start_ns) < 0)
         return NULL;
-    PyObject *result = PyObject_Call(callable, args, kwargs);
+    PyObject *result = call_it(callable, self, args, kwargs);
     if (UNLIKELY(scope == NULL)) /* not recorded */
         return result;
     PyObject *counted = result == NULL     ? NULL
@@ -1117,7 +1197,7 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
         return call_with(module_calls.in_python, self, args, kwargs);
     PyObject *key = lent_by(&module_calls, self, MODULE_KEY), *model = lent_by(&module_calls, self, MODULE_MODEL);
     PyObject *module = lent_by(&module_calls, self, MODULE_MODULE);
-    PyObject *called = slot_of(&module_calls, self, MODULE_INSTEAD);
+    PyObject *called = slot_of(&module_calls, self, MODULE_INSTEAD), *living_module = NULL;
     Position *position;
     int is_timed = is_in_step((HotPath *)path, model, &position);
     if (is_timed < 0)
@@ -1127,19 +1207,22 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
         position->left->module_after = module;
     }
     if (called == NULL || called == Py_None) {
-        PyObject *found = module == NULL ? NULL : living(module);
-        Py_XSETREF(called, found == NULL ? NULL : PyObject_GetAttr(found, call_impl));
-        Py_XDECREF(found);
+        int is_bound = 1;
+        living_module = module == NULL ? NULL : living(module);
+        Py_XSETREF(called, living_module == NULL ? NULL : implementation_of(living_module, &is_bound));
+        if (is_bound)
+            Py_CLEAR(living_module);
     }
     if (called == NULL || key == NULL) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "this call was not initialised");
     }
     else if (is_timed)
-        result = call_timed((HotPath *)path, key, called, args, kwargs, 0, NULL);
+        result = call_timed((HotPath *)path, key, called, living_module, args, kwargs, 0, NULL);
     else
-        result = PyObject_Call(called, args, kwargs);
+        result = call_it(called, living_module, args, kwargs);
 done:
+    Py_XDECREF(living_module);
     Py_XDECREF(called);
     return result;
 }
@@ -1294,7 +1377,7 @@ function_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (is_timed && !is_a_part) {
         size_t from = PyLong_AsSize_t(first); /* no negative one */
         if (from != (size_t)-1 || !PyErr_Occurred())
-            result = call_timed((HotPath *)path, brick, original, args, kwargs, (Py_ssize_t)from, elements);
+            result = call_timed((HotPath *)path, brick, original, NULL, args, kwargs, (Py_ssize_t)from, elements);
     }
     else
         result = PyObject_Call(original, args, kwargs);
@@ -1308,24 +1391,33 @@ done:
     return result;
 }
 
-/* Let calls of instances of `type` be made here; its `__call__` stays where it is, for whoever looks it up. */
+/* Where the objects of `type` have what they hold as `names`, up to the first that is NULL. */
 static int
-compile_type(PyTypeObject *type, Calls *calls)
+find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, int most)
 {
-    for (int i = 0; i < MOST_SLOTS && calls->names[i] != NULL; i++) {
-        PyObject *slot = PyObject_GetAttrString((PyObject *)type, calls->names[i]);
+    for (int i = 0; i < most && names[i] != NULL; i++) {
+        PyObject *slot = PyObject_GetAttrString((PyObject *)type, names[i]);
         if (slot == NULL)
             return -1;
         int is_slot = Py_IS_TYPE(slot, &PyMemberDescr_Type) &&
                       ((PyMemberDescrObject *)slot)->d_member->type == T_OBJECT_EX;
         if (is_slot)
-            calls->offsets[i] = ((PyMemberDescrObject *)slot)->d_member->offset;
+            offsets[i] = ((PyMemberDescrObject *)slot)->d_member->offset;
         Py_DECREF(slot);
         if (!is_slot) {
-            PyErr_Format(PyExc_TypeError, "%s of %s is no slot", calls->names[i], type->tp_name);
+            PyErr_Format(PyExc_TypeError, "%s of %s is no slot", names[i], type->tp_name);
             return -1;
         }
     }
+    return 0;
+}
+
+/* Let calls of instances of `type` be made here; its `__call__` stays where it is, for whoever looks it up. */
+static int
+compile_type(PyTypeObject *type, Calls *calls)
+{
+    if (find_slots(type, calls->names, calls->offsets, MOST_SLOTS) < 0)
+        return -1;
     PyObject *in_python = PyObject_GetAttrString((PyObject *)type, "__call__");
     if (in_python == NULL)
         return -1;
@@ -1461,6 +1553,8 @@ compile_function_calls(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     Py_RETURN_NONE;
 }
+
+#include "_model_steps.h"
 
 static PyObject *
 new_span(HotPath *self, PyObject *key, PyObject *elements)
@@ -1949,6 +2043,9 @@ static PyMethodDef functions[] = {
      "compile_function_calls(type, definition, swapped_in, hiding, /)\n--\n\n"
      "Let calling an instance of `type` time its function in C, but in a `definition` of the same name. The values of\n"
      "`swapped_in` are the paths that record, `hiding` are the arguments by which attention leaves out keys."},
+    {"compile_model_calls", compile_model_calls, METH_VARARGS,
+     "compile_model_calls(types, lent, /)\n--\n\n"
+     "Let calling an instance of the first of `types` run a step of its model in C; see instrument/compiled_steps.py."},
     {"compile_wrapper", compile_wrapper, METH_O,
      "compile_wrapper(function, /)\n--\n\n"
      "Let calling `function`, which closes over such an instance, be calling that; gives it back."},
@@ -1976,6 +2073,7 @@ PyInit__hot_path(void)
         (perf_counter_ns = attribute_of("time", "perf_counter_ns")) == NULL ||
         (one = PyLong_FromLong(1)) == NULL || (numel = PyUnicode_InternFromString("numel")) == NULL ||
         (call_impl = PyUnicode_InternFromString("_call_impl")) == NULL ||
+        (getattribute = PyUnicode_InternFromString("__getattribute__")) == NULL ||
         (model_of_step = PyUnicode_InternFromString("_model")) == NULL ||
         (name_of_key = PyUnicode_InternFromString("name")) == NULL ||
         (shape_of_tensor = PyUnicode_InternFromString("shape")) == NULL ||

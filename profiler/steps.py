@@ -56,6 +56,22 @@ _log = logging.getLogger("cbtop")
 class Steps:
     """The steps of one profiler: which of them are sampled, and in which lanes they run."""
 
+    __slots__ = (
+        "__weakref__",
+        "_holders",
+        "_others",
+        "_taking",
+        "flush",
+        "forks",
+        "give_up",
+        "governor",
+        "is_on",
+        "is_sampled",
+        "path",
+        "scopes",
+        "show",
+    )
+
     def __init__(
         self,
         path: Path,

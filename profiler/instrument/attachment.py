@@ -25,6 +25,7 @@ from cbtop.profiler.instrument import captured_graphs, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, is_supported, keep_dynamo_out, keep_jit_out
 from cbtop.profiler.instrument.collectives import wrap_collectives
+from cbtop.profiler.instrument.compiled_steps import compile_steps
 from cbtop.profiler.instrument.eager_stamps import Timing, leave, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
@@ -69,6 +70,7 @@ class _Models:
 
 
 _models: weakref.WeakKeyDictionary[BrickProfiler, _Models] = weakref.WeakKeyDictionary()
+compile_steps()
 
 
 class Attachment:

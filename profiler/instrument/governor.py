@@ -98,6 +98,8 @@ class Kind:
 class Model:
     """Whose calls are swapped in and out together; or all those beyond MAX_KINDS."""
 
+    __slots__ = ("calls_are_in", "is_many", "recorded", "running")
+
     def __init__(self, *, is_many: bool) -> None:
         self.is_many = is_many
         self.calls_are_in = False
@@ -115,6 +117,27 @@ class Mark(NamedTuple):
 
 class Governor:
     """Decides which steps are recorded; `every`: one in so many."""
+
+    __slots__ = (
+        "_allowed_percent",
+        "_announce",
+        "_begun",
+        "_kinds",
+        "_lived_ns",
+        "_look_at_ns",
+        "_look_at_step",
+        "_looked_at_step",
+        "_models",
+        "_own",
+        "_recent_ns",
+        "_recorded",
+        "_seen",
+        "allowed_share",
+        "every",
+        "has_looked",
+        "look_ns",
+        "told_ns",
+    )
 
     def __init__(self, allowed_percent: float, announce: Callable[[Sampling], None]) -> None:
         self._allowed_percent = allowed_percent

@@ -17,12 +17,13 @@ PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed",
 ENCODE = "encode"  # no cache is asked for, and none could be: an encoder, or a model of another kind
 
 # The decoder's come first: of a model with an encoder, the step is what its decoder does.
-_NEW = (
+NEW = (
     "decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "input_features", "pixel_values",
     "tokens", "idx",
 )  # fmt: skip
-_CACHES = ("past_key_values", "cache_params", "state")
+CACHES = ("past_key_values", "cache_params", "state")
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
+PACKED = "cu_seq_lens_q"  # where sequences that lie behind one another end
 _STAND = frozenset(POSITIONS)
 
 
@@ -46,14 +47,14 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
         args, kwargs = (), dict(batches[0]) if batches else {}
         new, sequences, length = _new_tokens(args, kwargs)
     tokens = sequences * length
-    if "cu_seq_lens_q" in kwargs:
+    if PACKED in kwargs:
         packed = _packed(kwargs, tokens)
         if packed is not None:
             return packed
     if not has_cache:
         return Call(ENCODE, tokens, sequences, None)
     held = None
-    for name in _CACHES:
+    for name in CACHES:
         held = kwargs.get(name)
         if held is not None:
             break
@@ -89,7 +90,7 @@ def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cach
     No cache is asked: what it does to answer might be captured, too.
     """
     _, sequences, length = _new_tokens(args, kwargs)
-    is_given = any([kwargs.get(name) is not None for name in _CACHES])
+    is_given = any([kwargs.get(name) is not None for name in CACHES])
     if length == 1:
         phase = DECODE
     elif not has_cache:
@@ -102,7 +103,7 @@ def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cach
 def _new_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int, int]:
     """The tensor that is the likeliest to be the new tokens, its sequences, and the new tokens of each."""
     new = None
-    for name in _NEW:
+    for name in NEW:
         if name in kwargs and isinstance(kwargs[name], Tensor):
             new = kwargs[name]
             break
@@ -137,7 +138,7 @@ def of_several(sequences: Iterable[str]) -> str:
 
 def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
     """A call whose sequences of different lengths lie behind one another (Hugging Face's continuous batching)."""
-    ends, longest, longest_kept = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q"), kwargs.get("max_length_k")
+    ends, longest, longest_kept = kwargs.get(PACKED), kwargs.get("max_length_q"), kwargs.get("max_length_k")
     if not isinstance(ends, Tensor) or not isinstance(longest, int):
         return None
     sequences = ends.numel() - 1

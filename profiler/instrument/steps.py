@@ -324,6 +324,32 @@ class Noting:
 class ModelSteps:
     """The steps of one model, and the calls that are timed in them."""
 
+    __slots__ = (
+        "__weakref__",
+        "_are_in",
+        "_keys",
+        "_looks",
+        "_recorded",
+        "_shared_with",
+        "_steps",
+        "bursts",
+        "calls",
+        "changed",
+        "give_up",
+        "is_of_runner",
+        "labelled",
+        "measured",
+        "model",
+        "on_device",
+        "path",
+        "profiler",
+        "root",
+        "times",
+        "timing",
+    )
+
+    _keys: tuple[object, ...]  # of the last plain step; kept in C
+
     def __init__(
         self,
         profiler: BrickProfiler,
@@ -513,7 +539,10 @@ class ModelSteps:
 
 
 class ModelCall(Call):
-    """Stands in for a call that is a step of its own where none of this model is open."""
+    """Stands in for a call that is a step of its own where none of this model is open.
+
+    On a compiled hot path usual steps begin and end in C, which does the same: see compiled_steps.py.
+    """
 
     __slots__ = ("_names", "_steps", "has_cache")
 

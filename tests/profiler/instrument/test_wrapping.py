@@ -895,6 +895,41 @@ def test_what_a_timed_call_raises_reaches_the_host_and_is_recorded_as_failed(
     assert [bool(tag & FLAG_FAILED) for tag, *_ in memory.records] == [True, True, False, False]
 
 
+class Logged(nn.Module):
+    """Sees that its call is asked for, and takes as many arguments as it is given."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_call_impl":
+            self.__dict__["is_asked"] = True
+        return super().__getattribute__(name)
+
+    def forward(self, *given: Any) -> Any:
+        return given[-1]
+
+
+def test_what_the_host_lets_a_modules_call_be_is_called_in_recorded_steps(
+    timer: BrickProfiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, module, other, logged = ModelSteps(timer, "", _fails, _fails), Passes(), Passes(), Logged()
+    steps.calls = [BrickCall(one, BRICK, steps) for one in (module, other, logged)]
+    steps.follow("a step")  # type: ignore[arg-type]  # any will do
+    x = torch.ones(1)
+    with timer.step("decode"):
+        assert module(x) is other(x) is logged(x) is x
+        assert logged.is_asked
+        vars(module)["_call_impl"] = lambda given: "of the module"
+        assert module(x) == "of the module"
+        assert other(x) is x
+        monkeypatch.setattr(Passes, "_call_impl", lambda self, given: (self, "of its class"), raising=False)
+        assert other(x) == (other, "of its class")
+        monkeypatch.undo()
+        assert other(x) is x
+        assert logged(*[None] * 8, x) is x
+        del vars(module)["_call_impl"]
+        assert module(x) is x
+    steps.remove()
+
+
 def test_a_timed_call_keeps_nothing(timed: Callable[..., Any], timer: BrickProfiler) -> None:
     x, error = torch.ones(2), ValueError("of the host")
     held = (x, error, timed, BRICK, timer, timer._path, elements_of, passes)

@@ -1,0 +1,1064 @@
+/* Steps of a model that is called, compiled: how instrument/steps.py (ModelCall, ModelSteps, OpenStep), steps.py (Step)
+   and instrument/governor.py begin and end a plain one, or one of those that are all recorded, in one piece. A part of
+   _hot_path.c.
+
+   Rules
+   - Where a model has run, all that Python needs for a function (its code, names, types) has left the caches: 20 of
+     them took 34 us of a step of 2.4 ms. Here it is a few lines, whatever is asked.
+   - Objects are Python's own, with every slot as Python would have it: whoever finds the step while it runs sees no
+     difference.
+   - What is not as usual (one that lies in another, or waits for a token; the step that swaps calls in, or out; a
+     clock that fails) is asked before anything has changed: then Python does all of it, or all of the end.
+   - To make an object may collect garbage, and so run anything. What was asked before is asked again after that.
+   - A slot is read by its offset only of an object that is exactly of the type that has it. */
+
+/* Of what runs once a step, whose code is fetched anew each time: small is fast. */
+#define ONCE_A_STEP __attribute__((cold, noinline))
+
+enum { MODEL_CALL, MODEL_STEPS, UNIT, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
+enum { CALLED_MODULE, CALLED_INSTEAD, CALLED_STEPS, CALLED_HAS_CACHE, CALLED_NAMES };
+enum { OF_PROFILER, OF_PATH, OF_TIMES, OF_MODEL, OF_BURSTS, OF_RUNNER, OF_ARE_IN, OF_STEPS, OF_KEYS,
+       OF_RECORDED, OF_LOOKS };
+enum { UNIT_OPEN, UNIT_GENERATIONS };
+enum {
+    OPEN_STEPS, OPEN_PROFILER, OPEN_IS_RUNNING, OPEN_IS_RECORDED, OPEN_GENERATION, OPEN_WAITS, OPEN_UNIT,
+    OPEN_SAMPLING, OPEN_CALL, OPEN_STEP_OF, OPEN_IN_BURST, OPEN_NOTING
+};
+enum {
+    STEP_STEPS, STEP_LANE, STEP_POSITION, STEP_SCOPE, STEP_CANCELLED, STEP_ADOPTED, STEP_WAITS, STEP_ENDED, STEP_MARK,
+    STEP_NAME, STEP_MODEL, STEP_KEY, STEP_START_NS, STEP_OWN_NS, STEP_RETURNED_NS, STEP_TOKENS, STEP_SEQUENCES,
+    STEP_CACHED, STEP_BEGUN_NS, STEP_OUTER, STEP_IS_PLAIN, STEP_FORKS, STEP_IS_OUTERMOST, STEP_INSIDE, STEP_START,
+    STEP_OUTER_HELD
+};
+enum { STEPS_IS_ON, STEPS_FORKS, STEPS_GOVERNOR, STEPS_IS_SAMPLED, STEPS_GIVE_UP, STEPS_FLUSH };
+enum {
+    GOVERNOR_BEGUN, GOVERNOR_KINDS, GOVERNOR_MODELS, GOVERNOR_OWN, GOVERNOR_TOLD_NS, GOVERNOR_LOOK_NS,
+    GOVERNOR_HAS_LOOKED, GOVERNOR_SEEN, GOVERNOR_LIVED_NS, GOVERNOR_RECENT_NS, GOVERNOR_LOOK_AT_STEP,
+    GOVERNOR_LOOK_AT_NS, GOVERNOR_EVERY
+};
+enum { GOVERNED_CALLS_ARE_IN, GOVERNED_RECORDED, GOVERNED_RUNNING };
+enum { KIND_SEEN, KIND_RECENT, KIND_COUNTS, KIND_PLAIN_NS, KIND_WAITING };
+enum { MOST_PLAIN_SLOTS = 26 };
+
+typedef struct {
+    const char *names[MOST_PLAIN_SLOTS];
+    PyTypeObject *type;
+    Py_ssize_t offsets[MOST_PLAIN_SLOTS];
+} Slots;
+
+static Slots plain[PLAIN_TYPES] = {
+    [MODEL_CALL] = {{"module", "instead", "_steps", "has_cache", "_names"}},
+    [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "is_of_runner", "_are_in", "_steps", "_keys",
+                     "_recorded", "_looks"}},
+    [UNIT] = {{"open", "generations"}},
+    [OPEN_STEP] = {{"steps", "profiler", "is_running", "is_recorded", "generation", "waits", "_unit", "_sampling",
+                    "call", "_step", "_in_burst", "_noting"}},
+    [STEP] = {{"_steps",   "_lane",      "_position",  "_scope",    "_cancelled", "_adopted",     "_waits",
+               "_ended",   "_mark",      "_name",      "_model",    "_key",       "_start_ns",    "own_ns",
+               "returned_ns", "tokens",  "sequences",  "cached",    "_begun_ns",  "_outer",       "_is_plain",
+               "_forks",   "_is_outermost", "_inside", "_start", "_outer_held"}},
+    [STEPS] = {{"is_on", "forks", "governor", "is_sampled", "give_up", "flush"}},
+    [GOVERNOR] = {{"_begun", "_kinds", "_models", "_own", "told_ns", "look_ns", "has_looked", "_seen", "_lived_ns",
+                   "_recent_ns", "_look_at_step", "_look_at_ns", "every"}},
+    [MODEL] = {{"calls_are_in", "recorded", "running"}},
+    [KIND] = {{"seen", "recent", "counts", "plain_ns", "waiting"}},
+};
+/* What else Python lends, in the order of `compile_model_calls`. */
+static struct {
+    PyObject *captures, *roles, *prefill, *decode, *extend, *encode, *call_type, *mark_type, *sort, *step_kind;
+    PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *let_through;
+} lent;
+static uint64_t golden;
+static PyObject *model_call_in_python;
+static PyObject *asked_name, *asked_word_name, *looked_at_name, *enabled_name, *close_name, *append_name;
+static PyObject *compiling_flag_name, *governor_ended_name, *sample_every_name, *take_lane_name, *follow_name, *failed_name;
+static PyObject *length_name, *layers_name, *own_cache_name, *initialized_name, *keys_name;
+
+/* What a call of a model does, see phases.py. `cached` is -1 where it is None. */
+typedef struct {
+    PyObject *phase; /* borrowed */
+    int64_t tokens, sequences, cached;
+} Described;
+
+/* Roles of arguments: of new tokens by their rank, of caches likewise; the others are left to Python. */
+enum { ROLE_CACHE = 32, ROLE_ELSE = 64, ROLE_END = 96 };
+
+static inline int
+is_of(PyObject *object, int type)
+{
+    return object != NULL && Py_IS_TYPE(object, plain[type].type);
+}
+
+/* What a slot holds, borrowed; NULL where it is empty. */
+#define PLAIN_SLOT(object, type, slot) (*(PyObject **)((char *)(object) + plain[type].offsets[slot]))
+
+static inline void
+fill(PyObject *object, int type, int slot, PyObject *value)
+{
+    PyObject **at = &PLAIN_SLOT(object, type, slot);
+    PyObject *before = *at;
+    *at = Py_NewRef(value);
+    Py_XDECREF(before);
+}
+
+/* The same with a reference that is given away. */
+static inline void
+give(PyObject *object, int type, int slot, PyObject *value)
+{
+    PyObject **at = &PLAIN_SLOT(object, type, slot);
+    PyObject *before = *at;
+    *at = value;
+    Py_XDECREF(before);
+}
+
+static inline int64_t
+monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* 1: a slot holds a whole number of up to 63 bits, which is now in `value`. */
+static inline int
+number_in(PyObject *number, int64_t *value)
+{
+    if (number == NULL || !PyLong_CheckExact(number))
+        return 0;
+    int overflow;
+    *value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return !overflow;
+}
+
+/* An attribute that need not be there: 1 where it is, with a new reference; 0 where not, -1 with an exception set. */
+static inline int
+optional(PyObject *object, PyObject *name, PyObject **found)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyObject_GetOptionalAttr(object, name, found);
+#else
+    return _PyObject_LookupAttr(object, name, found);
+#endif
+}
+
+/* The positions that the cache of a call holds; 0 where Python is to say, -1 with an exception set. As
+   `cached_positions` of phases.py where its first layer says that it is in use. */
+ONCE_A_STEP static int
+positions_in(PyObject *cache, int64_t *cached)
+{
+    PyObject *own = NULL, *layers = NULL, *keys = NULL, *is_used = NULL, *length = NULL;
+    int known = optional(cache, own_cache_name, &own);
+    if (known < 0)
+        return -1;
+    known = optional(own == NULL ? cache : own, layers_name, &layers);
+    Py_XDECREF(own);
+    if (known <= 0)
+        return known;
+    PyObject *first = PyList_CheckExact(layers) && PyList_GET_SIZE(layers) > 0 ? Py_NewRef(PyList_GET_ITEM(layers, 0))
+                                                                             : NULL;
+    Py_DECREF(layers);
+    if (first == NULL)
+        return 0;
+    /* Its keys are asked for their shape: where they are tensors of a host's own kind, Python hides that. */
+    known = optional(first, initialized_name, &is_used);
+    if (known > 0 && is_used == Py_True && (known = optional(first, length_name, &length)) > 0)
+        known = optional(first, keys_name, &keys);
+    int is_plain = known > 0 && is_used == Py_True && length != NULL && (PyObject *)Py_TYPE(keys) == tensor_type;
+    Py_XDECREF(is_used);
+    Py_XDECREF(length);
+    Py_XDECREF(keys);
+    Py_DECREF(first);
+    if (known < 0 || !is_plain)
+        return known < 0 ? -1 : 0;
+    PyObject *found = PyObject_CallMethodNoArgs(cache, length_name);
+    if (found == NULL)
+        return -1;
+    known = number_in(found, cached) && *cached >= 0 && *cached < INT64_MAX >> 1;
+    Py_DECREF(found);
+    return known;
+}
+
+typedef struct {
+    PyObject *new_tokens, *cache; /* borrowed from the arguments */
+    long rank_of_tokens, rank_of_cache;
+} Arguments;
+
+/* 1: `value`, given as `name`, is taken note of; 0 where Python is to describe the call; -1 with an exception set. */
+static inline int
+take_argument(Arguments *found, PyObject *name, PyObject *value)
+{
+    if (value == Py_None)
+        return 1;
+    PyObject *known = PyDict_GetItemWithError(lent.roles, name);
+    if (known == NULL)
+        return PyErr_Occurred() ? -1 : 1;
+    long role = PyLong_AsLong(known);
+    if (role >= ROLE_ELSE)
+        return 0;
+    if (role >= ROLE_CACHE) {
+        if (found->cache == NULL || role < found->rank_of_cache) {
+            found->cache = value;
+            found->rank_of_cache = role;
+        }
+        return 1;
+    }
+    if ((PyObject *)Py_TYPE(value) != tensor_type)
+        return 0;
+    if (found->new_tokens == NULL || role < found->rank_of_tokens) {
+        found->new_tokens = value;
+        found->rank_of_tokens = role;
+    }
+    return 1;
+}
+
+/* As `describe` of phases.py for what is usual. 0: Python is to; -1 with an exception set. */
+ONCE_A_STEP static int
+describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
+{
+    Arguments given = {NULL, NULL, 0, 0};
+    PyObject *names = PLAIN_SLOT(call, MODEL_CALL, CALLED_NAMES), *name, *value;
+    if (names == NULL || !PyTuple_CheckExact(names) || PyTuple_GET_SIZE(args) > PyTuple_GET_SIZE(names))
+        return 0;
+    int known = 1;
+    for (Py_ssize_t i = 0; known > 0 && i < PyTuple_GET_SIZE(args); i++)
+        known = take_argument(&given, PyTuple_GET_ITEM(names, i), PyTuple_GET_ITEM(args, i));
+    for (Py_ssize_t at = 0; known > 0 && kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
+        known = take_argument(&given, name, value);
+    if (known <= 0 || given.new_tokens == NULL)
+        return known < 0 ? -1 : 0;
+    PyObject *overridden = ask_whether_overridden(given.new_tokens);
+    Py_XDECREF(overridden);
+    if (overridden != Py_False)
+        return overridden == NULL ? -1 : 0;
+    PyObject *shape = PyObject_GetAttr(given.new_tokens, shape_of_tensor);
+    if (shape == NULL)
+        return -1;
+    int64_t length = 1;
+    found->sequences = 1;
+    Py_ssize_t dimensions = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
+    if (dimensions > 1) {
+        known = number_in(PyTuple_GET_ITEM(shape, 0), &found->sequences) && number_in(PyTuple_GET_ITEM(shape, 1), &length);
+        if (dimensions > 3)
+            length = 0;
+    }
+    else
+        known = dimensions == 0 || (dimensions == 1 && number_in(PyTuple_GET_ITEM(shape, 0), &length));
+    Py_DECREF(shape);
+    if (!known || found->sequences >= INT32_MAX || length >= INT32_MAX)
+        return 0;
+    found->tokens = found->sequences * length;
+    found->cached = -1;
+    found->phase = lent.encode;
+    if (PLAIN_SLOT(call, MODEL_CALL, CALLED_HAS_CACHE) != Py_True)
+        return PLAIN_SLOT(call, MODEL_CALL, CALLED_HAS_CACHE) == Py_False;
+    found->cached = 0;
+    if (given.cache != NULL && (known = positions_in(given.cache, &found->cached)) <= 0)
+        return known;
+    found->phase = found->cached == 0 ? lent.prefill : length == 1 ? lent.decode : lent.extend;
+    return 1;
+}
+
+/* What was raised is forgotten where it is ours: Python meets it again, and says so. -1 where it is the host's (an
+   interrupt, or what a signal handler of its raised), with that set. */
+static inline int
+forget_exception(void)
+{
+    if (LIKELY(!PyErr_Occurred()))
+        return 0;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    PyObject *done = PyObject_CallOneArg(lent.let_through, error);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Whether a command asks for a burst of kernels: 1, also where it is not known; exceptions are cleared. */
+ONCE_A_STEP static int
+is_burst_asked(PyObject *steps)
+{
+    PyObject *bursts = PLAIN_SLOT(steps, MODEL_STEPS, OF_BURSTS);
+    PyObject *asked = bursts == NULL ? NULL : PyObject_GetAttr(bursts, asked_name);
+    PyObject *words = asked == NULL ? NULL : PyObject_GetAttr(asked, asked_word_name);
+    PyObject *word = words == NULL ? NULL : PySequence_GetItem(words, 0);
+    PyObject *seen = word == NULL ? NULL : PyObject_GetAttr(bursts, looked_at_name);
+    int64_t now, before;
+    int is_asked = !(number_in(word, &now) && number_in(seen, &before) && now == before);
+    Py_XDECREF(asked);
+    Py_XDECREF(words);
+    Py_XDECREF(word);
+    Py_XDECREF(seen);
+    if (UNLIKELY(PyErr_Occurred()))
+        PyErr_Clear();
+    return is_asked;
+}
+
+/* Whether calls are traced or compiled, or run on tensors without contents: 1, also where it is not known; -1 with an
+   exception set. */
+ONCE_A_STEP static int
+is_traced(void)
+{
+    PyObject *answer;
+    if (lent.compiling_flags == Py_None)
+        answer = PyObject_CallNoArgs(lent.is_compiling);
+    else /* what that gives, without its frames */
+        answer = Py_XNewRef(PyDict_GetItemWithError(lent.compiling_flags, compiling_flag_name));
+    Py_XDECREF(answer);
+    if (answer != Py_False)
+        return answer == NULL && PyErr_Occurred() ? -1 : 1;
+    answer = PyObject_CallNoArgs(lent.is_tracing);
+    Py_XDECREF(answer);
+    if (answer != Py_False)
+        return answer == NULL ? -1 : 1;
+    PyObject *modes = PyObject_CallNoArgs(lent.dispatch_stack);
+    int64_t count = 0;
+    int is_known = number_in(modes, &count);
+    Py_XDECREF(modes);
+    return modes == NULL ? -1 : !is_known || count != 0;
+}
+
+enum { IN_PYTHON, PLAIN, RECORDED };
+
+/* What a step that began here now would be, of what can be done here, but for its kind. Changes nothing. */
+ONCE_A_STEP static int
+sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit)
+{
+    PyObject *core = PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS), *name = PLAIN_SLOT(steps, MODEL_STEPS, OF_MODEL);
+    if (!is_of(core, STEPS) || PLAIN_SLOT(core, STEPS, STEPS_IS_ON) != Py_True ||
+        PLAIN_SLOT(core, STEPS, STEPS_FORKS) == NULL || name == NULL || !PyUnicode_CheckExact(name))
+        return IN_PYTHON;
+    PyObject *open = PLAIN_SLOT(unit, UNIT, UNIT_OPEN), *generations = PLAIN_SLOT(unit, UNIT, UNIT_GENERATIONS);
+    if (open == NULL || !PyList_CheckExact(open) || PyList_GET_SIZE(open) != 0 || generations == NULL ||
+        !PyList_CheckExact(generations) || PyList_GET_SIZE(generations) != 0)
+        return IN_PYTHON;
+    if (!path->recording || !position->recording || (position->step != NULL && position->step != Py_None) ||
+        position->held != NULL || position->scope != path->root)
+        return IN_PYTHON;
+    PyObject *governor = PLAIN_SLOT(core, STEPS, STEPS_GOVERNOR), *is_sampled = PLAIN_SLOT(core, STEPS, STEPS_IS_SAMPLED);
+    PyObject *are_in = PLAIN_SLOT(steps, MODEL_STEPS, OF_ARE_IN);
+    if (is_sampled == NULL || !PyMethod_Check(is_sampled))
+        return IN_PYTHON;
+    if (governor == Py_None) {
+        PyObject *recorded = PLAIN_SLOT(steps, MODEL_STEPS, OF_RECORDED);
+        return PyMethod_GET_FUNCTION(is_sampled) == lent.every && are_in == Py_True && recorded != NULL &&
+                       PySet_CheckExact(recorded)
+                   ? RECORDED
+                   : IN_PYTHON;
+    }
+    if (!is_of(governor, GOVERNOR) || PyMethod_GET_FUNCTION(is_sampled) != lent.is_sampled ||
+        PyMethod_GET_SELF(is_sampled) != governor || are_in != Py_False)
+        return IN_PYTHON;
+    PyObject *models = PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_MODELS);
+    return models != NULL && PyDict_CheckExact(models) ? PLAIN : IN_PYTHON;
+}
+
+/* Whether the next step is recorded because each is, and the model is not looked at again in it. */
+ONCE_A_STEP static int
+is_recorded_next(PyObject *steps, PyObject *core)
+{
+    int64_t looks, every, sampled;
+    PyObject *profiler = PyMethod_GET_SELF(PLAIN_SLOT(core, STEPS, STEPS_IS_SAMPLED));
+    PyObject *said = PyObject_GetAttr(profiler, sample_every_name);
+    int is_known = number_in(said, &sampled) && number_in(lent.look_every, &every) &&
+                   number_in(PLAIN_SLOT(steps, MODEL_STEPS, OF_LOOKS), &looks);
+    Py_XDECREF(said);
+    return is_known && sampled == 1 && every > 0 && looks >= 0 && (looks + 1) % every != 0;
+}
+
+/* What the governor knows of the model, borrowed; NULL where steps run or have just ended that are recorded. */
+static inline PyObject *
+governed(PyObject *steps, PyObject *governor)
+{
+    PyObject *model = PyDict_GetItemWithError(PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_MODELS),
+                                              PLAIN_SLOT(steps, MODEL_STEPS, OF_MODEL));
+    if (!is_of(model, MODEL) || PLAIN_SLOT(model, MODEL, GOVERNED_CALLS_ARE_IN) != Py_False)
+        return NULL;
+    PyObject *running = PLAIN_SLOT(model, MODEL, GOVERNED_RUNNING);
+    return running != NULL && PyDict_CheckExact(running) && PyDict_GET_SIZE(running) == 0 ? model : NULL;
+}
+
+/* (phase, key, (phase, model)) of a step, borrowed from `steps`, which keeps those of the last one. */
+ONCE_A_STEP static PyObject *
+keys_of(PyObject *steps, PyObject *phase)
+{
+    PyObject *keys = PLAIN_SLOT(steps, MODEL_STEPS, OF_KEYS);
+    if (keys != NULL && PyTuple_CheckExact(keys) && PyTuple_GET_ITEM(keys, 0) == phase)
+        return keys;
+    PyObject *model = PLAIN_SLOT(steps, MODEL_STEPS, OF_MODEL);
+    PyObject *key = PyUnicode_GET_LENGTH(model) ? PyTuple_Pack(3, lent.step_kind, phase, model)
+                                                : PyTuple_Pack(2, lent.step_kind, phase);
+    PyObject *kind = key == NULL ? NULL : PyTuple_Pack(2, phase, model);
+    keys = kind == NULL ? NULL : PyTuple_Pack(3, phase, key, kind);
+    Py_XDECREF(key);
+    Py_XDECREF(kind);
+    if (keys != NULL)
+        give(steps, MODEL_STEPS, OF_KEYS, keys);
+    return keys;
+}
+
+/* A tuple of `type`, which makes one of its `__new__`; NULL with an exception set. */
+static PyObject *
+named_tuple(PyObject *type, Py_ssize_t size)
+{
+    return ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, size);
+}
+
+/* As Governor.is_sampled of a kind's step of that number, which is not its first; 1 also where it is not known. */
+static inline int
+is_sampled(PyObject *governor, int64_t number)
+{
+    int64_t every;
+    uint64_t product;
+    return !number_in(PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_EVERY), &every) || every < 0 ||
+           !__builtin_mul_overflow((uint64_t)number * golden, (uint64_t)every, &product);
+}
+
+/* The open step of a call that begins now; IN_PYTHON where Python is to begin it, -1 with what is no Exception set. */
+ONCE_A_STEP static int
+begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *args,
+           PyObject *kwargs, int64_t called_ns, PyObject **begun)
+{
+    int sort = sort_of_step(steps, path, position, unit);
+    if (sort == IN_PYTHON)
+        return IN_PYTHON;
+    Described found;
+    int known = is_traced();
+    known = known != 0 ? -known : !is_burst_asked(steps) && describe(call, args, kwargs, &found) > 0;
+    PyObject *keys = known > 0 ? Py_XNewRef(keys_of(steps, found.phase)) : NULL;
+    if (keys == NULL)
+        return forget_exception();
+    PyObject *core = Py_NewRef(PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS)), *none = Py_None;
+    PyObject *key = PyTuple_GET_ITEM(keys, 1), *mark = NULL;
+    PyObject *open_step = plain[OPEN_STEP].type->tp_alloc(plain[OPEN_STEP].type, 0);
+    PyObject *step = plain[STEP].type->tp_alloc(plain[STEP].type, 0), *adopted = PyDict_New();
+    PyObject *described = named_tuple(lent.call_type, 4);
+    PyObject *tokens = PyLong_FromLongLong(found.tokens), *sequences = PyLong_FromLongLong(found.sequences);
+    PyObject *cached = found.cached < 0 ? Py_NewRef(none) : PyLong_FromLongLong(found.cached);
+    PyObject *zero = PyLong_FromLong(0), *begun_ns = NULL, *start = NULL, *next = NULL, *lane = NULL;
+    Scope *scope = NULL;
+    int is_begun = 0;
+    if (open_step == NULL || step == NULL || adopted == NULL || described == NULL || tokens == NULL ||
+        sequences == NULL || cached == NULL || zero == NULL)
+        goto done;
+    if (sort == PLAIN)
+        mark = named_tuple(lent.mark_type, 3);
+    else if (is_recorded_next(steps, core) && PyDict_GetItemWithError(path->root->children, key) != NULL) {
+        /* Others look at who has a lane: a fork leaves it to its parent. */
+        PyObject *const of_holder[] = {none, none, none, adopted, zero};
+        static const int seen[] = {STEP_LANE, STEP_POSITION, STEP_SCOPE, STEP_ADOPTED, STEP_WAITS};
+        for (int i = 0; i < 5; i++)
+            fill(step, STEP, seen[i], of_holder[i]);
+        lane = PyObject_CallMethodOneArg(core, take_lane_name, step);
+    }
+    /* From here on nothing is made that could be collected. */
+    if ((mark == NULL && lane == NULL) || sort_of_step(steps, path, position, unit) != sort)
+        goto done;
+    PyObject *governor = PLAIN_SLOT(core, STEPS, STEPS_GOVERNOR), *numbers = NULL, *model = NULL;
+    int64_t number, lanes, now_ns = monotonic_ns(), start_ns = now_ns;
+    if (sort == PLAIN) {
+        model = governed(steps, governor);
+        numbers = PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_BEGUN);
+        if (model == NULL || PLAIN_SLOT(model, MODEL, GOVERNED_RECORDED) == NULL || numbers == NULL ||
+            !PyDict_CheckExact(numbers) || !number_in(PyDict_GetItemWithError(numbers, key), &number) ||
+            is_sampled(governor, number))
+            goto done;
+        number++;
+    }
+    else {
+        scope = (Scope *)Py_XNewRef(PyDict_GetItemWithError(path->root->children, key));
+        if (scope == NULL || !Py_IS_TYPE(scope, ScopeType) || scope->node <= NO_NODE || scope->parent != path->root ||
+            scope->work != NULL || !number_in(lane, &lanes) ||
+            !number_in(PLAIN_SLOT(steps, MODEL_STEPS, OF_LOOKS), &number))
+            goto done;
+        number++;
+    }
+    if (path->clock_ns != NULL) {
+        int read = read_clock(path, &start_ns);
+        if (read < 0 || sort_of_step(steps, path, position, unit) != sort ||
+            PLAIN_SLOT(core, STEPS, STEPS_GOVERNOR) != governor ||
+            (sort == PLAIN && governed(steps, governor) != model))
+            goto done;
+    }
+    begun_ns = PyLong_FromLongLong(now_ns);
+    start = path->clock_ns == NULL ? Py_XNewRef(begun_ns) : PyLong_FromLongLong(start_ns);
+    next = PyLong_FromLongLong(number);
+    if (begun_ns == NULL || start == NULL || next == NULL ||
+        PyList_Append(PLAIN_SLOT(unit, UNIT, UNIT_OPEN), open_step) < 0)
+        goto done;
+    if (sort == RECORDED)
+        fill(steps, MODEL_STEPS, OF_LOOKS, next);
+    else if (PyDict_SetItem(numbers, key, next) < 0) {
+        PyList_SetSlice(PLAIN_SLOT(unit, UNIT, UNIT_OPEN), 0, 1, NULL);
+        goto done;
+    }
+    PyTuple_SET_ITEM(described, 0, Py_NewRef(found.phase));
+    PyTuple_SET_ITEM(described, 1, Py_NewRef(tokens));
+    PyTuple_SET_ITEM(described, 2, Py_NewRef(sequences));
+    PyTuple_SET_ITEM(described, 3, Py_NewRef(cached));
+    if (sort == PLAIN) {
+        PyTuple_SET_ITEM(mark, 0, Py_NewRef(lent.sort));
+        PyTuple_SET_ITEM(mark, 1, Py_NewRef(PLAIN_SLOT(model, MODEL, GOVERNED_RECORDED)));
+        PyTuple_SET_ITEM(mark, 2, Py_NewRef(model));
+    }
+    PyObject *const of_step[] = {
+        [STEP_STEPS] = core, [STEP_LANE] = lane == NULL ? none : lane, [STEP_POSITION] = (PyObject *)position,
+        [STEP_SCOPE] = scope == NULL ? none : (PyObject *)scope, [STEP_CANCELLED] = Py_False,
+        [STEP_ADOPTED] = adopted, [STEP_WAITS] = zero, [STEP_ENDED] = none, [STEP_MARK] = mark == NULL ? none : mark,
+        [STEP_NAME] = found.phase, [STEP_MODEL] = PLAIN_SLOT(steps, MODEL_STEPS, OF_MODEL), [STEP_KEY] = key,
+        [STEP_START_NS] = none, [STEP_OWN_NS] = zero, [STEP_RETURNED_NS] = none, [STEP_TOKENS] = tokens,
+        [STEP_SEQUENCES] = found.sequences ? sequences : none, [STEP_CACHED] = cached,
+        [STEP_BEGUN_NS] = begun_ns, [STEP_OUTER] = none, [STEP_IS_PLAIN] = sort == PLAIN ? Py_True : Py_False,
+        [STEP_FORKS] = PLAIN_SLOT(core, STEPS, STEPS_FORKS), [STEP_IS_OUTERMOST] = Py_True,
+        [STEP_INSIDE] = (PyObject *)path->root, [STEP_START] = start, [STEP_OUTER_HELD] = none,
+    };
+    for (int i = 0; i <= STEP_OUTER_HELD; i++)
+        fill(step, STEP, i, of_step[i]);
+    PyObject *const of_open[] = {
+        [OPEN_STEPS] = steps, [OPEN_PROFILER] = PLAIN_SLOT(steps, MODEL_STEPS, OF_PROFILER),
+        [OPEN_IS_RUNNING] = Py_True, [OPEN_IS_RECORDED] = sort == RECORDED ? Py_True : Py_False,
+        [OPEN_GENERATION] = none, [OPEN_WAITS] = Py_False, [OPEN_UNIT] = unit, [OPEN_SAMPLING] = none,
+        [OPEN_CALL] = described, [OPEN_STEP_OF] = step, [OPEN_IN_BURST] = none, [OPEN_NOTING] = none,
+    };
+    for (int i = 0; i <= OPEN_NOTING; i++)
+        fill(open_step, OPEN_STEP, i, of_open[i]);
+    PyObject *before = position->step;
+    position->step = Py_NewRef(step);
+    Py_XDECREF(before);
+    if (sort == PLAIN)
+        position->recording = 0; /* until it ends */
+    else {
+        position->lane = lanes;
+        enter(path, position, scope);
+        say_where(position, scope->node, start_ns);
+    }
+    *begun = Py_NewRef(open_step);
+    is_begun = 1;
+    if (sort == RECORDED) {
+        PyObject *followed = PyObject_CallMethodOneArg(steps, follow_name, open_step);
+        Py_XDECREF(followed);
+        if (followed == NULL) {
+            is_begun = -1;
+            goto done;
+        }
+    }
+    PyObject *own_ns = PyLong_FromLongLong(monotonic_ns() - called_ns);
+    if (own_ns != NULL)
+        give(step, STEP, STEP_OWN_NS, own_ns);
+    else
+        PyErr_Clear(); /* it has begun all the same */
+done:
+    Py_XDECREF(open_step);
+    Py_XDECREF(step);
+    Py_XDECREF(adopted);
+    Py_XDECREF(described);
+    Py_XDECREF(mark);
+    Py_XDECREF(lane);
+    Py_XDECREF(scope);
+    Py_XDECREF(tokens);
+    Py_XDECREF(sequences);
+    Py_XDECREF(cached);
+    Py_XDECREF(zero);
+    Py_XDECREF(begun_ns);
+    Py_XDECREF(start);
+    Py_XDECREF(next);
+    Py_DECREF(keys);
+    Py_DECREF(core);
+    return is_begun > 0 ? sort : is_begun < 0 ? -1 : forget_exception();
+}
+
+/* What the step that `open_step` is, and that can end here, is. Changes nothing, and runs nothing of Python's. */
+ONCE_A_STEP static int
+sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_step, PyObject *step)
+{
+    PyObject *open = PLAIN_SLOT(unit, UNIT, UNIT_OPEN), *generations = PLAIN_SLOT(unit, UNIT, UNIT_GENERATIONS);
+    if (open == NULL || !PyList_CheckExact(open) || PyList_GET_SIZE(open) != 1 || PyList_GET_ITEM(open, 0) != open_step ||
+        generations == NULL || !PyList_CheckExact(generations) || PyList_GET_SIZE(generations) != 0)
+        return IN_PYTHON;
+    PyObject *core = PLAIN_SLOT(step, STEP, STEP_STEPS), *adopted = PLAIN_SLOT(step, STEP, STEP_ADOPTED);
+    PyObject *mark = PLAIN_SLOT(step, STEP, STEP_MARK), *is_plain = PLAIN_SLOT(step, STEP, STEP_IS_PLAIN);
+    if (!is_of(core, STEPS) || PLAIN_SLOT(core, STEPS, STEPS_IS_ON) != Py_True ||
+        PLAIN_SLOT(core, STEPS, STEPS_FORKS) != PLAIN_SLOT(step, STEP, STEP_FORKS) ||
+        PLAIN_SLOT(step, STEP, STEP_CANCELLED) != Py_False || PLAIN_SLOT(step, STEP, STEP_START_NS) != Py_None ||
+        adopted == NULL || !PyDict_CheckExact(adopted) || PyDict_GET_SIZE(adopted) != 0 ||
+        PLAIN_SLOT(step, STEP, STEP_POSITION) != (PyObject *)position || position->step != step ||
+        PLAIN_SLOT(step, STEP, STEP_INSIDE) != (PyObject *)path->root)
+        return IN_PYTHON;
+    if (is_plain == Py_True && mark != NULL && (PyObject *)Py_TYPE(mark) == lent.mark_type &&
+        is_of(PLAIN_SLOT(core, STEPS, STEPS_GOVERNOR), GOVERNOR) && position->scope == path->root)
+        return PLAIN;
+    PyObject *scope = PLAIN_SLOT(step, STEP, STEP_SCOPE), *recorded = NULL;
+    PyObject *steps = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_STEPS);
+    if (is_of(steps, MODEL_STEPS))
+        recorded = PLAIN_SLOT(steps, MODEL_STEPS, OF_RECORDED);
+    int64_t waits;
+    return is_plain == Py_False && mark == Py_None && scope != NULL && Py_IS_TYPE(scope, ScopeType) &&
+                   (PyObject *)position->scope == scope && position->held == NULL && path->recording &&
+                   position->recording && PLAIN_SLOT(step, STEP, STEP_ENDED) == Py_None && recorded != NULL &&
+                   PySet_CheckExact(recorded) && PLAIN_SLOT(core, STEPS, STEPS_FLUSH) != NULL &&
+                   PLAIN_SLOT(step, STEP, STEP_OUTER_HELD) == Py_None &&
+                   number_in(PLAIN_SLOT(step, STEP, STEP_WAITS), &waits) && waits == 0
+               ? RECORDED
+               : IN_PYTHON;
+}
+
+/* An amount of a record; 0 where Python is to say. */
+static inline int
+amount_in(PyObject *given, int64_t *amount)
+{
+    *amount = UNKNOWN_AMOUNT;
+    return given == Py_None || (number_in(given, amount) && *amount >= 0 && *amount <= MOST_AMOUNT);
+}
+
+/* A record of `scope`, into the ring or to whom it is told without one; -1 with an exception set. */
+static inline int
+record_step(HotPath *path, int64_t tag, int64_t first, int64_t second, int64_t elements)
+{
+    if (LIKELY(path->words != NULL)) {
+        write_record(path, tag, first, second, elements);
+        return 0;
+    }
+    PyObject *done = PyObject_CallFunction(path->record, "LLLL", (long long)tag, (long long)first, (long long)second,
+                                           (long long)elements);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* As Governor.ended for a plain step of which there is nothing to decide. 0: Python is to. */
+ONCE_A_STEP static int
+count_plain(PyObject *steps, PyObject *governor, PyObject *step, PyObject *mark, int64_t duration_ns, PyObject *own_ns)
+{
+    int64_t seen, look_at_step, lived_ns, look_at_ns, kind_seen, counted, warm_up;
+    PyObject *model = PyTuple_GET_ITEM(mark, 2), *keys = PLAIN_SLOT(steps, MODEL_STEPS, OF_KEYS);
+    PyObject *kinds = PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_KINDS), *own = PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_OWN);
+    if (PyTuple_GET_ITEM(mark, 0) != lent.sort || !is_of(model, MODEL) ||
+        PLAIN_SLOT(model, MODEL, GOVERNED_RECORDED) != PyTuple_GET_ITEM(mark, 1) || keys == NULL ||
+        !PyTuple_CheckExact(keys) || PyTuple_GET_ITEM(keys, 1) != PLAIN_SLOT(step, STEP, STEP_KEY) || kinds == NULL ||
+        !PyDict_CheckExact(kinds) || own == NULL)
+        return 0;
+    PyObject *kind = PyDict_GetItemWithError(kinds, PyTuple_GET_ITEM(keys, 2));
+    if (!is_of(kind, KIND))
+        return 0;
+    PyObject *waiting = PLAIN_SLOT(kind, KIND, KIND_WAITING), *counts = PLAIN_SLOT(kind, KIND, KIND_COUNTS);
+    PyObject *recent = PLAIN_SLOT(kind, KIND, KIND_RECENT), *recent_ns = PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_RECENT_NS);
+    if (waiting == NULL || !PyList_CheckExact(waiting) || PyList_GET_SIZE(waiting) != 0 || counts == NULL ||
+        !PyList_CheckExact(counts) || PyList_GET_SIZE(counts) == 0 || !number_in(PyList_GET_ITEM(counts, 0), &counted) ||
+        recent == NULL || !PyFloat_CheckExact(recent) || recent_ns == NULL || !PyFloat_CheckExact(recent_ns) ||
+        !number_in(PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_SEEN), &seen) || seen == 0 ||
+        !number_in(PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_LIVED_NS), &lived_ns) ||
+        !number_in(PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_LOOK_AT_STEP), &look_at_step) ||
+        !number_in(PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_LOOK_AT_NS), &look_at_ns) ||
+        !number_in(PLAIN_SLOT(kind, KIND, KIND_SEEN), &kind_seen) || !number_in(lent.warm_up, &warm_up))
+        return 0;
+    lived_ns += duration_ns;
+    if (++seen >= look_at_step && lived_ns >= look_at_ns)
+        return 0;
+    kind_seen++;
+    PyObject *made[] = {
+        PyLong_FromLongLong(seen),          PyLong_FromLongLong(lived_ns),
+        PyLong_FromLongLong(kind_seen),     PyLong_FromLongLong(counted + 1),
+        PyLong_FromLongLong(duration_ns),   PyFloat_FromDouble(PyFloat_AS_DOUBLE(recent) + 1),
+        PyFloat_FromDouble(PyFloat_AS_DOUBLE(recent_ns) + (double)duration_ns),
+    };
+    enum { MADE = sizeof made / sizeof made[0] };
+    int are_made = 1;
+    for (int i = 0; i < MADE; i++)
+        are_made = are_made && made[i] != NULL;
+    PyObject *appended = are_made ? PyObject_CallMethodOneArg(own, append_name, own_ns) : NULL;
+    Py_XDECREF(appended);
+    if (appended == NULL) {
+        for (int i = 0; i < MADE; i++)
+            Py_XDECREF(made[i]);
+        return 0; /* with an exception set: whoever asks sees it */
+    }
+    give(governor, GOVERNOR, GOVERNOR_SEEN, made[0]);
+    give(governor, GOVERNOR, GOVERNOR_LIVED_NS, made[1]);
+    give(governor, GOVERNOR, GOVERNOR_RECENT_NS, made[6]);
+    fill(governor, GOVERNOR, GOVERNOR_HAS_LOOKED, Py_False);
+    give(kind, KIND, KIND_SEEN, made[2]);
+    give(kind, KIND, KIND_RECENT, made[5]);
+    PyList_SetItem(counts, 0, made[3]);
+    if (kind_seen > warm_up)
+        give(kind, KIND, KIND_PLAIN_NS, made[4]);
+    else
+        Py_DECREF(made[4]);
+    return 1;
+}
+
+/* Tell the governor of a step that has ended, and what it has paid; -1 with an exception set. */
+ONCE_A_STEP static int
+tell_governor(PyObject *steps, PyObject *core, PyObject *step, PyObject *mark, int64_t ending_ns)
+{
+    PyObject *governor = Py_NewRef(PLAIN_SLOT(core, STEPS, STEPS_GOVERNOR));
+    int64_t begun_ns, own, told_ns, now_ns = monotonic_ns();
+    int done = -1;
+    if (!number_in(PLAIN_SLOT(step, STEP, STEP_BEGUN_NS), &begun_ns) ||
+        !number_in(PLAIN_SLOT(step, STEP, STEP_OWN_NS), &own) ||
+        !number_in(PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_TOLD_NS), &told_ns)) {
+        PyErr_SetString(PyExc_TypeError, "what a step has paid is no whole number");
+        goto done;
+    }
+    PyObject *own_ns = PyLong_FromLongLong(own + now_ns - ending_ns + told_ns);
+    if (own_ns == NULL)
+        goto done;
+    done = count_plain(steps, governor, step, mark, now_ns - begun_ns, own_ns);
+    if (done == 0 && !PyErr_Occurred()) {
+        PyObject *name = PLAIN_SLOT(step, STEP, STEP_NAME), *took_ns = PyLong_FromLongLong(now_ns - begun_ns);
+        PyObject *answer = NULL;
+        if (took_ns != NULL)
+            answer = PyObject_CallMethodObjArgs(governor, governor_ended_name, name, PLAIN_SLOT(step, STEP, STEP_MODEL),
+                                                took_ns, mark, own_ns, NULL);
+        Py_XDECREF(took_ns);
+        Py_XDECREF(answer);
+    }
+    Py_DECREF(own_ns);
+    PyObject *told = PyErr_Occurred() ? NULL : PyLong_FromLongLong(monotonic_ns() - now_ns);
+    done = told == NULL ? -1 : 0;
+    if (told != NULL)
+        give(governor, GOVERNOR,
+             PLAIN_SLOT(governor, GOVERNOR, GOVERNOR_HAS_LOOKED) == Py_True ? GOVERNOR_LOOK_NS : GOVERNOR_TOLD_NS, told);
+done:
+    Py_DECREF(governor);
+    return done;
+}
+
+/* What was raised ends recording, as in Step.__exit__; -1 where it is no Exception, or that raised one of those. */
+ONCE_A_STEP static int
+steps_give_up(PyObject *core)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    PyObject *done = PyObject_CallOneArg(PLAIN_SLOT(core, STEPS, STEPS_GIVE_UP), error);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* End a step whose call has returned; 0 where Python is to, -1 with an exception set. */
+ONCE_A_STEP static int
+end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *open_step, int64_t ending_ns)
+{
+    PyObject *step = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_STEP_OF);
+    int sort = is_of(step, STEP) ? sort_of_end(path, position, unit, open_step, step) : IN_PYTHON;
+    if (sort == IN_PYTHON)
+        return 0;
+    int64_t start_ns, end_ns, tokens, sequences, cached, lane = 0;
+    PyObject *key = PLAIN_SLOT(step, STEP, STEP_KEY);
+    Scope *scope = key == NULL ? NULL : (Scope *)PyDict_GetItemWithError(path->root->children, key);
+    if (scope == NULL || !Py_IS_TYPE(scope, ScopeType) || scope->node <= NO_NODE || scope->work != NULL ||
+        (sort == RECORDED && ((PyObject *)scope != PLAIN_SLOT(step, STEP, STEP_SCOPE) ||
+                              !number_in(PLAIN_SLOT(step, STEP, STEP_LANE), &lane))) ||
+        !number_in(PLAIN_SLOT(step, STEP, STEP_START), &start_ns) ||
+        !number_in(PLAIN_SLOT(step, STEP, STEP_TOKENS), &tokens) || tokens < 0 ||
+        !amount_in(PLAIN_SLOT(step, STEP, STEP_SEQUENCES), &sequences) ||
+        !amount_in(PLAIN_SLOT(step, STEP, STEP_CACHED), &cached)) {
+        PyErr_Clear();
+        return 0;
+    }
+    Py_INCREF(scope);
+    Py_INCREF(step);
+    int done = read_clock(path, &end_ns) < 0 ? forget_exception() : 1;
+    if (done > 0 && UNLIKELY(path->clock_ns != NULL))
+        done = sort_of_end(path, position, unit, open_step, step) == sort;
+    if (done <= 0) {
+        Py_DECREF(scope);
+        Py_DECREF(step);
+        return done;
+    }
+    PyObject *core = Py_NewRef(PLAIN_SLOT(step, STEP, STEP_STEPS)), *mark = Py_NewRef(PLAIN_SLOT(step, STEP, STEP_MARK));
+    fill(open_step, OPEN_STEP, OPEN_IS_RUNNING, Py_False);
+    fill(step, STEP, STEP_POSITION, Py_None);
+    fill(step, STEP, STEP_IS_PLAIN, Py_False);
+    fill(step, STEP, STEP_MARK, Py_None);
+    Py_CLEAR(position->step);
+    position->recording = 1;
+    if (sort == RECORDED) {
+        leave(position, scope);
+        enter(path, position, path->root);
+        say_where(position, NO_NODE, 0);
+        position->lane = 0;
+        PySet_Discard(PLAIN_SLOT(steps, MODEL_STEPS, OF_RECORDED), open_step);
+    }
+    done = PyList_SetSlice(PLAIN_SLOT(unit, UNIT, UNIT_OPEN), 0, 1, NULL);
+    if (done == 0)
+        done = record_step(path, scope->node | (sort == PLAIN ? FLAG_PLAIN : lane), start_ns, end_ns, tokens);
+    if (done == 0 && (sequences != UNKNOWN_AMOUNT || cached != UNKNOWN_AMOUNT))
+        done = record_step(path, scope->node | FLAG_AMOUNTS, sequences, cached, 0);
+    if (sort == RECORDED) {
+        fill(step, STEP, STEP_LANE, Py_None); /* only now: whoever takes it next writes behind this step's end */
+        PyObject *flushed = done < 0 ? NULL : PyObject_CallNoArgs(PLAIN_SLOT(core, STEPS, STEPS_FLUSH));
+        Py_XDECREF(flushed);
+        done = flushed == NULL ? -1 : 0;
+    }
+    if (done < 0)
+        done = steps_give_up(core);
+    if (done == 0 && sort == PLAIN && tell_governor(steps, core, step, mark, ending_ns) < 0)
+        done = steps_give_up(core);
+    Py_DECREF(scope);
+    Py_DECREF(step);
+    Py_DECREF(mark);
+    Py_DECREF(core);
+    return done < 0 ? -1 : 1;
+}
+
+/* Close an open step by Python, with what was raised where something was; that stays raised, unless closing raises. */
+ONCE_A_STEP static int
+close_by_python(PyObject *open_step)
+{
+    PyObject *type = NULL, *error = NULL, *trace = NULL, *done;
+    PyErr_Fetch(&type, &error, &trace);
+    if (type == NULL)
+        done = PyObject_CallMethodNoArgs(open_step, close_name);
+    else {
+        PyErr_NormalizeException(&type, &error, &trace);
+        if (trace != NULL)
+            PyException_SetTraceback(error, trace);
+        done = PyObject_CallMethodObjArgs(open_step, close_name, type, error, trace == NULL ? Py_None : trace, NULL);
+    }
+    Py_XDECREF(done);
+    if (done != NULL && type != NULL) {
+        PyErr_Restore(type, error, trace);
+        return -1;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return done == NULL ? -1 : 0;
+}
+
+/* A step has begun, and what was to follow raised an Exception, as in ModelSteps._begun: the call is in none. -1 where
+   it is none, with that set. */
+ONCE_A_STEP static int
+begin_has_failed(PyObject *steps, PyObject *open_step)
+{
+    PyObject *type, *error, *trace;
+    close_by_python(open_step);
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyObject *done = PyObject_CallMethodOneArg(steps, failed_name, error);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* The call in a step of its own. */
+ONCE_A_STEP static PyObject *
+run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, HotPath *path, Position *position,
+         PyObject *unit, PyObject *open_step)
+{
+    PyObject *result = PyObject_Call(called, args, kwargs);
+    int ended = -1;
+    if (LIKELY(result != NULL)) {
+        int64_t returned_ns = monotonic_ns();
+        ended = end_step(steps, path, position, unit, open_step, returned_ns);
+        if (ended == 0) {
+            PyObject *step = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_STEP_OF), *when = PyLong_FromLongLong(returned_ns);
+            if (when != NULL && is_of(step, STEP))
+                give(step, STEP, STEP_RETURNED_NS, Py_NewRef(when));
+            Py_XDECREF(when);
+            PyErr_Clear();
+            ended = close_by_python(open_step);
+        }
+    }
+    if (ended < 0) {
+        Py_CLEAR(result);
+        close_by_python(open_step); /* nothing, where it has ended */
+    }
+    return result;
+}
+
+/* Whether the innermost open step is one of this model that runs, in which a call is none of its own. */
+static inline PyObject *
+step_around(PyObject *steps, PyObject *open, PyObject *generations)
+{
+    PyObject *last = PyList_GET_ITEM(open, PyList_GET_SIZE(open) - 1);
+    if (!is_of(last, OPEN_STEP) || PLAIN_SLOT(last, OPEN_STEP, OPEN_STEPS) != steps ||
+        PLAIN_SLOT(last, OPEN_STEP, OPEN_IS_RUNNING) != Py_True)
+        return NULL;
+    Py_ssize_t inner = PyList_GET_SIZE(generations);
+    PyObject *generation = inner ? PyList_GET_ITEM(generations, inner - 1) : Py_None;
+    PyObject *step = PLAIN_SLOT(last, OPEN_STEP, OPEN_STEP_OF);
+    return PLAIN_SLOT(last, OPEN_STEP, OPEN_GENERATION) == generation && is_of(step, STEP) ? step : NULL;
+}
+
+/* As ModelCall.__call__. */
+static PyObject *
+model_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    int64_t called_ns = monotonic_ns(), own_ns;
+    PyObject *steps = is_of(self, MODEL_CALL) ? PLAIN_SLOT(self, MODEL_CALL, CALLED_STEPS) : NULL;
+    PyObject *module = steps == NULL ? NULL : PLAIN_SLOT(self, MODEL_CALL, CALLED_MODULE);
+    PyObject *called = steps == NULL ? NULL : PLAIN_SLOT(self, MODEL_CALL, CALLED_INSTEAD);
+    HotPath *path = is_of(steps, MODEL_STEPS) ? (HotPath *)PLAIN_SLOT(steps, MODEL_STEPS, OF_PATH) : NULL;
+    if (path == NULL || !Py_IS_TYPE(path, HotPathType) || module == NULL || called == NULL)
+        return call_with(model_call_in_python, self, args, kwargs);
+    /* Whoever calls holds `self`, and that its steps. */
+    PyObject *core = PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS), *unit = NULL, *open_step = NULL, *result = NULL;
+    Position *position = NULL;
+    int is_called = 0, is_begun = 0;
+    if (is_of(core, STEPS) && PLAIN_SLOT(core, STEPS, STEPS_IS_ON) == Py_False) { /* disabled, or it has given up */
+        PyObject *profiler = PLAIN_SLOT(steps, MODEL_STEPS, OF_PROFILER);
+        PyObject *enabled = profiler == NULL ? NULL : PyObject_GetAttr(profiler, enabled_name);
+        is_called = enabled == Py_False && PLAIN_SLOT(steps, MODEL_STEPS, OF_ARE_IN) == Py_False;
+        Py_XDECREF(enabled);
+    }
+    else if (PyDict_GET_SIZE(lent.captures) == 0 && (PyObject *)path == PLAIN_SLOT(steps, MODEL_STEPS, OF_TIMES) &&
+             PLAIN_SLOT(steps, MODEL_STEPS, OF_RUNNER) == Py_False && (position = this_position(path)) != NULL) {
+        Py_INCREF(position);
+        unit = Py_XNewRef(position->unit);
+    }
+    called = Py_NewRef(called);
+    Py_INCREF(path);
+    if (forget_exception() < 0)
+        goto done;
+    if (called == Py_None) {
+        PyObject *found = living(module);
+        Py_SETREF(called, found == NULL ? NULL : PyObject_GetAttr(found, call_impl));
+        Py_XDECREF(found);
+        if (forget_exception() < 0)
+            goto done;
+    }
+    if (called != NULL && is_of(unit, UNIT)) {
+        PyObject *open = PLAIN_SLOT(unit, UNIT, UNIT_OPEN), *generations = PLAIN_SLOT(unit, UNIT, UNIT_GENERATIONS);
+        if (open == NULL || !PyList_CheckExact(open) || generations == NULL || !PyList_CheckExact(generations))
+            ;
+        else if (PyList_GET_SIZE(open) == 0) {
+            is_begun = begin_step(self, steps, path, position, unit, args, kwargs, called_ns, &open_step);
+            if (is_begun < 0) {
+                if (open_step == NULL || begin_has_failed(steps, open_step) < 0)
+                    goto done;
+                is_called = 1;
+            }
+        }
+        else {
+            PyObject *step = step_around(steps, open, generations);
+            if (step != NULL && number_in(PLAIN_SLOT(step, STEP, STEP_OWN_NS), &own_ns)) {
+                PyObject *more_ns = PyLong_FromLongLong(own_ns + monotonic_ns() - called_ns);
+                if (more_ns != NULL) {
+                    give(step, STEP, STEP_OWN_NS, more_ns);
+                    is_called = 1;
+                }
+                PyErr_Clear();
+            }
+        }
+    }
+    if (is_begun > 0)
+        result = run_step(called, args, kwargs, steps, path, position, unit, open_step);
+    else if (is_called && called != NULL)
+        result = PyObject_Call(called, args, kwargs);
+    else
+        result = call_with(model_call_in_python, self, args, kwargs);
+done:
+    Py_XDECREF(open_step);
+    Py_XDECREF(called);
+    Py_XDECREF(unit);
+    Py_XDECREF(position);
+    Py_DECREF(path);
+    return result;
+}
+
+static PyObject *
+compile_model_calls(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *types, *given;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &types, &PyDict_Type, &given))
+        return NULL;
+    if (PyTuple_GET_SIZE(types) != PLAIN_TYPES || tensor_type == NULL) {
+        PyErr_SetString(PyExc_TypeError, "other types are wanted, and calls of modules to be compiled");
+        return NULL;
+    }
+    static const struct {
+        const char *name;
+        PyObject **there;
+    } wanted[] = {
+        {"captures", &lent.captures},         {"roles", &lent.roles},           {"prefill", &lent.prefill},
+        {"decode", &lent.decode},             {"extend", &lent.extend},         {"encode", &lent.encode},
+        {"call", &lent.call_type},            {"mark", &lent.mark_type},        {"sort", &lent.sort},
+        {"step", &lent.step_kind},            {"is_compiling", &lent.is_compiling},
+        {"compiling_flags", &lent.compiling_flags},
+        {"is_tracing", &lent.is_tracing},     {"dispatch_stack", &lent.dispatch_stack},
+        {"is_sampled", &lent.is_sampled},     {"warm_up", &lent.warm_up},
+        {"every", &lent.every},               {"look_every", &lent.look_every},
+        {"let_through", &lent.let_through},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        PyObject *found = PyDict_GetItemString(given, wanted[i].name);
+        if (found == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s is wanted", wanted[i].name);
+            return NULL;
+        }
+        Py_XSETREF(*wanted[i].there, Py_NewRef(found));
+    }
+    static const struct {
+        const char *name;
+        PyObject **there;
+    } interned[] = {
+        {"asked", &asked_name},
+        {"asked_word", &asked_word_name},
+        {"looked_at", &looked_at_name},
+        {"enabled", &enabled_name},
+        {"close", &close_name},
+        {"append", &append_name},
+        {"ended", &governor_ended_name},
+        {"_is_compiling_flag", &compiling_flag_name},
+        {"get_seq_length", &length_name},
+        {"layers", &layers_name},
+        {"self_attention_cache", &own_cache_name},
+        {"is_initialized", &initialized_name},
+        {"keys", &keys_name},
+        {"sample_every", &sample_every_name},
+        {"take_lane", &take_lane_name},
+        {"follow", &follow_name},
+        {"failed", &failed_name},
+    };
+    for (size_t i = 0; i < sizeof interned / sizeof interned[0]; i++)
+        if (*interned[i].there == NULL && (*interned[i].there = PyUnicode_InternFromString(interned[i].name)) == NULL)
+            return NULL;
+    if ((lent.compiling_flags != Py_None && !PyDict_CheckExact(lent.compiling_flags)) ||
+        !PyDict_CheckExact(lent.captures) || !PyDict_CheckExact(lent.roles) || !PyType_Check(lent.call_type) ||
+        !PyType_Check(lent.mark_type) || !PyType_IsSubtype((PyTypeObject *)lent.call_type, &PyTuple_Type) ||
+        !PyType_IsSubtype((PyTypeObject *)lent.mark_type, &PyTuple_Type)) {
+        PyErr_SetString(PyExc_TypeError, "dictionaries and types of tuples are wanted");
+        return NULL;
+    }
+    PyObject *ratio = PyDict_GetItemString(given, "golden");
+    golden = ratio == NULL ? 0 : PyLong_AsUnsignedLongLong(ratio);
+    if (golden == 0 || golden == UINT64_MAX) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "golden is wanted");
+        return NULL;
+    }
+    for (int i = 0; i < PLAIN_TYPES; i++) {
+        PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(types, i);
+        if (!PyType_Check(type) || find_slots(type, plain[i].names, plain[i].offsets, MOST_PLAIN_SLOTS) < 0) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "types are wanted");
+            return NULL;
+        }
+        Py_XSETREF(plain[i].type, (PyTypeObject *)Py_NewRef(type));
+    }
+    PyTypeObject *calls = plain[MODEL_CALL].type;
+    PyObject *in_python = PyObject_GetAttrString((PyObject *)calls, "__call__");
+    if (in_python == NULL)
+        return NULL;
+    Py_XSETREF(model_call_in_python, in_python);
+    calls->tp_call = model_call;
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,63 @@
+"""Lets calls of models begin and end their steps in C (profiler/_model_steps.h), where the hot path is compiled.
+
+What is done there is what `ModelCall.__call__` does in Python for a step that is plain, and for one that is recorded
+as all are: both leave the same records, and the same in the governor.
+"""
+
+from __future__ import annotations
+
+from torch._C import _is_tracing, _len_torch_dispatch_stack
+from torch.compiler import is_compiling
+
+from cbtop.profiler.hot_path import HotPath, chosen
+from cbtop.profiler.instrument import phases
+from cbtop.profiler.instrument.capturing import captures
+from cbtop.profiler.instrument.governor import GOLDEN, PLAIN, WARM_UP, Governor, Kind, Mark, Model
+from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelCall, ModelSteps, OpenStep, Unit
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.steps import STEP, Step, Steps
+from cbtop.protocol.signals import let_through
+
+CACHE, ELSE = 32, 64  # ROLE_CACHE and ROLE_ELSE in C
+_FLAG = "_is_compiling_flag"
+
+
+def _roles() -> dict[str, int]:
+    """What arguments of these names are, as `describe` looks for them; of others nothing is asked."""
+    ranked = [(name, rank) for rank, name in enumerate(phases.NEW)]
+    ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]
+    return dict(ranked) | dict.fromkeys((*phases.POSITIONS, phases.PACKED), ELSE)
+
+
+def compile_steps() -> None:
+    """Let them, from now on."""
+    if chosen() is HotPath:
+        return
+    from cbtop.profiler import _hot_path
+
+    is_flag_alone = set(is_compiling.__code__.co_names) <= {"torch", "jit", "is_scripting", _FLAG}
+    _hot_path.compile_model_calls(
+        (ModelCall, ModelSteps, Unit, OpenStep, Step, Steps, Governor, Model, Kind),
+        {
+            "captures": captures,
+            "roles": _roles(),
+            "prefill": phases.PREFILL,
+            "decode": phases.DECODE,
+            "extend": phases.EXTEND,
+            "encode": phases.ENCODE,
+            "call": phases.Call,
+            "mark": Mark,
+            "sort": PLAIN,
+            "step": STEP,
+            "is_compiling": is_compiling,
+            "compiling_flags": is_compiling.__globals__ if is_flag_alone else None,
+            "is_tracing": _is_tracing,
+            "dispatch_stack": _len_torch_dispatch_stack,
+            "is_sampled": Governor.is_sampled,
+            "golden": GOLDEN,
+            "warm_up": WARM_UP,
+            "every": BrickProfiler._is_sampled,
+            "look_every": LOOK_EVERY,
+            "let_through": let_through,
+        },
+    )
