@@ -12,6 +12,7 @@ MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
 # A verdict begins where a view shows it, and no view did for so long, and there was one just before.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
+FOUND_WITHIN_NS = 30 * SECOND_NS
 _STILL = (Standstill.STALLED, Standstill.SUSPENDED)
 _URGENCY = list(Mark)
 
@@ -45,9 +46,9 @@ class Marks:
             stall = stall_view(record)
             if stall and stall.word in _STILL:
                 self._put(at_ns, Mark.STALLED)
-            if before is not None and record.key not in before and not record.has_ended:
-                self._put(at_ns, Mark.STARTED)
-            if before is not None and record.has_ended and not before.get(record.key):
+            if before is not None and record.key not in before and (began_ns := _began_ns(record, at_ns)) is not None:
+                self._put(began_ns, Mark.STARTED)
+            if before is not None and record.has_ended and before.get(record.key) is False:
                 self._put(at_ns, Mark.ENDED)
             phase = _busiest_phase(record)
             if phase and self._phases.setdefault(record.key, phase) != phase:
@@ -81,6 +82,12 @@ class Marks:
         before = self.found.get(second)
         if second >= 0 and (before is not None or len(self.found) < MAX_MARKS):
             self.found[second] = mark if before is None else max(mark, before, key=_URGENCY.index)
+
+
+def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
+    """When it said hello, where that was just before it was found; else it ran for long, or has another clock."""
+    began_ns = record.hello.monotonic_ns if record.hello else None
+    return began_ns if began_ns is not None and 0 <= at_ns - began_ns <= FOUND_WITHIN_NS else None
 
 
 def _busiest_phase(record: SourceRecord) -> str:

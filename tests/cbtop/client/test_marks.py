@@ -12,7 +12,7 @@ from cbtop.client.marks import MAX_MARKS, Marks
 from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import SourceRecord, StepSample
 from cbtop.client.window import Window
-from cbtop.protocol.messages import SourceState
+from cbtop.protocol.messages import HostHello, SourceState
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import Mark, Severity, SourceView, Subject, Verdict
 from tests.cbtop import samples
@@ -22,8 +22,10 @@ S = 1_000_000_000
 BEGIN_NS = 70 * S + 123
 
 
-def record(key: str = "a", state: SourceStatus = SourceStatus.LIVE) -> SourceRecord:
+def record(key: str = "a", state: SourceStatus = SourceStatus.LIVE, began_s: float = 0) -> SourceRecord:
     made = SourceRecord(key, Window(10))
+    began_ns = BEGIN_NS + round(began_s * S)
+    made.hello = HostHello(2, 0, 7, 1, "here", "boot", "x.py", "3.12", "c", began_ns, 0)
     made.state = SourceState(key, state, "", 0, 0, 0, 0, 0, 0)
     return made
 
@@ -32,9 +34,12 @@ def test_who_starts_and_ends_between_two_looks_is_marked_and_who_was_there_befor
     marks = Marks(BEGIN_NS)
     marks.look(BEGIN_NS, [record(), record("gone", SourceStatus.ENDED)])
     marks.look(BEGIN_NS + S, [record(), record("gone", SourceStatus.ENDED)])
-    marks.look(BEGIN_NS + 2 * S, [record(), record("b")])
+    marks.look(BEGIN_NS + 2 * S, [record(), record("b", began_s=1.8)])
     marks.look(BEGIN_NS + 3 * S, [record("a", SourceStatus.ENDED), record("b")])
-    assert marks.found == {2: Mark.STARTED, 3: Mark.ENDED}
+    assert marks.found == {1: Mark.STARTED, 3: Mark.ENDED}
+    late = [record("ran for long", began_s=-60), record("had ended", SourceStatus.ENDED, began_s=-50)]
+    marks.look(BEGIN_NS + 4 * S, [*late, record("has another clock", began_s=1e6)])
+    assert len(marks.found) == 2
     marks.forget_before()
     marks.look(BEGIN_NS + 9 * S, [record("c"), record("b", SourceStatus.ENDED)])
     assert len(marks.found) == 2
@@ -81,10 +86,10 @@ def test_of_one_second_the_most_urgent_stays_and_there_is_an_end_to_marks() -> N
     marks.judge(BEGIN_NS, judged())
     marks.judge(BEGIN_NS + S, judged("stuck"))
     marks.look(BEGIN_NS + S - 1, [])
-    marks.look(BEGIN_NS + S, [record()])
+    marks.look(BEGIN_NS + S, [record(began_s=1)])
     assert marks.found == {1: Mark.VERDICT}
     for second in range(MAX_MARKS + 5):
-        marks.look(BEGIN_NS + (10 + second) * S, [record(str(second))])
+        marks.look(BEGIN_NS + (10 + second) * S, [record(str(second), began_s=10 + second)])
     assert len(marks.found) == MAX_MARKS
     marks.forget_older(BEGIN_NS + 100 * S)
     assert min(marks.found) == 100
@@ -95,7 +100,7 @@ def test_marks_that_were_found_elsewhere_stand_in_their_second(later_ns: int) ->
     marks, others = Marks(BEGIN_NS + later_ns), Marks(BEGIN_NS)
     others.look(BEGIN_NS, [])
     for second in (2, 9):
-        others.look(BEGIN_NS + second * S, [record(str(second))])
+        others.look(BEGIN_NS + second * S, [record(str(second), began_s=second)])
     marks.take(others)
     begins = [second for second in (2 * S - later_ns, 9 * S - later_ns) if second >= 0]
     assert list(marks.found) == [begin_ns // S for begin_ns in begins]
