@@ -177,7 +177,7 @@ def alone_us(captured: Any, step: Callable[[], object], begin: int, end: int) ->
 
 # On an H200 attention behind a memset took as long beside its neighbours' stamps as between two stamps alone, within
 # 0.2 us, in two layers, and 1.4 us longer in the third.
-APART = pytest.mark.xfail(reason="attention behind a memset is apart by more than 0.5 us a node in one of three layers")
+APART = pytest.mark.xfail(reason="of three layers one has attention behind a memset apart by over 0.5 us a node")
 
 
 @pytest.mark.parametrize("kind", [hand_written, pytest.param(llama, marks=APART), static_llama])
