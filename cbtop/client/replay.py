@@ -20,7 +20,7 @@ from cbtop.client.store import Store
 from cbtop.client.window import reaches_back_s
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
-from cbtop.protocol.messages import DaemonHello, Heartbeat, Message
+from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, StatsUpdate
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView, TimeView
@@ -242,6 +242,16 @@ class ReplayFeed(StoreViews):
     def marks(self) -> Mapping[int, Mark]:
         """By second what was found in what was read so far."""
         return self._marks.found
+
+    def holds_data(self) -> bool:
+        """Whether a record was counted in it at whatever moment; it is read as far as the first one."""
+        for frame in self._reader.frames(wanted=SHOWN):
+            try:
+                if any(isinstance(said, StatsUpdate) and any(said.count) for said in frame.messages()):
+                    return True
+            except DecodeError:
+                continue  # it is among the damaged already
+        return False
 
     def watched(self) -> TimeView:
         """All of it, and what stands out in what was read of it so far."""

@@ -15,11 +15,12 @@ from textual.pilot import Pilot
 
 from cbtop.client import store, trend
 from cbtop.client.replay import ReplayFeed, baselines_in
-from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.viewmodels.model import Mark, MergeMode
 from tests.cbtop.conftest import screen_text
-from tests.cbtop.made_recordings import made_recording
+from tests.cbtop.made_recordings import BEGIN_NS, keyframe, made_recording
+from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import cbtop
 
 SECONDS = 130
@@ -377,6 +378,27 @@ def test_headless_prints_a_window_as_long_as_was_asked_for(recording: Path, wind
     known_s = min(window_s, at_s)
     assert known_s <= source["window_covers_s"] <= known_s * 1.1 + 1
     assert source["steps"]["count"] == 2 * source["window_covers_s"]
+
+
+@pytest.mark.parametrize("holds_data", [False, True])
+def test_headless_names_another_moment_only_where_one_would_do(
+    runtime: Path, tmp_path: Path, holds_data: bool
+) -> None:
+    profiler, path = profiler_in(runtime, Clock()), tmp_path / "run.cbtop"
+    writer = RecordingWriter(path, Origin("here", BEGIN_NS, 1), 1 << 30)
+    with profiler.step("decode"):
+        source = source_of(runtime)
+        writer.append(keyframe(source, 0))
+        writer.append(keyframe(source, 5))
+    if holds_data:
+        source.poll()
+        writer.append(keyframe(source, 6))
+    writer.close()
+    for more in (["--at", "5"], ["--at", "5", "--source", "77"]):
+        done = cbtop("replay", str(path), "--headless", *more)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert ("holds no data: it ends before any process had recorded anything" in done.stderr) is not holds_data
+        assert ("has recorded anything by then; try another --at" in done.stderr) is holds_data
 
 
 def test_a_file_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
