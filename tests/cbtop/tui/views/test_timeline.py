@@ -78,7 +78,7 @@ async def test_records_are_received_only_while_it_is_shown() -> None:
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause()
         assert not feed.follows_records
-        assert "no step has been recorded since this view was opened" in await opened(pilot)
+        assert "no records of steps are here: they are received while this view is open" in await opened(pilot)
         assert feed.follows_records
         await pilot.press("1")
         assert not feed.follows_records
