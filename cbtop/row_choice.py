@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, POINT_COLUMNS
@@ -35,12 +35,45 @@ def _sort_names() -> dict[str, str]:
 SORT_NAMES = _sort_names()  # the column that each of its names means: `p95`, `p95us`
 
 
-def pattern_of(text: str) -> re.Pattern[str]:
-    """What `text` is looked for as: a regular expression or, where it is none, as it stands; in any case."""
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error:
-        return re.compile(re.escape(text), re.IGNORECASE)
+# Names come from others, and an expression may take exponentially long to see that it is not in one. Each of these is
+# a choice for it; a repetition has as many as a name has characters, and is counted as so many binary ones.
+MAX_CHOICES, REPETITION, ALTERNATIVE = 16, 8, 2
+MAX_SEARCHED = 128  # characters of a name; as it stands, a text is looked for in all of it
+_ONE_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]", re.DOTALL)
+_REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")  # a group repeated; comments, flags and what else may follow (?
+
+
+def matcher(text: str) -> Callable[[str], bool]:
+    """Whether `text` is in a word, in any case: as a regular expression or, where it is none, as it stands.
+
+    What repeats a group, or makes more than MAX_CHOICES, is looked for as it stands too: its search might never end.
+    """
+    if _ends_soon(text):
+        try:
+            expression = re.compile(text, re.IGNORECASE)
+        except (re.error, OverflowError, RecursionError):
+            pass
+        else:
+            return lambda word: expression.search(word, 0, MAX_SEARCHED) is not None
+    as_it_stands = re.compile(re.escape(text), re.IGNORECASE)
+    return lambda word: as_it_stands.search(word) is not None
+
+
+def _ends_soon(expression: str) -> bool:
+    bare = _ONE_CHARACTER.sub("x", expression)
+    if _REFUSED.search(bare):
+        return False
+    most = choices = depth = 0
+    for char in re.sub(r"(?<=[*+}?(])\?", "", bare):  # a lazy choice is one
+        depth += (char == "(") - (char == ")")
+        if char in "*+{":
+            choices += REPETITION
+        elif char == "?" or (char == "|" and depth > 0):
+            choices += ALTERNATIVE
+        elif char == "|":
+            choices = 0  # one after the other
+        most = max(most, choices)
+    return most <= MAX_CHOICES
 
 
 def words_of(row: BrickRow) -> tuple[str, str]:
@@ -57,7 +90,7 @@ class RowChoice:
 
     def of(self, source: SourceView) -> SourceView:
         """`source` with these bricks alone in its lists of bricks and points, in this order."""
-        matches = pattern_of(self.filter).search
+        matches = matcher(self.filter)
         ranks = source.ranks
         if ranks is not None and self.filter:
             kept = (row for row in ranks.rows if matches(row.brick) or matches(row.category))
@@ -66,7 +99,7 @@ class RowChoice:
         return replace(source, bricks=self._chosen(source.bricks), ranks=ranks, roofline=roofline)
 
     def _chosen(self, rows: Sequence[BrickRow]) -> tuple[BrickRow, ...]:
-        matches = pattern_of(self.filter).search
+        matches = matcher(self.filter)
         kept = [row for row in rows if any(matches(word) for word in words_of(row))]
         if self.sort == BY_NAME:
             kept.sort(key=lambda row: row.name.casefold())

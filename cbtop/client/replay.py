@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,7 @@ from cbtop.client.store import Store
 from cbtop.client.window import reaches_back_s
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
-from cbtop.protocol.messages import DaemonHello, Heartbeat, Message
+from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, RecordBatch, StatsUpdate
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView, TimeView
@@ -30,7 +30,7 @@ SLACK = 1.1  # of the samples of a curve, one a second, some come late
 # A jump begins so much earlier still, and what is known at the last keyframes is kept: steps back are short then.
 STEPS_BACK_NS = 15_000_000_000
 MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
-RECENT_NS = 10_000_000_000  # a timeline is made of the newest records of so long,
+RECENT_NS = 10_000_000_000  # a timeline is made of the newest records of so long, of what ended before of its last,
 RANGE_RECENT_NS = 60_000_000_000  # or of a range's
 MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
 
@@ -196,7 +196,7 @@ class ReplayFeed(StoreViews):
         elif (state := self._state_before(target_ns)) is not None:
             self._store = deepcopy(state.store)
             self._read_from(state.offset)
-            self._at_ns = self._begun_ns = self._whole_from_ns = state.at_ns
+            self._at_ns = self._begun_ns = self._whole_from_ns = self._said_ns = state.at_ns
         else:
             self._jump(target_ns)
         self._target_ns, self._is_there = target_ns, False
@@ -242,6 +242,16 @@ class ReplayFeed(StoreViews):
     def marks(self) -> Mapping[int, Mark]:
         """By second what was found in what was read so far."""
         return self._marks.found
+
+    def holds_data(self) -> bool:
+        """Whether a record was counted in it at whatever moment; it is read as far as the first one."""
+        for frame in self._reader.frames(wanted=SHOWN):
+            try:
+                if any(isinstance(said, StatsUpdate) and any(said.count) for said in frame.messages()):
+                    return True
+            except DecodeError:
+                continue  # it is among the damaged already
+        return False
 
     def watched(self) -> TimeView:
         """All of it, and what stands out in what was read of it so far."""
@@ -330,7 +340,7 @@ class ReplayFeed(StoreViews):
         assert chosen.from_ns is not None
         from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
         is_before = True
-        for frame in self._reader.frames(self._reader.keyframe_before(from_ns - LEAD_NS), (FrameKind.RECORDS,)):
+        for frame in self._records_from(from_ns - LEAD_NS):
             if frame.time_ns > chosen.until_ns:
                 break
             if is_before and frame.time_ns > from_ns:
@@ -341,14 +351,33 @@ class ReplayFeed(StoreViews):
             self._store.forget_records()
 
     def _catch_up(self, until: int | None) -> int | None:
-        """Show the records until now, of the frames before `until`; gives where the first later one lies."""
-        for frame in self._reader.frames(self._reader.keyframe_before(self._at_ns - RECENT_NS), (FrameKind.RECORDS,)):
+        """Show the last records until now, of the frames before `until`; gives where the first later one lies.
+
+        Of what has ended they are those before its end, as far as that lies where a jump begins to read.
+        """
+        behind_ns = self._store.heard_ns - self._said_ns
+        sources = self._store.sources.items()
+        ended = sorted((record.window.now_ns - behind_ns, key) for key, record in sources if record.has_ended)
+        ended = [one for one in ended if one[0] >= self._at_ns - self._reach_ns]
+        while ended and ended[0][0] < self._at_ns - RECENT_NS:
+            first_ns = ended[0][0]
+            together = [key for end_ns, key in ended if end_ns <= first_ns + RECENT_NS]
+            last_ns = min(ended[len(together) - 1][0] + RECENT_NS, self._at_ns)
+            for frame in self._records_from(first_ns - RECENT_NS):
+                if frame.time_ns > last_ns or (until is not None and frame.offset > until):
+                    break
+                self._apply(frame, together)
+            del ended[: len(together)]
+        for frame in self._records_from(self._at_ns - RECENT_NS):
             if until is not None and frame.offset > until:
                 break
             if min(frame.time_ns, self._reader.end_ns) > self._at_ns:
                 return frame.offset
             self._apply(frame)
         return until
+
+    def _records_from(self, at_ns: int) -> Iterator[Frame]:
+        return self._reader.frames(self._reader.keyframe_before(at_ns), (FrameKind.RECORDS,))
 
     def _moment_ns(self, at_s: float) -> int:
         return self._reader.begin_ns + round(min(max(at_s, 0), self.duration_s) * 1e9)
@@ -385,12 +414,15 @@ class ReplayFeed(StoreViews):
         found = [one for one in self._states if one.at_ns <= target_ns <= one.at_ns + self._reach_ns]
         return max(found, key=lambda one: one.at_ns, default=None)
 
-    def _apply(self, frame: Frame) -> None:
+    def _apply(self, frame: Frame, of: Collection[str] | None = None) -> None:
+        """Take in what it says; where `of` is given, records of these sources alone."""
         self.touched += 1
         is_known = False
         try:
             decode = self._decode if frame.kind == FrameKind.KEYFRAME else codec.decode
             for message in frame.messages(decode):
+                if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
+                    continue
                 # A keyframe of the daemon we know takes nothing from us: what is shown of the past stays. And it is
                 # no moment of its own, for who watched then did not hear it.
                 if isinstance(message, DaemonHello):

@@ -93,6 +93,8 @@ def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
     shown = [view for view in views if view.has_data]
     if not shown and feed.damage:
         raise UntrustedError(f"{feed.status()}: nothing is left to show")
+    if not shown and not feed.holds_data():
+        raise NoDataError(f"{options.replay} holds no data: it ends before any process had recorded anything")
     if not shown:
         who = f"that is --source {' or '.join(options.source)} " if options.source else ""
         raise NoDataError(f"{options.replay}: no process {who}has recorded anything by then; try another --at")

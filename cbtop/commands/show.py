@@ -57,8 +57,8 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--filter", metavar="TEXT",
-        help="list only bricks with TEXT in name or category, or that match it as a regular expression (not in JSON, "
-        "which holds all)",
+        help="list only bricks with TEXT in name or category, or that match it as a regular expression of at most "
+        "two repetitions, none of a group (not in JSON, which holds all)",
     )  # fmt: skip
     group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
     group.add_argument("--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode)")

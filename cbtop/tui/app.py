@@ -151,7 +151,7 @@ class CbtopApp(App[int]):
         yield self._time_bar
 
     def _time_travel(self) -> TimeTravel:
-        return TimeTravel(self, self.show, self._notice.show_progress, ask=self._ask_back)
+        return TimeTravel(self, self.show, self.arrive, self._notice.show_progress, ask=self._ask_back)
 
     @property
     def _shown_feed(self) -> AppFeed:
@@ -221,6 +221,12 @@ class CbtopApp(App[int]):
         self.source = self._view()
         self._show_surroundings()
         self._show_content()
+
+    def arrive(self) -> None:
+        """Draw another moment than the one before: what was held of that one is let go."""
+        for view in self._views:
+            view.let_go()
+        self.show()
 
     def _follow_records(self) -> None:
         self._shown_feed.follow_records(self.SHOWN[self._tabs.active].needs_records)
@@ -332,9 +338,13 @@ class CbtopApp(App[int]):
     def action_now(self) -> None:
         """Back from a look back, to what happens now."""
         self._missed = None
+        is_elsewhere = self._travel.past is not None
         self._travel.leave()
         self.paused = False
-        self.show()
+        if is_elsewhere:
+            self.arrive()
+        else:
+            self.show()
 
     def action_seek(self, by_s: float) -> None:
         """Move in time; what is shown now is held, and looked back from."""

@@ -38,7 +38,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         self.window = False
 
     def _time_travel(self) -> TimeTravel:
-        return TimeTravel(self, self.show, self._notice.show_progress, past=self._recording)
+        return TimeTravel(self, self.show, self.arrive, self._notice.show_progress, past=self._recording)
 
     def action_pause(self) -> None:
         """Hold the recording where it is, or let it go on; from a range, from its end."""

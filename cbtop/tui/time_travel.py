@@ -27,12 +27,16 @@ NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
-    """Moves in `past`, a recording; where there is none, in what `ask` gives, until `leave` goes back to now."""
+    """Moves in `past`, a recording; where there is none, in what `ask` gives, until `leave` goes back to now.
+
+    Where it is `show` draws, after it went elsewhere `arrive`.
+    """
 
     def __init__(
         self,
         app: App[int],
         show: Callable[[], None],
+        arrive: Callable[[], None],
         show_progress: Progress,
         past: ReplayFeed | None = None,
         ask: AskBack | None = None,
@@ -42,6 +46,7 @@ class TimeTravel:
         self.begun_s: float | None = None  # where a range begins whose end is still to be chosen
         self._app = app
         self._show = show
+        self._arrive = arrive
         self._show_progress = show_progress
         self._ask = ask
         self._clock_s = clock_s
@@ -182,7 +187,7 @@ class TimeTravel:
             return
         if self.past.advance(ADVANCE_S):
             self._show_progress("")
-            self._show()
+            self._arrive()
         else:
             self._show_progress(f"reading up to {formatting.position(self.past.at_s)}", self.past.on_its_way)
             self._app.set_timer(ANSWER_S, self._go_on)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cbtop.daemon.source import Source
 from cbtop.protocol import codec
-from cbtop.protocol.messages import DaemonHello, Heartbeat, StatsUpdate, WireMessage
+from cbtop.protocol.messages import DaemonHello, Heartbeat, SourceState, StatsUpdate, WireMessage
 from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from tests.cbtop.recorded import Clock, profiler_in, source_of
@@ -35,8 +35,12 @@ def made_recording(
     close: bool = True,
     each_s: float = 0.5,
     ends: bool = False,
+    ended_s: int = 0,
 ) -> None:
-    """One decode step of 100 µs ends `each_s`, and is said at once; after t whole seconds there were 2t of them."""
+    """One decode step of 100 µs ends `each_s`, and is said at once; after t whole seconds there were 2t of them.
+
+    Where it `ends`, that is said for `ended_s` more.
+    """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     with profiler.step("prefill", tokens=4):
@@ -60,5 +64,12 @@ def made_recording(
         ended = replace(source.state_message(), state=SourceStatus.ENDED)
         writer.append(frame(FrameKind.LIVE, seconds - each_s, Heartbeat(0, (source.state_message(),))))
         writer.append(frame(FrameKind.LIVE, seconds, Heartbeat(0, (ended,))))
+        for at_s in range(seconds + 1, seconds + ended_s + 1):
+            heartbeat = Heartbeat(0, (ended,))
+            if at_s % keyframe_every == 0:
+                snapshot = [ended if isinstance(said, SourceState) else said for said in source.snapshot()]
+                writer.append(frame(FrameKind.KEYFRAME, at_s, HELLO, *snapshot, heartbeat))
+            else:
+                writer.append(frame(FrameKind.LIVE, at_s, heartbeat))
     if close:
         writer.close()

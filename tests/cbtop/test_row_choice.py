@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cbtop.reports import REPORTS
-from cbtop.row_choice import SORT_COLUMNS, SORT_NAMES, RowChoice, bare
+from cbtop.row_choice import SORT_COLUMNS, SORT_NAMES, RowChoice, bare, matcher
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.viewmodels.model import RankRow, RanksView
@@ -54,6 +56,41 @@ async def test_a_filter_narrows_text_and_screen_to_the_same_bricks_and_both_say_
         await pilot.press("j", "escape")  # the keys are the table's, and escape shows all
         await pilot.pause()
         assert (table.cursor > 0, len(table.rows)) == (True, len(samples.LIVE.bricks))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("(a+)+$", "(a|a)*$", "(a?){99}b", "((a*))*b", "([)]*a)*b", r"(\)a*)+b"),
+        *("(?#[)a*a*a*b(?#])", "(?x)a*a*#[\na*#]"),
+        *("a*a*a*b", "(a*)" * 3 + "b", "a?" * 9 + "b", "(a|a)" * 9 + "b"),
+        *("a{99999999999999}b", "(" * 9999 + ")" * 9999),
+    ],
+)  # fmt: skip
+def test_an_expression_that_might_never_end_is_looked_for_as_it_stands(text: str) -> None:
+    assert matcher(text)(f"<{text}>")
+    assert not matcher(text)("a" * 256)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("norm|ffn|a+b|c+d|e+f", "eef"),
+        ("^layer.*norm.*", "LayerNorm"),
+        (".*?x.*?y", "axby"),
+        ("^(?!.*norm)", "ffn"),
+        ("(?i)(rms)?norm$", "RmsNorm"),
+        (r"\(.*\)\[*+(|", "x"),
+        ("[(*+|]+$", "a(*"),
+    ],
+)
+def test_other_expressions_are_searched_as_expressions(text: str, word: str) -> None:
+    assert matcher(text)(word) is (word != "x")
+
+
+@given(st.text("a*+?(){}|[]\\.^$,1:", max_size=40))
+def test_every_expression_ends_on_every_name(text: str) -> None:
+    matcher(text)("a" * 255 + "!")
 
 
 def test_what_is_left_out_is_left_out_of_no_sum() -> None:

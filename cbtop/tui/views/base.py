@@ -41,6 +41,9 @@ class View(Vertical):
     def show_source(self, source: SourceView) -> None:
         """Put the numbers of `source` on the screen."""
 
+    def let_go(self) -> None:
+        """Show what is of now again where a key has held something: the screen went elsewhere in time."""
+
     def cells(self) -> Cells | None:
         """Its table as text; None where it has none."""
         table = self.focus_target

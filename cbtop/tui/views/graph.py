@@ -18,7 +18,7 @@ from textual.widgets import Input
 from cbtop import formatting
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.row_choice import pattern_of
+from cbtop.row_choice import matcher
 from cbtop.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.figures import figure, figure_columns
@@ -293,7 +293,7 @@ class Graph(View):
 
     def _go_to_match(self, matches: int) -> None:
         """By so many matches from where the cursor is; by none: to the first from there on."""
-        looks_like = pattern_of(self._wanted).search
+        looks_like = matcher(self._wanted)
         found = [at for at, place in enumerate(self._places) if any(looks_like(word) for word in _words(place))]
         if not self._wanted or not found:
             self._filter.show_found(f"0 of {len(self._places)}" if self._wanted else "")

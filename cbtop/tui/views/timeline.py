@@ -67,6 +67,9 @@ class Timeline(View):
     def show_source(self, source: SourceView) -> None:
         self._map.show_source(source)
 
+    def let_go(self) -> None:
+        self._map.newest()
+
     def cells(self) -> Cells:
         """A row for each block in sight: times from the beginning of the newest step."""
         return self._map.cells()

@@ -23,6 +23,7 @@ ROOM_FOR_LONGEST = 5  # lines that are free, from so many on there is a list of 
 MARGIN = 0.05  # of what is in sight, beside a block that is moved into it
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
+RECEIVED = "they are received while this view is open"
 
 
 class TimelineMap(SourceDrawing, can_focus=True):
@@ -277,5 +278,6 @@ def _nothing(source: SourceView | None) -> str:
     if source is not None and source.merged is not None:
         return "n/a: of several processes merged there is no timeline; m shows one"
     if source is not None and source.state is not SourceStatus.LIVE:
-        return "n/a: it has ended, and of its records none was received: they are while this view is open"
-    return "no step has been recorded since this view was opened: records are received while it is"
+        last = "of a recording its last ones are read where it ended less than two minutes before"
+        return f"n/a: it has ended, and none of its records is here: {RECEIVED}; {last}"
+    return f"no records of steps are here: {RECEIVED}; of a recording those of the last ten seconds are read"

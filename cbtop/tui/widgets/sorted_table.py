@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from cbtop.row_choice import BY_NAME, pattern_of
+from cbtop.row_choice import BY_NAME, matcher
 from cbtop.tui.widgets.columns import Column, Placed, RowT, head_line
 from cbtop.tui.widgets.lines import Line, clean
 from cbtop.tui.widgets.steady_order import SteadyOrder, redraws_apart
@@ -87,7 +87,7 @@ class SortedTable(Table[RowT]):
         by_key: dict[object, RowT] = {self.key(row): row for row in self._all}
         nothing_such = f"{clean(self.filter_text)!r} is in none of {len(self._all)}; esc shows all"
         self.empty = nothing_such if self.filter_text and self._all else self._nothing_at_all
-        matches = pattern_of(self.filter_text).search
+        matches = matcher(self.filter_text)
         ordered = [by_key[key] for key in self._order.keys]
         super().show_rows([row for row in ordered if any(matches(word) for word in self._words(row))])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from hypothesis import strategies as st
 from textual.pilot import Pilot
 
 from cbtop.client import store, trend
-from cbtop.client.replay import ReplayFeed, baselines_in
-from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.client.recent import RecentRecords
+from cbtop.client.replay import RECENT_NS, ReplayFeed, baselines_in
+from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter
 from cbtop.tui.replay_app import ReplayApp
+from cbtop.tui.widgets.curve import NO_CURVE
 from cbtop.viewmodels.model import Mark, MergeMode
 from tests.cbtop.conftest import screen_text
-from tests.cbtop.made_recordings import made_recording
+from tests.cbtop.made_recordings import BEGIN_NS, keyframe, made_recording
+from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import cbtop
 
 SECONDS = 130
@@ -197,6 +201,46 @@ def test_a_recording_that_was_not_closed_shows_the_same(runtime: Path, tmp_path:
         assert not feed.replay().is_complete
 
 
+def test_of_what_ended_before_the_last_steps_are_there_whichever_came_first_the_moment_or_the_timeline(
+    runtime: Path, tmp_path: Path
+) -> None:
+    made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=60)
+    found = []
+    for is_open_first in (False, True):
+        with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
+            if is_open_first:
+                feed.follow_records(True)
+            for to_s in (75, 40, 70):  # the last from what was kept of the first
+                feed.seek(to_s)
+            feed.follow_records(True)
+            view = feed.view()
+            assert view is not None
+            assert view.timeline is not None
+            found.append((view.timeline.newest_s, view.timeline.newest.name if view.timeline.newest else ""))
+            assert view.timeline.missing == 0
+            assert view.timeline.steps > 2 * RECENT_NS / 1e9 - 2  # two a second, the first of them cut off
+    assert found[0] == found[1]
+
+
+def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, tmp_path: Path) -> None:
+    made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=260)
+    with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
+        feed.seek(75)
+        (known,) = feed._store.sources.values()
+        for number, end_s in enumerate((5, 8, 12, 40, 74)):  # others, of which there are no records
+            other = replace(known, key=f"{number}", window=deepcopy(known.window), recent=RecentRecords())
+            other.window.now_ns = BEGIN_NS + end_s * 1_000_000_000
+            feed._store.sources[other.key] = other
+        feed.follow_records(True)
+        assert known.recent.missing == 0
+        assert [key for key, one in feed._store.sources.items() if len(one.recent)] == [known.key]
+        feed.follow_records(False)
+        feed.seek(20 + (feed._reach_ns // 1_000_000_000) + 15)
+        feed.touched = 0
+        feed.follow_records(True)
+        assert feed.touched == 0  # for that is longer ago than a jump reads back
+
+
 def test_a_damaged_frame_is_told_and_the_next_keyframe_heals(recording: Path) -> None:
     reader = RecordingReader(recording)
     live = list(reader.frames(0, (FrameKind.LIVE,)))[3]
@@ -314,6 +358,23 @@ def test_the_time_bar_marks_where_a_process_ended_that_was_seen_to_run(runtime: 
         assert feed.marks == {20: Mark.ENDED}
 
 
+async def test_after_a_jump_what_had_ended_before_all_that_was_read_has_its_figures_and_says_why_no_more(
+    runtime: Path, tmp_path: Path
+) -> None:
+    made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=260)
+    for way in (range(200), ()):
+        with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
+            for at_s in way:
+                feed.seek(at_s)
+            feed.seek(200)
+            feed.is_playing = False
+            assert steps(feed) == 40
+            async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
+                assert (NO_CURVE in await press(pilot)) is (not way)
+                text = " ".join((await press(pilot, "4")).split())
+                assert "of a recording its last ones are read where it ended less than two minutes before" in text
+
+
 async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
     feed.seek(60)
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
@@ -377,6 +438,27 @@ def test_headless_prints_a_window_as_long_as_was_asked_for(recording: Path, wind
     known_s = min(window_s, at_s)
     assert known_s <= source["window_covers_s"] <= known_s * 1.1 + 1
     assert source["steps"]["count"] == 2 * source["window_covers_s"]
+
+
+@pytest.mark.parametrize("holds_data", [False, True])
+def test_headless_names_another_moment_only_where_one_would_do(
+    runtime: Path, tmp_path: Path, holds_data: bool
+) -> None:
+    profiler, path = profiler_in(runtime, Clock()), tmp_path / "run.cbtop"
+    writer = RecordingWriter(path, Origin("here", BEGIN_NS, 1), 1 << 30)
+    with profiler.step("decode"):
+        source = source_of(runtime)
+        writer.append(keyframe(source, 0))
+        writer.append(keyframe(source, 5))
+    if holds_data:
+        source.poll()
+        writer.append(keyframe(source, 6))
+    writer.close()
+    for more in (["--at", "5"], ["--at", "5", "--source", "77"]):
+        done = cbtop("replay", str(path), "--headless", *more)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert ("holds no data: it ends before any process had recorded anything" in done.stderr) is not holds_data
+        assert ("has recorded anything by then; try another --at" in done.stderr) is holds_data
 
 
 def test_a_file_that_is_none_is_a_usage_error(tmp_path: Path) -> None:

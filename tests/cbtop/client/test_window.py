@@ -21,6 +21,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.stats import COLUMNS, SUMS, Growth, NodeStats
 from cbtop.protocol import catalog
 from cbtop.protocol.messages import Heartbeat, HostHello, SourceCatalog, StatsUpdate
+from cbtop.statistics import statistic
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
@@ -148,6 +149,19 @@ def test_a_window_cut_through_a_step_still_closes_its_books(runtime: Path) -> No
     assert view.books.open_us == 50
     assert {row.name: row.total_exclusive_us for row in view.bricks} == {"inner": 7000, "outer": 2000, "head": 500}
     assert sum(row.total_exclusive_us for row in view.bricks) == view.books.bricks_us
+
+
+def test_in_a_window_a_call_counts_where_it_ended_and_exclusive_time_where_its_step_did(runtime: Path) -> None:
+    watched = Watched(runtime)
+    for second in range(20):
+        with watched.profiler.step("decode", 1):
+            with watched.profiler.brick("head", 1):
+                watched.clock.sleep_us(1000 - second)  # ever shorter
+            watched.look(second)
+    (row,) = watched.recent().bricks
+    assert row.total_inclusive_us == sum(1000 - second for second in range(10, 20))
+    assert row.total_exclusive_us == sum(1000 - second for second in range(9, 19))
+    assert "so it may be above incl µs" in statistic("total_exclusive_us").help
 
 
 def test_a_window_longer_than_was_watched_says_what_it_covers(runtime: Path) -> None:

@@ -17,6 +17,7 @@ from cbtop.reports.text import text_report
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.time_travel import TimeTravel
+from cbtop.tui.views.timeline_map import HELD
 from cbtop.viewmodels.model import Mark, SourceView, TimeView
 from tests.cbtop import samples
 from tests.cbtop.client.test_replay import IMPERFECT, Hand
@@ -189,6 +190,14 @@ async def test_the_phase_the_view_and_the_timeline_are_those_of_then(feed: Scrip
         assert shown(pilot).timeline is not None
         await press(pilot, "greater_than_sign", "r", "p", "m", "b", "B")
         assert "LIVE" in await press(pilot, "space")
+
+
+async def test_a_timeline_that_was_held_of_then_is_not_shown_of_now(feed: ScriptedFeed, memory: Memory) -> None:
+    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+        await press(pilot, "left_curly_bracket", "4")
+        assert HELD in await press(pilot, "z")
+        feed.seen = [shown(pilot).held()]  # the same process
+        assert HELD not in await press(pilot, "space")
 
 
 async def test_what_is_held_has_a_bar_with_the_last_minutes_and_their_marks_each_with_a_sign_of_its_own(

@@ -78,7 +78,7 @@ async def test_records_are_received_only_while_it_is_shown() -> None:
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause()
         assert not feed.follows_records
-        assert "no step has been recorded since this view was opened" in await opened(pilot)
+        assert "no records of steps are here: they are received while this view is open" in await opened(pilot)
         assert feed.follows_records
         await pilot.press("1")
         assert not feed.follows_records
@@ -112,6 +112,23 @@ async def test_every_key_that_moves_it_holds_it(keys: list[str]) -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
         assert HELD in await opened(pilot, *keys)
+
+
+@pytest.mark.parametrize("keys", [["left"], ["right"], ["home"], ["2", "left", KEY], ["v", "left", "v"]])
+async def test_who_goes_elsewhere_in_time_sees_the_timeline_of_there(keys: list[str]) -> None:
+    with ReplayFeed(RECORDED, clock_s=lambda: 0.0) as feed:
+        feed.seek(AT_S - 1)
+        app = ReplayApp(feed, interval_s=60)
+        async with app.run_test(size=(120, 40)) as pilot:
+            assert HELD in await opened(pilot, "z")
+            app.show()  # it plays on
+            assert HELD in screen_text(app)
+            for key in keys:
+                await pilot.press(key)
+                await pilot.pause()
+            assert HELD not in screen_text(app)
+            assert app.source is not None
+            assert map_of(app)._shown is app.source.timeline
 
 
 async def test_another_process_or_phase_is_not_held() -> None:
