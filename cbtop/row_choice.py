@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,7 +51,8 @@ def matcher(text: str) -> Callable[[str], bool]:
     """
     if _ends_soon(text):
         try:
-            expression = re.compile(text, re.IGNORECASE)
+            with warnings.catch_warnings(action="ignore"):  # of what later Pythons may read in another way
+                expression = re.compile(text, re.IGNORECASE)
         except (re.error, OverflowError, RecursionError):
             pass
         else:

@@ -169,8 +169,9 @@ STATISTICS = (
               "mean µs of one call, with what ran inside it: times calls it is incl µs", _BRICK_AND_NODE,
               word="incl avg"),
     Statistic("total_exclusive_us", "excl µs", "µs", Origin.MEASUREMENTS,
-              "time of all calls, without bricks inside them; of the last seconds in the steps that ended in them (a call "
-              "counts where it ended itself), so it may be above incl µs", _BRICK_AND_CATEGORY, word="exclusive"),
+              "time of all calls, without bricks inside them; of the last seconds in the steps that ended in them (a "
+              "call counts where it ended itself), so it may be above incl µs", _BRICK_AND_CATEGORY,
+              word="exclusive"),
     Statistic("avg_exclusive_us", "excl avg µs", "µs", Origin.MEASUREMENTS,
               "mean µs of one call, without bricks inside it: times calls it is excl µs", _BRICK_AND_CATEGORY,
               word="excl avg"),

@@ -82,6 +82,7 @@ def test_an_expression_that_might_never_end_is_looked_for_as_it_stands(text: str
         ("(?i)(rms)?norm$", "RmsNorm"),
         (r"\(.*\)\[*+(|", "x"),
         ("[(*+|]+$", "a(*"),
+        ("[[a]b", "ab"),  # of which Python warns
     ],
 )
 def test_other_expressions_are_searched_as_expressions(text: str, word: str) -> None:
