@@ -258,13 +258,10 @@ describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
     return 1;
 }
 
-/* What was raised is forgotten where it is ours: Python meets it again, and says so. -1 where it is the host's (an
-   interrupt, or what a signal handler of its raised), with that set. */
-static inline int
-forget_exception(void)
+/* What was raised is taken, and given to `told`; -1 where it is no Exception, or `told` raised. */
+static int
+tell_of_exception(PyObject *told)
 {
-    if (LIKELY(!PyErr_Occurred()))
-        return 0;
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return -1;
     PyObject *type, *error, *trace;
@@ -272,12 +269,22 @@ forget_exception(void)
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != NULL)
         PyException_SetTraceback(error, trace);
-    PyObject *done = PyObject_CallOneArg(lent.let_through, error);
+    PyObject *done = PyObject_CallOneArg(told, error);
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
+}
+
+/* What was raised is forgotten where it is ours: Python meets it again, and says so. -1 where it is the host's (an
+   interrupt, or what a signal handler of its raised), with that set. */
+static inline int
+forget_exception(void)
+{
+    if (LIKELY(!PyErr_Occurred()))
+        return 0;
+    return tell_of_exception(lent.let_through);
 }
 
 /* Whether a command asks for a burst of kernels: 1, also where it is not known; exceptions are cleared. */
@@ -732,19 +739,7 @@ done:
 ONCE_A_STEP static int
 steps_give_up(PyObject *core)
 {
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(error, trace);
-    PyObject *done = PyObject_CallOneArg(PLAIN_SLOT(core, STEPS, STEPS_GIVE_UP), error);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return tell_of_exception(PLAIN_SLOT(core, STEPS, STEPS_GIVE_UP));
 }
 
 /* End a step whose call has returned; 0 where Python is to, -1 with an exception set. */

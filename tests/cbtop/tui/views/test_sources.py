@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,15 +166,6 @@ def test_the_overview_has_what_this_viewer_costs_where_that_is_known(width: int)
     assert "this viewer 3.4 % of a core" in "\n".join(map(plain, drawing.draw(width, 40)))
     drawing._source = replace(samples.LIVE, listed=list_of(ALONE))
     assert "of a core" not in "\n".join(map(plain, drawing.draw(width, 40)))
-
-
-@pytest.fixture
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as changed:
-        changed.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
 
 
 @pytest.mark.usefixtures("utc", "known_cost")

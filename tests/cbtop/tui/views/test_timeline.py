@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -31,14 +30,7 @@ SIZES = [(80, 24), (120, 40), (200, 60)]
 AT_S = 20.0
 
 
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Times of day are shown as local ones."""
-    with monkeypatch.context() as changed:
-        changed.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 async def opened(pilot: Pilot[int], *keys: str) -> str:
