@@ -34,6 +34,12 @@ FONT_FACES = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 TEXT = re.compile(
     r'x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)" textLength="(?P<length>[\d.]+)"(?P<rest>[^>]*)>(?P<blanks>(?:&#160;)+)'
 )
+WHOLE_TEXT = re.compile(
+    r'<text (?P<before>[^>]*)x="(?P<x>[\d.]+)" (?P<between>[^>]*)textLength="[\d.]+"(?P<after>[^>]*)>'
+    r"(?P<held>[^<]*)</text>"
+)
+RUN = re.compile(r"(?:[\u2800-\u28ff])+|(?:&[^;]+;|[^\u2800-\u28ff&])+")
+CHARACTER = re.compile(r"&[^;]+;|.")
 HERE = Path(__file__).parent
 RECORDINGS = HERE.parent / "tests" / "cbtop"
 
@@ -125,10 +131,22 @@ def png_of(svg: str) -> bytes:
     """
     resvg_py = import_module("resvg_py")
     text = FONT_FACES.sub("", svg).replace("Fira Code", PNG_FONT)  # those come from the net, which is not asked here
+    text = WHOLE_TEXT.sub(with_braille_apart, text)
     png = bytes(resvg_py.svg_to_bytes(svg_string=text, monospace_family=PNG_FONT, width=PNG_WIDTH))
     if len(png) > MAX_PNG_BYTES:
         raise RuntimeError(f"a picture of {len(png):,} bytes; at most {MAX_PNG_BYTES:,} are kept")
     return png
+
+
+def with_braille_apart(text: re.Match[str]) -> str:
+    """Words and braille as texts of their own: the type that takes over for braille would draw the words, too."""
+    x, found = float(text["x"]), []
+    for run in RUN.findall(text["held"]):
+        length = len(CHARACTER.findall(run)) * CELL_WIDTH
+        place = f'x="{x:g}" {text["between"]}textLength="{length:g}"'
+        found.append(f"<text {text['before']}{place}{text['after']}>{run}</text>")
+        x += length
+    return "".join(found)
 
 
 def without_leading_blanks(svg: str) -> str:
