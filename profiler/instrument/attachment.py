@@ -441,7 +441,9 @@ def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
 def _look_at(module: nn.Module) -> None:
     with _lock:
         if _profiler is not None and holds_a_stack(module):
-            attach(module, _profiler)
+            attachment = attach(module, _profiler)
+            if ATTRIBUTE not in module.__dict__:  # it was attached, and the host has taken that out
+                attachment.begin()
         else:
             unseen.note_call(module)
             module.__dict__.setdefault(ATTRIBUTE, None)

@@ -104,3 +104,15 @@ def test_where_a_signal_handler_of_the_host_raises_meanwhile_the_next_call_begin
         model(x)
     model(x)
     assert (len(times), steps(memory)) == (2, 1)
+
+
+def test_a_model_whose_attribute_the_host_takes_out_is_called_and_has_steps_again(memory: Memory) -> None:
+    instrument.install(BrickProfiler(recorder=memory))
+    model, given = Model(), torch.ones(1, 4)
+    expected = model(given)
+    del model._compiled_call_impl  # as who takes back Module.compile
+
+    assert torch.equal(model(given), expected)
+    assert torch.equal(model(given), expected)
+
+    assert steps(memory) == 3
