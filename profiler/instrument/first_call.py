@@ -36,18 +36,21 @@ def await_first_call(begin: Callable[[], None]) -> None:
         (compile_it if compile_now is first_compile else compile_now)(self, *args, **kwargs)
 
     def begin_once() -> None:
+        is_ours = False
         try:
-            begin = claims.pop()
-        except IndexError:
-            return
-        setattr(kind, ATTRIBUTE, None)
-        kind.compile = compile_it
-        try:
+            try:
+                claims.pop()
+            except IndexError:
+                return
+            is_ours = True
+            setattr(kind, ATTRIBUTE, None)
+            kind.compile = compile_it
             begin()
-        except BaseException:  # of the host's signal handler: the next call begins it
-            claims.append(begin)
-            setattr(kind, ATTRIBUTE, first_call)
-            kind.compile = first_compile
+        except BaseException:  # of the host's signal handler, wherever it came in: the next call begins it
+            if is_ours:
+                claims.append(begin)
+                setattr(kind, ATTRIBUTE, first_call)
+                kind.compile = first_compile
             raise
 
     if not is_supported():
