@@ -134,8 +134,15 @@ def watched() -> dict[str, SourceView]:
     return {"imperfect": replace(imperfect(), timeline=timeline_at(20.0)), "demo": demo}
 
 
-@pytest.mark.parametrize("name", ["imperfect", "demo"])
-@pytest.mark.parametrize(("size", "at"), [((120, 40), 0), ((200, 60), 1)], ids=["120x40", "200x60"])
+@pytest.mark.parametrize(
+    ("size", "at", "name"),
+    [
+        pytest.param((120, 40), 0, "imperfect", id="120x40-imperfect"),
+        pytest.param((120, 40), 0, "demo", id="120x40-demo", marks=pytest.mark.slow),
+        pytest.param((200, 60), 1, "imperfect", id="200x60-imperfect", marks=pytest.mark.slow),
+        pytest.param((200, 60), 1, "demo", id="200x60-demo"),
+    ],
+)
 async def test_most_of_the_screen_is_used(size: tuple[int, int], at: int, name: str) -> None:
     app = CbtopApp(ScriptedFeed(watched()[name]), interval_s=60)
     async with app.run_test(size=size) as pilot:

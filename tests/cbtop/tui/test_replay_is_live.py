@@ -76,8 +76,11 @@ async def screens(app: CbtopApp, size: tuple[int, int]) -> dict[str, tuple[list[
 @pytest.mark.usefixtures("known_cost")
 @pytest.mark.parametrize(
     ("size", "at_s", "before_s"),
-    [((80, 24), 19.3, (22, 3)), ((120, 40), 11.2, range(11)), ((200, 60), 23.9, (23.9, 1, 20))],
-    ids=["80x24", "120x40 played", "200x60"],
+    [
+        pytest.param((80, 24), 19.3, (22, 3), id="80x24"),
+        pytest.param((120, 40), 11.2, range(11), id="120x40 played"),
+        pytest.param((200, 60), 23.9, (23.9, 1, 20), id="200x60", marks=pytest.mark.slow),
+    ],
 )
 async def test_the_screen_at_a_moment_of_a_replay_is_the_one_that_was_live(
     size: tuple[int, int], at_s: float, before_s: Sequence[float], monkeypatch: pytest.MonkeyPatch
