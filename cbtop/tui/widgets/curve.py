@@ -12,7 +12,7 @@ from cbtop.tui.widgets.lines import BLANK, Line, fit, join_fitting, rule, width_
 from cbtop.tui.widgets.parts import beside, even_widths
 
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
-NO_CURVE = "no curve: nothing was measured in what was watched or read back"
+NO_CURVE = "no curve: not one full second was watched or read back"
 KEPT = 32  # curves: most redraws come before there is another second
 MIN_HEIGHT = 3  # a line for the time, and two for the curve
 LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # lines of one
