@@ -2,8 +2,11 @@
 
 A block is switched on, runs steps until the interpreter has learnt what the switch made it forget, then steps that
 are timed (by the thread's CPU time, unless told otherwise), and is switched off. Its ratio is that of its mean to the
-mean of both bare neighbours: a cost that falls on one step of a block is in it. What is given is the median of a
+mean of both bare neighbours. What is given is the median of a
 variant's ratios, with the 95 % interval of a bootstrap.
+
+What a single step adds that is recorded is little beside what attaching makes the interpreter forget: it is measured
+beside the plain steps before and after it instead, all attached (`run_beside_plain`).
 """
 
 from __future__ import annotations
@@ -16,9 +19,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.base import Ratio
+from cbtop.profiler.instrument.governor import Governor
 
 RESAMPLED = 1000
+NEVER = 1 << 62  # one step in so many
+PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8  # steps: the recorded one pays, and those that swap out and learn anew
 Switch = Callable[[], Callable[[], None]]  # switches on, and gives what switches off again
+
+
+def record_when_told(governor: Governor) -> Callable[[bool], None]:
+    """Tells whether the next steps are recorded, in the governor's own terms: they take no other way than by default.
+
+    It decides nothing from now on.
+    """
+    governor._look_at_step = NEVER
+
+    def tell(is_recorded: bool) -> None:
+        governor.every = 1 if is_recorded else NEVER
+
+    return tell
 
 
 @dataclass
@@ -27,7 +46,6 @@ class Variant:
 
     begin: Switch
     every: int = 1
-    at_step: Callable[[int], None] = lambda number: None  # is told which step comes, outside of its time
     ratios: list[float] = field(default_factory=list)  # to bare, one of each block
 
 
@@ -45,11 +63,10 @@ def run_beside_bare(
 
     now_ns = clock_ns or time.thread_time_ns
 
-    def block(begin: Switch, at_step: Callable[[int], None] = lambda number: None) -> float:
+    def block(begin: Switch) -> float:
         end = begin()
         total_ns = 0
         for number in range(-settle, timed):
-            at_step(number)
             begun_ns = now_ns()
             step()
             if number >= 0:
@@ -67,7 +84,7 @@ def run_beside_bare(
             turns = [variant for variant in variants if cycle % variant.every == 0]
             random.shuffle(turns)
             for variant in turns:
-                found_ns = block(variant.begin, variant.at_step)
+                found_ns = block(variant.begin)
                 bare_ns.append(block(bare))
                 variant.ratios.append(2 * found_ns / (bare_ns[-2] + bare_ns[-1]))
             cycle += 1
@@ -76,6 +93,38 @@ def run_beside_bare(
         gc.enable()
         gc.unfreeze()
     return statistics.median(bare_ns)
+
+
+def run_beside_plain(
+    step: Callable[[], None],
+    tell: Callable[[bool], None],
+    *,
+    seconds: float,
+    clock_ns: Callable[[], int] | None = None,
+) -> Variant:
+    """What one recorded step adds, with those after it that pay for it, in plain steps: in each of its `ratios`."""
+    now_ns = clock_ns or time.thread_time_ns
+    found = Variant(lambda: lambda: None)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        until_s = time.monotonic() + seconds
+        while not found.ratios or time.monotonic() < until_s:
+            took_ns = []
+            for number in range(-PLAIN_BEFORE, PAYING + PLAIN_AFTER):
+                tell(number == 0)
+                begun_ns = now_ns()
+                step()
+                took_ns.append(now_ns() - begun_ns)
+            tell(False)
+            plain_ns = statistics.mean(took_ns[:PLAIN_BEFORE] + took_ns[-PLAIN_AFTER:])
+            found.ratios.append(sum(took_ns[PLAIN_BEFORE:-PLAIN_AFTER]) / plain_ns - PAYING)
+            gc.collect()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    return found
 
 
 def median_of(*variants: Variant, made: Callable[..., float] = lambda median: median) -> Ratio:

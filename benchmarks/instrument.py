@@ -6,8 +6,8 @@ the interpreter forget what it had learnt of classes. The control is one more ba
 hold 1, or is wider than what is looked for, believe none of the others. They are narrower on a core of its own:
 `taskset -c 0 python -m benchmarks instrument`. Beside it forward hooks, `record_function` around each leaf and Kineto
 (torch.profiler, CPU) on the same step. A step is one call with a cache of 64 positions. What the default costs is
-derived: from its plain steps, from what one that is recorded adds with the swaps on both sides of it, and from what
-it takes to decide. Then the tokens/s that are shown, beside those by the wall's clock, of threads that generate.
+derived: from its plain steps, from what one that is recorded adds to those around it, and from what it takes to
+decide. Then the tokens/s that are shown, beside those by the wall's clock, of threads that generate.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from benchmarks.base import Figure, Ratio
-from benchmarks.beside_bare import Variant, median_of, run_beside_bare
+from benchmarks.beside_bare import Variant, median_of, record_when_told, run_beside_bare, run_beside_plain
 from cbtop.profiler.instrument.governor import LOOK_NS, LOOK_STEPS, GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-SECONDS = {512: 110, 64: 60}  # by hidden size
+SECONDS = {512: 100, 64: 50}  # by hidden size
+RECORDED_SECONDS = {512: 40, 64: 15}
 SETTLE_STEPS = 6  # of each block, before those that are timed
 TIMED_STEPS = 6
 SELDOM = 6  # cycles, in which a peer that is far above 1 runs once
@@ -55,8 +56,8 @@ def _of_size(hidden: int) -> list[Figure]:
     for _ in range(LEARN_STEPS):
         step()
     end()
-    governor, is_due = governed.governor, [False]
-    governed._steps.is_sampled = lambda key: is_due[0]
+    governor, every_so_many = governed.governor, governed.governor.every
+    tell = record_when_told(governor)
     disabled, every = BrickProfiler(enabled=False), BrickProfiler()
 
     def bare() -> Callable[[], None]:
@@ -70,16 +71,12 @@ def _of_size(hidden: int) -> list[Figure]:
 
         return begin
 
-    def one_is_recorded(number: int) -> None:
-        is_due[0] = number == 1
-
+    tell(False)
     plain = Variant(lambda: _attached(step.model, governed))
-    with_one = Variant(plain.begin, at_step=one_is_recorded)
     variants = {
         "bare model again": Variant(bare),
         "disabled": Variant(lambda: _attached(step.model, disabled)),
         "default, a plain step": plain,
-        f"default, {TIMED_STEPS} steps of which one is recorded": with_one,
         "every step": Variant(lambda: _attached(step.model, every)),
         "forward hooks, every step": Variant(beside(lambda: _hooks(step.model)), SELDOM),
         "record_function, every step": Variant(beside(lambda: _record_functions(step.model)), SELDOM),
@@ -88,10 +85,16 @@ def _of_size(hidden: int) -> list[Figure]:
     bare_ns = run_beside_bare(
         step, bare, list(variants.values()), seconds=SECONDS[hidden], settle=SETTLE_STEPS, timed=TIMED_STEPS
     )
+    end = plain.begin()
+    one = run_beside_plain(step, tell, seconds=RECORDED_SECONDS[hidden])
+    end()
     ratios = {name: median_of(variant) for name, variant in variants.items()}
+    ratios["default, a step that is recorded, with what those after it pay"] = median_of(
+        one, made=lambda extra: 1 + extra
+    )
     look = governor.look_ns / max(LOOK_STEPS, LOOK_NS / bare_ns) / bare_ns
-    ratios[f"default, one step in {governor.every} (derived)"] = median_of(
-        plain, with_one, made=lambda plain, one: plain + (one - plain) * TIMED_STEPS / governor.every + look
+    ratios[f"default, one step in {every_so_many} (derived)"] = median_of(
+        plain, one, made=lambda plain, extra: plain + extra / every_so_many + look
     )
     size = f"hidden {hidden}, 12 layers"
     return [Figure(f"{BARE}, {size}", bare_ns / 1000, "µs/step")] + [

@@ -3,7 +3,7 @@
 Ratios of wall time to the same model bare, in short blocks that take turns (benchmarks/beside_bare.py), each with its
 95 % interval; each step is waited for, as an engine does that reads its token. The control is one more bare block:
 where its interval does not hold 1, or is wider than what is looked for, believe none of the others. What the default
-costs is derived: from its plain steps, and from what one that is recorded adds with the swaps on both sides of it.
+costs is derived: from its plain steps, and from what one that is recorded adds to those around it, swaps included.
 Behind these torch.profiler (CPU and CUDA) on the model without cbtop.
 """
 
@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.beside_bare import Variant, median_of, run_beside_bare
+from benchmarks.beside_bare import Variant, median_of, record_when_told, run_beside_bare, run_beside_plain
 from cbtop.profiler.instrument import attach
 from cbtop.profiler.instrument.governor import GovernedProfiler, Sort
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-SECONDS, SETTLE_STEPS, TIMED_STEPS = 75, 6, 8
+SECONDS, RECORDED_SECONDS, SETTLE_STEPS, TIMED_STEPS = 65, 15, 6, 8
 LEARN_STEPS, PEER_ROUNDS, PEER_STEPS = 600, 10, 8
 
 
@@ -66,19 +66,15 @@ def main() -> None:
     for _ in range(LEARN_STEPS):
         step()
     end()
-    governor, is_due = governed.governor, [False]
-    governed._steps.is_sampled = lambda key: is_due[0]
+    governor, every_so_many = governed.governor, governed.governor.every
+    tell = record_when_told(governor)
 
-    def one_is_recorded(number: int) -> None:
-        is_due[0] = number == 1
-
+    tell(False)
     plain = Variant(partial(attached, governed))
-    with_one = Variant(plain.begin, at_step=one_is_recorded)
     variants = {
         "bare again": Variant(bare),
         "disabled": Variant(partial(attached, disabled)),
         "default, a plain step": plain,
-        f"default, {TIMED_STEPS} steps of which one is recorded": with_one,
         "every step": Variant(partial(attached, every)),
     }
     bare_ns = run_beside_bare(
@@ -90,9 +86,15 @@ def main() -> None:
         timed=TIMED_STEPS,
         clock_ns=time.perf_counter_ns,
     )
+    end = plain.begin()
+    one = run_beside_plain(step, tell, seconds=RECORDED_SECONDS, clock_ns=time.perf_counter_ns)
+    end()
     ratios = {name: median_of(variant) for name, variant in variants.items()}
-    ratios[f"default, one step in {governor.every} (derived)"] = median_of(
-        plain, with_one, made=lambda plain, one: plain + (one - plain) * TIMED_STEPS / governor.every
+    ratios["default, a step that is recorded, with what those after it pay"] = median_of(
+        one, made=lambda extra: 1 + extra
+    )
+    ratios[f"default, one step in {every_so_many} (derived)"] = median_of(
+        plain, one, made=lambda plain, extra: plain + extra / every_so_many
     )
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}")
     print(f"  bare {bare_ns / 1e6:.3f} ms a step; in brackets 95 % intervals")

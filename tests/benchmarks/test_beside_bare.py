@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.beside_bare import Variant, median_of, run_beside_bare
+from benchmarks.beside_bare import Variant, median_of, run_beside_bare, run_beside_plain
 
 
 class World:
@@ -49,17 +49,19 @@ def test_a_ratio_is_that_of_steps_that_have_settled_and_of_no_switch(world: Worl
     assert (again.ratios, dearer.ratios) == ([1.0], [pytest.approx(1.1)])
 
 
-def test_what_one_step_of_a_block_pays_is_in_its_ratio(world: World) -> None:
-    told: list[int] = []
+def test_what_a_recorded_step_adds_is_its_own_and_what_those_after_it_pay(world: World) -> None:
+    told: list[bool] = []
+    pays = {0: 3000, 1: 1500}  # how many steps after the recorded one
 
-    def at_step(number: int) -> None:
-        told.append(number)
-        world.step_ns = 3000 if number == 1 else 1000
+    def tell(is_recorded: bool) -> None:
+        told.append(is_recorded)
+        since = len(told) - 1 - told.index(True) if True in told else -1
+        world.step_ns = pays.get(since, 1000)
 
-    variant = Variant(world.switch(1000), at_step=at_step)
-    world.run(variant)
-    assert told == [-1, 0, 1, 2, 3]
-    assert variant.ratios == [pytest.approx(1.5)]
+    found = run_beside_plain(world.step, tell, seconds=0)
+    assert found.ratios == [pytest.approx(2.5)]
+    assert told.count(True) == 1
+    assert told[-1] is False  # steps after it are plain again
 
 
 def test_the_median_of_blocks_stands_within_its_interval_and_of_several_what_is_made_of_them() -> None:

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.beside_bare import record_when_told
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, install, uninstall
-from cbtop.profiler.instrument.governor import MOST_EVERY, PLAIN, GovernedProfiler
+from cbtop.profiler.instrument.governor import PLAIN, GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Manifest, Node
@@ -106,11 +107,25 @@ def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> 
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
 def test_a_plain_step_runs_no_function_of_ours_in_python(runtime: Path) -> None:
     profiler = GovernedProfiler(1, recorder=RingRecorder(runtime))
-    profiler.governor.every = MOST_EVERY
-    profiler.governor._look_at_step = 1000  # steps: until then it does not decide
+    record_when_told(profiler.governor)(False)
     ran = _functions_of_ours(profiler)
     assert profiler.governor._kinds["decode", ""].counts[PLAIN] == 1  # that is traced
     assert not ran
+
+
+def test_a_benchmark_that_tells_which_steps_are_recorded_is_obeyed(runtime: Path) -> None:
+    profiler = GovernedProfiler(1, recorder=RingRecorder(runtime))
+    tell = record_when_told(profiler.governor)
+    model = model_of("llama")
+    with contextlib.closing(profiler):
+        attach(model, profiler)
+        recorded = []
+        for is_told in (True, False, True, False, False, True):  # the first of a kind is recorded in any case
+            tell(is_told)
+            before = profiler.governor._recorded
+            model(words(1, 1))
+            recorded.append(profiler.governor._recorded > before)
+    assert recorded == [True, False, True, False, False, True]
 
 
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
