@@ -396,11 +396,11 @@ class SourceCatalog:
 class Quiet:
     """That a process has not gone on for `quiet_ns`: nothing was recorded and nothing began. It lies flat in a state.
 
-    `in_flight` is the innermost node that was begun last and has not ended (0: none is known, -1: a step that has
-    no name yet), `in_flight_ns` for how long it has run (None: not known), `threads` how many threads, tasks or
-    greenlets are in one. Where `is_watched`, all that were ever in one say so: with none in flight, nothing that is
-    recorded runs. `last` is the node of the newest record (0: there is none). `is_suspended`: stopped by a signal or
-    a debugger.
+    `in_flight` is the innermost node that was begun last and has not ended, of those in steps if there are any (0:
+    none is known, -1: a step that has no name yet), `in_flight_ns` for how long it has run (None: not known),
+    `threads` how many threads, tasks or greenlets are in one. Where `is_watched`, all that were ever in one say so:
+    with none in flight, nothing that is recorded runs. `last` is the node of the newest record (0: there is none).
+    `is_suspended`: stopped by a signal or a debugger.
     """
 
     quiet_ns: int

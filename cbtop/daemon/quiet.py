@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cbtop.protocol.messages import Quiet
 from cbtop.protocol.ring import NO_NODE, SLOTS, InFlight, RingReader
 
@@ -51,17 +53,20 @@ class QuietWatch:
             self._moved_ns = now_ns
         self._threads = threads
 
-    def quiet(self, now_ns: int, last: int) -> Quiet | None:
+    def quiet(self, now_ns: int, last: int, is_in_step: Callable[[int], bool] = lambda node: True) -> Quiet | None:
         """What is known, where it has been quiet for long enough; `last` is the node of its newest record."""
         if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
-        # Of several the one that began last is what it went on with, and then no more.
+        # Of several the one that began last is what it went on with, and then no more. One that is in a step comes
+        # before those that wait outside of all steps, for a request: the step does not go on.
         # Where it is not known when, something in it has ended since: that is when the process was last seen to move.
         moved_ns = self._moved_ns
-        newest = max(inside, key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, default=None)
+        inside.sort(key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, reverse=True)
+        in_steps = [thread for thread in inside if thread.node < 0 or is_in_step(thread.node)]
+        newest = next(iter(in_steps or inside), None)
         begun_ns = None if newest is None else self._begun_ns(newest, now_ns)
-        quiet_ns = now_ns - max(self._moved_ns, begun_ns or 0)
+        quiet_ns = now_ns - max(moved_ns, (inside and self._begun_ns(inside[0], now_ns)) or 0)
         if quiet_ns < MIN_QUIET_NS:
             return None
         return Quiet(

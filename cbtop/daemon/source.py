@@ -264,7 +264,7 @@ class Source:
     def _quiet(self) -> Quiet | None:
         """That it does not go on, and what it is in; None while it does."""
         last, lane = self._last
-        quiet = self._watch.quiet(self._now_ns(), last)
+        quiet = self._watch.quiet(self._now_ns(), last, self._is_in_step)
         if quiet is None or self.hello is None:
             return quiet
         here = self.hello.pid_namespace == pid_namespace()
@@ -272,6 +272,9 @@ class Source:
         if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.is_open(step, lane):
             quiet = replace(quiet, in_flight=step)  # of which something was recorded, and not its end
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
+
+    def _is_in_step(self, node: int) -> bool:
+        return node <= len(self._nodes) and self._nodes.step_of[node] > 0
 
     def _look_at_what_is_left(self) -> None:
         """Read its hello, and how many records there are; what has no hello is read as others are."""

@@ -5,8 +5,7 @@ Rules
   of the brick, where a process marks no steps. Where it is not known which step runs, it is the slowest phase's.
 - Stalled is only what is known to run and to have ended before: of a first step nobody knows how long it may take.
 - Idle is only one that is known to be in no step. Of a process that samples its steps, and of one whose hot path is
-  Python's, nobody knows what runs in a step that is not recorded, or whether one has begun; nor, where a thread waits
-  outside of all steps, whether another is in one.
+  Python's, nobody knows what runs in a step that is not recorded, or whether one has begun.
 - Who announces that it is busy with something else (compiling) is not judged.
 - The age is what the daemon said: it reads the clock of the host where the process runs.
 """
@@ -46,7 +45,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
-    found = _judged(record, quiet, usual_s, has_steps=bool(steps), runs=bool(compared), is_outside=is_outside)
+    found = _judged(record, quiet, usual_s, has_steps=bool(steps), runs=bool(compared))
     if found is None:
         return None
     word, why = found
@@ -74,11 +73,11 @@ def stall_view(record: SourceRecord) -> StallView | None:
 
 
 def _judged(
-    record: SourceRecord, quiet: Quiet, usual_s: float | None, *, has_steps: bool, runs: bool, is_outside: bool
+    record: SourceRecord, quiet: Quiet, usual_s: float | None, *, has_steps: bool, runs: bool
 ) -> tuple[Standstill, str] | None:
     """The word for it, and why no other is known; None where nothing can be said.
 
-    It `runs` a step or, where it marks none, a brick; or `is_outside` of all steps.
+    It `runs` a step or, where it marks none, a brick.
     """
     if quiet.is_suspended:
         return Standstill.SUSPENDED, ""
@@ -86,8 +85,7 @@ def _judged(
         return None
     if runs or quiet.in_flight < 0:
         return (Standstill.QUIET, NONE_ENDED) if usual_s is None else (Standstill.STALLED, "")
-    is_known = quiet.threads == 1 if is_outside else quiet.is_watched
-    if is_known and record.sample_every == 1:
+    if quiet.is_watched and record.sample_every == 1:
         return Standstill.IDLE, NO_STEP if has_steps else NO_BRICK
     return None if usual_s is None else (Standstill.QUIET, STEP_UNKNOWN)
 

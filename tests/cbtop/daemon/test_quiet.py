@@ -201,6 +201,38 @@ def test_of_several_threads_the_one_that_began_last_is_named(
 
 
 @compiled
+def test_a_step_that_hangs_is_named_though_a_thread_waits_outside_of_all_steps_since(
+    runtime: Path, clock: Clock, profiler: BrickProfiler
+) -> None:
+    decode(profiler, clock)
+    source = watched(runtime, clock)
+    let_go, waits = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with profiler.brick("wait for a request"):
+            waits.set()
+            let_go.wait()
+
+    def hang() -> None:
+        clock.sleep_us(5 * SECOND_US)
+        thread.start()
+        waits.wait()
+        clock.sleep_us(4 * SECOND_US)
+        quiet_of(source)
+        clock.sleep_us(SECOND_US)
+        quiet = quiet_of(source)
+        assert quiet is not None
+        assert (name_of(source, quiet.in_flight), quiet.threads) == ("AllReduce", 2)
+        assert quiet.quiet_ns == about(5 * SECOND_NS)  # the other thread went on since
+        assert quiet.in_flight_ns == about(10 * SECOND_NS + 100_000)
+
+    thread = threading.Thread(target=other, daemon=True)
+    decode(profiler, clock, hang)
+    let_go.set()
+    thread.join()
+
+
+@compiled
 def test_a_server_whose_threads_end_with_their_requests_is_known_to_be_in_no_step(
     runtime: Path, clock: Clock, profiler: BrickProfiler
 ) -> None:

@@ -145,9 +145,12 @@ def test_a_wait_outside_of_steps_that_is_longer_than_any_before_is_no_stall(runt
     assert (stall.word, stall.usual_of) == ("quiet", "step of the slowest phase")
 
 
-def test_where_one_thread_waits_outside_of_steps_another_may_be_in_one(record: SourceRecord) -> None:
+def test_where_several_threads_wait_outside_of_steps_none_is_in_one(record: SourceRecord) -> None:
     at = node(record, "serve", "wait for a request")
     stall = stall_view(quiet(record, 32, in_flight=at, threads=2, is_watched=True))
+    assert stall is not None
+    assert stall.word == "idle"
+    stall = stall_view(quiet(record, 32, in_flight=at, threads=2))  # more of them than say what they are in
     assert stall is not None
     assert stall.word == "quiet"
 
