@@ -12,6 +12,7 @@ from cbtop.protocol.messages import (
     CatalogMessage,
     Ceiling,
     CheckResult,
+    Compilation,
     Dependency,
     Goodbye,
     HostHello,
@@ -23,11 +24,23 @@ from cbtop.protocol.messages import (
 )
 
 MAX_ANNOUNCED = 10_000  # of each kind
+MAX_COMPILATIONS = 64  # the newest
 MAX_ANNOUNCED_BYTES = 16 << 20  # of all kinds together, as they are encoded
 MAX_KEPT = 1_000_000  # of all sources of a viewer or a recording together: each takes some 700 bytes there
 
 # What a host may say.
-Announcement = Node | Dependency | Manifest | Ceiling | CheckResult | TraceSummary | Activity | Sampling | KernelBurst
+Announcement = (
+    Node
+    | Dependency
+    | Manifest
+    | Ceiling
+    | CheckResult
+    | TraceSummary
+    | Activity
+    | Sampling
+    | Compilation
+    | KernelBurst
+)
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
 
@@ -45,6 +58,8 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.brick, message.assertion
         case TraceSummary():
             about = message.trace
+        case Compilation():
+            about = message.number % MAX_COMPILATIONS
         case Activity() | Sampling() | KernelBurst() | Manifest() | HostHello() | Goodbye():
             about = None
         case _:

@@ -230,6 +230,19 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Compilation:
+    """That a process compiled code of its model from `begun_ns` to `ended_ns`, by the clock of its records.
+
+    `number` counts them from 0. `is_again`: there was code for it, which did not fit what it was called with.
+    """
+
+    number: int
+    begun_ns: int
+    ended_ns: int
+    is_again: bool
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTimes:
     """What a burst measured of the kernel that is `node`: its launches in the `steps` steps of its phase, in ns.
 
@@ -361,6 +374,7 @@ CatalogMessage = (
     | TraceSummary
     | Activity
     | Sampling
+    | Compilation
     | KernelBurst
     | Goodbye
 )

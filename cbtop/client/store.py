@@ -20,7 +20,7 @@ from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
 from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, RARE, Growth, NodeStats
-from cbtop.protocol.announcements import MAX_ANNOUNCED, AnnouncedTotal
+from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, AnnouncedTotal
 from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
 from cbtop.protocol.messages import (
@@ -31,6 +31,7 @@ from cbtop.protocol.messages import (
     Ceiling,
     CheckResult,
     ClockReading,
+    Compilation,
     DaemonGoodbye,
     DaemonHello,
     Dependency,
@@ -111,6 +112,7 @@ class SourceRecord:
     traces: dict[str, TraceSummary] = field(default_factory=dict)  # by their id, MLT-01 …
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
     sampling: Sampling | None = None  # None: as the hello says, and what it costs is not known
+    compilations: dict[int, Compilation] = field(default_factory=dict)  # the newest, by their number's remainder
     burst: KernelBurst | None = None  # the last one
     goodbye: Goodbye | None = None
     state: SourceState | None = None
@@ -442,6 +444,7 @@ class Store:
                 | TraceAnomaly()
                 | Activity()
                 | Sampling()
+                | Compilation()
                 | KernelBurst()
                 | KernelTimes()
                 | Goodbye()
@@ -521,6 +524,10 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             record.activity = message
         case Sampling():
             record.sampling = message
+        case Compilation():
+            if not 0 <= message.begun_ns <= message.ended_ns <= SANE or message.number < 0:
+                raise DecodeError(f"{record.key}: a compilation that ends before it begins, or is out of range")
+            record.compilations[message.number % MAX_COMPILATIONS] = message
         case KernelBurst():
             if len(message.kernels) > MAX_ANNOUNCED:
                 raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} kernels in a burst")

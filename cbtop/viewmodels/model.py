@@ -238,6 +238,21 @@ class StretchView:
 
 
 @dataclass(frozen=True, slots=True)
+class CompilingView:
+    """Compilations in the time shown, as Dynamo tells of them, and how long they took of it.
+
+    Of them `again` were of code that was there, and did not fit what it was called with. Those that run together are
+    one.
+    """
+
+    count: int
+    us: float
+    again: int
+    again_us: float
+    wall_us: float  # the time shown
+
+
+@dataclass(frozen=True, slots=True)
 class LossView:
     """produced == received + dropped, always. `before_attach` is the part of `dropped` that was overwritten
     before the daemon first read the ring; `rejected` the part that named no known node; `on_the_wire` the part that
@@ -592,6 +607,7 @@ class SourceView:
     window: WindowView | None = None  # None: all that was seen
     since_s: float | None = None  # Unix time at which what was seen of it began; None where that is not known
     stretch: StretchView | None = None  # None without steps, or while none has ended
+    compiling: CompilingView | None = None  # None where no compilation was told of, and of a merge
     rank: int | None = None  # what its launcher said
     local_rank: int | None = None
     world_size: int | None = None

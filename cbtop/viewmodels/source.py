@@ -37,7 +37,7 @@ from cbtop.viewmodels.on_demand import Later
 from cbtop.viewmodels.roofline import ceiling_rows, roofline, under_roofs
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import cached_by_second, pace, step_us_history, steps_views, tokens_per_sec_history
-from cbtop.viewmodels.stretch import heard_ns, since_s, stretch_of, stretch_view
+from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, stretch_of, stretch_view
 from cbtop.viewmodels.timeline import timeline_view
 from cbtop.viewmodels.traces import trace_views
 
@@ -136,6 +136,7 @@ def source_view(
         window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
         stretch=found.stretch_view,
+        compiling=compiling_view(record.compilations.values(), found.stretch),
         critical_path=Later(lambda: parts.graph[1]),
         stall=stall_view(record),
         kernels=Later(lambda: _kernels(record, name)),

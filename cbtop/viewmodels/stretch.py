@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import Stretch
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import ANY_STEP, NodeStats
-from cbtop.protocol.messages import Node
+from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.model import NamedTime, StretchView
+from cbtop.viewmodels.model import CompilingView, NamedTime, StretchView
 
 # A process says hello as it writes its first record, and no record ends later than now. Whose records lie outside of
 # that by more than this carry another clock than its host's: when they were is not known, nor how long ago.
@@ -42,6 +42,20 @@ def heard_ns(record: SourceRecord) -> int:
     if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
         return last_ns
     return record.window.now_ns
+
+
+def compiling_view(compilations: Iterable[Compilation], stretch: Stretch | None) -> CompilingView | None:
+    """What `compilations` took of `stretch`; None without any, or without steps."""
+    if stretch is None:
+        return None
+    found = [
+        (one.is_again, taken_ns / 1000)
+        for one in compilations
+        if (taken_ns := min(one.ended_ns, stretch.end_ns) - max(one.begun_ns, stretch.begin_ns)) > 0
+    ]
+    again = [us for is_again, us in found if is_again]
+    wall_us = (stretch.end_ns - stretch.begin_ns) / 1000
+    return CompilingView(len(found), sum(us for _, us in found), len(again), sum(again), wall_us) if found else None
 
 
 def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> StretchView:

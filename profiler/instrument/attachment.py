@@ -25,6 +25,7 @@ from cbtop.profiler.instrument import captured_graphs, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, is_supported, keep_dynamo_out, keep_jit_out
 from cbtop.profiler.instrument.collectives import wrap_collectives
+from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
 from cbtop.profiler.instrument.eager_stamps import Timing, leave, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
@@ -130,6 +131,7 @@ class Attachment:
         self.profiler.announce(replace(manifest, backend=manifest.backend + self._how_measured))
 
     def begin(self) -> None:
+        compilations.tell(self.profiler)
         for other in self._others:
             module = other()
             if module is not None:
@@ -153,6 +155,7 @@ class Attachment:
             captured_graphs.look_no_more(self.steps)
             if not len(_attached):
                 _functions.unwrap()
+                compilations.end()
             self.is_attached = False
             self.timing = Timing(self.profiler._host_path)
             self.steps.time_on(self.timing)
@@ -178,6 +181,7 @@ class Attachment:
         is_as_it_was = all([call.module() is not None for call in self.steps.calls])
         if root is None:
             return
+        compilations.tell(self.profiler)
         is_as_it_was = is_as_it_was and state_of(root) == self._state
         timing = self.timing
         # Where the host times what lies on the CPU, that lies elsewhere only in another state.
@@ -369,6 +373,7 @@ def uninstall() -> None:
     with _lock:
         if not len(_attached):  # also where the models were dropped, not detached
             _functions.unwrap()
+            compilations.end()
             captured_graphs.end()
 
 

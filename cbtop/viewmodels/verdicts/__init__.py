@@ -20,6 +20,7 @@ from cbtop.viewmodels.verdicts.launch_bound import LAUNCH_BOUND
 from cbtop.viewmodels.verdicts.odd_layer import ODD_LAYER
 from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
 from cbtop.viewmodels.verdicts.over_budget import OVER_BUDGET
+from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
 from cbtop.viewmodels.verdicts.roof_unsure import ROOF_UNSURE
 from cbtop.viewmodels.verdicts.slower_than_baseline import SLOWER_THAN_BASELINE
 from cbtop.viewmodels.verdicts.straggler import STRAGGLER
@@ -34,6 +35,7 @@ VERDICTS: tuple[Rule, ...] = (
     STRAGGLER,
     CLOCK_THROTTLED,
     SLOWER_THAN_BASELINE,
+    RECOMPILATION,
     IDLE_BETWEEN_STEPS,
     LAUNCH_BOUND,
     HOST_BOUND,

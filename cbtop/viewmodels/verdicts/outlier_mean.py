@@ -5,6 +5,7 @@ from __future__ import annotations
 from cbtop.units import duration, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
+from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
 MEAN_OVER_MEDIAN = 1.10  # noise that is not outliers leaves a mean within a few percent of its median
@@ -15,7 +16,7 @@ def _find(view: SourceView) -> Finding | None:
     steps = steps_alike(view)
     if steps is None or not steps.mean_us or not steps.p50_us or steps.mean_us < MEAN_OVER_MEDIAN * steps.p50_us:
         return None
-    if WARM_UP.find(view) is not None:
+    if WARM_UP.find(view) is not None or RECOMPILATION.find(view) is not None:
         return None  # that says it better
     long = [bar for bar in steps.durations if bar.from_us > steps.mean_us]
     many = sum(bar.count for bar in long)
@@ -45,7 +46,8 @@ OUTLIER_MEAN = Rule(
     severity=Severity.WARNING,
     means="The mean, and with it tokens/s, is that of a few very long steps; most are faster than it says.",
     fires=f"Of steps with the same number of tokens the mean is {100 * MEAN_OVER_MEDIAN - 100:.0f} % or more above "
-    f"the median, and at most {RARE_PERCENT:g} % of them are longer than it; not where that is the warm-up.",
+    f"the median, and at most {RARE_PERCENT:g} % of them are longer than it; not where that is the "
+    "warm-up, or a recompilation.",
     advice="Compare by p50 and p99; look for what stops the process: garbage collection, paging, a busy neighbour.",
     find=_find,
 )

@@ -110,6 +110,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "slower-than-baseline": _beside(
         Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.1})
     ),
+    "recompilation": _in_window(Decoding(compiles_at=(100, 200, 300))),
     "idle-between-steps": _of(Decoding(between_us=20_000)),
     "launch-bound": _of(Decoding(waits_every=1)),
     "host-bound": _of(Decoding(gap_us=1_500)),
@@ -137,6 +138,7 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "slower-than-baseline": _beside(
         Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.02})
     ),
+    "recompilation": _in_window(Decoding(compiles_at=(300,), seconds=14)),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
     "launch-bound": _of(Decoding(waits_every=6)),
     "host-bound": _of(Decoding(gap_us=800)),
@@ -183,6 +185,7 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "a batch that shrinks": _of(
         Decoding(tokens=lambda step: 32 if step < 40 else 4, step_factor=lambda step: 4 if step < 40 else 1)
     ),
+    "compiled once, late": _in_window(Decoding(compiles_at=(300,), compiles_again=False)),
     "a short life": _of(Decoding(seconds=0.4)),
     "sampled": _of(Decoding(sample_every=8)),
     "a cache that fills": _of(Decoding(cached=lambda step: 100 + step)),

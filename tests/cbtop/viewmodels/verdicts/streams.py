@@ -15,7 +15,16 @@ from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.messages import Activity, Ceiling, CheckResult, HostHello, Message, SourceCatalog, StatsUpdate
+from cbtop.protocol.messages import (
+    Activity,
+    Ceiling,
+    CheckResult,
+    Compilation,
+    HostHello,
+    Message,
+    SourceCatalog,
+    StatsUpdate,
+)
 from cbtop.protocol.vocabulary import BrickId, Provenance
 from cbtop.viewmodels.model import SourceView
 from tests.cbtop.made_machines import HELLO
@@ -57,6 +66,8 @@ class Decoding:
     work: Work | None = None
     ceilings: Sequence[Ceiling] = ()
     checks: Sequence[CheckResult] = ()
+    compiles_at: Sequence[int] = ()  # steps, which wait for 0.5 s
+    compiles_again: bool = True
     budget_us: float | None = None  # of DownProjection, a token
     ring_bytes: int = 1 << 20
     seed: int = 0
@@ -125,6 +136,11 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
                         brick(each, us * factor * down * own + (4_000 if every and step % every == 0 else 0))
                     clock.sleep_us(plan.gap_us * factor)
             brick("LmHead", LM_HEAD_US * factor)
+            if step in plan.compiles_at:
+                compile_ns = clock()
+                clock.sleep_us(500_000)
+                said = Compilation(plan.compiles_at.index(step), compile_ns, clock(), plan.compiles_again)
+                profiler.announce(said)
         clock.sleep_us(plan.between_us * noise.lognormvariate(0, 0.2))
         step += 1
         is_over = clock() - begin_ns >= plan.seconds * 1e9

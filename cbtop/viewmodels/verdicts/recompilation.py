@@ -1,0 +1,44 @@
+"""Recompilation: code was compiled again, for what it was called with did not fit."""
+
+from __future__ import annotations
+
+from cbtop.units import counted, duration, percent
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
+
+SHARE_PERCENT = 5.0  # of the time shown: that of one second in a minute or two is worth no word
+
+
+def _find(view: SourceView) -> Finding | None:
+    steps, compiling = view.steps, view.compiling
+    if steps is None or compiling is None or not compiling.again:
+        return None
+    share = 100 * compiling.again_us / compiling.wall_us
+    if share < SHARE_PERCENT:
+        return None
+    rate, rest_us = steps.tokens_per_sec, compiling.wall_us - compiling.again_us
+    return Finding(
+        f"It compiled again what did not fit: {counted(compiling.again, 'time')}, {duration(compiling.again_us)} of "
+        f"{duration(compiling.wall_us)} ({percent(share)})",
+        (
+            Evidence("recompilations", compiling.again, "times"),
+            Evidence("they took", compiling.again_us, "µs"),
+            Evidence("of the time shown", share, "%"),
+        ),
+        Subject(About.STEPS, steps.phase),
+        rate * (compiling.wall_us / rest_us - 1) if rate and rest_us > 0 and in_turn(view) else None,
+        "it compiled no more",
+    )
+
+
+RECOMPILATION = Rule(
+    id="recompilation",
+    severity=Severity.WARNING,
+    means="torch.compile had code for this, which did not fit what it was called with (another shape, type or flag), "
+    "and made new code while steps waited.",
+    fires=f"{SHARE_PERCENT:g} % or more of the time shown went into compilations of what was compiled before, as "
+    "Dynamo counts them; of a process under `cbtop run` or with an attached model.",
+    advice="TORCH_LOGS=recompiles names what did not fit; mark sizes that change (dynamic=True, mark_dynamic), or "
+    "pad to a few of them.",
+    find=_find,
+)

@@ -1,0 +1,82 @@
+"""When Dynamo compiles: it tells as it begins and as it ends (torch._dynamo.callback).
+
+Compilations that run together, in several threads or one in the other, are told of as one. What `torch._dynamo.reset`
+forgets is heard of again from when the model is looked at the next time, some recorded steps later.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from typing import Any
+
+from cbtop.profiler.instrument.awaited import once_imported
+from cbtop.profiler.instrument.trouble import ours
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Compilation
+
+DYNAMO = "torch._dynamo"
+# Which of its frames, and how often that was compiled before: "3/1", "!0/3/1" of autograd's, "3/1_1" tried again.
+_ID = re.compile(r"(?:!\d+/)?\d+/(\d+)(?:_\d+)?")
+
+
+class Compilations:
+    """Those of this process, told to each profiler that shows a model."""
+
+    def __init__(self) -> None:
+        self._profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
+        self._number = 0
+        self._begun_ns: dict[BrickProfiler, int] = {}  # by each one's clock
+        self._is_awaited = False
+
+    def tell(self, profiler: BrickProfiler) -> None:
+        """Tell `profiler` of each compilation from now on. May be asked again at any time."""
+        self._profilers.add(profiler)
+        if not self._is_awaited:
+            self._is_awaited = True
+            once_imported(DYNAMO, self._listen)
+        elif DYNAMO in sys.modules:
+            self._listen()
+
+    def end(self) -> None:
+        """Tell nobody any more."""
+        self._profilers.clear()
+        self._begun_ns.clear()
+        self._is_awaited = False
+        for told, ours_ in self._lists():
+            if ours_ in told:
+                told.remove(ours_)
+
+    def _listen(self) -> None:
+        if self._profilers:
+            for told, ours_ in self._lists():
+                if ours_ not in told:
+                    told.append(ours_)
+
+    def _lists(self) -> list[tuple[Any, Any]]:
+        handler = getattr(sys.modules.get(DYNAMO), "callback_handler", None)
+        lists = getattr(handler, "start_callbacks", None), getattr(handler, "end_callbacks", None)
+        if None in lists:
+            return []
+        return [(lists[0], self._begins), (lists[1], self._ended)]
+
+    def _begins(self, *_: Any) -> None:
+        try:
+            self._begun_ns = {profiler: profiler._now_ns() for profiler in self._profilers}
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            ours(error, "a compilation is not told of")
+
+    def _ended(self, *told: Any) -> None:
+        try:
+            begun_ns, self._begun_ns = self._begun_ns, {}
+            found = _ID.fullmatch(str(getattr(told[0], "compile_id", ""))) if told else None
+            is_again = found is not None and int(found[1]) > 0
+            number, self._number = self._number, self._number + 1
+            for profiler, began_ns in begun_ns.items():
+                profiler.announce(Compilation(number, began_ns, profiler._now_ns(), is_again))
+        except Exception as error:  # noqa: BLE001 - as above
+            ours(error, "a compilation is not told of")
+
+
+compilations = Compilations()

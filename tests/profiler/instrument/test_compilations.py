@@ -1,0 +1,92 @@
+"""What Dynamo compiles is told, with when, and whether it was compiled before; and nothing of the host's changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cbtop.profiler.instrument import attach
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Compilation
+from tests.profiler.instrument.tiny import model_of, torch, words
+from tests.profiler.memory import Memory
+
+
+@pytest.fixture(autouse=True)
+def dynamo() -> Iterator[Any]:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    yield torch._dynamo
+    torch._dynamo.reset()
+
+
+def told(memory: Memory) -> list[Compilation]:
+    return [said for said in memory.said if isinstance(said, Compilation)]
+
+
+def compiled_step(model: Any) -> Any:
+    return torch.compile(model, backend="eager", dynamic=False)
+
+
+def test_each_compilation_is_told_with_whether_the_code_was_compiled_before(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    step = compiled_step(model)
+    begun_ns = profiler._now_ns()
+    step(words(1, 4))
+    first = told(memory)
+    assert first
+    assert not any(one.is_again for one in first)
+    step(words(1, 4))
+    assert told(memory) == first  # the same again compiles nothing
+    step(words(1, 5))
+    again = told(memory)[len(first) :]
+    assert any(one.is_again for one in again)
+    every = told(memory)
+    assert [one.number for one in every] == list(range(len(every)))
+    times = [time_ns for one in every for time_ns in (one.begun_ns, one.ended_ns)]
+    assert times == sorted(times)  # none within another
+    assert begun_ns <= times[0] < times[-1] <= profiler._now_ns()
+
+
+def test_once_no_model_is_attached_dynamo_has_none_of_ours_left_to_tell(
+    profiler: BrickProfiler, memory: Memory, dynamo: Any
+) -> None:
+    model = model_of("llama")
+    handle = attach(model, profiler)
+    lists = dynamo.callback_handler.start_callbacks, dynamo.callback_handler.end_callbacks
+    assert all(lists)
+    handle.detach()
+    assert lists == ([], [])
+    compiled_step(model)(words(1, 4))
+    assert not told(memory)
+
+
+def test_what_fails_of_ours_as_it_is_told_does_not_reach_the_host(
+    profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+
+    def fails(message: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(profiler, "announce", fails)
+    expected = model(words(1, 4)).logits
+    assert torch.equal(compiled_step(model)(words(1, 4)).logits, expected)
+
+
+def test_after_a_reset_it_is_told_again_once_the_model_was_looked_at(
+    profiler: BrickProfiler, memory: Memory, dynamo: Any
+) -> None:
+    model = model_of("llama")
+    handle = attach(model, profiler)
+    dynamo.reset()
+    handle._look_again()
+    compiled_step(model)(words(1, 4))
+    assert told(memory)
