@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,26 @@ def quiet_of(source: Source) -> Quiet | None:
     said = codec.decode(codec.encode(source.state_message()))
     assert isinstance(said, SourceState)
     return said.quiet
+
+
+@contextmanager
+def thread_that_waits(in_what: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Meanwhile another thread waits in there."""
+    let_go, waits = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with in_what():
+            waits.set()
+            let_go.wait()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    waits.wait()
+    try:
+        yield
+    finally:
+        let_go.set()
+        thread.join()
 
 
 def decode(profiler: BrickProfiler, clock: Clock, inside: Callable[[], object] = lambda: None) -> None:
@@ -176,17 +197,11 @@ def test_of_several_threads_the_one_that_began_last_is_named(
 ) -> None:
     decode(profiler, clock)
     source = watched(runtime, clock)
-    let_go, waits = threading.Event(), threading.Event()
 
-    def other() -> None:
+    @contextmanager
+    def queue() -> Iterator[None]:
         with profiler.step("prefill", 1), profiler.brick("queue"):
-            waits.set()
-            let_go.wait()
-
-    thread = threading.Thread(target=other, daemon=True)
-    thread.start()
-    waits.wait()
-    clock.sleep_us(5 * SECOND_US)
+            yield
 
     def hang() -> None:
         clock.sleep_us(5 * SECOND_US)
@@ -195,9 +210,9 @@ def test_of_several_threads_the_one_that_began_last_is_named(
         assert (name_of(source, quiet.in_flight), quiet.threads) == ("AllReduce", 2)
         assert quiet.quiet_ns < 6 * SECOND_NS
 
-    decode(profiler, clock, hang)
-    let_go.set()
-    thread.join()
+    with thread_that_waits(queue):
+        clock.sleep_us(5 * SECOND_US)
+        decode(profiler, clock, hang)
 
 
 @compiled
@@ -206,30 +221,20 @@ def test_a_step_that_hangs_is_named_though_a_thread_waits_outside_of_all_steps_s
 ) -> None:
     decode(profiler, clock)
     source = watched(runtime, clock)
-    let_go, waits = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with profiler.brick("wait for a request"):
-            waits.set()
-            let_go.wait()
 
     def hang() -> None:
         clock.sleep_us(5 * SECOND_US)
-        thread.start()
-        waits.wait()
-        clock.sleep_us(4 * SECOND_US)
-        quiet_of(source)
-        clock.sleep_us(SECOND_US)
-        quiet = quiet_of(source)
+        with thread_that_waits(lambda: profiler.brick("wait for a request")):
+            clock.sleep_us(4 * SECOND_US)
+            quiet_of(source)
+            clock.sleep_us(SECOND_US)
+            quiet = quiet_of(source)
         assert quiet is not None
         assert (name_of(source, quiet.in_flight), quiet.threads) == ("AllReduce", 2)
         assert quiet.quiet_ns == about(5 * SECOND_NS)  # the other thread went on since
         assert quiet.in_flight_ns == about(10 * SECOND_NS + 100_000)
 
-    thread = threading.Thread(target=other, daemon=True)
     decode(profiler, clock, hang)
-    let_go.set()
-    thread.join()
 
 
 @compiled
