@@ -204,4 +204,4 @@ where a verdict was given."""
 _LEFT_OUT = """\
 ## What is not judged
 
-- What others than Dynamo compile (TorchScript, TensorRT): nobody tells when. It shows as outlier-mean.""".splitlines()
+- What others than Dynamo compile (TensorRT): nobody tells when. It shows as outlier-mean.""".splitlines()
