@@ -303,7 +303,7 @@ def test_where_the_clock_of_the_records_is_another_no_time_of_day_is_made_of_it(
 
 def test_records_lost_in_the_window_are_said_however_many_were_seen_before(tmp_path: Path) -> None:
     made = Paced(tmp_path, ring_bytes=1 << 12)  # it holds 128 records
-    made.run(200)
+    made.run(30)
     assert DATA_INCOMPLETE.judge(made.view()) is None
     for _ in range(70):  # 140 records that nobody reads in time
         made.step()
