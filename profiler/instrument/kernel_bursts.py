@@ -247,14 +247,11 @@ class Bursts:
             self._recorder.answer(answer.word())
 
 
-_bursts: weakref.WeakKeyDictionary[BrickProfiler, Bursts] = weakref.WeakKeyDictionary()
-
-
 def bursts_of(profiler: BrickProfiler) -> Bursts:
-    """Those of the process as `profiler` records it."""
-    found = _bursts.get(profiler)
+    """Those of the process as `profiler` records it, which holds them: they hold its recorder, and that holds it."""
+    found: Bursts | None = vars(profiler).get("_bursts")
     if found is None:
-        found = _bursts[profiler] = Bursts(profiler)
+        found = vars(profiler)["_bursts"] = Bursts(profiler)
     return found
 
 
