@@ -19,7 +19,7 @@ EVERY_STEP_PERCENT = 100  # allowed: every step is recorded
 
 
 class LaunchedRecorder(RingRecorder):
-    """Removes the file that says of a run that it has recorded nothing, as soon as it has a step."""
+    """Removes the file that says of a run that it has recorded nothing, once it has a step, or has said why not."""
 
     def __init__(self, nothing_yet: str) -> None:
         super().__init__()
@@ -27,7 +27,8 @@ class LaunchedRecorder(RingRecorder):
 
     def announce(self, message: CatalogMessage) -> None:
         super().announce(message)
-        if self._nothing_yet and isinstance(message, Node) and message.kind is NodeKind.STEP:
+        has_step = isinstance(message, Node) and message.kind is NodeKind.STEP
+        if self._nothing_yet and (has_step or self.failures):
             with suppressed(OSError):  # another process of the run was first
                 os.unlink(self._nothing_yet)
             self._nothing_yet = ""

@@ -133,7 +133,7 @@ class TorchFinder:
         except OSError as error:
             let_through(error)
             return ""
-        if said:
+        if said or self._saw_torch:  # a full disk holds no reason
             return [NO_CALL, *(why for why in said if why != NO_CALL)][-1]
         times = os.times()
         if times.children_user + times.children_system > 0:

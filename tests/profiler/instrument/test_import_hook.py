@@ -14,7 +14,7 @@ from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.vocabulary import NodeKind
 from tests.integration.hosts import CBTOP, DEADLINE_S
 from tests.profiler.instrument.engines import PACKAGES, write_engine
-from tests.profiler.instrument.under_run import MODULE, fake_torch, run_python
+from tests.profiler.instrument.under_run import MODULE, TORCH, fake_torch, run_python
 
 SEES = """
 import atexit, sys  # the first is a part of Python that we load
@@ -213,6 +213,27 @@ def test_a_run_that_instrumented_nothing_says_so_once_at_its_end(
     assert done.stderr.startswith(f"cbtop: {says}" if says else "")
     assert done.stderr.count("\n") == bool(says)
     assert (done.stdout, done.returncode) == ("", 0)
+
+
+FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+SAYS_MORE = """
+    from cbtop.protocol.messages import Sampling
+    profiler.announce(Sampling(4, None, None, None, 1.0))
+    def step"""
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("import torch", "nothing was instrumented: no call of a model was seen"),
+        ("import torch; torch.forward()", "cbtop records nothing in process "),
+    ],
+)
+def test_where_the_disk_is_full_no_other_reason_is_given(tmp_path: Path, program: str, says: str) -> None:
+    torch = fake_torch(tmp_path, TORCH.replace("\n    def step", SAYS_MORE))
+    done = run_python(FULL_DISK + program, torch, launched=True)
+    assert says in done.stderr
+    assert (done.stdout, done.stderr.count("\n"), done.returncode) == ("", 1, 0)
 
 
 def test_where_it_is_switched_off_nothing_happens(tmp_path: Path) -> None:
