@@ -47,6 +47,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
+MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
 _functions = Functions()
 _attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()  # by the trunk's modules
@@ -346,15 +347,16 @@ def _whole(value: Any) -> int:
 # --- every model, at its first call ---------------------------------------------------------------------------
 
 _profiler: BrickProfiler | None = None
+_cut_short = 0  # how often a signal handler of the host's has ended attaching
 
 
 def install(profiler: BrickProfiler) -> None:
     """From now on every model that is called is attached at its first call."""
-    global _profiler
+    global _profiler, _cut_short
     if not is_supported():
         say(f"torch {torch.__version__} does not call {ATTRIBUTE}: its models are not shown")
         return
-    _profiler = profiler
+    _profiler, _cut_short = profiler, 0
     keep_jit_out()
     setattr(nn.Module, ATTRIBUTE, _first_call)
     _functions.replace(nn.Module, "compile", _in_place)
@@ -390,10 +392,26 @@ def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     try:
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
             _look_at(module)
-    except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
-        ours(error, f"{type(module).__name__} is not shown")
+    except BaseException as error:  # noqa: BLE001 - trouble of ours is not the host's
+        try:
+            if not isinstance(error, Exception):
+                raise
+            ours(error, f"{type(module).__name__} is not shown")
+        except BaseException:  # of a signal handler of the host's
+            _was_cut_short(module)
+            raise
         leave_alone(module)
     return module(*args, **kwargs)
+
+
+def _was_cut_short(module: nn.Module) -> None:
+    """A handler raised as `module` was looked at: its next call tries again; a deadline may end each of them."""
+    global _cut_short
+    _cut_short += 1
+    if _cut_short >= MOST_TRIES and ATTRIBUTE not in module.__dict__:
+        why = f"the program's signal handlers cut attaching short {_cut_short} times"
+        say(f"{type(module).__name__} is not shown: {why}")
+        leave_alone(module)
 
 
 def _in_place(original: Callable[..., None]) -> Callable[..., None]:

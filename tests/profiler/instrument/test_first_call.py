@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from cbtop.profiler import instrument
-from cbtop.profiler.instrument import first_call
+from cbtop.profiler.instrument import attachment, first_call, trouble
 from cbtop.profiler.instrument.awaited import await_no_more
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
@@ -104,6 +105,30 @@ def test_where_a_signal_handler_of_the_host_raises_meanwhile_the_next_call_begin
         model(x)
     model(x)
     assert (len(times), steps(memory)) == (2, 1)
+
+
+def test_where_a_signal_handler_of_the_host_cuts_each_try_short_the_model_runs_on_without_us_and_it_is_said(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def deadline(number: int, frame: object) -> None:
+        raise TimeoutError("of the host")
+
+    def looks(*args: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)  # to look takes longer than the host allows a call
+
+    monkeypatch.setattr(attachment, "holds_a_stack", looks)
+    monkeypatch.setattr(trouble, "_said", {})
+    before = signal.signal(signal.SIGUSR1, deadline)
+    try:
+        instrument.install(BrickProfiler(recorder=memory))
+        model, given = Model(), torch.ones(1, 4)
+        for _ in range(attachment.MOST_TRIES):
+            with pytest.raises(TimeoutError, match="of the host"):
+                model(given)
+        assert model(given).shape == (1, 4)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert "Model is not shown: the program's signal handlers cut attaching short 3 times" in caplog.text
 
 
 def test_a_model_whose_attribute_the_host_takes_out_is_called_and_has_steps_again(memory: Memory) -> None:
