@@ -525,8 +525,6 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
         case Sampling():
             record.sampling = message
         case Compilation():
-            if not 0 <= message.begun_ns <= message.ended_ns <= SANE or message.number < 0:
-                raise DecodeError(f"{record.key}: a compilation that ends before it begins, or is out of range")
             record.compilations[message.number % MAX_COMPILATIONS] = message
         case KernelBurst():
             if len(message.kernels) > MAX_ANNOUNCED:

@@ -53,9 +53,12 @@ def compiling_view(compilations: Iterable[Compilation], stretch: Stretch | None)
         for one in compilations
         if (taken_ns := min(one.ended_ns, stretch.end_ns) - max(one.begun_ns, stretch.begin_ns)) > 0
     ]
+    if not found:
+        return None
     again = [us for is_again, us in found if is_again]
     wall_us = (stretch.end_ns - stretch.begin_ns) / 1000
-    return CompilingView(len(found), sum(us for _, us in found), len(again), sum(again), wall_us) if found else None
+    took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))  # of one at a time
+    return CompilingView(len(found), took_us, len(again), again_us, wall_us)
 
 
 def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> StretchView:
