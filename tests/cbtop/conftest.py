@@ -7,11 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from textual.css.model import RuleSet
-from textual.css.stylesheet import Stylesheet
 
 from cbtop.client.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
@@ -86,22 +83,6 @@ class ScriptedFeed:
 @pytest.fixture
 def feed() -> ScriptedFeed:
     return ScriptedFeed(samples.LIVE)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _style_sheets_are_parsed_once() -> Iterator[None]:
-    """Hundreds of apps begin with the same ones: each would parse them anew."""
-    parse, parsed = Stylesheet._parse_rules, {}
-
-    def parse_once(self: Stylesheet, css: str, *which: Any, **how: Any) -> list[RuleSet]:
-        asked = (frozenset(self._variables.items()), css, which, frozenset(how.items()))
-        if asked not in parsed:
-            parsed[asked] = parse(self, css, *which, **how)
-        return parsed[asked]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Stylesheet, "_parse_rules", parse_once)
-        yield
 
 
 class KnownCost:
