@@ -110,12 +110,10 @@ class Scene:
 
 def nothing(scene: Scene) -> None:
     """The undisturbed run."""
-    scene.let_steps_pass()
 
 
 def viewer_stops(scene: Scene) -> None:
     scene.viewer.send_signal(signal.SIGSTOP)
-    scene.let_steps_pass()
 
 
 def viewer_is_killed(scene: Scene) -> None:
@@ -124,7 +122,6 @@ def viewer_is_killed(scene: Scene) -> None:
 
 def viewer_is_slow(scene: Scene) -> None:
     scene.start(sys.executable, "-c", VIEWER, "3600")
-    scene.let_steps_pass()
 
 
 def daemon_stops_for_a_while(scene: Scene) -> None:
@@ -248,7 +245,7 @@ def test_the_host_notices_nothing_and_its_books_hold(
         host.stdin.flush()
         for fault in faults:
             fault(scene)
-        scene.let_steps_pass()  # what a fault has left behind is there still: one wait is for all of them
+            scene.let_steps_pass()
 
         host.send_signal(signal.SIGUSR1)
         said = json.loads(host.stdout.readline())
