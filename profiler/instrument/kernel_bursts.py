@@ -247,11 +247,14 @@ class Bursts:
             self._recorder.answer(answer.word())
 
 
+_bursts: weakref.WeakKeyDictionary[BrickProfiler, Bursts] = weakref.WeakKeyDictionary()
+
+
 def bursts_of(profiler: BrickProfiler) -> Bursts:
-    """Those of the process as `profiler` records it, which holds them: they hold its recorder, and that holds it."""
-    found: Bursts | None = vars(profiler).get("_bursts")
+    """Those of the process as `profiler` records it."""
+    found = _bursts.get(profiler)
     if found is None:
-        found = vars(profiler)["_bursts"] = Bursts(profiler)
+        found = _bursts[profiler] = Bursts(profiler)
     return found
 
 

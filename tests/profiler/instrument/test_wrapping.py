@@ -432,17 +432,6 @@ def test_a_model_that_the_host_drops_is_freed(profiler: BrickProfiler) -> None:
         gc.enable()
 
 
-def test_a_profiler_of_its_own_is_freed_with_its_files_where_the_model_is_detached_and_nobody_holds_it() -> None:
-    model = Stack()
-    attachment = attach(model)
-    model(torch.ones(1, 4))
-    profiler = weakref.ref(attachment.profiler)
-    attachment.detach()
-    del attachment
-    gc.collect()
-    assert profiler() is None
-
-
 def test_a_call_that_is_taken_out_while_its_module_runs_is_recorded_and_later_ones_fetch_what_is_no_more(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
