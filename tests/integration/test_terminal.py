@@ -260,7 +260,7 @@ def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest
         monkeypatch.setenv(option, "1")
     with terminal("replay", RECORDING, *([option] if option.startswith("--") else [])) as screen:
         screen.wait_for("costliest bricks")
-        colours = [list(map(int, found)) for found in re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)", screen.raw)]
+        colours = [list(map(int, found)) for found in re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)[;m]", screen.raw)]
         assert all(max(colour) - min(colour) <= 1 for colour in colours), colours  # grey, but for rounding
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
