@@ -2,8 +2,7 @@
 
 A block is switched on, runs steps until the interpreter has learnt what the switch made it forget, then steps that
 are timed (by the thread's CPU time, unless told otherwise), and is switched off. Its ratio is that of its mean to the
-mean of both bare neighbours. What is given is the median of a
-variant's ratios, with the 95 % interval of a bootstrap.
+mean of both bare neighbours. What is given is the median of a variant's ratios, with the 95 % interval of a bootstrap.
 
 What a single step adds that is recorded is little beside what attaching makes the interpreter forget: it is measured
 beside the plain steps before and after it instead, all attached (`run_beside_plain`).
@@ -15,7 +14,8 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from benchmarks.base import Ratio
@@ -74,10 +74,7 @@ def run_beside_bare(
         end()
         return total_ns / timed
 
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
+    with _without_collections():
         bare_ns: list[float] = [block(bare)]
         until_s, cycle = time.monotonic() + seconds, 0
         while not cycle or time.monotonic() < until_s:
@@ -89,10 +86,20 @@ def run_beside_bare(
                 variant.ratios.append(2 * found_ns / (bare_ns[-2] + bare_ns[-1]))
             cycle += 1
             gc.collect()
+    return statistics.median(bare_ns)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """No garbage is collected within a step, and what was there before is not looked through between them."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
         gc.unfreeze()
-    return statistics.median(bare_ns)
 
 
 def run_beside_plain(
@@ -105,10 +112,7 @@ def run_beside_plain(
     """What one recorded step adds, with those after it that pay for it, in plain steps: in each of its `ratios`."""
     now_ns = clock_ns or time.thread_time_ns
     found = Variant(lambda: lambda: None)
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
+    with _without_collections():
         until_s = time.monotonic() + seconds
         while not found.ratios or time.monotonic() < until_s:
             took_ns = []
@@ -121,9 +125,6 @@ def run_beside_plain(
             plain_ns = statistics.mean(took_ns[:PLAIN_BEFORE] + took_ns[-PLAIN_AFTER:])
             found.ratios.append(sum(took_ns[PLAIN_BEFORE:-PLAIN_AFTER]) / plain_ns - PAYING)
             gc.collect()
-    finally:
-        gc.enable()
-        gc.unfreeze()
     return found
 
 
