@@ -2,7 +2,7 @@
 
 A block is switched on, runs steps until the interpreter has learnt what the switch made it forget, then steps that
 are timed (by the thread's CPU time, unless told otherwise), and is switched off. Its ratio is that of its mean to the
-mean of both bare neighbours. What is given is the median of a variant's ratios, with the 95 % interval of a bootstrap.
+mean of both bare neighbours. What is given is the median of a variant's ratios, and its 95 % interval by a bootstrap.
 
 What a single step adds that is recorded is little beside what attaching makes the interpreter forget: it is measured
 beside the plain steps before and after it instead, all attached (`run_beside_plain`).
