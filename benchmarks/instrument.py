@@ -1,13 +1,14 @@
 """What instrumenting an unedited model costs a decode step: a 12-layer llama, eager, one sequence, one thread.
 
 Ratios of thread CPU time to the same model bare, in short blocks that take turns (benchmarks/beside_bare.py), each
-with its 95 % interval. What is near 1 takes turns of its own, before what is far above. Each block, also a bare one, begins with attaching and ends with nothing attached: that makes
-the interpreter forget what it had learnt of classes. The control is one more bare block: where its interval does not
-hold 1, or is wider than what is looked for, believe none of the others. They are narrower on a core of its own:
-`taskset -c 0 python -m benchmarks instrument`. Beside it forward hooks, `record_function` around each leaf and Kineto
-(torch.profiler, CPU) on the same step. A step is one call with a cache of 64 positions. What the default costs is
-derived: from its plain steps, from what one that is recorded adds to those around it, and from what it takes to
-decide. Then the tokens/s that are shown, beside those by the wall's clock, of threads that generate.
+with its 95 % interval. What is near 1 takes turns of its own, before what is far above. Each block, also a bare one,
+begins with attaching and ends with nothing attached: that makes the interpreter forget what it had learnt of classes.
+The control is one more bare block: where its interval does not hold 1, or is wider than what is looked for, believe
+none of the others. They are narrower on a core of its own: `taskset -c 0 python -m benchmarks instrument`. Beside it
+forward hooks, `record_function` around each leaf and Kineto (torch.profiler, CPU) on the same step. A step is one
+call with a cache of 64 positions. What the default costs is derived: from its plain steps, from what one that is
+recorded adds to those around it, and from what it takes to decide. Then the tokens/s that are shown, beside those by
+the wall's clock, of threads that generate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line: finds the command, runs it, and turns errors into one line and an exit code.
 
 Exit codes: 0 ran, data seen · 1 runtime error · 2 usage or bad model · 3 no publisher or no data within the
-timeout · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate · 141 broken pipe.
+timeout · 4 a check failed · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate · 141 broken pipe.
 """
 
 from __future__ import annotations

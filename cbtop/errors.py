@@ -13,6 +13,12 @@ class UsageError(CbtopError):
     exit_code = 2
 
 
+class FailedCheckError(CbtopError):
+    """A brick computes something else than it should."""
+
+    exit_code = 4
+
+
 class UntrustedError(CbtopError):
     """What was recorded cannot be trusted."""
 

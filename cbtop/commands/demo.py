@@ -23,6 +23,7 @@ from cbtop.commands.show import (
     check_phase,
     is_headless,
     print_report,
+    require_passed_checks,
     settle_options,
     show_on_screen,
     shows_window,
@@ -204,7 +205,10 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     print_report([shown] if shown else [], options)
     if process.returncode < 0 and not interrupted:
         raise CbtopError(f"the workload was killed by {_signal_name(process)}; shown is what it had recorded")
-    return 130 if interrupted else 0
+    if interrupted:
+        return 130
+    require_passed_checks([view])
+    return 0
 
 
 def _signal_name(process: subprocess.Popen[bytes]) -> str:

@@ -15,6 +15,7 @@ from cbtop.commands.show import (
     is_headless,
     positive_seconds,
     print_report,
+    require_passed_checks,
     settle_options,
     show_on_screen,
     shows_window,
@@ -109,6 +110,7 @@ def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
         )
     if feed.damage:
         raise UntrustedError(f"{feed.status()}: what they held is missing")
+    require_passed_checks(shown)
     return 0
 
 

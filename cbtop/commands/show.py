@@ -7,7 +7,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands.shared.names import one_of, unknown
 from cbtop.commands.shared.settings import Setting, config_file, settle, yes_or_no
 from cbtop.commands.shared.sort_memory import remember_orders, remembered_orders
-from cbtop.errors import UsageError
+from cbtop.errors import FailedCheckError, UsageError
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.vocabulary import VIEWER_KEY
@@ -175,6 +175,15 @@ def print_report(views: Sequence[SourceView], options: argparse.Namespace, repla
     rows = RowChoice(options.sort or "", options.filter)
     sys.stdout.write(REPORTS[options.format](views, sections, replay, rows) + "\n")
     sys.stdout.flush()
+
+
+def require_passed_checks(views: Iterable[SourceView]) -> None:
+    """Raises FailedCheckError, with the first of them, when a check of a brick has failed."""
+    failed = [(view, check) for view in views for check in view.checks if not check.passed]
+    if failed:
+        view, check = failed[0]
+        more = f", and {len(failed) - 1} more checks failed" if len(failed) > 1 else ""
+        raise FailedCheckError(f"{check.brick} of pid {view.pid} fails its check `{check.assertion}`{more}")
 
 
 def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> None:

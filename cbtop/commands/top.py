@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from cbtop.commands.show import (
     open_feed,
     positive_seconds,
     print_report,
+    require_passed_checks,
     settle_options,
     show_on_screen,
     shows_window,
@@ -31,6 +33,7 @@ from cbtop.reports import DEVICES, SOURCES, TIMELINE
 if TYPE_CHECKING:  # they load numpy and zmq
     from cbtop.client.feed import Feed
     from cbtop.client.store import SourceRecord
+    from cbtop.viewmodels.model import SourceView
 
 DESCRIPTION = "attach to whatever runs"
 EPILOG = """\
@@ -44,8 +47,9 @@ examples:
   cbtop ls                           list what there is to watch
   cbtop demo                         something to watch, from the first minute
 
-exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing running or no data in time, 5 data not
-            trustworthy, 129/130/143 hang-up, interrupt, terminate, 141 nobody reads the output
+exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing running or no data in time,
+            4 a check of a brick failed, 5 data not trustworthy, 129/130/143 hang-up, interrupt, terminate,
+            141 nobody reads the output
 """
 
 HOW_TO_START = (
@@ -167,9 +171,11 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
         shown = [record for record in live if has_data(record, options.phase)]
     else:
         shown = _last_with_data(feed, records, options)
+    views: Sequence[SourceView] = ()
     if shown:
         window = shows_window(options, by_default=bool(live or options.duration))
-        print_report(as_asked(feed, (record.key for record in shown), options, window=window), options)
+        views = as_asked(feed, (record.key for record in shown), options, window=window)
+        print_report(views, options)
     if shown and feed.unanswered:
         sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
     if shown and feed.unread:
@@ -183,6 +189,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     if faulty:
         what = "; ".join(f"pid {pid_of(one)} is not to be trusted: {one.state.reason}" for one in faulty if one.state)
         raise UntrustedError(what)
+    require_passed_checks(views)
     if not shown:
         raise NoDataError(_why_nothing(feed, live, options))
     if not was_live:

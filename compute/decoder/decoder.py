@@ -85,7 +85,8 @@ class Decoder:
         return logits
 
     def verify(self, tokens: Sequence[int]) -> list[CheckResult]:
-        """One untimed pass over `tokens` from position 0, each brick checked against its reference.
+        """Both kinds of pass that run, untimed, each brick checked against its reference: all `tokens` but the last
+        together from position 0, then the last alone.
 
         A result for each brick name and assertion, over all places where it stands. Restarts the sequence.
         """
@@ -95,8 +96,10 @@ class Decoder:
             findings.extend(brick.check(calls))
 
         self.restart()
-        self._spaces.pop(len(tokens), None)  # buffers of an earlier pass are not all zeros
-        self._forward(tokens, checked, lambda index: nullcontext())
+        for part in (tokens[:-1], tokens[-1:]):
+            self._spaces.pop(len(part), None)  # buffers of an earlier pass are not all zeros
+            if part:
+                self._forward(part, checked, lambda index: nullcontext())
         self.restart()
         return summary(findings)
 

@@ -13,7 +13,7 @@ from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.kernels import rms_norm
+from cbtop.compute.kernels import linear, rms_norm
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 
@@ -101,6 +101,41 @@ def test_a_wrong_kernel_fails_its_check(
     assert failed[0].max_error is not None
     assert failed[0].tolerance is not None
     assert failed[0].max_error > failed[0].tolerance
+
+
+def scaled(out: Any) -> None:
+    out *= 1.5
+
+
+def swapped(out: Any) -> None:
+    out[:, [0, 1]] = out[:, [1, 0]]
+
+
+def not_a_number(out: Any) -> None:
+    out[-1, 0] = np.nan
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("alone", [True, False], ids=["one token", "many"])
+@pytest.mark.parametrize("fault", [scaled, swapped, not_a_number])
+def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check(
+    model: Model,
+    decoder_for: MakeDecoder,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Any], None],
+    alone: bool,
+    threads: int,
+) -> None:
+    def wrong(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
+        linear.linear(code, weights, bias, x, out, scratch)
+        # The output matrix meets one token in any pass.
+        if (x.shape[0] == 1) == alone and weights is not model.lm_head.data:
+            fault(out)
+
+    for code, kernel in linear.LINEAR.items():
+        monkeypatch.setitem(linear.LINEAR, code, replace(kernel, implementation=wrong))
+    failed = {result.brick for result in decoder_for(model, threads).verify(PROMPT) if not result.passed}
+    assert failed >= {"QkvProjection", "OutputProjection", "GateProjection", "UpProjection", "DownProjection"}
 
 
 def test_a_full_context_is_refused(model: Model, decoder_for: MakeDecoder) -> None:

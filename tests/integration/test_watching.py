@@ -65,6 +65,33 @@ def test_once_prints_what_runs_and_the_books_and_the_losses_add_up() -> None:
     )
 
 
+WRONG = """
+import sys, time
+from cbtop import BrickProfiler
+from cbtop.protocol.messages import CheckResult
+profiler = BrickProfiler()
+for assertion, passed in ("finite", True), ("equals reference", False):
+    profiler.announce(CheckResult("RmsNorm", assertion, passed, 0.5, 1e-5))
+while True:
+    with profiler.step("decode", tokens=1), profiler.brick("RmsNorm"): time.sleep(0.001)
+"""
+
+
+def test_a_failed_check_is_a_verdict_and_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    recording = tmp_path / "wrong.cbtop"
+    with subprocess.Popen([sys.executable, "-c", WRONG]) as process:
+        try:
+            live = cbtop("--headless", "--once", *PATIENTLY)
+            assert cbtop("record", "--duration", "1", "--output", str(recording)).returncode == 0
+        finally:
+            process.kill()
+    replayed = cbtop("replay", str(recording), "--headless")
+    for shown in live, replayed:
+        assert shown.returncode == 4
+        assert "RmsNorm fails its check `equals reference`" in shown.stdout
+        assert f"RmsNorm of pid {process.pid} fails its check `equals reference`" in shown.stderr
+
+
 BARE_STEPS = """
 import time
 from cbtop import BrickProfiler
