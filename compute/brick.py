@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Finding
-from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
+from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, from_bits
 from cbtop.profiler.definitions import BrickDefinition, Budget, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
@@ -74,7 +74,7 @@ class ComputeBrick:
             kernel.reference(*expected)
             for place in kernel.outputs:
                 for assertion in self.spec.assertions:
-                    found = assertion.evaluate(output[place], expected[place])
+                    found = assertion.evaluate(from_bits(output[place]), from_bits(expected[place]))
                     yield self.spec.name, assertion.name, found
 
 

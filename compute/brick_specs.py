@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop.compute.checks import Assertion, Equivalent, Finite, Within
+from cbtop.compute.checks import Assertion, Equivalent, Finite
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 # A product of a few thousand float32 terms, summed in another order: about 1e-6 of the largest output.
@@ -32,9 +32,7 @@ RMS_NORM = BrickSpec.of(BrickId.RMS_NORM, Finite(), ELEMENTWISE)
 QKV_PROJECTION = BrickSpec.of(BrickId.QKV_PROJECTION, Finite(), PRODUCT)
 ROPE_EMBEDDING = BrickSpec.of(BrickId.ROPE_EMBEDDING, Finite(), ELEMENTWISE)
 KV_WRITE = BrickSpec("KvWrite", BrickCategory.ATTENTION, (Finite(), EXACT))
-ATTENTION_SCORE = BrickSpec.of(BrickId.ATTENTION_SCORE, Finite(), PRODUCT)
-ATTENTION_SOFTMAX = BrickSpec.of(BrickId.ATTENTION_SOFTMAX, Finite(), ELEMENTWISE, Within(0.0, 1.0))
-ATTENTION_OUTPUT = BrickSpec.of(BrickId.ATTENTION_OUTPUT, Finite(), PRODUCT)
+ATTENTION = BrickSpec("Attention (fused)", BrickCategory.ATTENTION, (Finite(), PRODUCT))
 OUTPUT_PROJECTION = BrickSpec.of(BrickId.OUTPUT_PROJECTION, Finite(), PRODUCT)
 RESIDUAL_ADD = BrickSpec("ResidualAdd", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
 GATE_PROJECTION = BrickSpec.of(BrickId.GATE_PROJECTION, Finite(), PRODUCT)
@@ -51,9 +49,7 @@ BRICKS: tuple[BrickSpec, ...] = (
     QKV_PROJECTION,
     ROPE_EMBEDDING,
     KV_WRITE,
-    ATTENTION_SCORE,
-    ATTENTION_SOFTMAX,
-    ATTENTION_OUTPUT,
+    ATTENTION,
     OUTPUT_PROJECTION,
     RESIDUAL_ADD,
     GATE_PROJECTION,

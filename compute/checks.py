@@ -46,22 +46,6 @@ class Finite:
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
-    """All values lie in [low, high]."""
-
-    low: float
-    high: float
-
-    @property
-    def name(self) -> str:
-        return f"within [{self.low:g}, {self.high:g}]"
-
-    def evaluate(self, output: Output, expected: Output) -> Finding:
-        excess = max(float(self.low - output.min()), float(output.max() - self.high))
-        return Finding(excess <= 0, max(excess, 0.0) if math.isfinite(excess) else None, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
 class Equivalent:
     """max|output - expected| <= tolerance * max|expected|."""
 

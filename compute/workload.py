@@ -31,13 +31,15 @@ VERIFIED_TOKENS = 6  # five together, not a whole number of fours, and one alone
 class WorkloadOptions:
     """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048.
 
-    `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in a sample of the decode steps.
+    `cache_type`: of the KV cache, f16 or f32. `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in
+    a sample of the decode steps.
     """
 
     model: Path | None = None
     steps: int | None = None
     threads: int | None = None
     context: int | None = None
+    cache_type: str = "f16"
     trace: tuple[str, ...] = ()
 
 
@@ -64,7 +66,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     if context < SHORTEST_CONTEXT:
         raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
     profiler.announce(_manifest(model, backend, context))
-    decoder = Decoder(model, backend.label, backend.threads, profiler, context)
+    decoder = Decoder(model, backend.label, backend.threads, profiler, context, options.cache_type)
     prompt = _prompt(model, context)
 
     progress("compiling kernels", None)

@@ -63,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
     )
     group.add_argument(
+        "--kv-cache", choices=("f16", "f32"), default="f16", help="numbers of the KV cache (default: %(default)s)"
+    )
+    group.add_argument(
         "--trace", type=_traces, metavar="NAMES", default=(),
         help=f"trace one decode step in {TRACED_EVERY_STEPS}: a comma list of {', '.join(TRACES)}, or all "
         "(default: none)",
@@ -117,7 +120,9 @@ def serve(options: argparse.Namespace) -> int:
 
     try:
         run_workload(
-            WorkloadOptions(options.model, options.steps, options.threads, options.context, options.trace),
+            WorkloadOptions(
+                options.model, options.steps, options.threads, options.context, options.kv_cache, options.trace
+            ),
             profiler,
             should_stop,
             progress,
@@ -161,6 +166,7 @@ def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[s
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
             command += [f"--{name}", str(value)]
+    command += ["--kv-cache", options.kv_cache]
     if options.trace:
         command += ["--trace", ",".join(options.trace)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)

@@ -11,9 +11,7 @@ from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.kernels import (
     activation,
-    attention_output,
-    attention_score,
-    attention_softmax,
+    attention,
     embedding,
     kv_write,
     linear,
@@ -33,9 +31,7 @@ class LayerBricks:
     qkv: ComputeBrick
     rope: ComputeBrick
     kv_write: ComputeBrick
-    score: ComputeBrick
-    softmax: ComputeBrick
-    attention_output: ComputeBrick
+    attention: ComputeBrick
     output_projection: ComputeBrick
     attention_add: ComputeBrick
     ffn_norm: ComputeBrick
@@ -60,7 +56,8 @@ class ModelBricks:
 class BrickMaker:
     """Makes the bricks of one model for one backend and one profiler."""
 
-    def __init__(self, model: Model, backend: str, profiler: Profiler) -> None:
+    def __init__(self, model: Model, backend: str, profiler: Profiler, cache_bytes: int) -> None:
+        self._cache_bytes = cache_bytes  # of a number in the KV cache
         self._model = model
         self._backend = backend
         self._profiler = profiler
@@ -78,18 +75,14 @@ class BrickMaker:
 
     def _layer(self, weights: LayerWeights) -> LayerBricks:
         model = self._model
-        shared = model.heads // model.kv_heads
-        score = Launch(attention_score.ATTENTION_SCORE, attention_score.work(model.head_dim, shared))
-        softmax = Launch(attention_softmax.ATTENTION_SOFTMAX, attention_softmax.work())
-        output = Launch(attention_output.ATTENTION_OUTPUT, attention_output.work(model.head_dim, shared))
+        shared, cache_bytes = model.heads // model.kv_heads, self._cache_bytes
+        fused = Launch(attention.ATTENTION, attention.work(model.head_dim, shared, cache_bytes))
         return LayerBricks(
             attention_norm=self._norm(),
             qkv=self._projections(brick_specs.QKV_PROJECTION, weights.q, weights.k, weights.v),
             rope=self._brick(brick_specs.ROPE_EMBEDDING, *self._rope()),
-            kv_write=self._brick(brick_specs.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work())),
-            score=self._brick(brick_specs.ATTENTION_SCORE, score),
-            softmax=self._brick(brick_specs.ATTENTION_SOFTMAX, softmax),
-            attention_output=self._brick(brick_specs.ATTENTION_OUTPUT, output),
+            kv_write=self._brick(brick_specs.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work(cache_bytes))),
+            attention=self._brick(brick_specs.ATTENTION, fused),
             output_projection=self._projections(brick_specs.OUTPUT_PROJECTION, weights.output),
             attention_add=self._add(),
             ffn_norm=self._norm(),

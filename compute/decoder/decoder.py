@@ -15,23 +15,27 @@ from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.bricks import BrickMaker, LayerBricks
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import Arguments
 from cbtop.protocol.messages import CheckResult
 
 Floats = NDArray[np.float32]
+Cache = NDArray[np.float32] | NDArray[np.uint16]  # the bits of float16
 Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
 Scope = Callable[[int], AbstractContextManager[object]]
+CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what the numbers of a KV cache are kept as
+MOST_TOGETHER = 512  # tokens of a pass: a longer prompt takes several, so that no buffer grows with it
 Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # told of each brick of a pass once it has run
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer ready to run. The caches are float32 (kv_heads, context, head_dim)."""
+    """A layer ready to run. The caches are as attention's `empty_caches` makes them."""
 
     bricks: LayerBricks
     weights: LayerWeights
-    k_cache: Floats
-    v_cache: Floats
+    k_cache: Cache
+    v_cache: Cache
 
 
 def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
@@ -47,30 +51,34 @@ def _observed(observe: Observer) -> Run:
 
 
 class Decoder:
-    """Runs one model over one sequence of at most `context` tokens."""
+    """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (CACHE_TYPES)."""
 
-    def __init__(self, model: Model, backend: str, threads: int, profiler: Profiler, context: int) -> None:
+    def __init__(
+        self, model: Model, backend: str, threads: int, profiler: Profiler, context: int, cache_type: str = "f16"
+    ) -> None:
         self.model = model
         self.context = context
         self.position = 0  # tokens in the KV cache
         self._profiler = profiler
-        self.bricks = BrickMaker(model, backend, profiler).bricks()
-        cache_shape = (model.kv_heads, context, model.head_dim)
+        dtype = np.dtype(CACHE_TYPES[cache_type])
+        self.bricks = BrickMaker(model, backend, profiler, dtype.itemsize).bricks()
         self._layers = tuple(
-            _Layer(bricks, weights, np.zeros(cache_shape, np.float32), np.zeros(cache_shape, np.float32))
+            _Layer(bricks, weights, *attention.empty_caches(model.kv_heads, context, model.head_dim, dtype))
             for bricks, weights in zip(self.bricks.layers, model.layers, strict=True)
         )
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         self._scratch = np.zeros((threads, columns), np.float32)
+        self._attention_scratch = attention.scratch_for(threads, model.head_dim)
         self._angles = model.rope.table(context)
-        self._spaces: dict[int, Workspace] = {}
+        self._space = Workspace.of(model, min(context, MOST_TOGETHER))
+        self._alone = self._space.first(1)
 
     def restart(self) -> None:
         """Forget the sequence."""
         self.position = 0
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """Append `tokens` in one pass; the greedy next token."""
+        """Append `tokens`; the greedy next one."""
         with self._profiler.step("prefill", tokens=len(tokens)):
             return self._forward(tokens, _timed if observe is None else _observed(observe), self._profiler.layer)
 
@@ -79,9 +87,10 @@ class Decoder:
         with self._profiler.step("decode", tokens=1):
             return self._forward((token,), _timed if observe is None else _observed(observe), self._profiler.layer)
 
-    def logits(self, tokens: int) -> Floats:
-        """Logits, float32 (vocabulary,), of the last pass over `tokens` tokens; the next overwrites them."""
-        logits: Floats = self._spaces[tokens].logits[0]
+    @property
+    def logits(self) -> Floats:
+        """Logits, float32 (vocabulary,), of the last token; the next pass overwrites them."""
+        logits: Floats = self._space.logits[0]
         return logits
 
     def verify(self, tokens: Sequence[int]) -> list[CheckResult]:
@@ -97,21 +106,34 @@ class Decoder:
 
         self.restart()
         for part in (tokens[:-1], tokens[-1:]):
-            self._spaces.pop(len(part), None)  # buffers of an earlier pass are not all zeros
             if part:
                 self._forward(part, checked, lambda index: nullcontext())
         self.restart()
         return summary(findings)
 
     def _forward(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
-        count, model, bricks = len(tokens), self.model, self.bricks
+        count, model = len(tokens), self.model
         if not 0 < count <= self.context - self.position:
             raise ComputeError(
                 f"{count} tokens at position {self.position} do not fit a context of {self.context}; restart first"
             )
         if min(tokens) < 0 or max(tokens) >= model.vocabulary:
             raise ComputeError(f"a token is outside of the vocabulary of {model.vocabulary}: {list(tokens)[:8]}")
-        space = self._space(count)
+        for first in range(0, count, MOST_TOGETHER):
+            space = self._through_layers(tokens[first : first + MOST_TOGETHER], run, scope)
+        head, bricks = model.lm_head, self.bricks
+        run(bricks.final_norm, model.hidden, (space.last, model.final_norm, model.epsilon, space.last_normed))
+        run(
+            bricks.lm_head,
+            head.rows,
+            self._product(Projection(head, _NO_BIAS), space.last_normed, space.logits),
+        )
+        run(bricks.sampling, model.vocabulary, (space.logits, space.choice))
+        return int(space.choice[0])
+
+    def _through_layers(self, tokens: Sequence[int], run: Run, scope: Scope) -> Workspace:
+        count, model, bricks = len(tokens), self.model, self.bricks
+        space = self._alone if count == 1 else self._space.first(count)
         space.tokens[:] = tokens
         embedding = model.embedding
         arguments = (embedding.format.code, embedding.data, space.tokens, space.x)
@@ -121,16 +143,7 @@ class Decoder:
                 self._attention(layer, space, count, run)
                 self._feed_forward(layer, space, count, run)
         self.position += count
-
-        head = model.lm_head
-        run(bricks.final_norm, model.hidden, (space.last, model.final_norm, model.epsilon, space.last_normed))
-        run(
-            bricks.lm_head,
-            head.rows,
-            self._product(Projection(head, _NO_BIAS), space.last_normed, space.logits),
-        )
-        run(bricks.sampling, model.vocabulary, (space.logits, space.choice))
-        return int(space.choice[0])
+        return space
 
     def _attention(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
         model, bricks, weights, start = self.model, layer.bricks, layer.weights, self.position
@@ -159,9 +172,8 @@ class Decoder:
             (space.k, head_dim, start, angles, neox),
         )
         run(bricks.kv_write, 2 * count * kv_rows, (space.k, space.v, start, layer.k_cache, layer.v_cache))
-        run(bricks.score, seen, (space.q, layer.k_cache, start, head_dim**-0.5, space.scores))
-        run(bricks.softmax, seen, (space.scores, start))
-        run(bricks.attention_output, seen, (space.scores, layer.v_cache, start, space.attended))
+        caches, scratch = (layer.k_cache, layer.v_cache), self._attention_scratch
+        run(bricks.attention, seen, (space.q, *caches, start, head_dim**-0.5, space.attended, scratch))
         run(bricks.output_projection, space.x.size, product(weights.output, space.attended, space.delta))
         run(bricks.attention_add, space.x.size, (space.x, space.delta))
 
@@ -177,11 +189,6 @@ class Decoder:
     def _product(self, projection: Projection, x: Floats, out: Floats) -> Arguments:
         weight = projection.weight
         return weight.format.code, weight.data, projection.bias, x, out, self._scratch
-
-    def _space(self, tokens: int) -> Workspace:
-        if tokens not in self._spaces:
-            self._spaces[tokens] = Workspace.of(self.model, tokens, self.context)
-        return self._spaces[tokens]
 
 
 _NO_BIAS = np.zeros(0, np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.bricks import ModelBricks
 from cbtop.compute.decoder.workspace import Floats
-from cbtop.compute.kernels import linear, rms_norm
+from cbtop.compute.kernels import attention, linear, rms_norm
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.q8_0 import Q8_0
@@ -81,11 +81,11 @@ class AttentionProbe:
         chosen = self._tracer.config.attention_config.layers
         for layer, bricks in enumerate(self._bricks.layers):
             if chosen is None or layer in chosen:
-                yield bricks.softmax, partial(self._weighed, layer)
+                yield bricks.attention, partial(self._weighed, layer)
 
     def _weighed(self, layer: int, calls: Calls) -> int:
-        scores, start = calls[0]
-        weights = scores[-1, :, : start + scores.shape[0]]  # (heads, positions)
+        q, k_cache, _, start, scale, _, _ = calls[0]  # the kernel keeps no weights: they are computed again
+        weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, scale).astype(np.float32)
         self._tracer.record_attention(attention_weights(layer, weights, self._tracer.config.attention_config))
         return int(weights.size)
 
@@ -188,9 +188,10 @@ class QuantizationProbe:
 class KvCacheProbe:
     """MLT-05: the decoder's own cache, which grows by a position a token and is thrown away as a whole."""
 
-    def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
+    def __init__(self, bricks: ModelBricks, tracer: ModelTracer, context: int) -> None:
         self._bricks = bricks
         self._tracer = tracer
+        self._context = context
         self._steps = self._evictions = self._evicted_positions = 0
         self._position = -1  # before the latest step
         self._size_bytes = 0
@@ -207,7 +208,7 @@ class KvCacheProbe:
         self._size_bytes = 0
         for bricks in self._bricks.layers:
             yield bricks.kv_write, self._written
-        yield self._bricks.layers[-1].attention_output, self._read
+        yield self._bricks.layers[-1].attention, self._read
 
     def _written(self, calls: Calls) -> int:
         _, _, _, k_cache, v_cache = calls[0]
@@ -215,13 +216,13 @@ class KvCacheProbe:
         return 0
 
     def _read(self, calls: Calls) -> int:
-        weights, v_cache, start, _ = calls[0]
-        positions = start + weights.shape[0]
+        q, _, _, start, *_ = calls[0]
+        positions = start + len(q)
         state = KvCacheStateTrace(
             step=self._steps,
             size_bytes=self._size_bytes,
             valid_positions=positions,
-            max_positions=v_cache.shape[1],
+            max_positions=self._context,
             evictions=self._evictions,
             evicted_positions=self._evicted_positions,
             oldest_position=0,

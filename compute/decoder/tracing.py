@@ -49,7 +49,7 @@ class DecodeTracing:
         self._began_s = self._published_s = clock_s()
         self._published_turn = 0
         self._steps = self._turn = 0
-        self._kv = KvCacheProbe(decoder.bricks, self.tracer)
+        self._kv = KvCacheProbe(decoder.bricks, self.tracer, decoder.context)
         probes: tuple[tuple[bool, Probe], ...] = (
             (config.trace_activations, ActivationProbe(decoder.bricks, self.tracer)),
             (config.trace_attention, AttentionProbe(decoder.bricks, self.tracer)),

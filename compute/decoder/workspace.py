@@ -1,8 +1,8 @@
-"""Every buffer that a forward pass writes into, made once for each number of tokens."""
+"""Every buffer that a forward pass writes into: made once, for the most tokens that pass together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Buffers for a pass over some tokens. Only the last token's logits are computed.
-
-    Zeros, not empty: attention leaves the scores of positions that a token may not see alone, and the checks
-    look at whole buffers.
-    """
+    """Buffers for a pass over some tokens. Only the last token's logits are computed."""
 
     tokens: NDArray[np.int64]  # (tokens,)
     x: Floats  # (tokens, hidden), the residual stream
@@ -27,7 +23,6 @@ class Workspace:
     q: Floats  # (tokens, heads * head_dim)
     k: Floats  # (tokens, kv_heads * head_dim)
     v: Floats
-    scores: Floats  # (tokens, heads, context)
     attended: Floats  # (tokens, heads * head_dim)
     delta: Floats  # (tokens, hidden), what a half layer adds
     gate: Floats  # (tokens, feed_forward)
@@ -38,7 +33,7 @@ class Workspace:
     choice: NDArray[np.int64]  # (1,)
 
     @classmethod
-    def of(cls, model: Model, tokens: int, context: int) -> Workspace:
+    def of(cls, model: Model, tokens: int) -> Workspace:
         def floats(*shape: int) -> Floats:
             return np.zeros(shape, np.float32)
 
@@ -52,7 +47,6 @@ class Workspace:
             q=floats(tokens, query_rows),
             k=floats(tokens, kv_rows),
             v=floats(tokens, kv_rows),
-            scores=floats(tokens, model.heads, context),
             attended=floats(tokens, query_rows),
             delta=floats(tokens, model.hidden),
             gate=floats(tokens, model.feed_forward),
@@ -62,3 +56,9 @@ class Workspace:
             logits=floats(1, model.vocabulary),
             choice=np.zeros(1, np.int64),
         )
+
+    def first(self, tokens: int) -> Workspace:
+        """The same buffers for a pass over fewer tokens."""
+        of_tokens = ("tokens", "x", "normed", "q", "k", "v", "attended", "delta", "gate", "up", "activated")
+        rows = {name: getattr(self, name)[:tokens] for name in of_tokens}
+        return replace(self, last=self.x[tokens - 1 : tokens], **rows)

@@ -10,6 +10,7 @@ import numpy as np
 
 from cbtop.compute.jit.compile import jit
 
+EXPONENTIAL_FLOPS = 19  # as written below, the clamping not counted
 LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH = np.float32(0.693359375)  # Cephes expf: ln 2 in two parts, so that k * LN2_HIGH is exact
 LN2_LOW = np.float32(-2.12194440e-4)

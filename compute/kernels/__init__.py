@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.activation import SWIGLU
-    from cbtop.compute.kernels.attention_output import ATTENTION_OUTPUT
-    from cbtop.compute.kernels.attention_score import ATTENTION_SCORE
-    from cbtop.compute.kernels.attention_softmax import ATTENTION_SOFTMAX
+    from cbtop.compute.kernels.attention import ATTENTION
     from cbtop.compute.kernels.embedding import EMBEDDING
     from cbtop.compute.kernels.kv_write import KV_WRITE
     from cbtop.compute.kernels.linear import LINEAR
@@ -30,9 +28,7 @@ def all_kernels() -> tuple[Kernel, ...]:
         ROPE_NORMAL,
         ROPE_NEOX,
         KV_WRITE,
-        ATTENTION_SCORE,
-        ATTENTION_SOFTMAX,
-        ATTENTION_OUTPUT,
+        ATTENTION,
         SWIGLU,
         RESIDUAL_ADD,
         GREEDY,

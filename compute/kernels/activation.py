@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.jit.compile import jit
-from cbtop.compute.jit.exponential import exponential
-from cbtop.compute.kernels.attention_softmax import EXPONENTIAL_FLOPS
+from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 

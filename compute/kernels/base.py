@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-FLOAT_BYTES = 4  # all activations, norms and the KV cache are float32
+FLOAT_BYTES = 4  # all activations and norms are float32
 
 Arguments = tuple[Any, ...]
 
@@ -50,6 +50,11 @@ class Kernel:
     examples: Callable[[np.random.Generator, int], Arguments]
     narrow: Callable[[Arguments], Arguments] = everything
     parallel: bool = False
+
+
+def from_bits(array: Any) -> Any:
+    """What the numbers of `array` stand for: those of uint16 are the bits of float16, which Numba has no type for."""
+    return array.view(np.float16) if array.dtype == np.uint16 else array
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:

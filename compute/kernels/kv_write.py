@@ -1,6 +1,6 @@
-"""KV write: puts the new keys and values where attention finds them, head by head.
+"""KV write: puts the new keys and values where attention finds them, head by head, rounded to what a cache holds.
 
-reference    a transposed NumPy assignment
+reference    transposed NumPy assignments
 numba        the same copy without NumPy's temporaries and call overhead
 """
 
@@ -11,36 +11,51 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.jit.compile import jit
-from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+from cbtop.compute.jit.halves import rounded_to
+from cbtop.compute.kernels.attention import empty_caches
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats, from_bits
 
 
 def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
-    """k, v: float32 (tokens, kv_heads * head_dim); the caches: float32 (kv_heads, context, head_dim)."""
+    """k, v: float32 (tokens, kv_heads * head_dim); the caches: as attention's `empty_caches` makes them."""
+    kv_heads, _, head_dim, lanes = k_cache.shape
     tokens = k.shape[0]
-    for new, cache in ((k, k_cache), (v, v_cache)):
-        cache[:, start : start + tokens] = new.reshape(tokens, *cache.shape[::2]).transpose(1, 0, 2)
+    at = np.arange(start, start + tokens)
+    new = k.reshape(tokens, kv_heads, head_dim).transpose(1, 0, 2)
+    with np.errstate(over="ignore"):  # what float16 cannot hold is infinite
+        from_bits(k_cache).transpose(0, 1, 3, 2)[:, at // lanes, at % lanes] = new
+        from_bits(v_cache)[:, at, :head_dim] = v.reshape(tokens, kv_heads, head_dim).transpose(1, 0, 2)
 
 
 @jit
 def kv_write(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
     """As `reference`."""
-    head_dim = np.uint64(k_cache.shape[2])
+    head_dim, lanes = np.uint64(k_cache.shape[2]), np.uint64(k_cache.shape[3])
     for t in range(np.uint64(k.shape[0])):
         position = np.uint64(start) + t
+        block, lane = position // lanes, position % lanes
         for head in range(np.uint64(k_cache.shape[0])):
             for i in range(head_dim):
-                k_cache[head, position, i] = k[t, head * head_dim + i]
-                v_cache[head, position, i] = v[t, head * head_dim + i]
+                k_cache[head, block, i, lane] = rounded_to(k_cache, k[t, head * head_dim + i])
+                v_cache[head, position, i] = rounded_to(v_cache, v[t, head * head_dim + i])
 
 
-def work() -> KernelWork:
-    """Elements are values written, keys and values both; each is read once and written once."""
-    return KernelWork(bytes_per_element=2.0 * FLOAT_BYTES)
+def work(cache_bytes: int) -> KernelWork:
+    """Elements are values written, keys and values both; each is read once and written once, in `cache_bytes`."""
+    return KernelWork(bytes_per_element=FLOAT_BYTES + cache_bytes)
 
 
-def _examples(rng: np.random.Generator, size: int) -> Arguments:
-    caches = floats(rng, 2, size + 9, size), floats(rng, 2, size + 9, size)
-    return floats(rng, 5, 2 * size), floats(rng, 5, 2 * size), 4, *caches
+def _examples(dtype: Any) -> Any:
+    def examples(rng: np.random.Generator, size: int) -> Arguments:
+        new = (1e3 * floats(rng, 21, 2 * size) ** 3 for _ in range(2))  # some are more than float16 holds
+        return *new, 4, *empty_caches(2, 25, size, dtype)
+
+    return examples
 
 
-KV_WRITE = Kernel("kv_write", reference, kv_write, work, (3, 4), 0.0, _examples)
+def kernel_for(dtype: Any = np.uint16) -> Kernel:
+    """The kernel; its examples are of a cache of `dtype`."""
+    return Kernel("kv_write", reference, kv_write, work, (3, 4), 0.0, _examples(dtype))
+
+
+KV_WRITE = kernel_for()

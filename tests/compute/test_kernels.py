@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbtop.compute.kernels import all_kernels
-from cbtop.compute.kernels.base import Kernel
+from cbtop.compute.decoder.decoder import CACHE_TYPES
+from cbtop.compute.kernels import all_kernels, attention, kv_write
+from cbtop.compute.kernels.base import Kernel, from_bits
 from cbtop.compute.kernels.linear import kernel_for
 from cbtop.compute.quantization import FORMATS
 
@@ -23,16 +24,29 @@ def copied(arguments: tuple[Any, ...], outputs: tuple[int, ...]) -> tuple[Any, .
     return tuple(a.copy() if place in outputs else a for place, a in enumerate(arguments))
 
 
+ATTENTION = [
+    attention.kernel_for(tokens, threads, dtype)
+    for tokens in (1, 2, 6, 70)  # 70 tokens of three heads are more rows than one piece of work has
+    for threads in (1, 2)
+    for dtype in CACHE_TYPES.values()
+]
+KV_WRITE = [kv_write.kernel_for(dtype) for dtype in CACHE_TYPES.values()]
+
+
 @pytest.mark.parametrize("size", [1, 7, 32, 200])
-@pytest.mark.parametrize("kernel", [*all_kernels(), *PREFILL_AND_THREADS], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [*all_kernels(), *PREFILL_AND_THREADS, *ATTENTION, *KV_WRITE], ids=lambda kernel: kernel.name
+)
 def test_a_kernel_agrees_with_its_reference(kernel: Kernel, size: int) -> None:
     arguments = kernel.examples(np.random.default_rng(size), size)
     expected = copied(arguments, kernel.outputs)
     kernel.implementation(*arguments)
     kernel.reference(*expected)
     for place in kernel.outputs:
-        error = np.abs(arguments[place].astype(np.float64) - expected[place]).max()
-        assert error <= kernel.tolerance * np.abs(expected[place]).max()
+        output, wanted = from_bits(arguments[place]).astype(np.float64), from_bits(expected[place])
+        np.testing.assert_array_equal(np.isfinite(output), np.isfinite(wanted))
+        output, wanted = (np.where(np.isfinite(values), values, 0) for values in (output, wanted))
+        assert np.abs(output - wanted).max() <= kernel.tolerance * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("name", ["embedding", "f32_linear"])

@@ -94,7 +94,7 @@ def test_the_last_layer_through_the_lens_is_the_models_own_logits(
     assert winner.per_layer_rank[-1] == 1
     assert len(winner.per_layer_logit) == len(model.layers)
     for place, tracked in enumerate(evolution.tokens):
-        assert tracked.per_layer_logit[-1] == pytest.approx(float(decoder.logits(1)[tracked.token]), rel=1e-6)
+        assert tracked.per_layer_logit[-1] == pytest.approx(float(decoder.logits[tracked.token]), rel=1e-6)
         assert tracked.per_layer_rank[-1] == place + 1
 
 
@@ -146,7 +146,7 @@ def test_the_cache_is_described_as_it_is(model: Model, run: Callable[..., Traced
     state = run(model).forward.kv_state
     assert state is not None
     assert (state.step, state.valid_positions, state.max_positions) == (1, len(PROMPT) + 1, model.context_length)
-    assert state.size_bytes == 2 * 4 * len(model.layers) * model.kv_heads * model.head_dim * model.context_length
+    assert state.size_bytes == 2 * 2 * len(model.layers) * model.kv_heads * model.head_dim * model.context_length
     assert (state.evictions, state.hit_rate, state.fragmentation) == (0, None, 0.0)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cbtop.compute.kernels import attention_output, attention_score, linear
+from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS
+from cbtop.compute.kernels import attention, linear
 from cbtop.compute.kernels.base import KernelWork
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -23,12 +24,10 @@ def test_a_quantised_product_reads_its_weights_once_a_call() -> None:
     assert moved == pytest.approx(128 * 2 * 144 + 4 * 512 + 4 * 128)  # a Q4_K block: 256 weights in 144 bytes
 
 
-def test_attention_reads_a_key_once_for_the_heads_that_share_it() -> None:
-    positions, heads, kv_heads, head_dim = 100, 12, 2, 64
+def test_attention_reads_a_key_and_its_value_once_for_the_heads_that_share_them() -> None:
+    positions, heads, kv_heads, head_dim, float16_bytes = 100, 12, 2, 64, 2
     elements = heads * positions
-    flops, moved = done(attention_score.work(head_dim, heads // kv_heads), elements)
-    assert flops == elements * (2 * head_dim + 1)  # the product, and its scale
-    assert moved == pytest.approx(positions * kv_heads * head_dim * 4 + elements * 4)
-    flops, moved = done(attention_output.work(head_dim, heads // kv_heads), elements)
-    assert flops == elements * 2 * head_dim
-    assert moved == pytest.approx(positions * kv_heads * head_dim * 4 + elements * 4)
+    flops, moved = done(attention.work(head_dim, heads // kv_heads, float16_bytes), elements)
+    products = 2 * 2 * head_dim  # with the key, and of the weight with the value
+    assert flops == elements * (products + EXPONENTIAL_FLOPS + 3)
+    assert moved == pytest.approx(2 * positions * kv_heads * head_dim * float16_bytes)

@@ -18,7 +18,7 @@ from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
 from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, eventually, wait_until_seen
 
 DECODED_BRICKS = {
-    "Embedding", "RmsNorm", "QkvProjection", "RopeEmbedding", "AttentionScore", "AttentionSoftmax", "AttentionOutput",
+    "Embedding", "RmsNorm", "QkvProjection", "RopeEmbedding", "Attention (fused)",
     "OutputProjection", "GateProjection", "UpProjection", "Activation", "DownProjection", "LmHead", "Sampling",
     "ResidualAdd", "KvWrite",
 }  # fmt: skip

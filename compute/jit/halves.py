@@ -1,0 +1,51 @@
+"""float32 to the bits of IEEE binary16, and to whatever an array holds."""
+
+# By integers, as compile.half_to_float: a processor without F16C has no instruction for it.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba.core import types
+from numba.extending import overload
+
+from cbtop.compute.jit.compile import jit
+
+_SIGN, _MAGNITUDE = np.int32(0x8000), np.int32(0x7FFFFFFF)
+_SMALLEST_NORMAL = np.int32(0x38800000)  # 2^-14
+_BEYOND = np.int32(0x47800000)  # 2^16: all from here on is infinite, or no number
+_INFINITE = np.int32(0x7F800000)
+_BIAS = np.int32((127 - 15) << 23)
+_HALF_BITS = np.int32(0x3F000000)  # of 0.5: beside it a float32's last bit is the smallest binary16, 2^-24
+
+
+@jit
+def float_to_half(value: Any) -> Any:
+    """The bits (uint16) of the binary16 nearest to a float32, of two the even one."""
+    bits = np.float32(value).view(np.int32)
+    magnitude = np.int32(bits & _MAGNITUDE)
+    if magnitude >= _BEYOND:
+        found = np.int32(0x7E00) if magnitude > _INFINITE else np.int32(0x7C00)
+    elif magnitude < _SMALLEST_NORMAL:
+        found = np.int32(np.float32(magnitude.view(np.float32) + np.float32(0.5)).view(np.int32) - _HALF_BITS)
+    else:
+        odd = np.int32(np.int32(magnitude >> np.int32(13)) & np.int32(1))
+        found = np.int32(np.int32(np.int32(magnitude - _BIAS) + np.int32(np.int32(0xFFF) + odd)) >> np.int32(13))
+    return np.uint16(found | np.int32(np.int32(bits >> np.int32(16)) & _SIGN))
+
+
+def rounded_to(array: Any, value: Any) -> Any:
+    """A float32 as an element of `array`: itself, or its binary16 where that holds uint16. For compiled code."""
+    raise NotImplementedError
+
+
+@overload(rounded_to)
+def _rounded_to(array: Any, value: Any) -> Any:
+    def narrowed(array: Any, value: Any) -> Any:
+        return float_to_half(value)
+
+    def unchanged(array: Any, value: Any) -> Any:
+        return value
+
+    return narrowed if array.dtype == types.uint16 else unchanged

@@ -1,0 +1,270 @@
+"""Attention: what each new token takes from the values of all positions that it sees; its softmax is never whole.
+
+reference    NumPy, float64: scores, softmax, weighted sum
+numba        64 positions at a time with a running maximum and sum (Milakov and Gimelshein 2018; Rabe and Staats
+             2021), so that no buffer grows with the context. Four rows, each a token's head, share every reading of
+             keys and values: the heads of a group, and in a prompt its tokens. One thread, or some groups for each.
+
+Keys lie sixteen positions beside each other, so that scores need no sum across a register; values lie as they come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit, jit_parallel, prange
+from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
+from cbtop.compute.jit.vectors import LANES, load_floats, load_widened, multiply_add, splat, store_floats
+from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats, from_bits
+
+POSITIONS = 64  # looked at together; a cache has a whole number of them
+TILE = 4  # rows that share a reading
+MAX_ROWS = 64  # of one piece of work
+LOWEST = np.float32(-1e30)  # below any score; an infinity would be undefined under fastmath
+PARALLEL_FROM = 1 << 17  # products of a query and a key; some 20 us of one thread's work
+
+
+def reference(q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, out: Any, scratch: Any) -> None:
+    """out[t, h] = sum over p <= start + t of softmax(scale * q[t, h] . k[h // group, p]) * v[h // group, p].
+
+    q, out: float32 (tokens, heads * head_dim); k_cache, v_cache: as `empty_caches` makes them; `scratch` is not used.
+    A group of heads shares a key head (Ainslie et al. 2023).
+    """
+    head_dim = k_cache.shape[2]
+    for t in range(len(q)):
+        weights = attention_weights(q[t], k_cache, start + t, scale)
+        seen = from_bits(v_cache)[:, : start + t + 1, :head_dim].astype(np.float64)
+        grouped = weights.reshape(len(v_cache), -1, start + t + 1)
+        out[t] = np.einsum("kgp,kpd->kgd", grouped, seen).reshape(-1)
+
+
+def attention_weights(q: Any, k_cache: Any, position: int, scale: float) -> Any:
+    """The softmax of one token's query, float32 (heads * head_dim,), float64 (heads, position + 1)."""
+    kv_heads, _, head_dim, _ = k_cache.shape
+    keys = keys_of(k_cache)[:, : position + 1].astype(np.float64)
+    queries = q.reshape(kv_heads, -1, head_dim).astype(np.float64)
+    scores = scale * np.einsum("kgd,kpd->kgp", queries, keys).reshape(-1, position + 1)
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
+    """Keys (kv_heads, context / 16, head_dim, 16) and values (kv_heads, context, head_dim), zeros.
+
+    The context is rounded up to a multiple of 64, the values' head_dim to one of 16. `dtype` is float32, or uint16
+    for the bits of float16.
+    """
+    positions = -(-context // POSITIONS) * POSITIONS
+    padded = -(-head_dim // LANES) * LANES
+    keys = np.zeros((kv_heads, positions // LANES, head_dim, LANES), dtype)
+    return keys, np.zeros((kv_heads, positions, padded), dtype)
+
+
+def keys_of(k_cache: Any) -> Any:
+    """The keys as (kv_heads, positions, head_dim), of float16 or float32."""
+    kv_heads, _, head_dim, _ = k_cache.shape
+    return from_bits(k_cache).transpose(0, 1, 3, 2).reshape(kv_heads, -1, head_dim)
+
+
+def scratch_for(threads: int, head_dim: int) -> Any:
+    """float32 (threads * 64, columns): of each row its weights, output, query, and running maximum and sum."""
+    padded = -(-head_dim // LANES) * LANES
+    return np.zeros((threads * MAX_ROWS, POSITIONS + 2 * padded + 2), np.float32)
+
+
+@jit
+def _scores(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query: Any, column: Any) -> None:
+    """scratch[row : row + 4, column : column + 16] = the queries of these rows times sixteen keys."""
+    one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
+    a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
+    for i in range(head_dim):
+        key = load_widened(keys, first + i, np.uint64(0))
+        a = multiply_add(key, splat(scratch[row, query + i]), a)
+        b = multiply_add(key, splat(scratch[row + one, query + i]), b)
+        c = multiply_add(key, splat(scratch[row + two, query + i]), c)
+        d = multiply_add(key, splat(scratch[row + three, query + i]), d)
+    store_floats(scratch, row, column, a)
+    store_floats(scratch, row + one, column, b)
+    store_floats(scratch, row + two, column, c)
+    store_floats(scratch, row + three, column, d)
+
+
+@jit
+def _weigh(scratch: Any, row: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
+    """Scores of so many positions to powers, the rest to zeros; what is summed so far to the new maximum."""
+    before = scratch[row, state]
+    largest = before
+    for p in range(visible):
+        largest = max(largest, scratch[row, p])
+    total = np.float32(0)
+    for p in range(visible):
+        power = exponential(np.float32(scratch[row, p] - largest))
+        scratch[row, p] = power
+        total += power
+    for p in range(visible, np.uint64(POSITIONS)):
+        scratch[row, p] = np.float32(0)
+    factor = exponential(np.float32(before - largest))
+    scratch[row, state] = largest
+    scratch[row, state + np.uint64(1)] = scratch[row, state + np.uint64(1)] * factor + total
+    if factor != np.float32(1):
+        for i in range(head_dim):
+            scratch[row, output + i] *= factor
+
+
+@jit
+def _add_values(values: Any, first: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any) -> None:
+    """scratch[row : row + 4, output + column : + 16] += the weights of these rows times `count` values."""
+    one, two, three, at = np.uint64(1), np.uint64(2), np.uint64(3), output + column
+    a, b = load_floats(scratch, row, at), load_floats(scratch, row + one, at)
+    c, d = load_floats(scratch, row + two, at), load_floats(scratch, row + three, at)
+    for p in range(count):
+        value = load_widened(values, first + p, column)
+        a = multiply_add(value, splat(scratch[row, p]), a)
+        b = multiply_add(value, splat(scratch[row + one, p]), b)
+        c = multiply_add(value, splat(scratch[row + two, p]), c)
+        d = multiply_add(value, splat(scratch[row + three, p]), d)
+    store_floats(scratch, row, at, a)
+    store_floats(scratch, row + one, at, b)
+    store_floats(scratch, row + two, at, c)
+    store_floats(scratch, row + three, at, d)
+
+
+@jit
+def _attend(
+    q: Any,
+    keys: Any,
+    values: Any,
+    begin: Any,
+    groups: Any,
+    dimensions: Any,
+    pieces: Any,
+    scale: Any,
+    out: Any,
+    scratch: Any,
+    chunk: Any,
+    chunks: Any,
+) -> None:
+    """Every `chunks`-th piece of work, from `chunk` on: the heads of one of the parts of a group, for some tokens."""
+    start, kv_heads, head_dim, parts = np.uint64(begin), np.uint64(groups), np.uint64(dimensions), np.uint64(pieces)
+    context, group = np.uint64(values.shape[0]) // kv_heads, np.uint64(q.shape[1]) // head_dim // kv_heads
+    tokens, tile, positions = np.uint64(q.shape[0]), np.uint64(TILE), np.uint64(POSITIONS)
+    lanes = np.uint64(LANES)
+    padded = (head_dim + lanes - np.uint64(1)) // lanes * lanes
+    output, query = positions, positions + padded
+    state = query + padded
+    most_heads = (group + parts - np.uint64(1)) // parts
+    most_tokens: Any = max(np.uint64(1), np.uint64(MAX_ROWS) // most_heads)
+    blocks = (tokens + most_tokens - np.uint64(1)) // most_tokens
+    base = np.uint64(chunk) * np.uint64(scratch.shape[0] // chunks)
+    for piece in range(np.uint64(chunk), kv_heads * parts * blocks, np.uint64(chunks)):
+        kv_head, part, block = piece // (parts * blocks), piece // blocks % parts, piece % blocks
+        first_head = kv_head * group + part * group // parts
+        heads_here = kv_head * group + (part + np.uint64(1)) * group // parts - first_head
+        first_token = block * most_tokens
+        rows = heads_here * min(most_tokens, tokens - first_token)
+        whole = (rows + tile - np.uint64(1)) // tile * tile
+        for r in range(whole):
+            for i in range(np.uint64(2) * padded):
+                scratch[base + r, output + i] = np.float32(0)
+            scratch[base + r, state] = np.float32(LOWEST)
+            scratch[base + r, state + np.uint64(1)] = np.float32(0)
+        for r in range(rows):
+            t, head = first_token + r // heads_here, first_head + r % heads_here
+            for i in range(head_dim):
+                scratch[base + r, query + i] = q[t, head * head_dim + i] * scale
+        end = start + first_token + (rows - np.uint64(1)) // heads_here + np.uint64(1)
+        for p in range(np.uint64(0), end, positions):
+            for r in range(np.uint64(0), whole, tile):
+                last = min(r + tile, rows) - np.uint64(1)
+                seen = start + first_token + last // heads_here + np.uint64(1)
+                if seen <= p:
+                    continue
+                count = min(positions, seen - p)
+                for column in range(np.uint64(0), count, lanes):
+                    first = (kv_head * (context // lanes) + (p + column) // lanes) * head_dim
+                    _scores(keys, first, head_dim, scratch, base + r, query, column)
+                for one in range(r, r + tile):
+                    sees = start + first_token + min(one, rows - np.uint64(1)) // heads_here + np.uint64(1)
+                    visible = min(positions, sees - p) if sees > p else np.uint64(0)
+                    _weigh(scratch, base + one, visible, padded, output, state)
+                for column in range(np.uint64(0), padded, lanes):
+                    _add_values(values, kv_head * context + p, count, scratch, base + r, output, column)
+        for r in range(rows):
+            t, head = first_token + r // heads_here, first_head + r % heads_here
+            inverse = np.float32(np.float32(1) / scratch[base + r, state + np.uint64(1)])
+            for i in range(head_dim):
+                out[t, head * head_dim + i] = scratch[base + r, output + i] * inverse
+
+
+@jit_parallel
+def _attend_parallel(
+    q: Any,
+    keys: Any,
+    values: Any,
+    begin: Any,
+    groups: Any,
+    dimensions: Any,
+    pieces: Any,
+    scale: Any,
+    out: Any,
+    scratch: Any,
+    chunks: Any,
+) -> None:
+    for chunk in prange(chunks):
+        _attend(q, keys, values, begin, groups, dimensions, pieces, scale, out, scratch, np.int64(chunk), chunks)
+
+
+def attention(q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, out: Any, scratch: Any) -> None:
+    """As `reference`. `scratch` is of `scratch_for`: for so many threads."""
+    kv_heads, _, head_dim, _ = k_cache.shape
+    tokens, columns = q.shape
+    group = columns // head_dim // kv_heads
+    chunks = scratch.shape[0] // MAX_ROWS if columns * tokens * (start + tokens) >= PARALLEL_FROM else 1
+    # A group is taken apart where there are fewer of them than threads, or where its heads are more rows than fit.
+    parts = max(min(group, -(-chunks // kv_heads)), -(-group // MAX_ROWS))
+    keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])
+    if chunks == 1:
+        _attend(q, keys, values, start, kv_heads, head_dim, parts, np.float32(scale), out, scratch, 0, 1)
+    else:
+        _attend_parallel(q, keys, values, start, kv_heads, head_dim, parts, np.float32(scale), out, scratch, chunks)
+
+
+def work(head_dim: int, heads_per_key: int, cache_bytes: int) -> KernelWork:
+    """Elements are heads x positions, summed over the tokens. A key and its value, of `cache_bytes` a number, are
+    read once for the heads that share them."""
+    return KernelWork(
+        flops_per_element=4.0 * head_dim + EXPONENTIAL_FLOPS + 3,
+        bytes_per_element=2.0 * cache_bytes * head_dim / heads_per_key,
+    )
+
+
+def _examples(tokens: int, threads: int, dtype: Any) -> Any:
+    def examples(rng: np.random.Generator, size: int) -> Arguments:
+        heads, kv_heads, start = 6, 2, size
+        k_cache, v_cache = empty_caches(kv_heads, start + tokens, size, np.float32)
+        k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
+        if dtype == np.uint16:
+            k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
+        q, out = 3 * floats(rng, tokens, heads * size), np.zeros((tokens, heads * size), np.float32)
+        return q, k_cache, v_cache, start, size**-0.5, out, scratch_for(threads, size)
+
+    return examples
+
+
+def kernel_for(tokens: int = 1, threads: int = 1, dtype: Any = np.uint16) -> Kernel:
+    """The kernel; its examples are of `tokens`, `threads` and a cache of `dtype`."""
+    return Kernel(
+        name="attention",
+        reference=reference,
+        implementation=attention,
+        work=work,
+        outputs=(5,),
+        tolerance=1e-5,
+        examples=_examples(tokens, threads, dtype),
+        parallel=True,
+    )
+
+
+ATTENTION = kernel_for()

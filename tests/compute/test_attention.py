@@ -1,0 +1,54 @@
+"""Attention in pieces: any sizes, and nothing that a token may not see."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop.compute.kernels.attention import attention, empty_caches, reference, scratch_for
+from cbtop.compute.kernels.base import floats
+
+
+@settings(max_examples=60)
+@given(
+    tokens=st.integers(1, 20),
+    start=st.integers(0, 150),
+    kv_heads=st.integers(1, 3),
+    group=st.one_of(st.integers(1, 9), st.just(70)),  # 70 heads of a group are more rows than one piece of work has
+    head_dim=st.integers(1, 40),
+    threads=st.integers(1, 2),
+    is_short=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_be_anything(
+    tokens: int, start: int, kv_heads: int, group: int, head_dim: int, threads: int, is_short: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    k_cache, v_cache = empty_caches(kv_heads, start + tokens + 70, head_dim, np.float32)
+    k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
+    v_cache[:, start + tokens :] = np.nan
+    keys = k_cache.transpose(0, 1, 3, 2).reshape(kv_heads, -1, head_dim)
+    keys[:, start + tokens :] = np.nan
+    k_cache[:] = keys.reshape(kv_heads, -1, 16, head_dim).transpose(0, 1, 3, 2)
+    if is_short:
+        with np.errstate(invalid="ignore"):
+            k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
+    q = 3 * floats(rng, tokens, kv_heads * group * head_dim)
+    found, expected = np.full_like(q, np.nan), np.empty_like(q)
+    scratch = scratch_for(threads, head_dim)
+    scratch[:] = np.nan
+    attention(q, k_cache, v_cache, start, head_dim**-0.5, found, scratch)
+    reference(q, k_cache, v_cache, start, head_dim**-0.5, expected, scratch)
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_score_far_above_the_others_takes_all_and_nothing_overflows() -> None:
+    k_cache, v_cache = empty_caches(1, 128, 16, np.float32)
+    k_cache[0, 5, :, 3] = 1e4  # position 83
+    v_cache[0, :, 0] = np.arange(128)
+    q, out = np.full((1, 16), 1e4, np.float32), np.zeros((1, 16), np.float32)
+    attention(q, k_cache, v_cache, 120, 1.0, out, scratch_for(1, 16))
+    assert out[0, 0] == 83
+    attention(-q, k_cache, v_cache, 120, 1.0, out, scratch_for(1, 16))
+    np.testing.assert_allclose(out[0, 0], np.delete(np.arange(121), 83).mean(), rtol=1e-6)

@@ -1,0 +1,45 @@
+"""float32 to the bits of binary16 and back, without the processor's own instructions."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.compute.jit.compile import half_to_float
+from cbtop.compute.jit.halves import float_to_half
+
+ALL = np.arange(1 << 16, dtype=np.uint16)
+
+
+def rounded(values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> list[int]:
+    return [int(float_to_half(value)) for value in values]
+
+
+def by_numpy(values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> list[int]:
+    with np.errstate(over="ignore"):
+        return [int(bits) for bits in values.astype(np.float16).view(np.uint16)]
+
+
+def test_every_binary16_is_itself() -> None:
+    finite = ALL[np.isfinite(ALL.view(np.float16))]
+    values = finite.view(np.float16).astype(np.float32)
+    assert rounded(values) == finite.tolist()
+    assert [float(half_to_float(np.int32(bits))) for bits in finite[::97]] == values[::97].tolist()
+
+
+def test_between_two_the_nearest_is_taken_and_in_the_middle_the_even_one() -> None:
+    low = ALL[:0x7C00].view(np.float16).astype(np.float64)  # positive and finite
+    high = np.append(low[1:], 65536.0)
+    middle = ((low + high) / 2).astype(np.float32)
+    for values in (middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(1e9)), -middle):
+        assert rounded(values) == by_numpy(values)
+
+
+@given(st.floats(width=32))
+def test_any_float32_is_what_numpy_makes_of_it(value: float) -> None:
+    one = np.array([value], np.float32)
+    (bits,) = rounded(one)
+    found = np.array([bits], np.uint16).view(np.float16)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found, one.astype(np.float16))  # a NaN is one, whatever its bits
