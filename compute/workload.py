@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.compute.decoder.tracing import DecodeTracing
+    from cbtop.protocol.messages import CheckResult
 
 Progress = Callable[[str, float | None], None]
 ShouldStop = Callable[[], bool]
@@ -80,6 +81,20 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     progress("", None)
     tracing = DecodeTracing(decoder, profiler, TracerConfig.of(options.trace)) if options.trace else None
     _decode_until(decoder, prompt, options.steps, should_stop, tracing)
+
+
+def verify_model(path: Path, threads: int) -> list[CheckResult]:
+    """The checks of every brick of the model at `path`, in both kinds of pass. ModelError where it cannot be run."""
+    from cbtop.compute.backends import cpu_backend
+    from cbtop.compute.decoder import FAMILIES
+    from cbtop.compute.decoder.base import read_model
+    from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.profiler.profiler import BrickProfiler
+
+    model = read_model(path, FAMILIES)
+    backend = cpu_backend(threads)
+    decoder = Decoder(model, backend.label, threads, BrickProfiler(enabled=False), min(64, model.context_length))
+    return decoder.verify(_prompt(model, decoder.context)[:VERIFIED_TOKENS])
 
 
 def _decode_until(

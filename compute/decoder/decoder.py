@@ -23,7 +23,6 @@ Floats = NDArray[np.float32]
 Cache = NDArray[np.float32] | NDArray[np.uint16]  # the bits of float16
 Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
 Scope = Callable[[int], AbstractContextManager[object]]
-CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what the numbers of a KV cache are kept as
 MOST_TOGETHER = 512  # tokens of a pass: a longer prompt takes several, so that no buffer grows with it
 Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # told of each brick of a pass once it has run
 
@@ -51,7 +50,7 @@ def _observed(observe: Observer) -> Run:
 
 
 class Decoder:
-    """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (CACHE_TYPES)."""
+    """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (f16, f32)."""
 
     def __init__(
         self, model: Model, backend: str, threads: int, profiler: Profiler, context: int, cache_type: str = "f16"
@@ -60,7 +59,7 @@ class Decoder:
         self.context = context
         self.position = 0  # tokens in the KV cache
         self._profiler = profiler
-        dtype = np.dtype(CACHE_TYPES[cache_type])
+        dtype = np.dtype(attention.CACHE_TYPES[cache_type])
         self.bricks = BrickMaker(model, backend, profiler, dtype.itemsize).bricks()
         self._layers = tuple(
             _Layer(bricks, weights, *attention.empty_caches(model.kv_heads, context, model.head_dim, dtype))

@@ -19,6 +19,7 @@ from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.jit.vectors import LANES, load_floats, load_widened, multiply_add, splat, store_floats
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats, from_bits
 
+CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what holds the numbers of a KV cache: uint16 the bits of f16
 POSITIONS = 64  # looked at together; a cache has a whole number of them
 TILE = 4  # rows that share a reading
 MAX_ROWS = 64  # of one piece of work

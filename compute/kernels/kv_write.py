@@ -47,7 +47,7 @@ def work(cache_bytes: int) -> KernelWork:
 
 def _examples(dtype: Any) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        new = (1e3 * floats(rng, 21, 2 * size) ** 3 for _ in range(2))  # some are more than float16 holds
+        new = (floats(rng, 21, 2 * size) for _ in range(2))
         return *new, 4, *empty_caches(2, 25, size, dtype)
 
     return examples

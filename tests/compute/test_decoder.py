@@ -11,10 +11,11 @@ import pytest
 
 from cbtop.compute.decoder import decoder as decoder_module
 from cbtop.compute.decoder.base import Model
-from cbtop.compute.decoder.decoder import CACHE_TYPES, MOST_TOGETHER, Decoder
+from cbtop.compute.decoder.decoder import MOST_TOGETHER, Decoder
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.kernels import linear, rms_norm
+from cbtop.compute.kernels.attention import CACHE_TYPES
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind

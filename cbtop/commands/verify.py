@@ -1,0 +1,179 @@
+"""`cbtop verify`: every kernel against its reference, and every check against outputs that are wrong on purpose."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+from cbtop.commands.shared.names import unknown
+from cbtop.commands.shared.progress import ProgressLine
+from cbtop.errors import FailedCheckError, UsageError
+from cbtop.reports.tables import Table, table
+from cbtop.units import count as counted
+
+if TYPE_CHECKING:  # they load Numba
+    from cbtop.compute.verification import Variant, Verified
+    from cbtop.protocol.messages import CheckResult
+
+DESCRIPTION = (
+    "Run every kernel, as a decoder may run it (each weight format, one token and many, one thread and two, each "
+    "type of KV cache), on inputs of four sizes, and compare it with its reference. Then plant faults in them; "
+    "one that no check finds is a failure, too. With --model also every brick of a model, in both kinds of pass."
+)
+EPILOG = """\
+examples:
+  cbtop verify                                  all kernels: under a minute
+  cbtop verify DownProjection                   those that one brick runs
+  cbtop verify --model qwen2.5-1.5b-q4_k_m.gguf
+  cbtop verify --format junit > verify.xml      for CI
+
+exit codes: 0 all pass, 1 runtime error, 2 usage or a model that cannot be run, 4 a check failed
+"""
+SCHEMA = "cbtop.verify/1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("brick", nargs="?", metavar="BRICK", help="only what this brick runs (default: everything)")
+    parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="check the bricks of this model, too")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of what is printed (default: text)")
+
+
+def run(options: argparse.Namespace) -> int:
+    line = ProgressLine(sys.stderr)
+    line.show("loading kernels")
+    # Numba takes its time to load.
+    from cbtop.compute.verification import variants, verified
+
+    try:
+        chosen = _chosen(list(variants()), options.brick)
+        kernels = []
+        for done, variant in enumerate(chosen):
+            line.show(f"verifying: {variant.kernel.name} {variant.how}", done / len(chosen))
+            kernels.append(verified(variant))
+        model = _of_model(options.model, line) if options.model else []
+    finally:
+        line.clear()
+    if options.brick:
+        model = [result for result in model if result.brick == options.brick]
+    sys.stdout.write(FORMATS[options.format](kernels, model))
+    sys.stdout.flush()
+    failed = [f"{one.kernel} ({one.how or 'as it is'})" for one in kernels if not one.passed]
+    failed += [f"{one.brick} of the model" for one in model if not one.passed]
+    if failed:
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise FailedCheckError(f"{failed[0]}{more} failed")
+    return 0
+
+
+def _chosen(all_of_them: Sequence[Variant], brick: str | None) -> Sequence[Variant]:
+    if brick is None:
+        return all_of_them
+    names = list(dict.fromkeys(name for variant in all_of_them for name in variant.bricks))
+    if brick not in names:
+        raise UsageError(unknown("brick", brick, names))
+    return [variant for variant in all_of_them if brick in variant.bricks]
+
+
+def _of_model(path: Path, line: ProgressLine) -> list[CheckResult]:
+    """Of every brick of a model its checks in both kinds of pass, with one thread and with as many as there are."""
+    from cbtop.compute.backends import available_threads
+    from cbtop.compute.errors import ComputeError
+    from cbtop.compute.workload import verify_model
+
+    found: list[CheckResult] = []
+    try:
+        for threads in sorted({1, available_threads()}):
+            line.show(f"verifying the model: {threads} thread{'s' * (threads > 1)}")
+            found += verify_model(path, threads)
+    except ComputeError as error:
+        raise UsageError(str(error)) from error
+    return found
+
+
+def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
+    rows: Table = [("", "kernel", "with", "error", "allowed", "planted faults")]
+    rows += [
+        (
+            "✓" if one.passed else "✗",
+            one.kernel,
+            one.how,
+            _error(one.max_error),
+            f"{one.tolerance:.0e}",
+            f"{one.planted} found" if not one.missed else "MISSED: " + ", ".join(one.missed),
+        )
+        for one in kernels
+    ]
+    lines = [table(rows, left=3)]
+    lines += [f"✗ {one.kernel} {one.how}: fails {', '.join(one.failed)}" for one in kernels if one.failed]
+    if model:
+        rows = [("", "brick of the model", "check", "error", "allowed")]
+        rows += [
+            (
+                "✓" if one.passed else "✗",
+                one.brick,
+                one.assertion,
+                "" if one.tolerance is None else _error(one.max_error),
+                "" if one.tolerance is None else f"{one.tolerance:.0e}",
+            )
+            for one in model
+        ]
+        lines += ["", table(rows, left=3)]
+    passed = sum(one.passed for one in kernels) + sum(one.passed for one in model)
+    planted = counted(sum(one.planted for one in kernels))
+    lines += ["", f"{passed} of {len(kernels) + len(model)} pass; {planted} faults were planted"]
+    return "\n".join(lines) + "\n"
+
+
+def _error(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.1e}"
+
+
+def _json(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
+    document = {
+        "schema": SCHEMA,
+        "kernels": [asdict(one) | {"passed": one.passed} for one in kernels],
+        "model": [asdict(one) for one in model],
+    }
+    return json.dumps(document, allow_nan=False) + "\n"
+
+
+def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
+    suites = ET.Element("testsuites", name="cbtop verify")
+    of_kernels = [
+        (one.kernel, one.how or one.kernel, [*one.failed, *(f"does not notice {fault}" for fault in one.missed)])
+        for one in kernels
+    ]
+    _suite(suites, "kernels", of_kernels)
+    if model:
+        of_bricks = [
+            (one.brick, one.assertion, [] if one.passed else [f"error {_error(one.max_error)} of {one.tolerance}"])
+            for one in model
+        ]
+        _suite(suites, "model", of_bricks)
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(suites: ET.Element, name: str, cases: Iterable[tuple[str, str, Sequence[str]]]) -> None:
+    suite = ET.SubElement(suites, "testsuite", name=name)
+    tests = failures = 0
+    for of, case, failed in cases:
+        element = ET.SubElement(suite, "testcase", classname=of, name=case)
+        tests += 1
+        if failed:
+            failures += 1
+            ET.SubElement(element, "failure", message="; ".join(failed))
+    suite.set("tests", str(tests))
+    suite.set("failures", str(failures))
+
+
+FORMATS: dict[str, Callable[[Sequence[Verified], Sequence[CheckResult]], str]] = {
+    "text": _text,
+    "json": _json,
+    "junit": _junit,
+}

@@ -1,0 +1,168 @@
+"""Every kernel, as it may run, against its reference; and every check against outputs that are wrong on purpose.
+
+Rules
+- What is called is what a decoder calls: `implementation`, chosen by the same arguments.
+- A check that lets a planted fault pass is itself a failure: it would vouch for anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute import brick_specs
+from cbtop.compute.brick_specs import BrickSpec
+from cbtop.compute.checks import Equivalent, Finite
+from cbtop.compute.kernels import activation, all_kernels, attention, kv_write, linear, sampling
+from cbtop.compute.kernels.base import Kernel, from_bits
+from cbtop.compute.quantization import FORMATS
+
+SIZES = (1, 7, 32, 200)
+SEED = 20261123
+PRODUCTS = (
+    brick_specs.QKV_PROJECTION,
+    brick_specs.OUTPUT_PROJECTION,
+    brick_specs.GATE_PROJECTION,
+    brick_specs.UP_PROJECTION,
+    brick_specs.DOWN_PROJECTION,
+    brick_specs.LM_HEAD,
+)
+# The bricks that a kernel runs in, by its name; products run in all of PRODUCTS.
+BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
+    "embedding": (brick_specs.EMBEDDING,),
+    "rms_norm": (brick_specs.RMS_NORM,),
+    "rope_normal": (brick_specs.ROPE_EMBEDDING,),
+    "rope_neox": (brick_specs.ROPE_EMBEDDING,),
+    "kv_write": (brick_specs.KV_WRITE,),
+    "attention": (brick_specs.ATTENTION,),
+    activation.SWIGLU.name: (brick_specs.ACTIVATION,),
+    "residual_add": (brick_specs.RESIDUAL_ADD,),
+    sampling.GREEDY.name: (brick_specs.SAMPLING,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel as it may run: `how` says with what."""
+
+    kernel: Kernel
+    how: str = ""
+
+    @property
+    def bricks(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in BRICKS_OF.get(self.kernel.name, PRODUCTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What came of one variant. `max_error` (of the largest value) is the largest over all sizes, None where a value
+    is not finite in one of the two alone; `missed` names the planted faults that no check found."""
+
+    kernel: str
+    bricks: tuple[str, ...]
+    how: str
+    sizes: tuple[int, ...]
+    max_error: float | None
+    tolerance: float
+    failed: tuple[str, ...]  # `equals reference at size 32`
+    planted: int
+    missed: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failed and not self.missed
+
+
+def variants() -> Iterator[Variant]:
+    """Every kernel of a decoder: each format, one token and more, one thread and two, each type of KV cache."""
+    for kernel in all_kernels():
+        if kernel.name in BRICKS_OF and kernel.name not in ("attention", "kv_write"):
+            yield Variant(kernel)
+    for block_format in FORMATS.values():
+        for tokens, threads in ((1, 1), (1, 2), (6, 1), (6, 2)):
+            yield Variant(linear.kernel_for(block_format, tokens, threads), _how(tokens, threads))
+    for name, dtype in attention.CACHE_TYPES.items():
+        yield Variant(kv_write.kernel_for(dtype), f"{name} cache")
+        for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):
+            yield Variant(attention.kernel_for(tokens, threads, dtype), f"{_how(tokens, threads)}, {name} cache")
+
+
+def _how(tokens: int, threads: int) -> str:
+    return f"{tokens} token{'s' * (tokens > 1)}, {threads} thread{'s' * (threads > 1)}"
+
+
+def verified(variant: Variant) -> Verified:
+    """Runs the kernel on inputs of every size, and plants each fault in its output."""
+    kernel = variant.kernel
+    finite, equal = Finite(), Equivalent(kernel.tolerance)
+    errors: list[float | None] = []
+    failed, missed, planted = [], set(), 0
+    for size in SIZES:
+        arguments = kernel.examples(np.random.default_rng([SEED, size]), size)
+        expected = tuple(one.copy() if place in kernel.outputs else one for place, one in enumerate(arguments))
+        kernel.implementation(*arguments)
+        kernel.reference(*expected)
+        for place in kernel.outputs:
+            output, wanted = from_bits(arguments[place]), from_bits(expected[place])
+            for check in (finite, equal):
+                found = check.evaluate(output, wanted)
+                if not found.passed:
+                    failed.append(f"{check.name} at size {size}")
+            errors.append(equal.evaluate(output, wanted).max_error)
+            for name, wrong in faults(wanted):
+                planted += 1
+                if finite.evaluate(wrong, wanted).passed and equal.evaluate(wrong, wanted).passed:
+                    missed.add(name)
+    known = [error for error in errors if error is not None]
+    return Verified(
+        kernel.name,
+        variant.bricks,
+        variant.how,
+        SIZES,
+        max(known, default=None) if len(known) == len(errors) else None,
+        kernel.tolerance,
+        tuple(failed),
+        planted,
+        tuple(sorted(missed)),
+    )
+
+
+def faults(right: Any) -> Iterator[tuple[str, Any]]:
+    """Outputs that are wrong in ways that kernels are: each with its name. Where one would change nothing, it is left
+    out."""
+    for name, plant in FAULTS.items():
+        wrong = right.copy()
+        plant(wrong)
+        if not np.array_equal(wrong, right):
+            yield name, wrong
+
+
+def _scaled(values: Any) -> None:
+    values *= values.dtype.type(1.5 if values.dtype.kind == "f" else 2)
+
+
+def _not_a_number(values: Any) -> None:
+    if values.dtype.kind == "f":
+        values.reshape(-1)[-1] = np.nan
+
+
+def _swapped(values: Any) -> None:
+    rows = values.reshape(-1, values.shape[-1])
+    rows[..., [0, -1]] = rows[..., [-1, 0]]
+
+
+def _left_out(values: Any) -> None:
+    """The largest of all has not been written."""
+    flat = values.reshape(-1)
+    flat[np.abs(flat).argmax()] = 0
+
+
+FAULTS: Mapping[str, Callable[[Any], None]] = {
+    "scaled by 1.5": _scaled,
+    "a NaN": _not_a_number,
+    "two outputs swapped": _swapped,
+    "an output left out": _left_out,
+}

@@ -1,0 +1,53 @@
+"""What is verified is what runs, and what verifies it can fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cbtop.compute import verification
+from cbtop.compute.brick_specs import BRICKS
+from cbtop.compute.checks import Equivalent, Finding
+from cbtop.compute.kernels import all_kernels, attention
+from cbtop.compute.verification import FAULTS, Variant, variants, verified
+
+
+def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
+    found = list(variants())
+    assert {variant.kernel.name for variant in found} == {kernel.name for kernel in all_kernels()}
+    assert {brick for variant in found for brick in variant.bricks} == {spec.name for spec in BRICKS}
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+def test_a_way_over_several_threads_that_does_nothing_is_found_where_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "_attend_parallel", nothing)
+    found = [verified(Variant(attention.kernel_for(tokens=6, threads=threads))) for threads in (1, 2)]
+    assert [one.passed for one in found] == [True, False]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_kernel_with_a_planted_fault_fails(fault: str) -> None:
+    right = attention.kernel_for(tokens=6)
+
+    def wrong(*arguments: Any) -> None:
+        right.implementation(*arguments)
+        FAULTS[fault](arguments[5])
+
+    found = verified(Variant(replace(right, implementation=wrong)))
+    assert not found.passed
+    assert any("equals reference" in one for one in found.failed)
+
+
+def test_a_check_that_cannot_fail_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Equivalent, "evaluate", lambda *_: Finding(True, 0.0, 1.0))
+    found = verified(next(iter(variants())))
+    assert not found.passed
+    assert found.missed == ("an output left out", "scaled by 1.5", "two outputs swapped")
+    assert verification.FAULTS.keys() - set(found.missed) == {"a NaN"}
