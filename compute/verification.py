@@ -41,6 +41,7 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     activation.SWIGLU.name: (brick_specs.ACTIVATION,),
     "residual_add": (brick_specs.RESIDUAL_ADD,),
     sampling.GREEDY.name: (brick_specs.SAMPLING,),
+    sampling.DRAWN.name: (brick_specs.SAMPLING,),
 }
 
 

@@ -1,4 +1,4 @@
-"""The main job of `cbtop demo`: prefill and greedy decode of a model, again and again, through bricks."""
+"""The main job of `cbtop demo`: prefill and decode of a model, again and again, through bricks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.settings import GREEDY, Sampling
 from cbtop.protocol.messages import Manifest
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class WorkloadOptions:
     context: int | None = None
     cache_type: str = "f16"
     trace: tuple[str, ...] = ()
+    sampling: Sampling = GREEDY
 
 
 def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, progress: Progress) -> None:
@@ -67,7 +69,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     if context < SHORTEST_CONTEXT:
         raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
     profiler.announce(_manifest(model, backend, context))
-    decoder = Decoder(model, backend.label, backend.threads, profiler, context, options.cache_type)
+    decoder = Decoder(model, backend.label, backend.threads, profiler, context, options.cache_type, options.sampling)
     prompt = _prompt(model, context)
 
     progress("compiling kernels", None)

@@ -16,7 +16,7 @@ from typing import IO
 
 from cbtop.client.feed import Feed, FeedEnd
 from cbtop.commands.shared.choose import judge_as_asked
-from cbtop.commands.shared.numbers import count
+from cbtop.commands.shared.numbers import count, part, temperature, whole
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import (
     add_show_arguments,
@@ -29,6 +29,7 @@ from cbtop.commands.show import (
     shows_window,
     window_s,
 )
+from cbtop.compute.settings import GREEDY, Sampling
 from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
@@ -65,6 +66,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-cache", choices=("f16", "f32"), default="f16", help="numbers of the KV cache (default: %(default)s)"
     )
+    group.add_argument(
+        "--temperature", type=temperature, metavar="T", default=GREEDY.temperature,
+        help="draw tokens at this temperature (default: 0, the likeliest each time)",
+    )  # fmt: skip
+    group.add_argument(
+        "--top-k", type=whole, metavar="K", default=GREEDY.top_k,
+        help="from the K likeliest (default: %(default)s; 0: all)",
+    )  # fmt: skip
+    group.add_argument(
+        "--top-p", type=part, metavar="P", default=GREEDY.top_p,
+        help="and of these from those that have P of their probability together (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--seed", type=whole, metavar="N", default=GREEDY.seed,
+        help="the same seed draws the same tokens (default: %(default)s)",
+    )  # fmt: skip
     group.add_argument(
         "--trace", type=_traces, metavar="NAMES", default=(),
         help=f"trace one decode step in {TRACED_EVERY_STEPS}: a comma list of {', '.join(TRACES)}, or all "
@@ -121,7 +138,13 @@ def serve(options: argparse.Namespace) -> int:
     try:
         run_workload(
             WorkloadOptions(
-                options.model, options.steps, options.threads, options.context, options.kv_cache, options.trace
+                model=options.model,
+                steps=options.steps,
+                threads=options.threads,
+                context=options.context,
+                cache_type=options.kv_cache,
+                trace=options.trace,
+                sampling=Sampling(options.temperature, options.top_k, options.top_p, options.seed),
             ),
             profiler,
             should_stop,
@@ -166,7 +189,8 @@ def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[s
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
             command += [f"--{name}", str(value)]
-    command += ["--kv-cache", options.kv_cache]
+    command += ["--kv-cache", options.kv_cache, "--temperature", str(options.temperature)]
+    command += ["--top-k", str(options.top_k), "--top-p", str(options.top_p), "--seed", str(options.seed)]
     if options.trace:
         command += ["--trace", ",".join(options.trace)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)

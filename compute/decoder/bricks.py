@@ -20,6 +20,7 @@ from cbtop.compute.kernels import (
     rope,
     sampling,
 )
+from cbtop.compute.kernels.base import Kernel
 from cbtop.compute.quantization.base import QuantizedMatrix
 
 
@@ -56,7 +57,8 @@ class ModelBricks:
 class BrickMaker:
     """Makes the bricks of one model for one backend and one profiler."""
 
-    def __init__(self, model: Model, backend: str, profiler: Profiler, cache_bytes: int) -> None:
+    def __init__(self, model: Model, backend: str, profiler: Profiler, cache_bytes: int, sampling: Kernel) -> None:
+        self._sampling = sampling
         self._cache_bytes = cache_bytes  # of a number in the KV cache
         self._model = model
         self._backend = backend
@@ -70,7 +72,7 @@ class BrickMaker:
             layers=tuple(self._layer(weights) for weights in model.layers),
             final_norm=self._norm(),
             lm_head=self._brick(brick_specs.LM_HEAD, _product(model.lm_head, has_bias=False)),
-            sampling=self._brick(brick_specs.SAMPLING, Launch(sampling.GREEDY, sampling.work())),
+            sampling=self._brick(brick_specs.SAMPLING, Launch(self._sampling, sampling.work())),
         )
 
     def _layer(self, weights: LayerWeights) -> LayerBricks:

@@ -16,7 +16,9 @@ from cbtop.compute.decoder.bricks import BrickMaker, LayerBricks
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.kernels import attention
+from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.settings import GREEDY, Sampling
 from cbtop.protocol.messages import CheckResult
 
 Floats = NDArray[np.float32]
@@ -53,14 +55,24 @@ class Decoder:
     """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (f16, f32)."""
 
     def __init__(
-        self, model: Model, backend: str, threads: int, profiler: Profiler, context: int, cache_type: str = "f16"
+        self,
+        model: Model,
+        backend: str,
+        threads: int,
+        profiler: Profiler,
+        context: int,
+        cache_type: str = "f16",
+        sampling: Sampling = GREEDY,
     ) -> None:
         self.model = model
         self.context = context
         self.position = 0  # tokens in the KV cache
         self._profiler = profiler
+        self._sampling = sampling
+        self._sequence = 0  # each has draws of its own
+        self._chooser = kernels.GREEDY if sampling.is_greedy else kernels.DRAWN
         dtype = np.dtype(attention.CACHE_TYPES[cache_type])
-        self.bricks = BrickMaker(model, backend, profiler, dtype.itemsize).bricks()
+        self.bricks = BrickMaker(model, backend, profiler, dtype.itemsize, self._chooser).bricks()
         self._layers = tuple(
             _Layer(bricks, weights, *attention.empty_caches(model.kv_heads, context, model.head_dim, dtype))
             for bricks, weights in zip(self.bricks.layers, model.layers, strict=True)
@@ -75,14 +87,15 @@ class Decoder:
     def restart(self) -> None:
         """Forget the sequence."""
         self.position = 0
+        self._sequence += 1
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """Append `tokens`; the greedy next one."""
+        """Append `tokens`; the next one."""
         with self._profiler.step("prefill", tokens=len(tokens)):
             return self._forward(tokens, _timed if observe is None else _observed(observe), self._profiler.layer)
 
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """Append one token; the greedy next one."""
+        """Append one token; the next one."""
         with self._profiler.step("decode", tokens=1):
             return self._forward((token,), _timed if observe is None else _observed(observe), self._profiler.layer)
 
@@ -127,8 +140,15 @@ class Decoder:
             head.rows,
             self._product(Projection(head, _NO_BIAS), space.last_normed, space.logits),
         )
-        run(bricks.sampling, model.vocabulary, (space.logits, space.choice))
+        run(bricks.sampling, model.vocabulary, self._choice(space))
         return int(space.choice[0])
+
+    def _choice(self, space: Workspace) -> Arguments:
+        if self._sampling.is_greedy:
+            return space.logits, space.choice
+        how = self._sampling
+        settings = how.temperature, how.top_k, how.top_p, how.seed
+        return space.logits, *settings, self.position, self._sequence, space.choice
 
     def _through_layers(self, tokens: Sequence[int], run: Run, scope: Scope) -> Workspace:
         count, model, bricks = len(tokens), self.model, self.bricks

@@ -19,7 +19,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
     from cbtop.compute.kernels.rms_norm import RMS_NORM
     from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL
-    from cbtop.compute.kernels.sampling import GREEDY
+    from cbtop.compute.kernels.sampling import DRAWN, GREEDY
 
     return (
         EMBEDDING,
@@ -32,4 +32,5 @@ def all_kernels() -> tuple[Kernel, ...]:
         SWIGLU,
         RESIDUAL_ADD,
         GREEDY,
+        DRAWN,
     )

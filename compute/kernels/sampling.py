@@ -1,17 +1,21 @@
-"""Sampling: the greedy choice, the first token with the largest logit.
+"""Sampling: the greedy choice, the first token with the largest logit; or one drawn from the likeliest.
 
-reference    NumPy's argmax
-numba        the same scan without leaving compiled code's buffers
+reference    NumPy's argmax; NumPy's stable sort, softmax and cumulative sum
+numba        the same scan without leaving compiled code's buffers; one scan that keeps the few likeliest in order
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.philox import uniform
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+
+FEW = 256  # likeliest tokens that are kept in order as they come; more are found by sorting all
 
 
 def reference(logits: Any, out: Any) -> None:
@@ -42,4 +46,65 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, 3, size), np.zeros(3, np.int64)
 
 
+def drawn_reference(
+    logits: Any, temperature: float, top_k: int, top_p: float, seed: int, position: int, sequence: int, out: Any
+) -> None:
+    """out[0] = a token drawn from the softmax of logits[0] / temperature over those that are left: of the `top_k`
+    likeliest (0: all; of equals the first) the fewest whose probabilities add up to `top_p` of theirs.
+
+    logits: float32 (1, vocabulary), out: int64 (1,). The draw is number `position` of `sequence` by `seed`
+    (`jit.philox.uniform`): the one that the cumulative probability, the likeliest first, rises above.
+    """
+    order = np.argsort(-logits[0], kind="stable")[: top_k or None]
+    scaled = logits[0, order].astype(np.float64) / temperature
+    cumulative = np.cumsum(np.exp(scaled - scaled[0]))
+    kept = int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1
+    cumulative = cumulative[:kept]
+    draw = uniform(np.uint64(position), np.uint64(sequence), np.uint64(seed)) * cumulative[-1]
+    out[0] = order[min(int(np.searchsorted(cumulative, draw, "right")), len(cumulative) - 1)]
+
+
+@jit
+def _likeliest(logits: Any, wanted: Any) -> Any:
+    """The places of the `wanted` largest logits, largest first, of equals the first one first."""
+    vocabulary = logits.shape[1]
+    if wanted > FEW:
+        return np.argsort(-logits[0], kind="mergesort")[:wanted]
+    order = np.empty(wanted, np.int64)
+    count = 0
+    for i in range(vocabulary):
+        value = logits[0, i]
+        if count == wanted and value <= logits[0, order[count - 1]]:
+            continue
+        at = count if count < wanted else count - 1
+        while at > 0 and logits[0, order[at - 1]] < value:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = i
+        count = min(count + 1, wanted)
+    return order
+
+
+@jit
+def drawn(
+    logits: Any, temperature: Any, top_k: Any, top_p: Any, seed: Any, position: Any, sequence: Any, out: Any
+) -> None:
+    """As `drawn_reference`."""
+    vocabulary = logits.shape[1]
+    order = _likeliest(logits, min(top_k, vocabulary) if top_k > 0 else vocabulary)
+    cumulative = np.empty(len(order), np.float64)
+    largest, total = np.float64(logits[0, order[0]]) / temperature, 0.0
+    for j in range(len(order)):
+        total += math.exp(np.float64(logits[0, order[j]]) / temperature - largest)
+        cumulative[j] = total
+    kept = min(np.searchsorted(cumulative, top_p * total) + 1, len(order))
+    draw = uniform(np.uint64(position), np.uint64(sequence), np.uint64(seed)) * cumulative[kept - 1]
+    out[0] = order[min(np.searchsorted(cumulative[:kept], draw, "right"), kept - 1)]
+
+
+def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
+    return floats(rng, 1, 3 * size), 0.8, min(size, 40), 0.95, size, 7, 1, np.zeros(1, np.int64)
+
+
 GREEDY = Kernel("greedy", reference, greedy, work, (1,), 0.0, _examples)
+DRAWN = Kernel("drawn", drawn_reference, drawn, work, (7,), 0.0, _drawn_examples)

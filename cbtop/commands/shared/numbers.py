@@ -11,3 +11,33 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return value
+
+
+def whole(text: str) -> int:
+    """`text` as a number from 0 on, of at most 64 bits."""
+    if not text.isdecimal() or int(text) >= 1 << 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def temperature(text: str) -> float:
+    """`text` as a number from 0 on."""
+    return _number(text, 0.0, 100.0)
+
+
+def part(text: str) -> float:
+    """`text` as a number above 0, at most 1."""
+    value = _number(text, 0.0, 1.0)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def _number(text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
+    return value
