@@ -1,8 +1,9 @@
-"""What each brick took for a token in each of the last sixty seconds."""
+"""What each brick took for a token, and what work it did, in each of the last sixty seconds."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from cbtop.profiler.brick_stats import outermost
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.histograms import Column, distinct
 from cbtop.profiler.stats import NodeStats
+from cbtop.protocol.attributes import BYTES, FLOPS
 from cbtop.protocol.vocabulary import NodeKind
 
 SECONDS = 60
@@ -31,6 +33,7 @@ class _Totals:
     units: Column
     step: Column  # the step that it lies in, -1 for none
     tokens: dict[int, int]  # of each step
+    work: NDArray[np.float64]  # of each brick: see _work
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +43,22 @@ class _Second:
     end_ns: int
     brick: Column
     us: NDArray[np.float64]
+    work: NDArray[np.float32]  # of each brick FLOP, bytes and ns of its calls; no column where none is declared
 
 
 class BrickTrend:
-    """One value a second of each brick of one source."""
+    """One value and the work of each second, of each brick of one source."""
 
     def __init__(self) -> None:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS)
         self._begin_ns: int | None = None  # of the second that runs
-        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {})  # then
+        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # then
 
     @property
     def size_bytes(self) -> int:
         """About what it takes."""
-        return (3 + len(self._seconds)) * (_SECOND_BYTES + self._totals.brick.nbytes)
+        work = self._totals.work.nbytes + sum(second.work.nbytes for second in self._seconds)
+        return (3 + len(self._seconds)) * (_SECOND_BYTES + self._totals.brick.nbytes) + work
 
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
         """It is `monotonic_ns` on the daemon's clock: end a second if it is over."""
@@ -73,30 +78,39 @@ class BrickTrend:
             ended = (units > 0) & (took_ns >= 0)
             us = np.full(len(now.brick), np.nan)
             us[ended] = took_ns[ended] / units[ended] / 1e3
-            self._seconds.append(_Second(monotonic_ns, now.brick, us))
+            work = now.work.copy()
+            work[:, at] -= before.work[:, known]
+            self._seconds.append(_Second(monotonic_ns, now.brick, us, _known(work)))
         self._begin_ns, self._totals = monotonic_ns, now
 
     def us(self, brick: int) -> tuple[float | None, ...]:
         """Of a brick, by its first node: the time (µs) for a token, or for a call where it runs in no step, in each
         second of the last sixty, the oldest first; None where none ended in it."""
-        return tuple(us for _, us in self._of(brick))
+        return tuple(None if us != us else us for _, us in self._us(brick))
 
     def by_second(self, brick: int) -> dict[int, float]:
         """The same by the second of the daemon's clock in which each ended."""
-        return {second: us for second, us in self._of(brick) if us is not None}
+        return {second.end_ns // _SECOND_NS: us for second, us in self._us(brick) if us == us}
 
-    def _of(self, brick: int) -> list[tuple[int, float | None]]:
+    def trail(self, brick: int) -> tuple[tuple[float, float] | None, ...]:
+        """Of a brick, by its first node: FLOP a byte and GFLOP/s of its calls in each of these seconds; None where
+        none ended in it, or one did not declare its FLOP or its bytes. Empty where that is all of them."""
+        points = tuple(_point(second, at) for second, at in self._of(brick))
+        return points if any(points) else ()
+
+    def _us(self, brick: int) -> Iterator[tuple[_Second, float]]:
+        return ((second, np.nan if at is None else float(second.us[at])) for second, at in self._of(brick))
+
+    def _of(self, brick: int) -> Iterator[tuple[_Second, int | None]]:
+        """The seconds, the oldest first, and the place of `brick` in each."""
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
-        found: list[tuple[int, float | None]] = []
         bricks, at = _NONE, 0
         for second in self._seconds:
             if second.end_ns <= begin_ns:
                 continue
             if second.brick is not bricks:
                 bricks, at = second.brick, int(np.searchsorted(second.brick, brick))
-            us = float(second.us[at]) if at < len(bricks) and bricks[at] == brick else np.nan
-            found.append((second.end_ns // _SECOND_NS, None if us != us else us))
-        return found
+            yield second, at if at < len(bricks) and bricks[at] == brick else None
 
 
 _NONE = np.zeros(0, np.int64)
@@ -109,6 +123,7 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
     count = stats.column("count")[:size]
     ran = np.flatnonzero((kind_of == NodeKind.BRICK) & (count > 0))
     bricks = distinct(first_of[ran])[:MAX_BRICKS]
+    work = _work(ran, np.searchsorted(bricks, first_of[ran]), len(bricks), nodes, stats)
     # As in BrickStats.closed.once_ns: a brick inside another of its name counts once.
     ran = ran[outermost(ran, nodes)[ran]]
     at = np.searchsorted(bricks, first_of[ran])
@@ -122,4 +137,59 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
     of_recorded = stats.of_recorded("elements")
     tokens = {one: int(of_recorded[one]) for one in distinct(step[step >= 0]).tolist()}
     units[step >= 0] = of_recorded[step[step >= 0]]
-    return _Totals(bricks, time_ns, units, step, tokens)
+    return _Totals(bricks, time_ns, units, step, tokens, work)
+
+
+def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
+    """Of each brick the FLOP and bytes of its calls, their time (ns), and how many of them did not declare FLOP and
+    bytes, as `brick_stats` adds them up; zeros where nothing declares any. `at`: the place of the brick of each node
+    of `ran`, `bricks` for one that is left out."""
+    found = np.zeros((5, bricks))
+    per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
+    given, uncounted = (np.isin(ran, list(stats.nodes_with(name))) for name in ("amounts", "uncounted"))
+    if np.isnan(per_call).all() and not given.any():
+        return found
+    count, elements, time_ns = (stats.column(name)[ran] for name in ("count", "elements", "total_ns"))
+    work = per_call * count + per_element * elements  # of each unit and node
+    unknown = np.where(np.isnan(work), count, 0)
+    work[np.isnan(work)] = 0
+    for place in np.flatnonzero(given | uncounted).tolist():
+        node = int(ran[place])
+        for row, unit in enumerate(("flops", "bytes")):
+            if given[place]:
+                work[row, place] = stats.rare_value(unit, node) or 0
+                unknown[row, place] = count[place] - (stats.rare_value(f"{unit}_given", node) or 0)
+            elif per_element[row, place] > 0:
+                unknown[row, place] = stats.rare_value("uncounted", node) or 0
+    kept = at < bricks
+    for row, values in enumerate((*work, time_ns, *unknown)):
+        found[row] = np.bincount(at[kept], values[kept], bricks)
+    return found
+
+
+def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
+    """FLOP and bytes a call, and those an element, of each node, as (2, 2, nodes); not a number if not declared."""
+    likes, which = np.unique(nodes.column("like_of")[ran], return_inverse=True)
+    works = [nodes[like].work for like in likes.tolist()]
+    units = zip(FLOPS, BYTES, strict=True)
+    lines = np.array([[[getattr(work, name) for work in works] for name in pair] for pair in units], np.float64)
+    return lines[:, :, which]
+
+
+def _known(work: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The FLOP, bytes and time of a second; FLOP and bytes are not numbers where a call did not declare them."""
+    if not work.any():
+        return np.zeros((3, 0), np.float32)
+    with np.errstate(over="ignore"):  # infinite: no point
+        known = work[:3].astype(np.float32)
+    known[:2][work[3:] != 0] = np.nan
+    return known
+
+
+def _point(second: _Second, at: int | None) -> tuple[float, float] | None:
+    if at is None or not second.work.size:
+        return None
+    flops, moved_bytes, time_ns = second.work[:, at].tolist()
+    if not (0 < flops < np.inf and 0 < moved_bytes < np.inf and time_ns > 0):
+        return None
+    return flops / moved_bytes, flops / time_ns

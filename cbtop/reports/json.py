@@ -79,6 +79,7 @@ OTHER_ORIGINS = {
         "baseline",
         "verdicts",
         "trend_us",
+        "trail",
         "overhead_percent",
         "low_percent",
         "high_percent",
@@ -375,6 +376,7 @@ def _brick(row: BrickRow) -> dict[str, Any]:
         **_statistics(row, Of.BRICK),
         "durations": [asdict(bar) for bar in row.durations],
         "trend_us": list(row.trend_us),
+        "trail": [point and {"intensity": point[0], "gflops": point[1]} for point in row.trail],
     }
 
 

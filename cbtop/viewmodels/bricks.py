@@ -66,6 +66,8 @@ class BrickRow:
     durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
     # µs a token (a call, where there are no steps) in each of the last 60 s, the oldest first; None where none ended.
     trend_us: OnDemand[tuple[float | None, ...]] = OnDemand(())
+    # Its intensity and gflops in each of these seconds; None where not known, and empty where that is all of them.
+    trail: OnDemand[tuple[tuple[float, float] | None, ...]] = OnDemand(())
     by_cached: OnDemand[tuple[CachedPoint, ...]] = OnDemand(())  # the least first; none where not known
 
     @property
@@ -199,6 +201,7 @@ def _row(
         budget_gb_per_sec=stats.budget_gb_per_sec,
         durations=Later(lambda: _durations(stats, nodes, totals)),
         trend_us=Later(partial(trend.us, first)) if has_trend else (),
+        trail=Later(partial(trend.trail, first)),
         by_cached=Later(lambda: _by_cached(trend.by_second(first), cached())) if is_in_steps else (),
     )
 

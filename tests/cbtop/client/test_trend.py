@@ -1,14 +1,22 @@
-"""What each brick took, second by second: as many seconds as are shown, of a bounded number of bricks."""
+"""What each brick took and did, second by second: as many seconds as are shown, of a bounded number of bricks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cbtop.client.store import Store
 from cbtop.client.trend import MAX_BRICKS, SECONDS
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Heartbeat
+from cbtop.protocol.vocabulary import BrickId
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, said_at, source_of
@@ -166,3 +174,158 @@ def test_a_second_takes_no_more_messages_than_one(runtime: Path) -> None:
         run.source.poll()
         apply(run.store, said_at(run.source.delta(), SECOND_NS + tenth * SECOND_NS // 10))
     assert run.rows()["Down"].trend_us == (pytest.approx(10),) * 3
+
+
+POSITION_WORK = Work(flops_per_element=256, bytes_per_call=4_096, bytes_per_element=64)
+SCORE = BrickDefinition.of(BrickId.ATTENTION_SCORE, work=POSITION_WORK)
+UNDECLARED = BrickDefinition.of(BrickId.ATTENTION_SCORE)
+
+
+def attend(run: Run, phase: str, positions: int, *, us: float, layers: int = 2) -> None:
+    """A step whose attention reads the keys of so many positions in each layer."""
+    with run.profiler.step(phase, tokens=1):
+        for layer in range(layers):
+            with run.profiler.layer(layer), run.profiler.brick(SCORE, positions):
+                run.clock.sleep_us(us)
+
+
+def held(positions: Sequence[int], us: float) -> tuple[float, float]:
+    """Intensity and GFLOP/s of calls with so many elements, worked out from the definition alone."""
+    flops, moved = (sum(line) for line in zip(*((256 * n, 4_096 + 64 * n) for n in positions), strict=True))
+    return pytest.approx(flops / moved, rel=1e-6), pytest.approx(flops / (len(positions) * us * 1e3), rel=1e-6)
+
+
+def test_of_each_second_it_is_the_work_of_the_calls_that_ended_in_it_in_their_phase(runtime: Path) -> None:
+    run, positions = Run(runtime), 100
+    attend(run, "decode", 7, us=3)
+    run.hear(1)
+    wanted: list[object] = []
+    for second in range(2, 9):
+        attend(run, "prefill", 50_000, us=900)  # the same brick, doing much more
+        steps = range(positions, positions + (0 if second == 5 else 3))
+        for cached in steps:
+            attend(run, "decode", cached, us=10 + second)
+        wanted.append(held([cached for cached in steps for _ in range(2)], 10 + second) if steps else None)
+        positions = 2 * positions
+        run.hear(second)
+    row = run.rows()["AttentionScore"]
+    assert row.trail == tuple(wanted)
+    assert len(row.trail) == len(row.trend_us)
+
+
+def test_the_last_second_of_the_trail_is_where_the_mark_of_that_second_would_be(runtime: Path) -> None:
+    run = Run(runtime)
+    for second in range(1, 5):
+        attend(run, "decode", 300 * second, us=second)
+        run.hear(second)
+    before = run.rows()["AttentionScore"]
+    for positions in (2_000, 2_001):
+        attend(run, "decode", positions, us=40)
+    run.hear(5)
+    row = run.rows()["AttentionScore"]
+    assert row.flops is not None
+    assert before.flops is not None
+    assert row.bytes is not None
+    assert before.bytes is not None
+    took_us = row.total_inclusive_us - before.total_inclusive_us
+    flops, moved = row.flops - before.flops, row.bytes - before.bytes
+    assert row.trail[-1] == (pytest.approx(flops / moved, rel=1e-6), pytest.approx(flops / took_us / 1e3, rel=1e-6))
+
+
+def test_a_second_in_which_a_call_did_not_declare_its_work_has_no_point_and_the_others_keep_theirs(
+    runtime: Path,
+) -> None:
+    run = Run(runtime)
+    for second in range(1, 6):
+        attend(run, "decode", 100, us=10)
+        if second == 3:
+            with run.profiler.step("decode", tokens=1), run.profiler.brick(UNDECLARED):
+                run.clock.sleep_us(5)
+        if second == 4:
+            attend(run, "decode", -1, us=10)  # no number of elements
+        run.hear(second)
+    point = held([100], 10)
+    assert run.rows()["AttentionScore"].trail == (point, None, None, point)
+
+
+def test_work_that_each_call_gives_for_itself_is_that_of_its_second(runtime: Path) -> None:
+    definition = BrickDefinition.of(
+        BrickId.ATTENTION_SCORE, work=lambda n: Work(flops_per_call=3 * n**2, bytes_per_call=n)
+    )
+    run = Run(runtime)
+    for second in range(1, 5):
+        with run.profiler.step("decode", tokens=1), run.profiler.brick(definition, 10 * second):
+            run.clock.sleep_us(4)
+        run.hear(second)
+    assert run.rows()["AttentionScore"].trail == tuple((30 * n, 300 * n * n / 4e3) for n in (2, 3, 4))
+
+
+some_calls = st.lists(
+    st.tuples(st.sampled_from(["lines", "calls", "none", "twice"]), st.integers(0, 5_000) | st.none()), max_size=4
+)
+
+
+@given(st.lists(some_calls, min_size=1, max_size=6))
+def test_whatever_runs_the_trail_is_what_the_statistics_of_each_second_alone_give(
+    seconds: list[list[tuple[str, int | None]]],
+) -> None:
+    definitions = {
+        "lines": SCORE,
+        "calls": BrickDefinition.of(BrickId.ATTENTION_SCORE, work=lambda n: Work(2.0 * n, 0, 10 + n)),
+        "none": UNDECLARED,
+        "twice": SCORE,
+    }
+    whole, found = [[("lines", 5)], *seconds], []
+
+    def do(run: Run, second: int) -> None:
+        with run.profiler.step("decode", tokens=1):
+            for at, (kind, elements) in enumerate(whole[second]):
+                with run.profiler.layer(at), run.profiler.brick(definitions[kind], elements):
+                    run.clock.sleep_us(7 + second)
+                    if kind == "twice":  # one inside another of its name
+                        with run.profiler.brick(SCORE, elements):
+                            run.clock.sleep_us(3)
+        run.hear(second + 1)
+
+    with TemporaryDirectory() as directory:
+        run = Run(Path(directory))
+        for second in range(len(whole)):
+            do(run, second)
+        found = list(run.rows()["AttentionScore"].trail)
+    wanted: list[object] = []
+    for second in range(1, len(whole)):
+        with TemporaryDirectory() as directory:
+            run = Run(Path(directory))
+            do(run, second)
+            row = run.rows().get("AttentionScore")
+        is_known = row is not None and row.intensity is not None
+        wanted.append((pytest.approx(row.intensity), pytest.approx(row.gflops)) if row and is_known else None)
+    assert found == (wanted if any(wanted) else [])
+
+
+def test_work_beyond_all_measure_is_no_point(runtime: Path) -> None:
+    vast = BrickDefinition.of(BrickId.LM_HEAD, work=Work(flops_per_element=9e23, bytes_per_element=1))
+    run = Run(runtime)
+    for second in range(1, 4):
+        with run.profiler.step("decode", tokens=1), run.profiler.brick(vast, 10 if second < 3 else 1 << 60):
+            run.clock.sleep_us(1)
+        run.hear(second)
+    assert run.rows()["LmHead"].trail == ((pytest.approx(9e23), pytest.approx(9e21)), None)
+
+
+def test_where_no_work_is_declared_no_trail_is_kept(runtime: Path) -> None:
+    run = Run(runtime)
+    decode(run, down_us=1)
+    run.hear(1)
+    record = next(iter(run.store.sources.values()))
+    sizes = []
+    for second in range(2, 5):
+        decode(run, down_us=second)
+        sizes.append(record.trend.size_bytes)
+        run.hear(second)
+    assert run.rows()["Down"].trail == ()
+    assert len(set(np.diff(sizes))) == 1
+    before = record.trend.size_bytes
+    attend(run, "decode", 10, us=2)
+    run.hear(5)
+    assert record.trend.size_bytes - before > sizes[1] - sizes[0]

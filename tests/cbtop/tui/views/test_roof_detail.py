@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cbtop.protocol.vocabulary import Provenance
+from cbtop.reports.json import json_report
 from cbtop.tui.views.roof_detail import RoofDetail
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.bricks import BrickRow
@@ -73,6 +75,22 @@ def test_what_is_made_of_an_unsure_roof_saves_nothing_that_is_said() -> None:
 
 def test_without_roofs_it_says_so() -> None:
     assert "n/a: no roof was measured" in drawn(samples.NO_ROOF, samples.NO_ROOF.roofline.points[0])
+
+
+def test_the_trail_of_a_brick_that_becomes_slower_leads_down_to_where_it_is_now(tmp_path: Path) -> None:
+    slower = Decoding(step_factor=lambda step: 1 + step / 200, noise=0.0, work=DOWN_WORK)
+    view = run(tmp_path, slower).one()
+    brick = brick_of(view, "DownProjection")
+    points = [point for point in brick.trail if point]
+    assert len(points) == len(brick.trail) >= 10
+    assert {intensity for intensity, _ in points} == {2.0}
+    gflops = [at for _, at in points]
+    assert sorted(gflops, reverse=True) == gflops
+    assert gflops[0] > (brick.gflops or 0) > gflops[-1]  # the mark is the mean of all that was seen
+    (said,) = json.loads(json_report([view], []))["sources"]
+    trails = {one["name"]: one["trail"] for one in said["bricks"]}
+    assert trails["DownProjection"] == [{"intensity": 2.0, "gflops": at} for at in gflops]
+    assert trails["RmsNorm"] == []  # it declares no work
 
 
 def test_what_grows_with_the_cache_stands_by_how_much_is_cached(tmp_path: Path) -> None:
