@@ -82,7 +82,8 @@ class Roofline(View):
         "below the plot, from left to right, their letters are named, and bricks so far away that they would squeeze "
         "the others. A roof with half its rounds more than 10 % below the best is unsure: grey, as what is made of "
         "it, behind a ?. Faint lines are levels of cache: no roof, but where what is faster than memory may come "
-        "from. The row under the cursor is lit; beside the plot stands how much of every roof it reaches, what it "
+        "from. The row under the cursor is lit; a faint trail leads through where its brick was in each of the last "
+        "60 s, if that is more than two places. Beside the plot stands how much of every roof it reaches, what it "
         "takes as the cache grows, and what each brick would save at its own (derived)."
     )
     BINDINGS: ClassVar[list[BindingType]] = [

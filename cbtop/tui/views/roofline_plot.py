@@ -1,8 +1,9 @@
-"""The plot of the roofline: ceilings, ridge points, and a mark where each brick is."""
+"""The plot of the roofline: ceilings, ridge points, a mark where each brick is, and the trail of one."""
 
 # Rules
 # - A mark stands in the cell of its values. Several in one cell are their number, and the lines below the plot name
 #   their letters, in the order of their cells from left to right.
+# - The trail of the brick under the cursor lies under roofs, marks and names, and is cut off where the axes end.
 # - A brick that lies so far from the others that it would squeeze them is named there, too, and not drawn.
 
 from __future__ import annotations
@@ -75,14 +76,20 @@ class RooflinePlot(Drawing):
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
-        selected = self._selected.letter if self._selected else ""
-        return roofline_lines(self._roofline, self._points, selected, width, height)
+        selected, trail = (self._selected.letter, self._selected.point.trail) if self._selected else ("", ())
+        return roofline_lines(self._roofline, self._points, selected, width, height, trail)
 
 
 def roofline_lines(
-    roofline: RooflineView, points: Sequence[LetteredPoint], selected: str, width: int, height: int
+    roofline: RooflineView,
+    points: Sequence[LetteredPoint],
+    selected: str,
+    width: int,
+    height: int,
+    trail: Sequence[tuple[float, float] | None] = (),
 ) -> list[Line]:
-    """The plot in `width` x `height` cells, and below it what its marks hold and what is outside of it."""
+    """The plot in `width` x `height` cells with the `trail` of a brick (BrickRow.trail), and below it what its marks
+    hold and what is outside of it."""
     drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     x, y = axes(roofline, drawable)
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
@@ -95,7 +102,7 @@ def roofline_lines(
         if len(wanted) <= len(named) or height - len(wanted) < _LEAST_PLOT:
             break
         named = wanted
-    return [*_drawn(plot, roofline, cells, selected), *wanted][:height]
+    return [*_drawn(plot, roofline, cells, selected, trail), *wanted][:height]
 
 
 def axes(roofline: RooflineView, points: Sequence[LetteredPoint]) -> tuple[Span1D, Span1D]:
@@ -152,11 +159,19 @@ def _wrapped(parts: Sequence[Line], width: int) -> list[Line]:
     return [fit_line(line, min(width_of(line), width)) for line in lines]
 
 
-def _drawn(plot: LogLogPlot, roofline: RooflineView, cells: Cells, selected: str) -> list[Line]:
-    """Decades, roofs, marks, then the names. A name that finds no room is left out, and how many are is said."""
+def _drawn(
+    plot: LogLogPlot,
+    roofline: RooflineView,
+    cells: Cells,
+    selected: str,
+    trail: Sequence[tuple[float, float] | None],
+) -> list[Line]:
+    """Decades, the trail, roofs, marks, then the names. A name that finds no room is left out, and how many are is
+    said."""
     bandwidths, peaks = _of_kind(roofline, "bandwidth"), _of_kind(roofline, "compute")
     x, y = plot.x, plot.y
     plot.grid()
+    plot.path([point for point in trail if point], "faint")
     roof = max((peak.value for peak in peaks), default=None)
     for bandwidth in bandwidths:
         top = min(y.high, roof or y.high)

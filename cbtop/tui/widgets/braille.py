@@ -56,9 +56,15 @@ class BrailleCanvas:
             self._roles[row][column] = role
 
     def line(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
-        """A straight line of dots; with `dash` only that many dots of every twice as many."""
+        """A straight line of dots, of which those outside the canvas are left out however many they are; with `dash`
+        only that many dots of every twice as many."""
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
-        for step in range(steps + 1):
+        first, last = 0.0, 1.0  # the part that may be on the canvas
+        for begin, end, size in ((x0, x1, self.width * DOTS_ACROSS), (y0, y1, self.height * DOTS_DOWN)):
+            if begin != end:
+                low, high = sorted(((-1 - begin) / (end - begin), (size - begin) / (end - begin)))
+                first, last = max(first, low), min(last, high)
+        for step in range(math.floor(first * steps), math.ceil(last * steps) + 1):
             if dash and step % (2 * dash) >= dash:
                 continue
             part = step / steps

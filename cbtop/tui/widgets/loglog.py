@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.cells import cell_len
 
@@ -106,6 +107,12 @@ class LogLogPlot:
     def segment(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
         """A line straight on the two logarithmic axes."""
         self._canvas.line(self._dot_x(x0), self._dot_y(y0), self._dot_x(x1), self._dot_y(y1), role, dash)
+
+    def path(self, points: Sequence[tuple[float, float]], role: str) -> None:
+        """Lines from each of `points` to the next; none where all lie in one cell, or in two."""
+        if len({self.cell(*point) for point in points}) > 2:
+            for begin, end in pairwise(points):
+                self.segment(*begin, *end, role)
 
     def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
         """`text` at the first of `spots` where it crosses nothing, else where it hides only lines; False: nowhere."""

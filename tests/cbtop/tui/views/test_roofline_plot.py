@@ -1,4 +1,5 @@
-"""Where the marks of the roofline stand: each in the cell of its values, or counted there, and its letter named."""
+"""Where the marks of the roofline stand: each in the cell of its values, or counted there, and its letter named; and
+the trail of one, which hides none of them."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.views import roofline_plot
 from cbtop.tui.views.brick_detail import detail_lines
 from cbtop.tui.views.roofline import POINT_COLUMNS
-from cbtop.tui.views.roofline_plot import LetteredPoint, axes, letter, roofline_lines
-from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.tui.views.roofline_plot import LetteredPoint, RooflinePlot, axes, letter, roofline_lines
+from cbtop.tui.widgets.lines import Line, plain, width_of
 from cbtop.tui.widgets.loglog import usual
 from cbtop.viewmodels.model import CeilingRow, RooflineView
 from tests.cbtop import samples
@@ -30,6 +31,8 @@ BARE = RooflineView((), (), ())
 ROOFED = RooflineView((MEMORY, PEAK), (), ())
 
 powers = st.floats(-2, 3).map(lambda power: float(10**power))
+far = st.floats(-250, 250).map(lambda power: float(10**power))
+trails = st.lists(st.none() | st.tuples(powers, powers) | st.tuples(far, far), max_size=60)
 places = st.lists(st.tuples(powers, powers), max_size=60)
 sizes = st.tuples(st.integers(1, 200), st.integers(1, 60))
 
@@ -163,3 +166,91 @@ def test_what_limits_a_brick_is_whole_in_its_details(width: int) -> None:
     lines = detail_lines(brick, samples.LIVE, width, 80)
     assert any("latency or overhead" in plain(line) for line in lines)
     assert all(width_of(line) <= width for line in lines)
+
+
+def cells_in(lines: Sequence[Line]) -> list[tuple[str, str]]:
+    """Every cell with its role, row by row."""
+    return [(one, role) for line in lines for text, role in line for one in text]
+
+
+def dots_in(one: str) -> int:
+    return ord(one) - 0x2800 if "⠀" <= one <= "⣿" else 0
+
+
+@pytest.mark.parametrize("roofline", [BARE, ROOFED], ids=["without roofs", "under roofs"])
+@given(places, trails, sizes)
+def test_a_trail_adds_faint_dots_and_hides_and_moves_nothing(
+    roofline: RooflineView,
+    values: list[tuple[float, float]],
+    trail: list[tuple[float, float] | None],
+    size: tuple[int, int],
+) -> None:
+    points = lettered(values)
+    with_it, without = (
+        cells_in(roofline_lines(roofline, points, "a", *size, known)) for known in (trail, [])
+    )  # fmt: skip
+    assert len(with_it) == len(without)
+    for (one, role), (before, role_before) in zip(with_it, without, strict=True):
+        if before == " " and one != " ":
+            assert (dots_in(one) > 0, role) == (True, "faint")
+        elif dots_in(before):
+            assert (dots_in(one) & dots_in(before), role) == (dots_in(before), role_before)
+        else:
+            assert (one, role) == (before, role_before)
+
+
+def drawn_trail(
+    values: Sequence[tuple[float, float]], trail: Sequence[tuple[float, float] | None]
+) -> set[tuple[int, int]]:
+    """The cells in which there are dots because of the trail, in a plot of 60 x 24 cells."""
+    rows, bare = (
+        [plain(line) for line in roofline_lines(BARE, lettered(values), "", 60, 24, known)] for known in (trail, ())
+    )
+    return {
+        (column - BEFORE_THE_PLOT, row)
+        for row, (line, before) in enumerate(zip(rows, bare, strict=True))
+        for column, (one, other) in enumerate(zip(line, before, strict=True))
+        if one != other
+    }
+
+
+CORNERS = [(0.1, 1.0), (10.0, 100.0)]  # of what is drawn: the axes reach from 0.05 to 20, and from 0.4 to 250
+
+
+def test_a_trail_leads_from_each_second_to_the_next_that_is_known() -> None:
+    found = drawn_trail(CORNERS, [(0.1, 10.0), None, (1.0, 10.0), (1.0, 100.0)])
+    corner = cell_of(lettered([(1.0, 10.0)])[0], BARE, lettered(CORNERS), [" " * 53] * 22)
+    assert {row for column, row in found if column < corner[0]} == {corner[1]}
+    assert {column for column, row in found if row < corner[1]} == {corner[0]}
+    assert not any(column > corner[0] or row > corner[1] for column, row in found)
+    assert len([cell for cell in found if cell[0] < corner[0]]) > 10
+    assert len([cell for cell in found if cell[1] < corner[1]]) > 5
+
+
+def test_what_of_a_trail_lies_outside_of_the_axes_is_cut_off_and_not_moved() -> None:
+    inside = drawn_trail(CORNERS, [(1e-9, 10.0), (1.0, 10.0), (1e9, 10.0)])
+    assert len({row for _, row in inside}) == 1
+    assert {column for column, _ in inside} >= {0, 52}  # from edge to edge
+    assert not drawn_trail(CORNERS, [(1e-9, 1e5), (1e9, 1e5), (1e9, 1e7), (1.0, 1e7)])
+    assert not drawn_trail(CORNERS, [(1e-9, 1e-9), (1e-9, 1e9), (1e9, 1e9)])
+
+
+def test_a_brick_that_stays_in_one_place_or_two_has_no_trail() -> None:
+    still = [(1.0, 10.0), (1.001, 10.01), (1.0, 10.0)]
+    assert not drawn_trail(CORNERS, still)
+    assert not drawn_trail(CORNERS, [(1.0, 10.0), (2.0, 40.0)] * 9)
+    assert drawn_trail(CORNERS, [*still, (1.4, 10.0), (2.0, 10.0)])
+
+
+def test_the_trail_is_that_of_the_brick_under_the_cursor_also_where_letters_have_run_out() -> None:
+    points = [
+        replace(one, point=replace(one.point, trail=((0.1, 5.0), (0.2, 5.0), (2.0, 5.0)) if at == 57 else ()))
+        for at, one in enumerate(lettered([(10 ** (at / 30 - 1), 10.0) for at in range(60)]))
+    ]
+    plot = RooflinePlot()
+    drawings = {}
+    for selected in (None, points[0], points[55], points[57]):
+        plot._points, plot._selected = points, selected
+        drawings[selected and selected.point.name] = [plain(line) for line in plot.draw(60, 24)]
+    assert points[55].letter == points[57].letter
+    assert drawings[None] == drawings["b0"] == drawings["b55"] != drawings["b57"]

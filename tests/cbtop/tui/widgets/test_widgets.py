@@ -77,6 +77,32 @@ def test_dots_outside_the_canvas_are_not_drawn() -> None:
     assert plain(canvas.lines()[0]) == " �"
 
 
+ends = st.floats(-400, 400)
+
+
+@given(ends, ends, ends, ends, st.integers(0, 3))
+def test_of_a_line_that_leaves_the_canvas_the_dots_on_it_stay_where_they_are(
+    x0: float, y0: float, x1: float, y1: float, dash: int
+) -> None:
+    part, whole = BrailleCanvas(20, 10), BrailleCanvas(20, 10)
+    part.line(x0, y0, x1, y1, "", dash)
+    steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
+    for step in range(steps + 1):
+        if not dash or step % (2 * dash) < dash:
+            whole.dot(round(x0 + (x1 - x0) * (step / steps)), round(y0 + (y1 - y0) * (step / steps)), "")
+    assert part.lines() == whole.lines()
+
+
+@pytest.mark.parametrize("line", [(-1e7, -1e7, 1e7, 1e7), (5, 5, 1e7, 9), (-1e7, 5, -1e6, 5), (0, 1e7, 1e7, 1e8)])
+def test_what_of_a_line_is_far_away_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, line: tuple[float, float, float, float]
+) -> None:
+    canvas, dots = BrailleCanvas(20, 10), []
+    monkeypatch.setattr(canvas, "dot", lambda *dot: dots.append(dot))
+    canvas.line(*line, "")
+    assert len(dots) <= 50
+
+
 def _columns(*priorities: int) -> list[Column[str]]:
     return [Column(str(p), 5, p, lambda row, _: ((row, ""),), "", stretch=int(p == 0)) for p in priorities]
 
