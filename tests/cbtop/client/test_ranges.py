@@ -88,6 +88,24 @@ def test_rate_curve_trend_and_layers_are_of_the_range_alone(feed: ReplayFeed) ->
     assert view.stretch.wall_us == pytest.approx(10e6)
 
 
+def test_trails_are_of_the_range_alone_and_the_same_after_a_jump() -> None:
+    def trails(view: SourceView | None) -> dict[str, tuple[tuple[float, float] | None, ...]]:
+        assert view is not None
+        return {row.name: row.trail for row in view.bricks if row.trail}
+
+    with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
+        feed.seek(20)
+        played = trails(feed.view(None, "decode"))
+        feed.seek(3)
+        feed.seek(20)
+        assert trails(feed.view(None, "decode")) == played
+        of_range = trails(select(feed, 10, 20))
+    assert of_range.keys() == played.keys() == {"DownProjection", "UpProjection", "QkvProjection", "LmHead"}
+    for name, trail in of_range.items():
+        assert len(trail) in (10, 11)
+        assert trail[1:] == played[name][1 - len(trail) :]  # its first second began with it
+
+
 def test_of_a_range_in_which_nothing_ended_nothing_is_shown(feed: ReplayFeed) -> None:
     view = select(feed, 10.1, 10.4)
     assert view.steps is not None
