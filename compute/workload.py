@@ -87,16 +87,22 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
 
 def verify_model(path: Path, threads: int) -> list[CheckResult]:
     """The checks of every brick of the model at `path`, in both kinds of pass. ModelError where it cannot be run."""
-    from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder import FAMILIES
     from cbtop.compute.decoder.base import read_model
+
+    model = read_model(path, FAMILIES)
+    decoder = bare_decoder(model, threads, min(2 * PROMPT_TOKENS, model.context_length))
+    return decoder.verify(_prompt(model, decoder.context)[:VERIFIED_TOKENS])
+
+
+def bare_decoder(model: Model, threads: int, context: int, cache_type: str = "f16") -> Decoder:
+    """A decoder of `model` that records nothing. ComputeError for more threads than this process may use."""
+    from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.profiler.profiler import BrickProfiler
 
-    model = read_model(path, FAMILIES)
     backend = cpu_backend(threads)
-    decoder = Decoder(model, backend.label, threads, BrickProfiler(enabled=False), min(64, model.context_length))
-    return decoder.verify(_prompt(model, decoder.context)[:VERIFIED_TOKENS])
+    return Decoder(model, backend.label, backend.threads, BrickProfiler(enabled=False), context, cache_type)
 
 
 def _decode_until(

@@ -15,6 +15,7 @@ COMMANDS = {
     "post-mortem": "what a process was doing when it ended",
     "daemon": "serve what runs to many viewers",
     "keys": "who may listen from another machine",
+    "bench": "measure tokens/s of a model, as llama-bench does",
     "verify": "check every kernel against its reference, and every check against planted faults",
     "calibrate": "measure the roofs of this machine's processor and GPUs, and keep them",
     "overhead": "measure what profiling costs on this machine",

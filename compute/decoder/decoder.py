@@ -65,6 +65,7 @@ class Decoder:
         sampling: Sampling = GREEDY,
     ) -> None:
         self.model = model
+        self.backend = backend
         self.context = context
         self.position = 0  # tokens in the KV cache
         self._profiler = profiler

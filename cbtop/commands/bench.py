@@ -1,0 +1,252 @@
+"""`cbtop bench`: tokens/s of a model on the CPU, asked for and printed as llama-bench does."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cbtop.commands.shared.numbers import count
+from cbtop.commands.shared.progress import ProgressLine
+from cbtop.errors import UsageError
+
+if TYPE_CHECKING:  # they load Numba
+    from cbtop.compute.decoder.base import Model
+    from cbtop.compute.decoder.decoder import Decoder
+
+DESCRIPTION = (
+    "Measure how many tokens a second a model takes in (pp, a prompt from an empty cache) and gives out (tg, one "
+    "after another from an empty cache), by the wall's clock, with nothing recorded. Options and columns are "
+    "those of llama-bench, so that the two can be laid side by side. Without a model, the demo's."
+)
+EPILOG = """\
+examples:
+  cbtop bench qwen2.5-1.5b-q4_k_m.gguf
+  cbtop bench model.gguf -p 128,512 -n 64 -r 5 -t 1,2
+  cbtop bench model.gguf -o json | jq '.[] | {n_prompt, n_gen, avg_ts}'
+
+Each test runs once before it is measured. t/s is the mean of the repetitions, ± their standard deviation. A machine
+that does something else meanwhile shows it in the latter.
+"""
+SEED = 7
+LEFT = (0, 3)  # columns of words
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", type=Path, metavar="MODEL.gguf", help="default: the demo's, 82 MB")
+    parser.add_argument("-p", "--n-prompt", type=_numbers, default=[512], metavar="N,…", help="default: 512; 0: none")
+    parser.add_argument("-n", "--n-gen", type=_numbers, default=[128], metavar="N,…", help="default: 128; 0: none")
+    parser.add_argument("-r", "--repetitions", type=count, default=5, metavar="N", help="default: %(default)s")
+    parser.add_argument("-t", "--threads", type=_threads, metavar="N,…", help="default: all processors but one")
+    parser.add_argument("-o", "--output", choices=tuple(OUTPUTS), default="md", help="default: %(default)s")
+    parser.add_argument(
+        "--kv-cache", choices=("f16", "f32"), default="f16", help="numbers of the KV cache (default: %(default)s)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """So many tokens of a prompt, or to be generated: the other is 0."""
+
+    threads: int
+    n_prompt: int
+    n_gen: int
+
+    @property
+    def name(self) -> str:
+        return f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
+
+    @property
+    def tokens(self) -> int:
+        return self.n_prompt or self.n_gen
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What one test took, each repetition by itself."""
+
+    test: _Test
+    backend: str
+    cache_type: str
+    begun: str  # UTC, ISO 8601
+    samples_ns: list[int]
+
+    @property
+    def samples_ts(self) -> list[float]:
+        return [1e9 * self.test.tokens / each for each in self.samples_ns]
+
+
+def run(options: argparse.Namespace) -> int:
+    line = ProgressLine(sys.stderr)
+    line.show("loading kernels")
+    from cbtop.compute.backends import available_threads, cpu_backend
+    from cbtop.compute.decoder import FAMILIES
+    from cbtop.compute.decoder.base import read_model
+    from cbtop.compute.demo_model import demo_model
+    from cbtop.compute.errors import ComputeError
+
+    threads = options.threads or [max(1, available_threads() - 1)]
+    tests = [_Test(each, prompt, 0) for each in threads for prompt in options.n_prompt if prompt]
+    tests += [_Test(each, 0, tokens) for each in threads for tokens in options.n_gen if tokens]
+    tests.sort(key=lambda test: threads.index(test.threads))
+    if not tests:
+        raise UsageError("-p 0 -n 0 leaves nothing to measure")
+    try:
+        path = options.model or demo_model(line.show)
+        line.show("reading the model")
+        model = read_model(path, FAMILIES)
+        longest = max(tests, key=lambda test: test.tokens)
+        if longest.tokens > model.context_length:
+            raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")
+        cpu_backend(max(threads))  # too many are refused before anything is measured
+        measured = _measured(model, tests, options, line)
+        for part in OUTPUTS[options.output](path, model, measured):
+            line.clear()
+            sys.stdout.write(part)
+            sys.stdout.flush()  # the next takes seconds
+    except ComputeError as error:
+        raise UsageError(str(error)) from error
+    finally:
+        line.clear()
+    return 0
+
+
+def _measured(
+    model: Model, tests: Sequence[_Test], options: argparse.Namespace, line: ProgressLine
+) -> Iterator[_Result]:
+    from cbtop.compute.workload import bare_decoder
+
+    decoder, threads = None, 0
+    done, runs = 0, len(tests) * (1 + options.repetitions)
+    for test in tests:
+        if decoder is None or test.threads != threads:
+            threads = test.threads
+            line.show("compiling kernels")
+            decoder = bare_decoder(model, threads, max(test.tokens for test in tests), options.kv_cache)
+        begun, samples_ns = datetime.now(UTC).isoformat(timespec="seconds"), []
+        for _ in range(1 + options.repetitions):
+            line.show(f"measuring: {test.name}, {threads} thread{'s' * (threads > 1)}", done / runs)
+            samples_ns.append(_took_ns(decoder, test))
+            done += 1
+        yield _Result(test, decoder.backend, options.kv_cache, begun, samples_ns[1:])
+
+
+def _took_ns(decoder: Decoder, test: _Test) -> int:
+    import numpy as np
+
+    tokens = np.random.default_rng(SEED).integers(0, decoder.model.vocabulary, test.tokens).tolist()
+    decoder.restart()
+    begun_ns = time.perf_counter_ns()
+    if test.n_prompt:
+        decoder.prefill(tokens)
+    else:
+        for token in tokens:
+            decoder.decode(token)
+    return time.perf_counter_ns() - begun_ns
+
+
+def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
+    """Under llama-bench's names what means the same there."""
+    deviation = statistics.stdev if len(result.samples_ns) > 1 else lambda _: 0.0
+    return {
+        "backends": result.backend,
+        "model_filename": str(path),
+        "model_type": _model_type(model),
+        "model_size": model.weights_bytes,
+        "model_n_params": model.parameters,
+        "n_threads": result.test.threads,
+        "type_k": result.cache_type,
+        "type_v": result.cache_type,
+        "n_prompt": result.test.n_prompt,
+        "n_gen": result.test.n_gen,
+        "test_time": result.begun,
+        "avg_ns": round(statistics.mean(result.samples_ns)),
+        "stddev_ns": round(deviation(result.samples_ns)),
+        "avg_ts": statistics.mean(result.samples_ts),
+        "stddev_ts": deviation(result.samples_ts),
+    }
+
+
+def _model_type(model: Model) -> str:
+    return f"{model.architecture} {_scaled(model.parameters, 1000, ('', 'K', 'M', 'B'))} {model.quantization}"
+
+
+def _scaled(value: float, step: int, units: Sequence[str]) -> str:
+    at = 0
+    while value >= step and at + 1 < len(units):
+        value, at = value / step, at + 1
+    return f"{value:.2f} {units[at]}".strip()
+
+
+_Results = Iterator[_Result]
+
+
+def _markdown(path: Path, model: Model, results: _Results) -> Iterator[str]:
+    """Row by row, as they come."""
+    head = ("model", "size", "params", "backend", "threads", "test", "t/s")
+    size = _scaled(model.weights_bytes, 1024, ("B", "KiB", "MiB", "GiB"))
+    facts = (_model_type(model), size, _scaled(model.parameters, 1000, ("", "K", "M", "B")))
+    widest = (*facts, "numba-omp×99", "", "pp99999", "99999.99 ± 9999.99")
+    widths = [max(map(len, pair)) for pair in zip(head, widest, strict=True)]
+    yield _row(head, widths)
+    yield _row(["-" * (width - 1) + ("-" if at in LEFT else ":") for at, width in enumerate(widths)], widths)
+    for result in results:
+        fields = _fields(path, model, result)
+        rate = f"{fields['avg_ts']:.2f} ± {fields['stddev_ts']:.2f}"
+        yield _row((*facts, result.backend, str(result.test.threads), result.test.name, rate), widths)
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        cell.ljust(width) if at in LEFT else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return f"| {' | '.join(padded)} |\n"
+
+
+def _json(path: Path, model: Model, results: _Results) -> Iterator[str]:
+    found = [
+        _fields(path, model, result) | {"samples_ns": result.samples_ns, "samples_ts": result.samples_ts}
+        for result in results
+    ]
+    yield json.dumps(found, indent=2) + "\n"
+
+
+def _csv(path: Path, model: Model, results: _Results) -> Iterator[str]:
+    for number, result in enumerate(results):
+        fields, text = _fields(path, model, result), io.StringIO()
+        writer = csv.DictWriter(text, fields, quoting=csv.QUOTE_ALL, lineterminator="\n")
+        if not number:
+            writer.writeheader()
+        writer.writerow(fields)
+        yield text.getvalue()
+
+
+OUTPUTS: dict[str, Callable[[Path, Model, _Results], Iterator[str]]] = {
+    "md": _markdown,
+    "json": _json,
+    "csv": _csv,
+}
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) < 1 << 24 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a comma list of whole numbers")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _threads(text: str) -> list[int]:
+    found = _numbers(text)
+    if 0 in found:
+        raise argparse.ArgumentTypeError("0 threads compute nothing")
+    return found
