@@ -19,19 +19,15 @@ from cbtop.compute.verification import Variant
 
 
 def test_what_one_brick_runs_is_said_in_every_format(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "Sampling"]) == 0
+    assert main(["verify", "Activation"]) == 0
     text = capsys.readouterr().out
-    assert "✓  greedy" in text
-    assert "1 of 1 pass; 9 faults were planted" in text
-    assert main(["verify", "Sampling", "--format", "json"]) == 0
+    assert "✓  swiglu" in text
+    assert "1 of 1 pass; 15 faults were planted" in text
+    assert main(["verify", "Activation", "--format", "json"]) == 0
     (kernel,) = json.loads(capsys.readouterr().out)["kernels"]
-    assert (kernel["kernel"], kernel["bricks"], kernel["passed"], kernel["planted"]) == (
-        "greedy",
-        ["Sampling"],
-        True,
-        9,
-    )
-    assert main(["verify", "Sampling", "--format", "junit"]) == 0
+    assert (kernel["kernel"], kernel["bricks"], kernel["passed"]) == ("swiglu", ["Activation"], True)
+    assert (kernel["planted"], kernel["missed"]) == (15, [])
+    assert main(["verify", "Activation", "--format", "junit"]) == 0
     (suite,) = ET.fromstring(capsys.readouterr().out)
     assert (suite.get("tests"), suite.get("failures"), len(suite)) == ("1", "0", 1)
 
