@@ -68,7 +68,7 @@ MAX_BYTES = 256 << 20
 MAX_WINDOW_BYTES = 64 << 20  # of these, for the last seconds
 MAX_RECENT_BYTES = 32 << 20  # and for the newest records, while a timeline is looked at
 # About what each takes: a node without its names, and what is said with the longest that there are.
-SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 32 << 10
+SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
 BUSY_BYTES = 16 * (SLICES + 1)  # a node
 # Of what a daemon's samplers say: beside MAX_BYTES it takes at most 24 MiB, where every text is the longest there is.
 MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
@@ -93,8 +93,10 @@ class StepSample:
     tokens: int
     count: int = 0  # steps
     time_ns: int = 0  # theirs, added up
-    cached: int = 0  # positions in caches before them, added up over those that said it
-    cached_given: int = 0  # how many did
+    sequences: int = 0  # that they worked on, added up over those that said it
+    sequences_given: int = 0  # how many did
+    cached: int = 0  # positions in caches before them, likewise
+    cached_given: int = 0
 
 
 @dataclass(slots=True)
@@ -614,9 +616,10 @@ def _steps(record: SourceRecord) -> Iterator[Node]:
 
 
 def _step_sample(record: SourceRecord, step: Node, monotonic_ns: int) -> StepSample:
-    cached = (record.stats.rare(name, (step.id,)) for name in ("kept", "kept_given"))
+    rare = ("sequences", "sequences_given", "kept", "kept_given")
+    sizes = (record.stats.rare(name, (step.id,)) for name in rare)
     totals = (int(record.stats.column(name)[step.id]) for name in ("elements", "count", "total_ns"))
-    return StepSample(monotonic_ns, *totals, *cached)
+    return StepSample(monotonic_ns, *totals, *sizes)
 
 
 def _column(data: bytes) -> Column:

@@ -19,11 +19,11 @@ TREND_S = SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class CachedPoint:
-    """What a brick took for a token in the seconds of the last sixty in which so many positions were cached."""
+class SizePoint:
+    """What a brick took for a token in the seconds of the last sixty in which steps were of about such a size."""
 
-    from_positions: int
-    to_positions: int  # below that
+    from_size: int  # of the mean of a second, rounded
+    to_size: int  # below that
     seconds: int
     us_per_token: float  # the mean of these seconds; derived
 
@@ -68,7 +68,9 @@ class BrickRow:
     trend_us: OnDemand[tuple[float | None, ...]] = OnDemand(())
     # Its intensity and gflops in each of these seconds; None where not known, and empty where that is all of them.
     trail: OnDemand[tuple[tuple[float, float] | None, ...]] = OnDemand(())
-    by_cached: OnDemand[tuple[CachedPoint, ...]] = OnDemand(())  # the least first; none where not known
+    # By positions cached, and by sequences a step, the least first; none where not known.
+    by_cached: OnDemand[tuple[SizePoint, ...]] = OnDemand(())
+    by_batch: OnDemand[tuple[SizePoint, ...]] = OnDemand(())
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
@@ -146,12 +148,13 @@ def brick_rows(
     checks: Mapping[str, Sequence[bool]],
     trend: BrickTrend,
     cached: Callable[[], Mapping[int, float]],
+    batch: Callable[[], Mapping[int, float]],
 ) -> tuple[BrickRow, ...]:
     """One row a brick that ran, in the order given; `checks` says by brick which of them passed, `cached` gives by
-    second how many positions each sequence had in its cache."""
+    second how many positions each sequence had in its cache, `batch` on how many sequences a step worked."""
     nodes_of = brick_nodes(totals)
     return tuple(
-        _row(stats, nodes_of[stats.name, stats.category], totals, checks.get(stats.name, ()), trend, cached)
+        _row(stats, nodes_of[stats.name, stats.category], totals, checks.get(stats.name, ()), trend, cached, batch)
         for stats in bricks
     )
 
@@ -163,6 +166,7 @@ def _row(
     checks: Sequence[bool],
     trend: BrickTrend,
     cached: Callable[[], Mapping[int, float]],
+    batch: Callable[[], Mapping[int, float]],
 ) -> BrickRow:
     calls = stats.calls
     # What ran in no ended step has no time a token yet.
@@ -202,18 +206,19 @@ def _row(
         durations=Later(lambda: _durations(stats, nodes, totals)),
         trend_us=Later(partial(trend.us, first)) if has_trend else (),
         trail=Later(partial(trend.trail, first)),
-        by_cached=Later(lambda: _by_cached(trend.by_second(first), cached())) if is_in_steps else (),
+        by_cached=Later(lambda: _by_size(trend.by_second(first), cached())) if is_in_steps else (),
+        by_batch=Later(lambda: _by_size(trend.by_second(first), batch())) if is_in_steps else (),
     )
 
 
-def _by_cached(us_of: Mapping[int, float], cached: Mapping[int, float]) -> tuple[CachedPoint, ...]:
-    """In octaves of positions."""
+def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
+    """In octaves."""
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
-        if second in cached:
-            found.setdefault(int(cached[second]).bit_length(), []).append(us)
+        if second in size_of:
+            found.setdefault(round(size_of[second]).bit_length(), []).append(us)
     return tuple(
-        CachedPoint((1 << bits) >> 1, 1 << bits, len(each), sum(each) / len(each))
+        SizePoint((1 << bits) >> 1, 1 << bits, len(each), sum(each) / len(each))
         for bits, each in sorted(found.items())
     )
 

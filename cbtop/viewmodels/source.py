@@ -36,7 +36,14 @@ from cbtop.viewmodels.model import (
 from cbtop.viewmodels.on_demand import Later
 from cbtop.viewmodels.roofline import ceiling_rows, roofline, under_roofs
 from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import cached_by_second, pace, step_us_history, steps_views, tokens_per_sec_history
+from cbtop.viewmodels.steps import (
+    batch_by_second,
+    cached_by_second,
+    pace,
+    step_us_history,
+    steps_views,
+    tokens_per_sec_history,
+)
 from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, stretch_of, stretch_view
 from cbtop.viewmodels.timeline import timeline_view
 from cbtop.viewmodels.traces import trace_views
@@ -189,12 +196,17 @@ class _Parts:
         passed: dict[str, list[bool]] = {}
         for check in self.checks:
             passed.setdefault(check.brick, []).append(check.passed)
-        rows = brick_rows(self.bricks, self.totals, passed, self._record.trend, lambda: self.cached)
+        trend = self._record.trend
+        rows = brick_rows(self.bricks, self.totals, passed, trend, lambda: self.cached, lambda: self.batch)
         return under_roofs(rows, self.roofs)
 
     @cached_property
     def cached(self) -> dict[int, float]:
         return cached_by_second(self._record, self._phase)
+
+    @cached_property
+    def batch(self) -> dict[int, float]:
+        return batch_by_second(self._record, self._phase)
 
     @cached_property
     def graph(self) -> tuple[GraphRows, CriticalPathView | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -56,11 +57,23 @@ def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | No
 
 def cached_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
     """How many positions the cache of each sequence held before a step, mean, by second of the daemon's clock."""
-    samples = list(record.history.get(phase or "", ()))
+    return _mean_by_second(record, phase, lambda sample: (sample.cached, sample.cached_given))
+
+
+def batch_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
+    """How many sequences a step worked on, likewise."""
+    return _mean_by_second(record, phase, lambda sample: (sample.sequences, sample.sequences_given))
+
+
+def _mean_by_second(
+    record: SourceRecord, phase: str | None, totals: Callable[[StepSample], tuple[int, int]]
+) -> dict[int, float]:
+    """`totals`: a sum until one moment, and over how many steps; no mean of a second in which none said it."""
+    samples = [(sample.monotonic_ns, *totals(sample)) for sample in record.history.get(phase or "", ())]
     return {
-        new.monotonic_ns // 1_000_000_000: (new.cached - old.cached) / (new.cached_given - old.cached_given)
-        for old, new in pairwise(samples)
-        if new.cached_given > old.cached_given
+        monotonic_ns // 1_000_000_000: (total - before) / (given - given_before)
+        for (_, before, given_before), (monotonic_ns, total, given) in pairwise(samples)
+        if given > given_before
     }
 
 

@@ -35,7 +35,7 @@ WHO_IT_IS = {"name", "category", "backend", "rank", "roof", "id", "parent", "dep
              "kernel", "burst", "uuid", "index", "part_of", "trouble", "processes", "unknown", "pid", "source",
              "device", "device_uuid"}  # fmt: skip
 
-SERIES = {"durations", "trend_us", "trail", "by_cached", "history"}
+SERIES = {"durations", "trend_us", "trail", "by_cached", "by_batch", "history"}
 
 
 @pytest.mark.parametrize(("row", "of"), [(row, of) for row in STATISTICS for of in row.of])

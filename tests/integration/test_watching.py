@@ -197,7 +197,7 @@ def test_many_viewers_share_a_daemon_and_one_that_joins_late_sees_everything() -
     assert ours is not None
     assert theirs is not None
     # Of its last 60 s a viewer that comes later knows what the daemon remembers, update by update or of more at once.
-    of_seconds = dict.fromkeys(("trend_us", "trail", "by_cached"), ())
+    of_seconds = dict.fromkeys(("trend_us", "trail", "by_cached", "by_batch"), ())
     without_trend = [[with_parts(row, **of_seconds) for row in view.bricks] for view in (ours, theirs)]
     assert without_trend[0] == without_trend[1]
     assert ours.loss == theirs.loss

@@ -14,7 +14,7 @@ from cbtop.tui.widgets.columns import Column, head_line, place, row_line
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import Part, parts_lines
-from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.bricks import BrickRow, SizePoint
 from cbtop.viewmodels.model import CeilingRow, SourceView
 from cbtop.viewmodels.verdicts.base import gain
 
@@ -55,8 +55,11 @@ class RoofDetail(Drawing):
         ceilings, savings = source.roofline.ceilings, _savings(source)
         roofs = Part(partial(_roofs, brick, source), 3, 3 + len(ceilings) + 1)
         saved = Part(partial(_saved, savings), 3, 2 + len(savings) if savings else 0)
-        trail = Part(partial(_trail, brick), 3, 3 + len(brick.by_cached) if len(brick.by_cached) > 1 else 0)
-        return parts_lines((roofs, trail, saved), (roofs, trail, saved), width, height)
+        role = CATEGORY_LOOKS[brick.category].role
+        by_cached = _growing("as the cache grows", brick.by_cached, "position", role)
+        by_batch = _growing("as the batch grows", brick.by_batch, "sequence", role)
+        parts = roofs, by_cached, by_batch, saved
+        return parts_lines(parts, parts, width, height)
 
 
 def _roofs(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
@@ -118,18 +121,22 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
     )  # fmt: skip
 
 
-def _trail(brick: BrickRow, width: int, height: int) -> list[Line]:
-    """What it takes for a token as the cache grows."""
-    shortest = brick.by_cached[0].us_per_token
-    largest = max(point.us_per_token for point in brick.by_cached)
-    role = CATEGORY_LOOKS[brick.category].role
-    lines = [rule((("as the cache grows, last 60 s (derived)", "dim"),), width, (("µs/token", "dim"),))]
-    for point in brick.by_cached[: height - 2]:
-        label = f"{point.from_positions:,} to {point.to_positions - 1:,} positions"
+def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> Part:
+    """What it takes for a token as its steps grow; no part of it where they did not."""
+    return Part(partial(_sizes, title, points, unit, role), 3, 3 + len(points) if len(points) > 1 else 0)
+
+
+def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, width: int, height: int) -> list[Line]:
+    first, largest = points[0].us_per_token, max(point.us_per_token for point in points)
+    lines = [rule(((f"{title}, last 60 s (derived)", "dim"),), width, (("µs/token", "dim"),))]
+    for point in points[: height - 2]:
+        label = formatting.counted(last := point.to_size - 1, unit)
+        if point.from_size < last:
+            label = f"{formatting.count(point.from_size)} to {label}"
         seconds = formatting.counted(point.seconds, "second")
         figures: Line = (
             (f"{formatting.number(point.us_per_token):>9}", "strong"),
-            (f"{formatting.number(point.us_per_token / shortest):>7}×", ""),
+            (f"{formatting.number(point.us_per_token / first):>7}×", ""),
             (f"  {seconds}", "dim"),
         )
         head: Line = ((f"  {label:<26}", ""), *figures, ("  ", ""))

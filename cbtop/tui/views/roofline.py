@@ -84,7 +84,7 @@ class Roofline(View):
         "it, behind a ?. Faint lines are levels of cache: no roof, but where what is faster than memory may come "
         "from. The row under the cursor is lit; a faint trail leads through where its brick was in each of the last "
         "60 s, if that is more than two places. Beside the plot stands how much of every roof it reaches, what it "
-        "takes as the cache grows, and what each brick would save at its own (derived)."
+        "takes for a token as the cache and the batch grow, and what each brick would save at its own (derived)."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("C", "app.measure_roofs", "measure roofs"),  # which works everywhere, and is seen here

@@ -103,7 +103,7 @@ def test_what_grows_with_the_cache_stands_by_how_much_is_cached(tmp_path: Path) 
     )
     view = run(tmp_path, growing).one()
     brick = next(row for row in view.bricks if row.name == "DownProjection")
-    ranges = [(point.from_positions, point.to_positions) for point in brick.by_cached]
+    ranges = [(point.from_size, point.to_size) for point in brick.by_cached]
     assert ranges == [(128, 256), (256, 512)]
     assert sum(point.seconds for point in brick.by_cached) >= 9
     us = [point.us_per_token for point in brick.by_cached]
@@ -112,3 +112,59 @@ def test_what_grows_with_the_cache_stands_by_how_much_is_cached(tmp_path: Path) 
     assert "as the cache grows, last 60 s (derived)" in text
     assert "256 to 511 positions" in text
     assert "as the cache grows" not in drawn(samples.LIVE, brick_of(samples.LIVE, "LmHead"))
+
+
+def test_what_grows_with_the_batch_stands_by_how_many_sequences_a_step_works_on(tmp_path: Path) -> None:
+    def batch(step: int) -> int:
+        return 1 if step < 100 else 2 + step % 2 if step < 200 else 6
+
+    growing = Decoding(
+        sequences=batch,
+        tokens=batch,
+        step_factor=lambda step: (1 + batch(step)) / 2,
+        noise=0.0,
+        between_us=0.0,
+        work=DOWN_WORK,
+        ceilings=(ceiling("bandwidth", 100), ceiling("compute", 1_000)),
+    )
+    view = run(tmp_path, growing).one()
+    brick = brick_of(view, "DownProjection")
+    ranges = [(point.from_size, point.to_size) for point in brick.by_batch]
+    assert ranges == [(1, 2), (2, 4), (4, 8)]
+    assert sum(point.seconds for point in brick.by_batch) >= 9
+    us = [point.us_per_token for point in brick.by_batch]
+    assert us[0] == pytest.approx(8 * 1_200, rel=0.01)
+    assert us[1] / us[0] == pytest.approx((1 + 2.5) / 2 / 2.5, rel=0.07)  # 2.5 sequences on average
+    assert us[2] / us[0] == pytest.approx((1 + 6) / 2 / 6, rel=0.07)
+    text = drawn(view, brick)
+    assert "as the batch grows, last 60 s (derived)" in text
+    assert [label in text for label in ("  1 sequence ", "  2 to 3 sequences ", "  4 to 7 sequences ")] == [True] * 3
+    assert "as the cache grows" not in text  # how much is cached it does not say
+    assert brick.by_cached == ()
+
+
+def test_a_batch_that_is_always_the_same_or_that_nobody_says_has_no_part(tmp_path: Path) -> None:
+    always = run(tmp_path, Decoding(sequences=lambda _: 4, tokens=lambda _: 4, work=DOWN_WORK)).one()
+    brick = brick_of(always, "DownProjection")
+    assert [(point.from_size, point.to_size) for point in brick.by_batch] == [(4, 8)]
+    assert "as the batch grows" not in drawn(always, brick)
+    (tmp_path / "silent").mkdir()
+    silent = run(tmp_path / "silent", Decoding(tokens=lambda step: 1 + step // 100, work=DOWN_WORK)).one()
+    brick = brick_of(silent, "DownProjection")
+    assert brick.by_batch == ()
+    assert "as the batch grows" not in drawn(silent, brick)
+
+
+def test_where_both_grow_each_has_a_part_and_a_mean_between_two_sizes_is_of_the_nearer(tmp_path: Path) -> None:
+    growing = Decoding(
+        cached=lambda step: 100 + step,
+        sequences=lambda step: 1 if step < 200 or step % 5 == 0 else 2,
+        work=DOWN_WORK,
+        ceilings=(ceiling("bandwidth", 100), ceiling("compute", 1_000)),
+    )
+    view = run(tmp_path, growing).one()
+    brick = brick_of(view, "DownProjection")
+    assert [(point.from_size, point.to_size) for point in brick.by_cached] == [(128, 256), (256, 512), (512, 1_024)]
+    assert [(point.from_size, point.to_size) for point in brick.by_batch] == [(1, 2), (2, 4)]  # 1.8 is nearer to 2
+    text = drawn(view, brick, 40)
+    assert text.index("as the cache grows") < text.index("as the batch grows") < text.index("its roof would save")

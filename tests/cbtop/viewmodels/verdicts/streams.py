@@ -58,6 +58,7 @@ class Decoding:
     gap_us: float = GAP_US
     between_us: float = 200.0  # steps
     cached: Callable[[int], int] | None = None  # positions before step number n, which the process says
+    sequences: Callable[[int], int] | None = None  # that step number n works on, likewise
     tokens: Callable[[int], int] = lambda _step: 1
     prefills: int = 0  # one every so many decode steps; 0: none
     sample_every: int = 1
@@ -127,6 +128,8 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
         with profiler.step(name, tokens) as running:
             if plan.cached is not None:
                 running.sequences, running.cached = 1, plan.cached(step)
+            if plan.sequences is not None:
+                running.sequences = plan.sequences(step)
             for index in range(LAYERS):
                 with profiler.layer(index):
                     for each, us in IN_LAYERS.items():
