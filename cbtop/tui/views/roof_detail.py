@@ -123,7 +123,7 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
 
 def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> Part:
     """What it takes for a token as its steps grow; no part of it where they did not."""
-    return Part(partial(_sizes, title, points, unit, role), 3, 3 + len(points) if len(points) > 1 else 0)
+    return Part(partial(_sizes, title, points, unit, role), 4, 3 + len(points) if len(points) > 1 else 0)
 
 
 def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, width: int, height: int) -> list[Line]:
@@ -137,7 +137,7 @@ def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, widt
         figures: Line = (
             (f"{formatting.number(point.us_per_token):>9}", "strong"),
             (f"{formatting.number(point.us_per_token / first):>7}×", ""),
-            (f"  {seconds}", "dim"),
+            (f"  {seconds:<10}", "dim"),
         )
         head: Line = ((f"  {label:<26}", ""), *figures, ("  ", ""))
         lines.append((*head, *bar(point.us_per_token / largest, max(1, width - width_of(head)), role)))

@@ -12,7 +12,7 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.reports.json import json_report
 from cbtop.tui.views.roof_detail import RoofDetail
 from cbtop.tui.widgets.lines import plain
-from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.bricks import BrickRow, SizePoint
 from cbtop.viewmodels.model import CeilingRow, SourceView
 from tests.cbtop import samples
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling, run
@@ -112,6 +112,16 @@ def test_what_grows_with_the_cache_stands_by_how_much_is_cached(tmp_path: Path) 
     assert "as the cache grows, last 60 s (derived)" in text
     assert "256 to 511 positions" in text
     assert "as the cache grows" not in drawn(samples.LIVE, brick_of(samples.LIVE, "LmHead"))
+
+
+def test_bars_by_size_begin_in_one_column_and_there_are_two_of_them_or_none() -> None:
+    sizes = (SizePoint(1, 2, 1, 8.0), SizePoint(2, 4, 20, 8.0), SizePoint(4, 8, 3, 4.0))
+    brick = replace(brick_of(samples.LIVE, "LmHead"), by_batch=sizes)
+    shown = drawn(samples.LIVE, brick, 40).splitlines()
+    begins = {line.index("█") for line in shown if "sequence" in line}
+    assert len(begins) == 1
+    for height in range(5, 20):
+        assert sum("sequence" in line for line in drawn(samples.LIVE, brick, height).splitlines()) != 1
 
 
 def test_what_grows_with_the_batch_stands_by_how_many_sequences_a_step_works_on(tmp_path: Path) -> None:
