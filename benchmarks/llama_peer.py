@@ -32,18 +32,17 @@ _Pointer = ctypes.c_void_p
 
 def write_model(path: Path, shape: Shape) -> None:
     """A GGUF file of that shape with random weights, and no words: what llama.cpp wants beside what cbtop does."""
-    add_metadata = demo_model._add_metadata
+    metadata = demo_model._metadata
 
-    def add(writer: Any, shape: Shape) -> None:
-        add_metadata(writer, shape)
-        writer.add_tokenizer_model("none")
-        writer.add_vocab_size(shape.vocabulary)
+    def with_words(shape: Shape) -> dict[str, Any]:
+        words = {"tokenizer.ggml.model": "none", f"{shape.architecture}.vocab_size": shape.vocabulary}
+        return metadata(shape) | words
 
-    demo_model._add_metadata = add
+    demo_model._metadata = with_words
     try:
         demo_model.write_model(path, shape, lambda *progress: None)
     finally:
-        demo_model._add_metadata = add_metadata
+        demo_model._metadata = metadata
 
 
 @functools.cache

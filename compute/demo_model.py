@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
 
+from cbtop.compute.gguf_header import aligned
+from cbtop.compute.gguf_writer import written_header
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -86,30 +87,17 @@ def write_model(path: Path, shape: Shape, progress: Progress, seed: int = SEED) 
 
 def _write(path: Path, shape: Shape, progress: Progress, seed: int) -> None:
     tensors = list(_tensors(shape))
-    writer = GGUFWriter(path, shape.architecture)
-    try:
-        _add_metadata(writer, shape)
-        for tensor in tensors:
-            row_bytes = tensor.format.row_bytes(tensor.shape[-1])
-            writer.add_tensor_info(
-                tensor.name,
-                tensor.shape if tensor.format is F32 else (*tensor.shape[:-1], row_bytes),
-                np.dtype(np.float32 if tensor.format is F32 else np.uint8),
-                row_bytes * (tensor.elements // tensor.shape[-1]),
-                raw_dtype=GGMLQuantizationType(tensor.format.code),
-            )
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        rng = np.random.default_rng(seed)
-        done, total = 0, sum(tensor.elements for tensor in tensors)
+    rng = np.random.default_rng(seed)
+    done, total = 0, sum(tensor.elements for tensor in tensors)
+    with path.open("wb") as stream:
+        stream.write(written_header(_metadata(shape), [(one.name, one.shape, one.format) for one in tensors]))
         for tensor in tensors:
             progress("writing the demo model", done / total)
-            writer.write_tensor_data(_draw(tensor, rng))
+            data = _draw(tensor, rng)
+            stream.write(data.data)
+            stream.write(bytes(aligned(data.nbytes) - data.nbytes))
             done += tensor.elements
         progress("writing the demo model", 1.0)
-    finally:
-        writer.close()
 
 
 def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
@@ -126,16 +114,20 @@ def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
     return out
 
 
-def _add_metadata(writer: GGUFWriter, shape: Shape) -> None:
-    writer.add_name(f"cbtop demo ({shape.layers} layers, random weights)")
-    writer.add_block_count(shape.layers)
-    writer.add_context_length(shape.context_length)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_layer_norm_rms_eps(1e-6)
+def _metadata(shape: Shape) -> dict[str, str | int | float]:
+    prefix = shape.architecture
+    return {
+        "general.architecture": prefix,
+        "general.name": f"cbtop demo ({shape.layers} layers, random weights)",
+        f"{prefix}.block_count": shape.layers,
+        f"{prefix}.context_length": shape.context_length,
+        f"{prefix}.embedding_length": shape.hidden,
+        f"{prefix}.feed_forward_length": shape.feed_forward,
+        f"{prefix}.attention.head_count": shape.heads,
+        f"{prefix}.attention.head_count_kv": shape.kv_heads,
+        f"{prefix}.rope.freq_base": 10_000.0,
+        f"{prefix}.attention.layer_norm_rms_epsilon": 1e-6,
+    }
 
 
 def _tensors(shape: Shape) -> Iterator[_Tensor]:

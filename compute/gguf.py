@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.compute.errors import ModelError
-from cbtop.compute.gguf_header import Tensor, Value, read_header
+from cbtop.compute.gguf_header import SCALARS, STRING, Array, Tensor, Value, read_header, texts_of
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import QuantizedMatrix
 
@@ -68,6 +68,21 @@ class GgufFile:
             raise self._bad_key(key, value, "a finite number above zero")
         return float(value)
 
+    def numbers(self, key: str) -> list[int | float]:
+        """The elements of an array of numbers."""
+        value = self._metadata.get(key)
+        if not isinstance(value, Array) or value.kind == STRING:
+            raise self._bad_key(key, value, "an array of numbers")
+        numbers: list[int | float] = np.frombuffer(self._elements(value), SCALARS[value.kind]).tolist()
+        return numbers
+
+    def texts(self, key: str) -> list[str]:
+        """The elements of an array of strings."""
+        value = self._metadata.get(key)
+        if not isinstance(value, Array) or value.kind != STRING:
+            raise self._bad_key(key, value, "an array of strings")
+        return texts_of(self._elements(value), value.count)
+
     def has_key(self, key: str) -> bool:
         return key in self._metadata
 
@@ -122,6 +137,9 @@ class GgufFile:
     def _bytes(self, name: str) -> NDArray[np.uint8]:
         tensor = self._tensors[name]
         return self._data[tensor.offset : tensor.offset + tensor.size_bytes]
+
+    def _elements(self, array: Array) -> bytes:
+        return self._data[array.offset : array.offset + array.size_bytes].tobytes()
 
     def _expect(self, name: str, wanted: list[int]) -> None:
         if (shape := self._shape(name)) != wanted:

@@ -1,7 +1,10 @@
-"""The header of a GGUF file: its keys and where its tensors lie, read against the file's real length."""
+"""The header of a GGUF file: its keys and where its arrays and tensors lie, read against the file's real length.
+
+Source of the format: ggml's docs/gguf.md and ggml.h (enum ggml_type).
+"""
 
 # A model file comes from anywhere. No count in it is believed before the file is seen to hold that much, and what
-# a decoder never asks for (the tokenizer's arrays, long texts) is passed over, not kept. It is read, not mapped:
+# is not always asked for (the tokenizer's arrays, long texts) is passed over, not kept. It is read, not mapped:
 # a file that is cut short meanwhile ends a read, where it would end a process that has it mapped.
 
 from __future__ import annotations
@@ -11,10 +14,9 @@ import os
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
-
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from cbtop.compute.errors import ModelError
 from cbtop.compute.quantization import FORMATS
@@ -34,9 +36,30 @@ MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
+# enum ggml_type, to name what is not supported; numbers that were taken back are their own.
+_TYPE_NAMES = (
+    "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
+    "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16",
+    "I32", "I64", "F64", "IQ1_M", "BF16", "31", "32", "33", "TQ1_0", "TQ2_0", "36", "37", "38", "MXFP4",
+    "NVFP4", "Q1_0",
+)  # fmt: skip
 _LENGTH = struct.Struct("<Q")
 
-Value = str | int | float
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Where the elements of an array lie in the file; `kind` is the type of each, STRING or one of SCALARS."""
+
+    kind: int
+    count: int
+    offset: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"an array of {self.count:,}"
+
+
+Value = str | int | float | Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +75,26 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The keys that hold one value, and the tensors, all of which lie in the file's `size_bytes`."""
+    """The keys and the tensors, all of which lie in the file's `size_bytes`; no tensor lies in another."""
 
     metadata: dict[str, Value]
     tensors: dict[str, Tensor]
     size_bytes: int
+
+
+def texts_of(elements: bytes, count: int) -> list[str]:
+    """The strings of an array whose bytes are `elements`."""
+    texts, at = [], 0
+    for _ in range(count):
+        begin = at + _LENGTH.size
+        at = begin + _LENGTH.unpack_from(elements, at)[0]
+        texts.append(elements[begin:at].decode(errors="replace"))
+    return texts
+
+
+def aligned(size_bytes: int, alignment: int = DEFAULT_ALIGNMENT) -> int:
+    """The first place from `size_bytes` on where data may begin."""
+    return -(-size_bytes // alignment) * alignment
 
 
 def read_header(stream: BinaryIO, path: Path) -> Header:
@@ -94,10 +132,14 @@ class _Reader:
         tensors: dict[str, Tensor] = {}
         for _ in range(tensor_count):
             self._tensor(tensors)
-        start = -(-self._offset // self._alignment) * self._alignment
+        start = aligned(self._offset, self._alignment)
         placed = {name: replace(tensor, offset=start + tensor.offset) for name, tensor in tensors.items()}
-        end = max((tensor.offset + tensor.size_bytes for tensor in placed.values()), default=0)
-        self._require(end)
+        in_order = sorted(placed.items(), key=lambda item: item[1].offset)
+        for (name, tensor), (other, after) in pairwise(in_order):
+            if tensor.offset + tensor.size_bytes > after.offset:
+                raise self._damaged(f"has tensors {name!r:.80} and {other!r:.80} in the same bytes")
+        if in_order:
+            self._require(in_order[-1][1].offset + in_order[-1][1].size_bytes)
         return Header(metadata, placed, self._size)
 
     def _damaged(self, what: str) -> ModelError:
@@ -144,7 +186,7 @@ class _Reader:
         name = self._name(metadata)
         kind = self._number("<I")
         if kind == ARRAY:
-            self._array()
+            metadata[name] = self._array()
             return
         value = metadata[name] = self._value(kind)
         if name == "general.alignment":
@@ -153,7 +195,7 @@ class _Reader:
                 raise self._damaged(f"has alignment {value!r:.60}, where a power of two from 8 on is wanted")
             self._alignment = value
 
-    def _value(self, kind: int) -> Value:
+    def _value(self, kind: int) -> str | int | float:
         """One value; of a long text its beginning."""
         if kind == STRING:
             size = self._number("<Q")
@@ -161,24 +203,26 @@ class _Reader:
             self._skip(size - len(kept))
             return kept.decode(errors="replace")
         form = self._form(kind)
-        value: Value = struct.unpack(form, self._read(struct.calcsize(form)))[0]
+        value: int | float = struct.unpack(form, self._read(struct.calcsize(form)))[0]
         return value
 
-    def _array(self) -> None:
-        """Pass over an array."""
+    def _array(self) -> Array:
+        """Pass over an array's elements."""
         kind, count = self._number("<I"), self._number("<Q")
         self._array_elements += count
         if self._array_elements > MAX_ARRAY_ELEMENTS:
             raise self._damaged(
                 f"has {self._array_elements:,} elements in its metadata, over the limit of {MAX_ARRAY_ELEMENTS:,}"
             )
+        begin = self._offset
         if kind != STRING:
             self._skip(count * struct.calcsize(self._form(kind)))
-            return
-        self._require(self._offset + count * _LENGTH.size)
-        for _ in range(count):
-            if size := _LENGTH.unpack(self._read(_LENGTH.size))[0]:
-                self._skip(size)
+        else:
+            self._require(begin + count * _LENGTH.size)
+            for _ in range(count):
+                if size := _LENGTH.unpack(self._read(_LENGTH.size))[0]:
+                    self._skip(size)
+        return Array(kind, count, begin, self._offset - begin)
 
     def _form(self, kind: int) -> str:
         if kind not in SCALARS:
@@ -196,13 +240,16 @@ class _Reader:
             raise self._damaged(f"has a tensor {name!r:.80} of shape {list(shape)}")
         code, offset = self._number("<I"), self._number("<Q")
         if code not in FORMATS:
-            known = {kind.value: kind.name for kind in GGMLQuantizationType}
+            kind = _TYPE_NAMES[code] if code < len(_TYPE_NAMES) else code
             raise ModelError(
-                f"{self._path}: tensor {name!r:.80} is of type {known.get(code, code)}; "
+                f"{self._path}: tensor {name!r:.80} is of type {kind}; "
                 f"supported are {SUPPORTED_TYPES}: use a Q4_K_M, Q6_K, Q8_0 or F16 file of the model"
             )
-        block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(code)]
-        if shape[0] % block_elements or offset % self._alignment:
+        block_format = FORMATS[code]
+        if shape[0] % block_format.block_elements:
             raise self._damaged(f"has a tensor {name!r:.80} that does not consist of whole blocks")
+        if offset % self._alignment:
+            raise self._damaged(f"has a tensor {name!r:.80} that does not lie at a multiple of {self._alignment}")
         elements = math.prod(shape)
-        tensors[name] = Tensor(code, shape, offset, elements, elements // block_elements * block_bytes)
+        size_bytes = elements // shape[0] * block_format.row_bytes(shape[0])
+        tensors[name] = Tensor(code, shape, offset, elements, size_bytes)

@@ -52,7 +52,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     `should_stop` is asked between steps; `progress` is told what takes long, with an empty text once
     nothing does. ModelError where the model cannot be run.
     """
-    # Numba and gguf load in half a second, which whoever only needs WorkloadOptions should not pay.
+    # Numba loads in half a second, which whoever only needs WorkloadOptions should not pay.
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.ceilings import measure_ceilings
     from cbtop.compute.decoder import FAMILIES

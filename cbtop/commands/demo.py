@@ -130,7 +130,7 @@ def serve(options: argparse.Namespace) -> int:
     def should_stop() -> bool:
         return bool(stopped_by) or (options.parent is not None and os.getppid() != options.parent)
 
-    # Numba and gguf take their time to load; the process is already there to be seen.
+    # Numba takes its time to load; the process is already there to be seen.
     from cbtop.compute.errors import ComputeError
     from cbtop.compute.workload import WorkloadOptions
     from cbtop.compute.workload import run as run_workload

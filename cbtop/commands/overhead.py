@@ -147,7 +147,7 @@ def _pairs(profiler: BrickProfiler) -> Callable[[int], None]:
 
 def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: ProgressLine) -> dict[str, list[float]]:
     """The times of a decode step (µs) with each profiler, turn by turn."""
-    # Numba and gguf take their time to load.
+    # Numba takes its time to load.
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder import FAMILIES
     from cbtop.compute.decoder.base import read_model

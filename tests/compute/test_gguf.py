@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +23,10 @@ from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import read_model
 from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf import GgufFile
+from cbtop.compute.gguf_header import aligned
+from cbtop.compute.gguf_writer import written_header
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.floats import F32
 from tests.protocol.test_hostile import peak_of
 
 
@@ -219,6 +225,136 @@ def test_a_file_that_is_cut_short_before_it_is_mapped_is_refused_in_a_line(
         assert "cannot be read" in message_of(path)
 
 
+@pytest.mark.parametrize(
+    ("second", "wanted"), [(0, "'b' and 'a' in the same bytes"), (96, "'a' and 'b' in the same"), (128, "no general")]
+)
+def test_tensors_in_the_same_bytes_are_refused(tmp_path: Path, second: int, wanted: str) -> None:
+    tensors = b"".join(
+        struct.pack("<Q1sIQIQ", 1, name, 1, 32, 0, at) for name, at in ((b"b", second), (b"a", 0))
+    )  # 128 bytes each
+    path = tmp_path / "model.gguf"
+    path.write_bytes((b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + tensors).ljust(96, b"\0") + bytes(256))
+    assert wanted in message_of(path)
+
+
+def test_a_tensor_beside_its_place_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"t", 1, 8, 0, 8) + bytes(256))
+    assert "'t' that does not lie at a multiple of 32" in message_of(path)
+
+
+@pytest.mark.parametrize("kind", GGMLQuantizationType)
+def test_a_type_has_its_name_and_its_block(tmp_path: Path, kind: GGMLQuantizationType) -> None:
+    if kind in FORMATS:
+        known = FORMATS[kind]
+        assert (known.name, (known.block_elements, known.block_bytes)) == (kind.name, GGML_QUANT_SIZES[kind])
+    else:
+        path = tmp_path / "model.gguf"
+        path.write_bytes(b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"t", 1, 256, kind, 0))
+        assert f"is of type {kind.name}; supported are F32" in message_of(path)
+
+
+ARRAYS = {
+    "add_uint8": st.integers(0, 255),
+    "add_int32": st.integers(-(1 << 31), (1 << 31) - 1),
+    "add_uint64": st.integers(0, (1 << 64) - 1),
+    "add_float64": st.floats(allow_nan=False),
+    "add_bool": st.booleans(),
+    "add_string": st.text(min_size=1),  # gguf writes no empty one
+}
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_values_and_arrays_are_those_that_ggufs_own_writer_wrote(tmp_path: Path, data: st.DataObject) -> None:
+    wanted: dict[str, Any] = {}
+
+    def edit(writer: GGUFWriter) -> None:
+        for number in range(data.draw(st.integers(0, 6))):
+            kind = data.draw(st.sampled_from(list(ARRAYS)))
+            value = wanted[f"{number}"] = data.draw(ARRAYS[kind])
+            getattr(writer, kind)(f"{number}", value)
+        for name, elements in (
+            ("texts", st.text()),
+            ("numbers", st.integers(-9, 9)),
+            ("x", st.floats(width=32)),
+        ):
+            wanted[name] = data.draw(st.lists(elements, min_size=1, max_size=99))  # gguf writes no empty ones
+            writer.add_array(name, wanted[name])
+
+    file = GgufFile.open(write_gguf(tmp_path / "m.gguf", edit=edit))
+    for name in ("numbers", "x"):
+        np.testing.assert_equal(file.numbers(name), wanted.pop(name))
+    assert file.texts("texts") == wanted.pop("texts")
+    assert {name: file._metadata[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("kind", [0, 8])
+def test_an_array_without_elements_has_none(tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_array(kind, 0, b""))
+    file = GgufFile.open(path)
+    assert (file.texts("a") if kind == 8 else file.numbers("a")) == []
+
+
+def test_an_array_is_no_value_and_a_value_is_no_array(model_files: dict[str, Path], tmp_path: Path) -> None:
+    file = GgufFile.open(write_gguf(tmp_path / "m.gguf", edit=lambda w: w.add_array("list", ["a", "b"])))
+    with pytest.raises(ModelError, match="has 'an array of 2' as list; a string is wanted"):
+        file.text("list")
+    with pytest.raises(ModelError, match="an array of numbers is wanted"):
+        file.numbers("list")
+    for key in ("general.architecture", "none"):
+        with pytest.raises(ModelError, match=f"{key}; an array of strings is wanted"):
+            file.texts(key)
+
+
+@given(
+    metadata=st.dictionaries(
+        st.text(min_size=1, max_size=20).map(lambda name: f"x.{name}"),
+        st.text(min_size=1) | st.integers(0, (1 << 32) - 1) | st.floats(width=32),
+        max_size=9,
+    ),
+    shapes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_header_is_written_as_ggufs_own_writer_does(
+    tmp_path: Path, metadata: dict[str, Any], shapes: list[tuple[int, ...]]
+) -> None:
+    writer = GGUFWriter(tmp_path / "theirs.gguf", "llama")
+    for key, value in metadata.items():
+        kind = {str: "string", int: "uint32", float: "float32"}[type(value)]
+        getattr(writer, f"add_{kind}")(key, value)
+    for number, shape in enumerate(shapes):
+        writer.add_tensor(f"tensor {number}", np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ours = written_header(
+        {"general.architecture": "llama"} | metadata,
+        [(f"tensor {number}", shape, F32) for number, shape in enumerate(shapes)],
+    )
+    for shape in shapes:
+        data = np.ones(shape, np.float32).tobytes()
+        ours += data.ljust(aligned(len(data)), b"\0")
+    assert ours == (tmp_path / "theirs.gguf").read_bytes()
+
+
+def test_a_model_is_written_and_read_without_the_package_gguf(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['gguf'] = None\n"
+        "from pathlib import Path\n"
+        "from cbtop.compute.decoder import FAMILIES\n"
+        "from cbtop.compute.decoder.base import read_model\n"
+        "from cbtop.compute.demo_model import TINY, write_model\n"
+        "path = Path(sys.argv[1])\n"
+        "write_model(path, TINY, lambda *_: None)\n"
+        "print(read_model(path, FAMILIES).vocabulary)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "m.gguf")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "512\n"
+
+
 def test_tensors_and_keys_are_those_that_ggufs_own_reader_finds(model_files: dict[str, Path]) -> None:
     for path in model_files.values():
         ours, theirs = GgufFile.open(path), GGUFReader(path)
@@ -230,6 +366,9 @@ def test_tensors_and_keys_are_those_that_ggufs_own_reader_finds(model_files: dic
             assert ours._bytes(tensor.name).tobytes() == tensor.data.tobytes()
 
 
+BYTES = st.binary(max_size=9) | st.integers(0, (1 << 64) - 1).map(lambda number: struct.pack("<Q", number))
+
+
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_damaged_header_ends_in_a_model_or_a_model_error(
@@ -237,8 +376,9 @@ def test_a_damaged_header_ends_in_a_model_or_a_model_error(
 ) -> None:
     content = bytearray(model_files["qwen2"].read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(4, 2500))] = data.draw(st.integers(0, 255))
+        at, cut, put = data.draw(st.tuples(st.integers(4, 2500), st.integers(0, 9), BYTES))
+        content[at : at + data.draw(st.sampled_from([cut, len(put)]))] = put
     path = tmp_path / "damaged.gguf"
-    path.write_bytes(content)
+    path.write_bytes(content[: data.draw(st.none() | st.integers(0, 3000))])
     with contextlib.suppress(ModelError):  # any other exception fails the test
         read_model(path, FAMILIES)

@@ -1,0 +1,43 @@
+"""The header of a GGUF file, written."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+
+from cbtop.compute.gguf_header import MAGIC, STRING, UINT32, VERSIONS, aligned
+from cbtop.compute.quantization.base import BlockFormat
+
+FLOAT32 = 6  # enum gguf_metadata_value_type
+
+
+def written_header(
+    metadata: Mapping[str, str | int | float], tensors: Sequence[tuple[str, tuple[int, ...], BlockFormat]]
+) -> bytes:
+    """The header of a file with these keys and tensors (name, shape with rows first as NumPy has it, format).
+
+    The data of the tensors follows in their order, each filled up to `aligned`. Whole numbers are written as UINT32,
+    others as FLOAT32.
+    """
+    parts = [MAGIC, struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        parts.append(_text(key))
+        if isinstance(value, str):
+            parts += struct.pack("<I", STRING), _text(value)
+        elif isinstance(value, int):
+            parts.append(struct.pack("<II", UINT32, value))
+        else:
+            parts.append(struct.pack("<If", FLOAT32, value))
+    offset = 0
+    for name, shape, block_format in tensors:
+        parts += _text(name), struct.pack("<I", len(shape))
+        parts.append(struct.pack(f"<{len(shape)}QIQ", *reversed(shape), block_format.code, offset))
+        offset += aligned(math.prod(shape[:-1]) * block_format.row_bytes(shape[-1]))
+    header = b"".join(parts)
+    return header.ljust(aligned(len(header)), b"\0")
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
