@@ -190,7 +190,7 @@ class _Reader:
             return
         value = metadata[name] = self._value(kind)
         if name == "general.alignment":
-            # Numba reads float rows where they lie; ggml itself never writes less than 32.
+            # ggml itself never writes less than 32.
             if kind != UINT32 or not isinstance(value, int) or value < 8 or value & (value - 1):
                 raise self._damaged(f"has alignment {value!r:.60}, where a power of two from 8 on is wanted")
             self._alignment = value

@@ -63,6 +63,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     from cbtop.profiler.traces.base import TracerConfig
 
     path = options.model or demo_model(progress)
+    progress("reading the model", None)
     model = read_model(path, FAMILIES)
     backend = cpu_backend(options.threads)
     context = min(options.context or MAX_DEFAULT_CONTEXT, model.context_length)
@@ -125,7 +126,7 @@ def _decode_until(
 
 
 def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
-    """Run both kinds of step unrecorded: their first call compiles, and reads the weights from disk."""
+    """Run both kinds of step unrecorded: their first call compiles."""
     was_enabled = profiler.enabled
     profiler.disable()
     try:

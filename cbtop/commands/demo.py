@@ -243,9 +243,7 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
 
 def _signal_name(process: subprocess.Popen[bytes]) -> str:
     number = -process.returncode
-    # Whoever reads what was cut off a mapped file is sent this one.
-    cause = ": was its model cut short?" if number == signal.SIGBUS else ""
-    return f"signal {number} ({signal.strsignal(number)}{cause})"
+    return f"signal {number} ({signal.strsignal(number)})"
 
 
 def _last_view(feed: DemoFeed) -> SourceView | None:

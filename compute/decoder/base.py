@@ -74,7 +74,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder's sizes and weights. The matrices lie in the mapped file."""
+    """A decoder's sizes and weights."""
 
     name: str
     architecture: str
@@ -98,14 +98,16 @@ class Model:
 
 def read_model(path: Path, families: dict[str, Family]) -> Model:
     """The model in the GGUF file at `path`; ModelError where it is not one that `families` run."""
-    file = GgufFile.open(path)
-    architecture = file.text("general.architecture")
-    if architecture not in families:
-        raise ModelError(
-            f"{path} is of architecture {architecture[:60]!r}; supported are {', '.join(families)}: "
-            "give a model of one of these"
-        )
-    return _FamilyReader(file, families[architecture]).model()
+    with GgufFile.open(path) as file:
+        architecture = file.text("general.architecture")
+        if architecture not in families:
+            raise ModelError(
+                f"{path} is of architecture {architecture[:60]!r}; supported are {', '.join(families)}: "
+                "give a model of one of these"
+            )
+        model = _FamilyReader(file, families[architecture]).model()
+        file.load()
+    return model
 
 
 class _FamilyReader:

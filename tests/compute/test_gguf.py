@@ -127,15 +127,17 @@ def test_what_the_decoder_cannot_do_is_refused(tmp_path: Path, edit: Any, wanted
 
 
 def test_a_tensor_that_would_be_ignored_is_refused(model_files: dict[str, Path]) -> None:
-    file = GgufFile.open(model_files["llama"])
-    file.matrix("token_embd.weight", 512, 256)
-    assert "token_embd.weight" not in file.untaken_tensors()
-    assert "output.weight" in file.untaken_tensors()
+    with GgufFile.open(model_files["llama"]) as file:
+        file.matrix("token_embd.weight", 512, 256)
+        assert "token_embd.weight" not in file.untaken_tensors()
+        assert "output.weight" in file.untaken_tensors()
 
 
 def test_a_wrong_shape_is_refused(model_files: dict[str, Path]) -> None:
-    file = GgufFile.open(model_files["llama"])
-    with pytest.raises(ModelError, match=r"has shape \[256, 512\]; its metadata wants \[256, 500\]"):
+    with (
+        GgufFile.open(model_files["llama"]) as file,
+        pytest.raises(ModelError, match=r"has shape \[256, 512\]; its metadata wants \[256, 500\]"),
+    ):
         file.matrix("token_embd.weight", 500, 256)
 
 
@@ -210,19 +212,80 @@ def test_a_file_that_is_cut_short_while_its_header_is_read_is_refused_in_a_line(
         assert "is truncated" in message_of(path)
 
 
-def test_a_file_that_is_cut_short_before_it_is_mapped_is_refused_in_a_line(
-    model_files: dict[str, Path], tmp_path: Path
-) -> None:
+def read_after(path: Path, change: Callable[[], None]) -> str:
+    """The one line that reading `path` ends with where `change` comes between its header and its weights."""
+    real = GgufFile.load
+
+    def changed(file: GgufFile) -> None:
+        change()
+        real(file)
+
+    with mock.patch.object(GgufFile, "load", changed):
+        return message_of(path)
+
+
+@pytest.fixture
+def copied(model_files: dict[str, Path], tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
     path.write_bytes(model_files["qwen2"].read_bytes())
+    os.utime(path, (1e9, 1e9))
+    return path
 
-    def read_and_cut(stream: Any, path: Path) -> gguf_header.Header:
-        header = gguf_header.read_header(stream, path)
-        os.truncate(path, 4096)
-        return header
 
-    with mock.patch.object(gguf, "read_header", read_and_cut):
-        assert "cannot be read" in message_of(path)
+def overwrite(path: Path) -> None:
+    """In place, as many bytes as there were."""
+    size = path.stat().st_size
+    with path.open("r+b") as stream:
+        stream.write(b"\xff" * size)
+
+
+def test_a_file_that_is_cut_short_before_its_weights_are_read_is_refused_in_a_line(copied: Path) -> None:
+    assert "was cut short while it was read" in read_after(copied, lambda: os.truncate(copied, 90_000))
+
+
+@pytest.mark.parametrize("change", [overwrite, lambda path: os.utime(path), lambda path: os.truncate(path, 1 << 24)])
+def test_a_file_that_is_written_to_while_it_is_read_is_refused_in_a_line(
+    copied: Path, change: Callable[[Path], None]
+) -> None:
+    assert "was written to while it was read" in read_after(copied, lambda: change(copied))
+
+
+def test_what_becomes_of_the_file_of_a_model_that_was_read_changes_no_weight(
+    copied: Path, model_files: dict[str, Path]
+) -> None:
+    model = read_model(copied, FAMILIES)
+    wanted = read_model(model_files["qwen2"], FAMILIES)
+    overwrite(copied)
+    os.truncate(copied, 0)
+    assert (model.embedding.data == wanted.embedding.data).all()
+    assert (model.layers[1].down.weight.data == wanted.layers[1].down.weight.data).all()
+
+
+def test_a_file_that_cannot_be_read_any_more_is_refused_in_a_line(copied: Path) -> None:
+    failing = mock.Mock(side_effect=OSError(5, "Input/output error"))
+    with mock.patch.object(os, "preadv", failing):
+        assert "cannot be read (Input/output error)" in message_of(copied)
+
+
+def test_what_the_system_gives_at_a_time_is_put_together(copied: Path) -> None:
+    with mock.patch.object(gguf, "READ_BYTES", 1000):
+        model = read_model(copied, FAMILIES)
+    assert (model.embedding.data == read_model(copied, FAMILIES).embedding.data).all()
+
+
+def test_a_model_larger_than_the_memory_there_is_is_refused_before_it_is_read(copied: Path) -> None:
+    with (
+        mock.patch.object(gguf, "available_bytes", lambda: 500_000),
+        mock.patch.object(GgufFile, "load", side_effect=AssertionError),
+    ):
+        assert "GB of memory for its weights, and 0.0 GB are available here" in message_of(copied)
+    with mock.patch.object(gguf, "available_bytes", lambda: None):
+        read_model(copied, FAMILIES)
+
+
+def test_memory_that_the_system_does_not_give_is_told_in_a_line(copied: Path) -> None:
+    with mock.patch.object(gguf.mmap, "mmap", side_effect=OSError(12, "Cannot allocate memory")):
+        assert "the system does not give (Cannot allocate memory)" in message_of(copied)
 
 
 @pytest.mark.parametrize(
@@ -282,30 +345,30 @@ def test_values_and_arrays_are_those_that_ggufs_own_writer_wrote(tmp_path: Path,
             wanted[name] = data.draw(st.lists(elements, min_size=1, max_size=99))  # gguf writes no empty ones
             writer.add_array(name, wanted[name])
 
-    file = GgufFile.open(write_gguf(tmp_path / "m.gguf", edit=edit))
-    for name in ("numbers", "x"):
-        np.testing.assert_equal(file.numbers(name), wanted.pop(name))
-    assert file.texts("texts") == wanted.pop("texts")
-    assert {name: file._metadata[name] for name in wanted} == wanted
+    with GgufFile.open(write_gguf(tmp_path / "m.gguf", edit=edit)) as file:
+        for name in ("numbers", "x"):
+            np.testing.assert_equal(file.numbers(name), wanted.pop(name))
+        assert file.texts("texts") == wanted.pop("texts")
+        assert {name: file._metadata[name] for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("kind", [0, 8])
 def test_an_array_without_elements_has_none(tmp_path: Path, kind: int) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(with_array(kind, 0, b""))
-    file = GgufFile.open(path)
-    assert (file.texts("a") if kind == 8 else file.numbers("a")) == []
+    with GgufFile.open(path) as file:
+        assert (file.texts("a") if kind == 8 else file.numbers("a")) == []
 
 
-def test_an_array_is_no_value_and_a_value_is_no_array(model_files: dict[str, Path], tmp_path: Path) -> None:
-    file = GgufFile.open(write_gguf(tmp_path / "m.gguf", edit=lambda w: w.add_array("list", ["a", "b"])))
-    with pytest.raises(ModelError, match="has 'an array of 2' as list; a string is wanted"):
-        file.text("list")
-    with pytest.raises(ModelError, match="an array of numbers is wanted"):
-        file.numbers("list")
-    for key in ("general.architecture", "none"):
-        with pytest.raises(ModelError, match=f"{key}; an array of strings is wanted"):
-            file.texts(key)
+def test_an_array_is_no_value_and_a_value_is_no_array(tmp_path: Path) -> None:
+    with GgufFile.open(write_gguf(tmp_path / "m.gguf", edit=lambda w: w.add_array("list", ["a", "b"]))) as file:
+        with pytest.raises(ModelError, match="has 'an array of 2' as list; a string is wanted"):
+            file.text("list")
+        with pytest.raises(ModelError, match="an array of numbers is wanted"):
+            file.numbers("list")
+        for key in ("general.architecture", "none"):
+            with pytest.raises(ModelError, match=f"{key}; an array of strings is wanted"):
+                file.texts(key)
 
 
 @given(
@@ -357,13 +420,21 @@ def test_a_model_is_written_and_read_without_the_package_gguf(tmp_path: Path) ->
 
 def test_tensors_and_keys_are_those_that_ggufs_own_reader_finds(model_files: dict[str, Path]) -> None:
     for path in model_files.values():
-        ours, theirs = GgufFile.open(path), GGUFReader(path)
-        wanted = {name: item.contents() for name, item in theirs.fields.items() if item.types and item.types[0] != 9}
-        assert {name: value for name, value in wanted.items() if not name.startswith("GGUF.")} == ours._metadata
-        assert [tensor.name for tensor in theirs.tensors] == ours.untaken_tensors()
-        for tensor in theirs.tensors:
-            assert ours._shape(tensor.name) == tensor.shape.tolist()
-            assert ours._bytes(tensor.name).tobytes() == tensor.data.tobytes()
+        theirs = GGUFReader(path)
+        wanted = {name: item.contents() for name, item in theirs.fields.items()}
+        with GgufFile.open(path) as ours:
+            assert {name: value for name, value in wanted.items() if not name.startswith("GGUF.")} == ours._metadata
+            assert [tensor.name for tensor in theirs.tensors] == ours.untaken_tensors()
+            read = [
+                ours.matrix(tensor.name, *reversed(tensor.shape.tolist())).data
+                if len(tensor.shape) == 2
+                else ours.vector(tensor.name, *tensor.shape)
+                for tensor in theirs.tensors
+            ]
+            ours.load()
+        for tensor, data in zip(theirs.tensors, read, strict=True):
+            assert data.tobytes() == tensor.data.tobytes()
+            assert data.ndim == 1 or data.ctypes.data % 64 == 0
 
 
 BYTES = st.binary(max_size=9) | st.integers(0, (1 << 64) - 1).map(lambda number: struct.pack("<Q", number))

@@ -37,7 +37,7 @@ def test_it_says_what_it_runs_before_it_runs(
     run(options, profiler, lambda: False, lambda text, fraction: told.append(text))
     kinds = [type(message) for message in recorder.messages]
     assert list(dict.fromkeys(kinds)) == [Manifest, CheckResult, Ceiling, Node]
-    assert told == ["compiling kernels", "checking the bricks", "measuring ceilings", ""]
+    assert told == ["reading the model", "compiling kernels", "checking the bricks", "measuring ceilings", ""]
     manifest = next(m for m in recorder.messages if isinstance(m, Manifest))
     assert (manifest.architecture, manifest.quantization, manifest.layers) == ("qwen2", "Q4_K+Q6_K", 2)
     assert manifest.threads == 1

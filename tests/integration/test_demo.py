@@ -108,19 +108,17 @@ def test_a_workload_does_not_outlive_who_watches_it(models: dict[str, Path]) -> 
         eventually(lambda: (feed.poll(20), (v := feed.view()) and v.state == "ended")[1])
 
 
-def test_a_model_that_is_cut_short_while_it_runs_ends_the_workload_and_the_signal_is_named(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_model_that_is_cut_short_while_it_runs_runs_on(models: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(models["qwen2"].read_bytes())
     command = [sys.executable, "-c", SEEING, "demo", "--headless", "--model", str(path), "--view", "bricks"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watcher:
         wait_until_seen(watcher)
-        os.truncate(path, 4096)
-        out, said = watcher.communicate(timeout=DEADLINE_S)
-    assert (watcher.returncode, "DownProjection" in out) == (1, True)
-    assert "killed by signal 7 (Bus error: was its model cut short?); shown is what it had recorded" in said
-    assert "Traceback" not in said
+        os.truncate(path, 0)
+        wait_until_seen(watcher)
+        watcher.send_signal(signal.SIGINT)
+        out, _ = watcher.communicate(timeout=DEADLINE_S)
+    assert (watcher.returncode, "DownProjection" in out) == (130, True)
 
 
 def test_a_workload_that_is_killed_before_its_first_step_says_by_what(

@@ -1,0 +1,66 @@
+"""How much memory there is, from the files of Linux that say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cbtop.compute.memory import available_bytes
+
+MEMINFO = "MemTotal:       16384 kB\nMemFree:         100 kB\nMemAvailable:    8000 kB\n"
+GIB = 1 << 30
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def group_of_one(path: str, limit: int, used: int, files: int = 0) -> dict[str, str]:
+    folder = f"sys/fs/cgroup/memory{path}"
+    return {
+        f"{folder}/memory.limit_in_bytes": f"{limit}\n",
+        f"{folder}/memory.usage_in_bytes": f"{used}\n",
+        f"{folder}/memory.stat": f"cache 5\ninactive_file 1\ntotal_inactive_file {files}\ntotal_active_file 0\n",
+    }
+
+
+def group_of_two(path: str, limit: int | str, used: int, files: int = 0) -> dict[str, str]:
+    folder = f"sys/fs/cgroup{path}"
+    return {
+        f"{folder}/memory.max": f"{limit}\n",
+        f"{folder}/memory.current": f"{used}\n",
+        f"{folder}/memory.stat": f"anon 5\ninactive_file {files}\nactive_file 20\nslab 7\n",
+    }
+
+
+SYSTEM = {"proc/meminfo": MEMINFO}
+IN_ONE = {"proc/self/cgroup": "4:cpu,memory:/a/b\n3:cpuset:/\n0::/a\n"}
+IN_TWO = {"proc/self/cgroup": "0::/a/b\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({}, None),
+        (SYSTEM, 8000 << 10),
+        (SYSTEM | IN_TWO, 8000 << 10),
+        (IN_TWO | group_of_two("/a/b", 1000, 600, 100), 520),
+        (IN_TWO | group_of_two("/a/b", "max", 600), None),
+        (SYSTEM | IN_TWO | group_of_two("/a/b", 64 * GIB, GIB), 8000 << 10),
+        (IN_TWO | group_of_two("/a/b", 9000, 600) | group_of_two("/a", 2000, 1700), 320),  # a parent has less
+        (IN_TWO | group_of_two("", 3000, 1000), 2020),  # a container sees its own as the root
+        (IN_TWO | group_of_two("/a/b", 1000, 2000), 0),
+        (IN_ONE | group_of_one("/a/b", 1000, 600, 30), 430),
+        (IN_ONE | group_of_one("/a", 9000, 600), 8400),
+        (SYSTEM | IN_ONE | group_of_one("", (1 << 63) - 4096, 600), 8000 << 10),  # no limit
+    ],
+)
+def test_the_least_that_the_system_or_a_group_leaves_is_what_there_is(
+    tmp_path: Path, files: dict[str, str], wanted: int | None
+) -> None:
+    assert available_bytes(write(tmp_path, files)) == wanted
