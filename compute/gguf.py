@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,7 @@ class GgufFile:
     _metadata: dict[str, Value]
     _tensors: dict[str, Tensor]
     _taken: set[str] = field(default_factory=set)
+    _asked: set[str] = field(default_factory=set)
     _matrices: list[str] = field(default_factory=list)
     _places: dict[str, int] = field(default_factory=dict)  # of tensors, in the memory
     _memory: mmap.mmap | None = None  # filled by `load`
@@ -77,28 +79,59 @@ class GgufFile:
         self._stream.close()
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._metadata.get(key, default)
+        value = self._value(key, default)
         if not isinstance(value, str):
             raise self._bad_key(key, value, "a string")
         return value
 
     def integer(self, key: str, most: int, default: int | None = None) -> int:
         """A whole number from 1 to `most`."""
-        value = self._metadata.get(key, default)
+        value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise self._bad_key(key, value, f"a whole number from 1 to {most:,}")
         return value
 
+    def integer_of_all(self, key: str, most: int, count: int, default: int | None = None) -> int:
+        """A whole number from 1 to `most`, or an array of `count` of them, one a layer, that are all the same."""
+        value = self._value(key)
+        if not isinstance(value, Array):
+            return self.integer(key, most, default)
+        numbers = self.numbers(key) if value.count == count else []
+        if len(set(numbers)) > 1:
+            raise ModelError(
+                f"{self.path} has layers that differ in {key} ({min(numbers)} to {max(numbers)}), which is not "
+                "supported; give a model whose layers are alike"
+            )
+        if not numbers or not isinstance(numbers[0], int) or not 1 <= numbers[0] <= most:
+            raise self._bad_key(key, value, f"one for each of {count} layers, of whole numbers from 1 to {most:,},")
+        return numbers[0]
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._bad_key(key, value, "true or false")
+        return value
+
+    def is_on(self, key: str) -> bool:
+        """Whether the key is there, and neither 0 nor false."""
+        return self._value(key, 0) != 0
+
+    def unasked_keys(self, prefix: str) -> dict[str, str]:
+        """The keys beginning with `prefix` that are on and that nothing asked for, each with its value in words."""
+        unasked = [key for key in self._metadata if key.startswith(prefix) and key not in self._asked]
+        return {key: f"{str(self._metadata[key])[:60]!r}" for key in unasked if self.is_on(key)}
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero."""
-        value = self._metadata.get(key, default)
+        value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self._bad_key(key, value, "a finite number above zero")
         return float(value)
 
     def numbers(self, key: str) -> list[int | float]:
         """The elements of an array of numbers."""
-        value = self._metadata.get(key)
+        value = self._value(key)
         if not isinstance(value, Array) or value.kind == STRING:
             raise self._bad_key(key, value, "an array of numbers")
         numbers: list[int | float] = np.frombuffer(self._elements(value), SCALARS[value.kind]).tolist()
@@ -106,10 +139,13 @@ class GgufFile:
 
     def texts(self, key: str) -> list[str]:
         """The elements of an array of strings."""
-        value = self._metadata.get(key)
+        value = self._value(key)
         if not isinstance(value, Array) or value.kind != STRING:
             raise self._bad_key(key, value, "an array of strings")
-        return texts_of(self._elements(value), value.count)
+        try:
+            return texts_of(self._elements(value), value.count)
+        except struct.error as error:
+            raise self._written_to() from error
 
     def has_key(self, key: str) -> bool:
         return key in self._metadata
@@ -138,7 +174,7 @@ class GgufFile:
             self._read(self._place(name), self._tensors[name].offset)
         now = os.fstat(self._stream.fileno())
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
-            raise ModelError(f"{self.path} was written to while it was read; run it again once it is whole")
+            raise self._written_to()
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         """The tensor as float32 (size,), copied and finite."""
@@ -226,6 +262,13 @@ class GgufFile:
         if (shape := self._shape(name)) != wanted:
             raise ModelError(f"{self.path}: tensor {name!r} has shape {shape}; its metadata wants {wanted}")
         self._taken.add(name)
+
+    def _value(self, key: str, default: Value | None = None) -> Value | None:
+        self._asked.add(key)
+        return self._metadata.get(key, default)
+
+    def _written_to(self) -> ModelError:
+        return ModelError(f"{self.path} was written to while it was read; run it again once it is whole")
 
     def _bad_key(self, key: str, value: object, wanted: str) -> ModelError:
         met = "has no" if value is None else f"has {str(value)[:60]!r} as"

@@ -19,6 +19,16 @@ MAX_LAYERS = 1_000
 MAX_HIDDEN = 1 << 17
 MAX_HEADS = 1_024
 MAX_CONTEXT = 1 << 24
+MAX_FILES = 1 << 16
+
+# Keys of an architecture that change nothing that a decoder computes: what is said of a model beside its sizes, and
+# what counts only beside others that are refused or off (how many experts of none).
+DESCRIBING = frozenset(
+    {
+        "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.original_context_length",
+        "rope.scaling.finetuned", "attention.sliding_window_pattern", "expert_used_count",
+    }
+)  # fmt: skip
 
 RopeLayout = Literal["normal", "neox"]
 
@@ -60,16 +70,23 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How positions turn into angles. `dimensions` of a head rotate; `factors` divide the frequencies."""
+    """How positions turn into angles. `dimensions` of a head rotate; `factors` divide the frequencies.
+
+    What rotates is also multiplied by `magnitude` (llama.cpp's `attn_factor`).
+    """
 
     layout: RopeLayout
     dimensions: int
     base: float
     scale: float
+    magnitude: float
     factors: NDArray[np.float32] | None
 
     def table(self, positions: int) -> NDArray[np.float32]:
-        return angle_table(positions, self.dimensions, self.base, self.scale, self.factors)
+        """Cosines and sines as `angle_table` makes them, times the magnitude."""
+        table = angle_table(positions, self.dimensions, self.base, self.scale, self.factors)
+        table *= np.float32(self.magnitude)
+        return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +117,10 @@ def read_model(path: Path, families: dict[str, Family]) -> Model:
     """The model in the GGUF file at `path`; ModelError where it is not one that `families` run."""
     with GgufFile.open(path) as file:
         architecture = file.text("general.architecture")
+        if (files := file.integer("split.count", MAX_FILES, default=1)) > 1:
+            raise ModelError(
+                f"{path} is one of {files} files of a split model; merge them with llama-gguf-split --merge"
+            )
         if architecture not in families:
             raise ModelError(
                 f"{path} is of architecture {architecture[:60]!r}; supported are {', '.join(families)}: "
@@ -117,21 +138,29 @@ class _FamilyReader:
         self._file = file
         self._family = family
         prefix = self._prefix = family.architecture
+        self._layers = layers = file.integer(f"{prefix}.block_count", MAX_LAYERS)
         self._hidden = file.integer(f"{prefix}.embedding_length", MAX_HIDDEN)
-        self._heads = file.integer(f"{prefix}.attention.head_count", MAX_HEADS)
-        self._kv_heads = file.integer(f"{prefix}.attention.head_count_kv", MAX_HEADS, default=self._heads)
+        self._heads = file.integer_of_all(f"{prefix}.attention.head_count", MAX_HEADS, layers)
+        self._kv_heads = file.integer_of_all(
+            f"{prefix}.attention.head_count_kv", MAX_HEADS, layers, default=self._heads
+        )
         default_dim = max(self._hidden // self._heads, 1)
         self._head_dim = file.integer(f"{prefix}.attention.key_length", MAX_HIDDEN, default=default_dim)
-        self._feed_forward = file.integer(f"{prefix}.feed_forward_length", MAX_HIDDEN)
+        self._feed_forward = file.integer_of_all(f"{prefix}.feed_forward_length", MAX_HIDDEN, layers)
+        self._epsilon = file.number(f"{prefix}.attention.layer_norm_rms_epsilon")
+        self._context_length = file.integer(f"{prefix}.context_length", MAX_CONTEXT)
+        if file.is_on(window := f"{prefix}.attention.sliding_window"):
+            # In a context that no window is shorter than, none slides.
+            self._context_length = min(self._context_length, file.integer(window, MAX_CONTEXT))
 
     def model(self) -> Model:
         file, prefix, hidden = self._file, self._prefix, self._hidden
+        rope = self._rope()
         self._refuse_what_would_be_ignored()
         vocabulary = file.rows_of("token_embd.weight")
         embedding = file.matrix("token_embd.weight", vocabulary, hidden)
         # Tied embeddings: the output matrix is the embedding's own.
         tied = not file.has_tensor("output.weight")
-        layers = file.integer(f"{prefix}.block_count", MAX_LAYERS)
         model = Model(
             name=file.text("general.name", default=file.path.stem),
             architecture=prefix,
@@ -142,11 +171,11 @@ class _FamilyReader:
             head_dim=self._head_dim,
             feed_forward=self._feed_forward,
             vocabulary=vocabulary,
-            context_length=file.integer(f"{prefix}.context_length", MAX_CONTEXT),
-            epsilon=file.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
-            rope=self._rope(),
+            context_length=self._context_length,
+            epsilon=self._epsilon,
+            rope=rope,
             embedding=embedding,
-            layers=tuple(self._layer(index) for index in range(layers)),
+            layers=tuple(self._layer(index) for index in range(self._layers)),
             final_norm=file.vector("output_norm.weight", hidden),
             lm_head=embedding if tied else file.matrix("output.weight", vocabulary, hidden),
             parameters=file.elements(),
@@ -172,8 +201,19 @@ class _FamilyReader:
                 f"{file.path} has keys of {self._head_dim} and values of {value_dim} dimensions; "
                 "only equal ones are supported: give another model"
             )
-        if file.has_key(f"{prefix}.expert_count"):
+        if file.is_on(f"{prefix}.expert_count"):
             raise ModelError(f"{file.path} is a mixture of experts, which is not supported; give a dense model")
+        if not file.flag(causal := f"{prefix}.attention.causal", default=True):
+            raise ModelError(
+                f"{file.path} has {causal} = false: each token sees those after it, too, which is not supported; "
+                "give a model that generates text"
+            )
+        for key, value in file.unasked_keys(f"{prefix}.").items():
+            if key.removeprefix(f"{prefix}.") not in DESCRIBING:
+                raise ModelError(
+                    f"{file.path} has {key!r:.80} = {value}, which a {prefix} decoder would ignore here; its results "
+                    f"could be wrong: give a plain {prefix} model"
+                )
 
     def _quantization(self) -> str:
         """The formats by their share of the bytes, largest first: `Q4_K+Q6_K`; F32 only where it is all."""
@@ -189,19 +229,23 @@ class _FamilyReader:
                 f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "
                 "an even number up to that is wanted: convert the model again"
             )
-        scaling = file.text(f"{prefix}.rope.scaling.type", default="none")
+        # As llama.cpp: a factor without a type is linear, and one of the old key counts where the new is not there.
+        scaling = file.text(f"{prefix}.rope.scaling.type", default="linear")
         if scaling not in ("none", "linear"):
             raise ModelError(
                 f"{file.path} has rope scaling {scaling[:60]!r}; supported are none and linear: "
                 "give the model without context extension"
             )
-        factor = file.number(f"{prefix}.rope.scaling.factor", default=1.0) if scaling == "linear" else 1.0
+        old = file.number(f"{prefix}.rope.scale_linear", default=1.0)
+        factor = file.number(f"{prefix}.rope.scaling.factor", default=old)
+        scale = 1.0 if scaling == "none" else 1.0 / factor
+        magnitude = file.number(f"{prefix}.rope.scaling.attn_factor", default=1.0)
         has_factors = file.has_tensor("rope_freqs.weight")
         factors = file.vector("rope_freqs.weight", dimensions // 2) if has_factors else None
         if factors is not None and not (factors > 0).all():
             raise ModelError(f"{file.path}: rope_freqs.weight holds factors that are not above zero: it is damaged")
         base = file.number(f"{prefix}.rope.freq_base", default=10_000.0)
-        return Rope(self._family.rope_layout, dimensions, base, 1.0 / factor, factors)
+        return Rope(self._family.rope_layout, dimensions, base, scale, magnitude, factors)
 
     def _layer(self, index: int) -> LayerWeights:
         hidden, feed_forward = self._hidden, self._feed_forward

@@ -38,7 +38,7 @@ def _rotated(x: Wide, rope: Rope) -> Wide:
     frequencies = rope.scale * rope.base ** (-2.0 * np.arange(half) / rope.dimensions)
     if rope.factors is not None:
         frequencies = frequencies / rope.factors
-    turn = np.exp(1j * np.arange(len(x))[:, None] * frequencies)[:, None, :]  # (tokens, 1, half)
+    turn = rope.magnitude * np.exp(1j * np.arange(len(x))[:, None] * frequencies)[:, None, :]  # (tokens, 1, half)
     rotating = x[..., : rope.dimensions]
     pairs = rotating.reshape(*x.shape[:2], 2, half).swapaxes(2, 3)
     if rope.layout == "normal":

@@ -275,11 +275,11 @@ def test_what_the_system_gives_at_a_time_is_put_together(copied: Path) -> None:
 
 def test_a_model_larger_than_the_memory_there_is_is_refused_before_it_is_read(copied: Path) -> None:
     with (
-        mock.patch.object(gguf, "available_bytes", lambda: 500_000),
+        mock.patch.object(gguf, "available_bytes", return_value=500_000),
         mock.patch.object(GgufFile, "load", side_effect=AssertionError),
     ):
         assert "GB of memory for its weights, and 0.0 GB are available here" in message_of(copied)
-    with mock.patch.object(gguf, "available_bytes", lambda: None):
+    with mock.patch.object(gguf, "available_bytes", return_value=None):
         read_model(copied, FAMILIES)
 
 

@@ -1,0 +1,182 @@
+"""What a file says of its model is honoured as llama.cpp does, or refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFWriter
+from gguf.constants import Keys
+
+from benchmarks.llama_peer import Llama
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import DESCRIBING, Model, read_model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.reference import forward_reference
+from cbtop.compute.errors import ModelError
+
+PROMPT = [3, 141, 59, 26, 5, 358, 97]
+Rewrite = Callable[..., Path]
+
+
+@pytest.fixture(params=list(FAMILIES))
+def architecture(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def saying(model_files: dict[str, Path], tmp_path: Path, architecture: str) -> Rewrite:
+    """Writes the tiny model of the architecture with keys of it, besides those that it has or in their place."""
+
+    def rewrite(keys: dict[str, Any], general: dict[str, Any] | None = None) -> Path:
+        reader = GGUFReader(model_files[architecture])
+        values = {name: item.contents() for name, item in reader.fields.items() if not name.startswith("GGUF.")}
+        values |= {f"{architecture}.{name}": value for name, value in keys.items()} | (general or {})
+        writer = GGUFWriter(tmp_path / "said.gguf", values.pop("general.architecture"))
+        for name, value in values.items():
+            kind = {bool: "bool", str: "string", int: "uint32", float: "float32", list: "array"}[type(value)]
+            getattr(writer, f"add_{kind}")(name, value)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return tmp_path / "said.gguf"
+
+    return rewrite
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        read_model(path, FAMILIES)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 500 + len(str(path))
+    return message
+
+
+HONOURED = [  # keys, the scale and the magnitude of positions
+    ({}, 1.0, 1.0),
+    ({"rope.scale_linear": 4.0}, 0.25, 1.0),
+    ({"rope.scaling.factor": 4.0}, 0.25, 1.0),
+    ({"rope.scaling.factor": 4.0, "rope.scale_linear": 8.0}, 0.25, 1.0),
+    ({"rope.scaling.factor": 4.0, "rope.scaling.type": "linear"}, 0.25, 1.0),
+    ({"rope.scaling.factor": 4.0, "rope.scaling.type": "none"}, 1.0, 1.0),
+    ({"rope.scale_linear": 4.0, "rope.scaling.type": "none"}, 1.0, 1.0),
+    ({"rope.scaling.attn_factor": 1.5}, 1.0, 1.5),
+    ({"rope.scaling.attn_factor": 1.5, "rope.scaling.type": "none"}, 1.0, 1.5),
+    ({"rope.scaling.attn_factor": 1.5, "rope.scaling.factor": 4.0}, 0.25, 1.5),
+]
+
+
+@pytest.mark.parametrize(("keys", "scale", "magnitude"), HONOURED)
+def test_what_scales_positions_is_honoured(
+    saying: Rewrite,
+    keys: dict[str, Any],
+    scale: float,
+    magnitude: float,
+    decoder_for: Callable[[Model, int], Decoder],
+) -> None:
+    model = read_model(saying(keys), FAMILIES)
+    assert (model.rope.scale, model.rope.magnitude) == (scale, magnitude)
+    decoder = decoder_for(model, 1)
+    decoder.prefill(PROMPT)
+    expected = forward_reference(model, PROMPT)[-1]
+    assert np.abs(decoder.logits - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    "keys", [keys for keys, _, _ in HONOURED] + [{"expert_count": 0}, {"attention.causal": True}]
+)
+def test_llama_cpp_finds_the_same_logits(saying: Rewrite, keys: dict[str, Any]) -> None:
+    pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: pip install xllamacpp")
+    path = saying(keys | {"vocab_size": 512}, {"tokenizer.ggml.model": "none"})
+    expected = forward_reference(read_model(path, FAMILIES), PROMPT)[-1]
+    llama = Llama(path)
+    found = llama.decode(PROMPT)
+    llama.close()
+    # It rounds activations: none of these keys changes the logits by less than 0.2 of the largest.
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({"attention.causal": False}, ".attention.causal = false"),
+        ({"attention.causal": 0}, ".attention.causal; true or false is wanted"),
+        ({"attn_logit_softcapping": 50.0}, ".attn_logit_softcapping' = '50.0', which a"),
+        ({"final_logit_softcapping": 30.0}, ".final_logit_softcapping' = '30.0', which a"),
+        ({"rope.scaling.factor": 0.0}, ".rope.scaling.factor; a finite number above zero is wanted"),
+        ({"rope.scale_linear": float("inf")}, ".rope.scale_linear; a finite number above zero is wanted"),
+        ({"rope.scaling.attn_factor": -1.0}, ".rope.scaling.attn_factor; a finite number above zero is wanted"),
+        ({"rope.scaling.type": "longrope"}, "rope scaling 'longrope'"),
+        ({"expert_count": 8, "expert_used_count": 2}, "is a mixture of experts"),
+        ({"attention.sliding_window": "wide"}, "has 'wide' as"),
+        ({"unheard.of": [1, 2, 3]}, ".unheard.of' = 'an array of 3', which a"),
+        ({"\x1b[2J\n\u202e": "\x1b[31m"}, r".\x1b[2J\n\u202e' = '\x1b[31m', which a"),
+        ({"x" * 900: "y" * 900}, "yyy', which a"),
+        ({"attention.head_count_kv": [2, 1]}, ".attention.head_count_kv (1 to 2), which is not supported"),
+        ({"attention.head_count_kv": [2, 2, 2]}, "has 'an array of 3' as"),
+        ({"attention.head_count_kv": [0, 0]}, "one for each of 2 layers, of whole numbers from 1 to 1,024,"),
+        ({"attention.head_count_kv": [2.0, 2.0]}, "one for each of 2 layers, of whole numbers"),
+        ({"attention.head_count_kv": ["2", "2"]}, "an array of numbers is wanted"),
+    ],
+)
+def test_what_would_give_wrong_text_is_refused_by_its_name(
+    saying: Rewrite, keys: dict[str, Any], wanted: str
+) -> None:
+    assert wanted in refusal(saying(keys))
+
+
+def test_one_file_of_several_is_refused_with_the_way_out(saying: Rewrite) -> None:
+    assert "is one of 3 files of a split model; merge them" in refusal(saying({}, {"split.count": 3}))
+    read_model(saying({}, {"split.count": 1}), FAMILIES)
+
+
+@pytest.mark.parametrize("name", ["attention.head_count_kv", "attention.head_count", "feed_forward_length"])
+def test_what_stands_once_for_each_layer_and_is_the_same_runs(
+    saying: Rewrite, model_files: dict[str, Path], architecture: str, name: str
+) -> None:
+    wanted = read_model(model_files[architecture], FAMILIES)
+    value = {"attention.head_count_kv": wanted.kv_heads, "attention.head_count": wanted.heads}
+    found = read_model(saying({name: [value.get(name, wanted.feed_forward)] * 2}), FAMILIES)
+    assert (found.heads, found.kv_heads, found.feed_forward) == (wanted.heads, wanted.kv_heads, wanted.feed_forward)
+
+
+@pytest.mark.parametrize(("window", "context"), [(0, 64), (16, 16), (64, 64), (4096, 64)])
+def test_a_context_ends_where_a_window_would_slide(saying: Rewrite, window: int, context: int) -> None:
+    assert read_model(saying({"attention.sliding_window": window}), FAMILIES).context_length == context
+
+
+def every_key() -> list[str]:
+    """All keys of an architecture that gguf knows."""
+    found, groups = [], [Keys]
+    for group in groups:
+        groups += [item for item in vars(group).values() if isinstance(item, type)]
+        texts = [item for item in vars(group).values() if isinstance(item, str)]
+        found += [text.removeprefix("{arch}.") for text in texts if text.startswith("{arch}.")]
+    return found
+
+
+READ = {
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "expert_count", "attention.causal",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+    "attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.dimension_count", "rope.freq_base",
+    "rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", ["llama"])
+def test_every_other_key_is_refused_unless_it_is_off_or_computes_nothing(saying: Rewrite) -> None:
+    others = [key for key in every_key() if key not in READ]
+    assert len(others) > 50
+    for key in others:
+        if key in DESCRIBING:
+            read_model(saying({key: 7}), FAMILIES)
+        else:
+            assert f"has 'llama.{key}' = '7', which" in refusal(saying({key: 7}))
+    read_model(saying(dict.fromkeys(others, 0)), FAMILIES)
