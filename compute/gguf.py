@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.compute.errors import ModelError
+from cbtop.compute.finite import first_not_finite
 from cbtop.compute.gguf_header import SCALARS, STRING, Array, Tensor, Value, aligned, read_header, texts_of
 from cbtop.compute.memory import available_bytes
 from cbtop.compute.quantization import FORMATS
-from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.base import Bytes, QuantizedMatrix
 
 READ_BYTES = 64 << 20  # at a time: Ctrl-C is heard in between
 CACHE_LINE_BYTES = 64
@@ -41,7 +42,7 @@ class GgufFile:
     _tensors: dict[str, Tensor]
     _taken: set[str] = field(default_factory=set)
     _asked: set[str] = field(default_factory=set)
-    _matrices: list[str] = field(default_factory=list)
+    _matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
     _places: dict[str, int] = field(default_factory=dict)  # of tensors, in the memory
     _memory: mmap.mmap | None = None  # filled by `load`
 
@@ -163,18 +164,20 @@ class GgufFile:
     def matrix(self, name: str, rows: int, columns: int) -> QuantizedMatrix:
         """The tensor as a weight matrix, whose bytes `load` reads; in GGUF its shape stands as (columns, rows)."""
         self._expect(name, [columns, rows])
-        self._matrices.append(name)
         data = np.frombuffer(self._place(name), np.uint8).reshape(rows, -1)
         data.flags.writeable = False
-        return QuantizedMatrix(FORMATS[self._tensors[name].code], data, columns)
+        matrix = self._matrices[name] = QuantizedMatrix(FORMATS[self._tensors[name].code], data, columns)
+        return matrix
 
     def load(self) -> None:
-        """Read the matrices. ModelError where the file was written to since it was opened."""
+        """Read the matrices. ModelError where the file was written to since it was opened, or one is not finite."""
         for name in self._matrices:
             self._read(self._place(name), self._tensors[name].offset)
         now = os.fstat(self._stream.fileno())
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise self._written_to()
+        for name, matrix in self._matrices.items():
+            self._check_finite(name, matrix.data)
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         """The tensor as float32 (size,), copied and finite."""
@@ -182,10 +185,8 @@ class GgufFile:
         tensor = self._tensors[name]
         data = np.empty((1, tensor.size_bytes), np.uint8)
         self._read(data.data.cast("B"), tensor.offset)
-        values = FORMATS[tensor.code].dequantize(data).reshape(-1)
-        if not np.isfinite(values).all():
-            raise ModelError(f"{self.path}: tensor {name!r} holds values that are not finite: the file is damaged")
-        return values
+        self._check_finite(name, data)
+        return FORMATS[tensor.code].dequantize(data).reshape(-1)
 
     def untaken_tensors(self) -> list[str]:
         """The tensors that nothing asked for."""
@@ -211,6 +212,16 @@ class GgufFile:
         if name not in self._tensors:
             raise ModelError(f"{self.path} has no tensor {name!r}: it is not a whole model; download it again")
         return list(self._tensors[name].shape)
+
+    def _check_finite(self, name: str, data: Bytes) -> None:
+        block_format = FORMATS[self._tensors[name].code]
+        if found := first_not_finite(block_format, data):
+            row, block, what = found
+            place = f"value {block:,}" if block_format.block_elements == 1 else f"the scale of block {block:,}"
+            raise ModelError(
+                f"{self.path}: tensor {name!r} has {what} as {place} of row {row:,}: it is damaged; download or "
+                "convert it again"
+            )
 
     def _elements(self, array: Array) -> bytes:
         elements = bytearray(array.size_bytes)
