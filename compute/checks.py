@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,11 +16,12 @@ Output = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One assertion evaluated on one output."""
+    """One assertion evaluated on one output. What is not finite has no error that could be shown."""
 
     passed: bool
     max_error: float | None = None
     tolerance: float | None = None
+    not_finite: str = ""  # "NaN" or "infinity"
 
 
 class Assertion(Protocol):
@@ -42,7 +42,8 @@ class Finite:
         return "finite"
 
     def evaluate(self, output: Output, expected: Output) -> Finding:
-        return Finding(bool(np.isfinite(output).all()))
+        met = _not_finite(output)
+        return Finding(not met, not_finite=met)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +57,37 @@ class Equivalent:
         return "equals reference"
 
     def evaluate(self, output: Output, expected: Output) -> Finding:
+        if met := _not_finite(output) or _not_finite(expected):
+            return Finding(False, None, self.tolerance, met)
         difference = float(np.abs(output.astype(np.float64) - expected).max())
         largest = float(np.abs(expected).max())
         error = difference / largest if largest > 0 else difference
-        # A NaN compares false, so it fails; it has no size that could be shown.
-        return Finding(error <= self.tolerance, error if math.isfinite(error) else None, self.tolerance)
+        return Finding(error <= self.tolerance, error, self.tolerance)
+
+
+def _not_finite(values: Output) -> str:
+    """What is met among the values that is not finite; nothing where all are."""
+    if np.isfinite(values).all():
+        return ""
+    return "NaN" if np.isnan(values).any() else "infinity"
 
 
 def summary(findings: Iterable[tuple[str, str, Finding]]) -> list[CheckResult]:
-    """One CheckResult a (brick name, assertion name): passed where all passed, with the largest error."""
+    """One CheckResult a (brick name, assertion name): passed where all passed, with the largest error.
+
+    Where one met what is not finite, the result says so and has no error: those of the others would pass for its own.
+    """
     results: dict[tuple[str, str], CheckResult] = {}
     for brick, assertion, found in findings:
         before = results.get((brick, assertion))
         errors = [e for e in (found.max_error, before.max_error if before else None) if e is not None]
+        not_finite = (before.not_finite if before else "") or found.not_finite
         results[brick, assertion] = CheckResult(
             brick=brick,
             assertion=assertion,
             passed=found.passed and (before is None or before.passed),
-            max_error=max(errors, default=None),
+            max_error=None if not_finite else max(errors, default=None),
             tolerance=found.tolerance,
+            not_finite=not_finite,
         )
     return list(results.values())

@@ -173,6 +173,7 @@ class CheckResult:
     passed: bool
     max_error: float | None
     tolerance: float | None
+    not_finite: str = ""  # "NaN" or "infinity": what was met, in place of an error
 
 
 @dataclass(frozen=True, slots=True)

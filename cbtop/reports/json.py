@@ -193,6 +193,7 @@ def _source(view: SourceView) -> dict[str, Any]:
                 "passed": check.passed,
                 "max_error": check.max_error,
                 "tolerance": check.tolerance,
+                "not_finite": check.not_finite or None,
             }
             for check in view.checks
         ],

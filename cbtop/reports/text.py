@@ -485,8 +485,12 @@ def _foot(view: SourceView) -> str:
         line += f"\n{uncounted} calls gave no count of elements: what is made of their elements is n/a"
     failed = [check for check in view.checks if not check.passed]
     checks = [
-        f"check FAILED: {check.brick} {check.assertion}, error {fmt.scientific(check.max_error)}, "
-        f"tolerance {fmt.scientific(check.tolerance)}"
+        f"check FAILED: {check.brick} {check.assertion}, "
+        + (
+            f"met {check.not_finite}"
+            if check.not_finite
+            else f"error {fmt.scientific(check.max_error)}, tolerance {fmt.scientific(check.tolerance)}"
+        )
         for check in failed
     ]
     if view.checks and not failed:

@@ -291,6 +291,7 @@ class CheckRow:
     passed: bool
     max_error: float | None
     tolerance: float | None
+    not_finite: str = ""
 
 
 @dataclass(frozen=True, slots=True)

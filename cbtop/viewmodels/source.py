@@ -174,7 +174,7 @@ class _Parts:
     @cached_property
     def checks(self) -> tuple[CheckRow, ...]:
         return tuple(
-            CheckRow(check.brick, check.assertion, check.passed, check.max_error, check.tolerance)
+            CheckRow(check.brick, check.assertion, check.passed, check.max_error, check.tolerance, check.not_finite)
             for check in self._record.checks.values()
         )
 

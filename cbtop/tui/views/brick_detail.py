@@ -140,5 +140,7 @@ def _checks(brick: BrickRow, checks: list[CheckRow], width: int) -> list[Line]:
     for check in checks:
         role, glyph = ("good", "✓") if check.passed else ("bad", "✗")
         error = f"max error {formatting.scientific(check.max_error)} of {formatting.scientific(check.tolerance)}"
+        if check.not_finite:
+            error = f"met {clean(check.not_finite)}"
         lines.append((("  " + glyph + " ", role), (clean(check.assertion), ""), ("  " + error, "dim")))
     return [fit_line(line, width) for line in lines]

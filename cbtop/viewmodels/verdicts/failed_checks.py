@@ -13,7 +13,9 @@ def _find(view: SourceView) -> Finding | None:
         return None
     first = failed[0]
     error = ""
-    if first.max_error is not None and first.tolerance is not None:
+    if first.not_finite:
+        error = f" (met {first.not_finite})"
+    elif first.max_error is not None and first.tolerance is not None:
         error = f" (error {first.max_error:.1e}, tolerance {first.tolerance:.1e})"
     others = f"; {count(len(failed) - 1)} more of {count(len(view.checks))} failed" if len(failed) > 1 else ""
     evidence = [

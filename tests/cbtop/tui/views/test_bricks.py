@@ -20,7 +20,7 @@ from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.viewmodels.kernels import BrickKernels, KernelRow
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import CheckRow, SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
@@ -110,6 +110,12 @@ def test_the_details_have_the_modes_the_slow_layer_the_last_seconds_and_how_far_
     assert "last 1.62 ms, least 1.41 ms, most 1.83 ms" in text
     assert "over         105.0 µs" in text
     assert "✓ equals the NumPy reference" in text
+
+
+def test_the_details_name_what_a_check_met_in_place_of_an_error() -> None:
+    failed = CheckRow("DownProjection", "equals the NumPy reference", False, None, 1e-3, "NaN")
+    text = details(replace(samples.LIVE, checks=(failed,)), "DownProjection")
+    assert "✗ equals the NumPy reference  met NaN" in text
 
 
 def test_a_brick_in_no_layer_has_no_layers_and_one_whose_calls_are_not_counted_has_no_bars() -> None:

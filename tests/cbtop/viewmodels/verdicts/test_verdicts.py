@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from cbtop.protocol.messages import CheckResult
 from cbtop.reports import REPORTS
 from cbtop.units import number
 from cbtop.viewmodels.durations import DurationBar
@@ -77,6 +78,16 @@ def test_text_and_json_say_the_same(views: dict[str, SourceView], cause: str) ->
     assert (said["gain_tokens_per_sec"] is not None) == ("tokens/s if" in text)
     if said["gain_tokens_per_sec"] is not None:
         assert f"+{number(said['gain_tokens_per_sec'])} tokens/s if {said['gain_if']} (derived)" in text
+
+
+def test_a_check_that_met_a_nan_says_so_everywhere(tmp_path: Path) -> None:
+    failed = CheckResult("LmHead", "equals reference", False, None, 1e-5, "NaN")
+    view = run(tmp_path, Decoding(checks=(failed,))).one()
+    (verdict,) = view.verdicts
+    assert verdict.sentence == "LmHead fails its check `equals reference` (met NaN)"
+    assert "check FAILED: LmHead equals reference, met NaN\n" in REPORTS["text"]([view], []) + "\n"
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    assert [(check["max_error"], check["not_finite"]) for check in source["checks"]] == [(None, "NaN")]
 
 
 def test_who_does_not_want_to_read_one_silences_it(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""What an assertion says of an output, and what a brick's result says of all its places."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cbtop.compute.checks import Assertion, Equivalent, Finding, Finite, summary
+
+GOOD = np.array([0.25, 0.5], np.float32)
+
+
+@pytest.mark.parametrize("assertion", [Finite(), Equivalent(1e-3)], ids=lambda one: one.name)
+def test_what_is_not_finite_fails_by_its_name_and_has_no_error(assertion: Assertion) -> None:
+    assert assertion.evaluate(GOOD, GOOD).passed
+    for bad, met in ((np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")):
+        output = np.append(GOOD, np.float32(bad))
+        found = assertion.evaluate(output, output)
+        assert (found.passed, found.max_error, found.not_finite) == (False, None, met)
+    both = assertion.evaluate(np.array([np.inf, np.nan], np.float32), GOOD)
+    assert both.not_finite == "NaN"
+
+
+def test_a_reference_that_is_not_finite_is_met_by_nothing() -> None:
+    assert Equivalent(1.0).evaluate(GOOD, np.append(GOOD[1:], np.nan)).not_finite == "NaN"
+
+
+def test_an_error_is_relative_to_the_largest_value() -> None:
+    found = Equivalent(0.01).evaluate(GOOD + np.float32(0.125), GOOD)
+    assert (found.passed, found.max_error, found.not_finite) == (False, 0.25, "")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_nan_in_one_place_is_not_said_to_be_the_error_of_another(order: int) -> None:
+    places = [Finding(True, 1.4e-07, 1e-5), Finding(False, None, 1e-5, "NaN"), Finding(True, 2e-7, 1e-5)]
+    (result,) = summary(("QkvProjection", "equals reference", found) for found in places[::order])
+    assert (result.passed, result.max_error, result.not_finite) == (False, None, "NaN")
