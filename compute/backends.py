@@ -88,11 +88,11 @@ def cpu_backend(threads: int | None = None) -> Backend:
     """Numba set to use `threads` threads; when None, all that this process may run on but one.
 
     The last is left to whoever watches: a parallel product waits for its slowest thread, and the screen on the same
-    core makes one slow. ComputeError for more than Numba was started with (NUMBA_NUM_THREADS).
+    core makes one slow. ComputeError for none, or more than Numba was started with (NUMBA_NUM_THREADS).
     """
     limit = int(settings.NUMBA_NUM_THREADS)
-    if threads is not None and threads > limit:
-        raise ComputeError(f"{threads} threads: this process may use {limit}")
+    if threads is not None and not (isinstance(threads, int) and 1 <= threads <= limit):
+        raise ComputeError(f"{threads} threads: this process may use 1 to {limit}")
     wanted = threads or max(1, min(available_threads() - 1, limit))
     if "OMP_WAIT_POLICY" not in os.environ:
         # Read when libgomp is loaded, which is when Numba launches for the first time.

@@ -62,11 +62,14 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     from cbtop.compute.demo_model import demo_model
     from cbtop.profiler.traces.base import TracerConfig
 
+    if options.steps is not None and options.steps < 1:
+        raise ComputeError(f"{options.steps} steps; give 1 or more")
+    backend = cpu_backend(options.threads)
     path = options.model or demo_model(progress)
     progress("reading the model", None)
     model = read_model(path, FAMILIES)
-    backend = cpu_backend(options.threads)
-    context = min(options.context or MAX_DEFAULT_CONTEXT, model.context_length)
+    wanted = MAX_DEFAULT_CONTEXT if options.context is None else options.context
+    context = min(wanted, model.context_length)
     if context < SHORTEST_CONTEXT:
         raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
     profiler.announce(_manifest(model, backend, context))

@@ -64,6 +64,8 @@ class Decoder:
         cache_type: str = "f16",
         sampling: Sampling = GREEDY,
     ) -> None:
+        if threads < 1 or context < 1:
+            raise ComputeError(f"{threads} threads and a context of {context}; 1 or more of both are wanted")
         self.model = model
         self.backend = backend
         self.context = context
@@ -91,12 +93,14 @@ class Decoder:
         self._sequence += 1
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """Append `tokens`; the next one."""
+        """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary."""
+        self._check(tokens)
         with self._profiler.step("prefill", tokens=len(tokens)):
             return self._forward(tokens, _timed if observe is None else _observed(observe), self._profiler.layer)
 
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """Append one token; the next one."""
+        """Append one token; the next one. ComputeError as from `prefill`."""
+        self._check((token,))
         with self._profiler.step("decode", tokens=1):
             return self._forward((token,), _timed if observe is None else _observed(observe), self._profiler.layer)
 
@@ -118,23 +122,32 @@ class Decoder:
             findings.extend(brick.check(calls))
 
         self.restart()
+        self._check(tokens)
         for part in (tokens[:-1], tokens[-1:]):
             if part:
                 self._forward(part, checked, lambda index: nullcontext())
         self.restart()
         return summary(findings)
 
-    def _forward(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
-        count, model = len(tokens), self.model
-        if not 0 < count <= self.context - self.position:
+    def _check(self, tokens: Sequence[int]) -> None:
+        count, vocabulary = len(tokens), self.model.vocabulary
+        if not count:
+            raise ComputeError("no token to begin with: give a prompt of one or more")
+        if count > self.context - self.position:
             raise ComputeError(
                 f"{count} tokens at position {self.position} do not fit a context of {self.context}; restart first"
             )
-        if min(tokens) < 0 or max(tokens) >= model.vocabulary:
-            raise ComputeError(f"a token is outside of the vocabulary of {model.vocabulary}: {list(tokens)[:8]}")
-        for first in range(0, count, MOST_TOGETHER):
+        for token in tokens:
+            if not isinstance(token, int | np.integer) or not 0 <= token < vocabulary:
+                raise ComputeError(
+                    f"a token is {token!r:.40}; whole numbers from 0 to {vocabulary - 1:,} are wanted, which is the "
+                    "vocabulary"
+                )
+
+    def _forward(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
+        for first in range(0, len(tokens), MOST_TOGETHER):
             space = self._through_layers(tokens[first : first + MOST_TOGETHER], run, scope)
-        head, bricks = model.lm_head, self.bricks
+        model, head, bricks = self.model, self.model.lm_head, self.bricks
         run(bricks.final_norm, model.hidden, (space.last, model.final_norm, model.epsilon, space.last_normed))
         run(
             bricks.lm_head,

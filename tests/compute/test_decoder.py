@@ -183,6 +183,33 @@ def test_a_full_context_is_refused(model: Model, decoder_for: MakeDecoder) -> No
         decoder.prefill([1] * 65)
 
 
-def test_a_token_outside_the_vocabulary_is_refused(model: Model, decoder_for: MakeDecoder) -> None:
-    with pytest.raises(ComputeError, match="vocabulary of 512"):
-        decoder_for(model, 1).prefill([512])
+@pytest.mark.parametrize("token", [512, -1, 1.0, 2.5, float("nan"), np.float32(3), "7", None, [1]])
+def test_a_token_that_is_none_of_the_vocabulary_is_refused_before_a_step_begins(
+    model: Model, decoder_for: MakeDecoder, recorder: ListRecorder, token: Any
+) -> None:
+    decoder = decoder_for(model, 1)
+    for refuse in (decoder.prefill, decoder.verify):
+        with pytest.raises(ComputeError, match="whole numbers from 0 to 511 are wanted, which is the vocabulary"):
+            refuse([1, 2, token])
+    with pytest.raises(ComputeError, match="whole numbers from 0 to 511 are wanted, which is the vocabulary"):
+        decoder.decode(token)
+    assert (decoder.position, recorder.records) == (0, [])
+
+
+def test_tokens_of_numpy_are_tokens(model: Model, decoder_for: MakeDecoder) -> None:
+    decoder = decoder_for(model, 1)
+    assert decoder.decode(np.int32(5)) == decoder_for(model, 1).prefill([5])
+    assert decoder.decode(decoder.prefill(np.array(PROMPT))) in range(512)
+
+
+def test_an_empty_prompt_is_refused_by_that_name(model: Model, decoder_for: MakeDecoder) -> None:
+    decoder = decoder_for(model, 1)
+    for refuse in (decoder.prefill, decoder.verify):
+        with pytest.raises(ComputeError, match="no token to begin with: give a prompt of one or more"):
+            refuse([])
+
+
+@pytest.mark.parametrize(("threads", "context"), [(-1, 64), (0, 64), (1, 0), (1, -5)])
+def test_a_decoder_of_nothing_is_refused(model: Model, profiler: BrickProfiler, threads: int, context: int) -> None:
+    with pytest.raises(ComputeError, match=f"^{threads} threads and a context of {context}; 1 or more of both"):
+        Decoder(model, "numba", threads, profiler, context)

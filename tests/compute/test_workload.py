@@ -62,9 +62,27 @@ def test_it_stops_between_steps_when_told(
 
 
 def test_a_context_without_room_to_decode_is_refused(model_files: dict[str, Path], profiler: BrickProfiler) -> None:
-    options = WorkloadOptions(model=model_files["llama"], steps=1, threads=1, context=1)
-    with pytest.raises(ComputeError, match="give 2 or more"):
-        run(options, profiler, lambda: False, lambda text, fraction: None)
+    for context in (-1, 0, 1):
+        options = WorkloadOptions(model=model_files["llama"], steps=1, threads=1, context=context)
+        with pytest.raises(ComputeError, match=f"a context of {context} leaves no room to decode; give 2 or more"):
+            run(options, profiler, lambda: False, lambda text, fraction: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (WorkloadOptions(threads=-1, steps=1), "^-1 threads: this process may use 1 to "),
+        (WorkloadOptions(threads=0, steps=1), "^0 threads: this process may use 1 to "),
+        (WorkloadOptions(threads=1, steps=0), "^0 steps; give 1 or more$"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_a_model_is_read(
+    profiler: BrickProfiler, options: WorkloadOptions, wanted: str
+) -> None:
+    told: list[str] = []
+    with pytest.raises(ComputeError, match=wanted):
+        run(options, profiler, lambda: False, lambda text, fraction: told.append(text))
+    assert told == []
 
 
 def test_ceilings_are_of_the_right_order() -> None:
