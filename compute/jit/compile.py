@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
@@ -68,19 +69,16 @@ def jit_parallel(function: Function) -> Function:
     return cast(Function, decorate(function))
 
 
-def jit_chosen(functions: dict[int, Any]) -> Any:
-    """Of `functions`, of four arguments each, calls the one whose code is the first of five; always inlined.
+def copy_of(function: Function, name: str, **functions: Any) -> Function:
+    """A copy of `function`, called `name`, that meets `functions` where `function` meets the globals of these names.
 
-    A code that none of them has calls the last: who calls with a code has checked it.
+    Not compiled: for a decorator above. What several formats share is compiled for each of them that runs, with its
+    functions inside. (A closure would be, too, and in every process again: Numba's cache knows a closure by the
+    functions it holds, and those by the process.)
     """
-    # Written out as text, since Numba follows no table of functions, and a chain of closures costs 20 ns a link.
-    *others, last = functions
-    lines = [f"    if code == {code}: return function_{code}(a, b, c, d)" for code in others]
-    text = "\n".join(["def choose(code, a, b, c, d):", *lines, f"    return function_{last}(a, b, c, d)"])
-    names = {f"function_{code}": function for code, function in functions.items()}
-    exec(text, names)
-    # Not cached: it lies in no file. Who calls it is cached, with it inside.
-    return numba.njit(fastmath=True, error_model="numpy", nogil=True, forceinline=True)(names["choose"])
+    copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
+    copied.__qualname__ = name  # which, with the file, is its name in the cache
+    return cast(Function, copied)
 
 
 @jit

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.compile import copy_of, jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.linear import dequantize_row
 from cbtop.compute.quantization import FORMATS, known
 from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.q6_k import Q6_K
 
 
@@ -23,15 +23,23 @@ def reference(code: int, weights: Any, tokens: Any, out: Any) -> None:
     out[:] = FORMATS[code].dequantize(weights[tokens])
 
 
-@jit
-def _embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
+_dequantize_row = F32.dequantize_row  # in the copy of the code below that each format has it is the format's own
+
+
+def _embedding(weights: Any, tokens: Any, out: Any) -> None:
     for t in range(tokens.shape[0]):
-        dequantize_row(code, weights, np.uint64(tokens[t]), out, np.uint64(t))
+        _dequantize_row(weights, np.uint64(tokens[t]), out, np.uint64(t))
+
+
+_COMPILED = {
+    code: jit(copy_of(_embedding, f"_embedding_{one.name}", _dequantize_row=one.dequantize_row))
+    for code, one in FORMATS.items()
+}
 
 
 def embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
     """As `reference`. Raises ValueError for the code of a format that is not known."""
-    _embedding(known(code), weights, tokens, out)
+    _COMPILED[known(code)](weights, tokens, out)
 
 
 def work(matrix: QuantizedMatrix) -> KernelWork:

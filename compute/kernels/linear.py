@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, jit_chosen, jit_parallel, prange
+from cbtop.compute.jit.compile import copy_of, jit, jit_parallel, prange
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 from cbtop.compute.quantization import FORMATS, known
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
+from cbtop.compute.quantization.floats import F32
 
 PARALLEL_FROM_BYTES = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
 CHECKED_ROWS = 64  # of a live matrix; the whole of an output matrix would take seconds to dequantise
@@ -27,9 +28,9 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any
     out[:] = x.astype(np.float64) @ matrix.T + (bias if bias.size else 0.0)
 
 
-# Each takes a format's code and calls the function of that format with what follows; a code is checked before.
-dequantize_row = jit_chosen({code: one.dequantize_row for code, one in FORMATS.items()})
-_dot_row = jit_chosen({code: one.dot_row for code, one in FORMATS.items()})
+# The row functions that the code below calls. Each format has a copy of the code with its own in place of these, so
+# that of all formats only those are compiled that a model has.
+_dequantize_row, _dot_row = F32.dequantize_row, F32.dot_row
 
 
 @jit
@@ -60,24 +61,32 @@ def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any)
         t += np.uint64(1)
 
 
-@jit
-def _rows(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any, chunk: Any, chunks: Any) -> None:
+def _rows(weights: Any, bias: Any, x: Any, out: Any, scratch: Any, chunk: Any, chunks: Any) -> None:
     """The rows of one chunk of `chunks`."""
     rows = weights.shape[0]
     for row in range(np.uint64(chunk * rows // chunks), np.uint64((chunk + 1) * rows // chunks)):
         offset = bias[row] if bias.shape[0] else np.float32(0)
         if x.shape[0] == 1:
-            out[np.uint64(0), row] = _dot_row(code, weights, row, x, scratch) + offset
+            out[np.uint64(0), row] = _dot_row(weights, row, x, scratch) + offset
         else:
-            dequantize_row(code, weights, row, scratch, np.uint64(chunk))
+            _dequantize_row(weights, row, scratch, np.uint64(chunk))
             _dot_tokens(scratch, np.uint64(chunk), x, out, row, offset)
 
 
-@jit_parallel
-def _linear_parallel(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
+def _rows_in_parallel(weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
     chunks = scratch.shape[0]
     for chunk in prange(chunks):
-        _rows(code, weights, bias, x, out, scratch, np.int64(chunk), chunks)
+        _rows(weights, bias, x, out, scratch, np.int64(chunk), chunks)
+
+
+def _compiled(block_format: BlockFormat) -> tuple[Any, Any]:
+    """`_rows` and `_rows_in_parallel` for weights of one format; compiled when they are first called."""
+    name, dequantize_row, dot_row = block_format.name, block_format.dequantize_row, block_format.dot_row
+    rows = jit(copy_of(_rows, f"_rows_{name}", _dequantize_row=dequantize_row, _dot_row=dot_row))
+    return rows, jit_parallel(copy_of(_rows_in_parallel, f"_rows_in_parallel_{name}", _rows=rows))
+
+
+_COMPILED = {code: _compiled(block_format) for code, block_format in FORMATS.items()}
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
@@ -86,12 +95,13 @@ def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -
     Raises ValueError for the code of a format that is not known.
     """
     prepare = FORMATS[known(code)].prepare
+    rows, rows_in_parallel = _COMPILED[code]
     if prepare is not None and x.shape[0] == 1:
         prepare(x, scratch)
     if scratch.shape[0] == 1 or weights.size * x.shape[0] < PARALLEL_FROM_BYTES:
-        _rows(code, weights, bias, x, out, scratch, 0, 1)
+        rows(weights, bias, x, out, scratch, 0, 1)
     else:
-        _linear_parallel(code, weights, bias, x, out, scratch)
+        rows_in_parallel(weights, bias, x, out, scratch)
 
 
 def work(matrix: QuantizedMatrix, has_bias: bool) -> KernelWork:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -24,3 +29,28 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
         ValueError, match=r"block format 99; known are 0 F32, 1 F16, 30 BF16, 8 Q8_0, 12 Q4_K, 14 Q6_K"
     ):
         kernel.implementation(99, *arguments)
+
+
+ONE_FORMAT = """
+import numpy as np
+from cbtop.compute.kernels import embedding, linear
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.q8_0 import Q8_0
+linear.linear(*linear.LINEAR[Q8_0.code].examples(np.random.default_rng(1), 8))
+embedding.embedding(Q8_0.code, np.zeros((1, 34), np.uint8), np.zeros(1, np.int64), np.zeros((1, 32), np.float32))
+compiled = (linear._COMPILED[Q8_0.code][0], embedding._COMPILED[Q8_0.code])
+print([one.name for one in FORMATS.values() if one.dot_row.signatures or one.dequantize_row.signatures])
+print([sum(function.stats.cache_hits.values()) for function in compiled])
+"""
+
+
+def test_of_all_formats_only_those_that_run_are_compiled_and_the_next_process_finds_them(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+
+    def printed() -> list[str]:
+        command = [sys.executable, "-c", ONE_FORMAT]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    assert printed() == ["['Q8_0']", "[0, 0]"]
+    assert printed() == ["[]", "[1, 1]"]
