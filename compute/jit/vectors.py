@@ -16,6 +16,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils as numba_cgutils
 from numba.core import types
+from numba.core.errors import LoweringError
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import models, register_model
 
@@ -78,6 +79,8 @@ def _splat(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any) -> Any:
     """Pointer to array[row, column] of a matrix whose rows are contiguous."""
+    if array_type.layout != "C":
+        raise LoweringError(f"{array_type} where rows that lie one after the other are wanted (np.ascontiguousarray)")
     view = context.make_array(array_type)(context, builder, array)
     row_stride = cgutils.unpack_tuple(builder, view.strides, 2)[0]
     # The element's size as a constant: a stride from the array would cost an addition for every load.

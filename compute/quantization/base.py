@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
+LARGEST_HALF = 65504.0  # the largest binary16, which is what scales are stored in
+
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
     """One ggml tensor type: `block_elements` weights packed into `block_bytes` bytes.
 
     `code` is ggml's own number (enum ggml_type), as it stands in a GGUF file.
-    `dequantize` takes uint8 (rows, row_bytes) and gives float32 (rows, columns): the meaning of the bytes.
-    `quantize` goes the other way by rounding to nearest.
+    `unpack` takes uint8 (blocks, block_bytes) and gives float32 (blocks, block_elements): the meaning of the bytes.
+    `pack` goes the other way, with a small squared error, for weights up to `largest` in magnitude; where that is
+    infinite, for any float.
 
     The compiled functions take a row at a time. `dequantize_row(weights, row, out, out_row)` writes it as float32;
     `dot_row(weights, row, x, sums)` multiplies it by x[0]; `prepare(x, sums)` runs once before all rows and leaves
@@ -30,23 +33,69 @@ class BlockFormat:
     code: int
     block_elements: int
     block_bytes: int
-    dequantize: Callable[[Bytes], Floats]
-    quantize: Callable[[Floats], Bytes]
+    unpack: Callable[[Bytes], Floats]
+    pack: Callable[[Floats], Bytes]
     dequantize_row: Callable[[Any, Any, Any, Any], None]
     dot_row: Callable[[Any, Any, Any, Any], Any]
     prepare: Callable[[Any, Any], None] | None = None
+    largest: float = LARGEST_HALF
 
     def row_bytes(self, columns: int) -> int:
         return columns // self.block_elements * self.block_bytes
 
+    def dequantize(self, data: Bytes) -> Floats:
+        """float32 (rows, columns) from uint8 (rows, row_bytes). ValueError where that is not what `data` is."""
+        self.check_bytes(data)
+        return self.unpack(data.reshape(-1, self.block_bytes)).reshape(len(data), -1)
+
+    def quantize(self, weights: Floats) -> Bytes:
+        """uint8 (rows, row_bytes) from float32 (rows, columns), which must be whole blocks, lie row by row and be
+        finite numbers that the format can hold; ValueError otherwise."""
+        _check(self.name, weights, np.float32, self.block_elements, "weights")
+        if self.largest < np.inf and not (within := np.abs(weights) <= self.largest).all():
+            row, column = np.argwhere(~within)[0]
+            raise ValueError(
+                f"{self.name}: the weight of row {row} and column {column} is {weights[row, column]}; "
+                f"finite ones of at most {self.largest:g} are wanted: leave the matrix in F32"
+            )
+        return self.pack(weights.reshape(-1, self.block_elements)).reshape(len(weights), -1)
+
+    def check_bytes(self, data: Bytes) -> None:
+        """Raises ValueError where `data` are not rows of whole blocks, one after the other in memory."""
+        _check(self.name, data, np.uint8, self.block_bytes, "bytes")
+
+
+def _check(name: str, array: NDArray[Any], wanted: type[np.generic], block: int, what: str) -> None:
+    if array.dtype != wanted or array.ndim != 2 or array.shape[1] % block:
+        raise ValueError(
+            f"{name}: {what} are {array.dtype} {array.shape}; "
+            f"{wanted.__name__} (rows, a multiple of {block}) is wanted"
+        )
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name}: the rows of {what} {array.shape} do not lie one after the other; "
+            "give np.ascontiguousarray of it"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """A weight matrix as it lies in the file. `data` is uint8 (rows, row_bytes), read-only."""
+    """A weight matrix as it lies in the file. `data` is uint8 (rows, row_bytes), read-only.
+
+    Raises ValueError where `data` are not rows of `columns` weights of the format: compiled code believes it.
+    """
 
     format: BlockFormat
     data: Bytes
     columns: int
+
+    def __post_init__(self) -> None:
+        self.format.check_bytes(self.data)
+        if self.columns % self.format.block_elements or self.data.shape[1] != self.format.row_bytes(self.columns):
+            raise ValueError(
+                f"{self.format.name}: rows of {self.data.shape[1]:,} bytes for {self.columns:,} columns; "
+                f"{self.format.block_bytes} bytes for every {self.format.block_elements} columns are wanted"
+            )
 
     @property
     def rows(self) -> int:
@@ -63,10 +112,20 @@ class QuantizedMatrix:
 
     @classmethod
     def of(cls, block_format: BlockFormat, weights: Floats) -> QuantizedMatrix:
-        """`weights` (rows, columns) quantised to nearest; columns must be a multiple of the block."""
-        data = block_format.quantize(np.ascontiguousarray(weights, np.float32))
+        """`weights` (rows, columns) quantised; ValueError as `BlockFormat.quantize` raises it."""
+        data = block_format.quantize(weights)
         data.flags.writeable = False
         return cls(block_format, data, weights.shape[1])
+
+
+def halves_of(values: Floats) -> Bytes:
+    """float32 (blocks, 1) as the two bytes of a binary16, uint8 (blocks, 2)."""
+    return values.astype("<f2").view(np.uint8)
+
+
+def of_halves(data: Bytes) -> Floats:
+    """uint8 (blocks, 2) as the binary16 that they are, float32 (blocks, 1)."""
+    return data.copy().view("<f2").astype(np.float32)
 
 
 def nearest(values: Floats) -> Floats:

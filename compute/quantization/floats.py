@@ -5,40 +5,34 @@ One element a block. BF16 is the upper half of a float32, F16 is IEEE binary16. 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.jit.compile import half_to_float, jit, jit_inlined, load_half
 from cbtop.compute.jit.vectors import LANES, add, load_floats, load_halves, multiply_add, splat, total_of
-from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 
 
-def _dequantize_f32(data: Bytes) -> Floats:
-    return np.ascontiguousarray(data).view("<f4").astype(np.float32)
+def _unpack_f32(blocks: Bytes) -> Floats:
+    return blocks.view("<f4").astype(np.float32)
 
 
-def _quantize_f32(weights: Floats) -> Bytes:
-    return weights.astype("<f4").view(np.uint8)
+def _pack_f32(blocks: Floats) -> Bytes:
+    return blocks.astype("<f4").view(np.uint8)
 
 
-def _dequantize_f16(data: Bytes) -> Floats:
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
+def _unpack_bf16(blocks: Bytes) -> Floats:
+    return (blocks.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _quantize_f16(weights: Floats) -> Bytes:
-    return weights.astype("<f2").view(np.uint8)
-
-
-def _dequantize_bf16(data: Bytes) -> Floats:
-    return (np.ascontiguousarray(data).view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _quantize_bf16(weights: Floats) -> Bytes:
-    # To nearest, ties to even, as ggml_compute_fp32_to_bf16.
-    bits = weights.view(np.uint32)
+def _pack_bf16(blocks: Floats) -> Bytes:
+    # To nearest, ties to even; a NaN stays one, quiet: rounding could carry it into infinity or zero.
+    bits = blocks.view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (rounded >> np.uint32(16)).astype("<u2").view(np.uint8)
+    kept = np.where(np.isnan(blocks), bits | np.uint32(0x400000), rounded)
+    return (kept >> np.uint32(16)).astype("<u2").view(np.uint8)
 
 
 @jit_inlined
@@ -108,6 +102,6 @@ def dequantize_row_bf16(weights: Any, row: Any, out: Any, out_row: Any) -> None:
         out[out_row, i] = _bfloat_to_float(values[i])
 
 
-F32 = BlockFormat("F32", 0, 1, 4, _dequantize_f32, _quantize_f32, dequantize_row_f32, dot_row_f32)
-F16 = BlockFormat("F16", 1, 1, 2, _dequantize_f16, _quantize_f16, dequantize_row_f16, dot_row_f16)
-BF16 = BlockFormat("BF16", 30, 1, 2, _dequantize_bf16, _quantize_bf16, dequantize_row_bf16, dot_row_bf16)
+F32 = BlockFormat("F32", 0, 1, 4, _unpack_f32, _pack_f32, dequantize_row_f32, dot_row_f32, largest=math.inf)
+F16 = BlockFormat("F16", 1, 1, 2, of_halves, halves_of, dequantize_row_f16, dot_row_f16)
+BF16 = BlockFormat("BF16", 30, 1, 2, _unpack_bf16, _pack_bf16, dequantize_row_bf16, dot_row_bf16, largest=math.inf)

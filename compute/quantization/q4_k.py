@@ -52,8 +52,7 @@ LOW_NIBBLE, NIBBLE_BITS = np.int32(15), np.int32(4)
 PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB ahead measure alike; without it DRAM gives half
 
 
-def _dequantize(data: Bytes) -> Floats:
-    blocks = np.ascontiguousarray(data).reshape(-1, BLOCK_BYTES)
+def _unpack(blocks: Bytes) -> Floats:
     d = blocks[:, 0:2].copy().view("<f2").astype(np.float32)  # (blocks, 1)
     dmin = blocks[:, 2:4].copy().view("<f2").astype(np.float32)
     a, b, c = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
@@ -62,10 +61,10 @@ def _dequantize(data: Bytes) -> Floats:
     packed = blocks[:, 16:].reshape(-1, 4, 1, 32)
     q = np.concatenate([packed & 15, packed >> 4], axis=2).reshape(-1, 8, 32).astype(np.float32)
     weights: Floats = (d * scale)[:, :, None] * q - (dmin * minimum)[:, :, None]
-    return weights.reshape(data.shape[0], -1)
+    return weights.reshape(len(blocks), -1)
 
 
-def _quantize(weights: Floats) -> Bytes:
+def _pack(weights: Floats) -> Bytes:
     blocks = weights.reshape(-1, 8, SUB_BLOCK_ELEMENTS)
     lowest = np.minimum(blocks.min(axis=2), 0)  # (blocks, 8): the format has no positive minimum
     span = np.maximum(blocks.max(axis=2) - lowest, 0)
@@ -85,7 +84,7 @@ def _quantize(weights: Floats) -> Bytes:
     out[:, 8:12] = minimum[:, :4] | ((minimum[:, 4:] >> 4) << 6)
     out[:, 12:16] = (scale[:, 4:] & 15) | ((minimum[:, 4:] & 15) << 4)
     out[:, 16:] = (q[:, 0::2] | (q[:, 1::2] << 4)).reshape(-1, 128)
-    return out.reshape(weights.shape[0], -1)
+    return out
 
 
 def _steps(values: Floats, unit: Floats) -> Bytes:
@@ -205,8 +204,8 @@ Q4_K = BlockFormat(
     12,
     BLOCK_ELEMENTS,
     BLOCK_BYTES,
-    _dequantize,
-    _quantize,
+    _unpack,
+    _pack,
     dequantize_row_q4_k,
     dot_row_q4_k,
     sum_sub_blocks_q4_k,

@@ -52,8 +52,7 @@ PREFETCH_BYTES = np.uint64(2048)
 LARGEST_MAGNITUDE = np.float32(31)  # of a signed 6-bit value, on both sides
 
 
-def _dequantize(data: Bytes) -> Floats:
-    blocks = np.ascontiguousarray(data).reshape(-1, BLOCK_BYTES)
+def _unpack(blocks: Bytes) -> Floats:
     ql = blocks[:, :QH_OFFSET].reshape(-1, 2, 1, 64)
     low = np.concatenate([ql & 15, ql >> 4], axis=2).reshape(-1, 2, 4, 32)
     qh = blocks[:, QH_OFFSET:SCALES_OFFSET].reshape(-1, 2, 1, 32)
@@ -62,10 +61,10 @@ def _dequantize(data: Bytes) -> Floats:
     d = blocks[:, D_OFFSET:].copy().view("<f2").astype(np.float32)  # (blocks, 1)
     scales = blocks[:, SCALES_OFFSET:D_OFFSET].view(np.int8).astype(np.float32)
     weights: Floats = (d * scales)[:, :, None] * q
-    return weights.reshape(data.shape[0], -1)
+    return weights.reshape(len(blocks), -1)
 
 
-def _quantize(weights: Floats) -> Bytes:
+def _pack(weights: Floats) -> Bytes:
     blocks = weights.reshape(-1, 16, SUB_BLOCK_ELEMENTS)
     step = np.maximum(blocks.max(axis=2), -blocks.min(axis=2)) / LARGEST_MAGNITUDE  # (blocks, 16)
     d = (step.max(axis=1, keepdims=True) / LARGEST_SCALE).astype("<f2")
@@ -85,7 +84,7 @@ def _quantize(weights: Floats) -> Bytes:
     out[:, QH_OFFSET:SCALES_OFFSET] = packed.reshape(-1, 64)
     out[:, SCALES_OFFSET:D_OFFSET] = scales.view(np.uint8)
     out[:, D_OFFSET:] = d.view(np.uint8)
-    return out.reshape(weights.shape[0], -1)
+    return out
 
 
 @jit
@@ -184,8 +183,8 @@ Q6_K = BlockFormat(
     14,
     BLOCK_ELEMENTS,
     BLOCK_BYTES,
-    _dequantize,
-    _quantize,
+    _unpack,
+    _pack,
     dequantize_row_q6_k,
     dot_row_q6_k,
     sum_sub_blocks_q6_k,

@@ -23,28 +23,27 @@ from cbtop.compute.jit.vectors import (
     to_floats,
     total_of,
 )
-from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, nearest
+from cbtop.compute.quantization.base import LARGEST_HALF, BlockFormat, Bytes, Floats, halves_of, nearest, of_halves
 
 BLOCK_ELEMENTS = 32
 BLOCK_BYTES = 34
+TINY = np.finfo(np.float32).tiny  # of a smaller number the inverse may be infinite
+LARGEST_LEVEL = np.float32(127)
 PREFETCH_BYTES = np.uint64(2048)
 
 
-def _dequantize(data: Bytes) -> Floats:
-    blocks = np.ascontiguousarray(data).reshape(-1, BLOCK_BYTES)
-    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)  # (blocks, 1)
-    weights: Floats = scale * blocks[:, 2:].view(np.int8).astype(np.float32)
-    return weights.reshape(data.shape[0], -1)
+def _unpack(blocks: Bytes) -> Floats:
+    weights: Floats = of_halves(blocks[:, :2]) * blocks[:, 2:].view(np.int8).astype(np.float32)
+    return weights
 
 
-def _quantize(weights: Floats) -> Bytes:
-    blocks = weights.reshape(-1, BLOCK_ELEMENTS)
-    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+def _pack(blocks: Floats) -> Bytes:
+    scale = np.abs(blocks).max(axis=1, keepdims=True) / LARGEST_LEVEL
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > TINY)
     out = np.empty((len(blocks), BLOCK_BYTES), np.uint8)
-    out[:, :2] = scale.astype("<f2").view(np.uint8)
+    out[:, :2] = halves_of(scale)
     out[:, 2:] = nearest(blocks * inverse).astype(np.int8).view(np.uint8)
-    return out.reshape(weights.shape[0], -1)
+    return out
 
 
 @jit_inlined
@@ -78,4 +77,14 @@ def dequantize_row_q8_0(weights: Any, row: Any, out: Any, out_row: Any) -> None:
             out[out_row, first + i] = scale * np.float32(np.int8(weights[row, base + i]))
 
 
-Q8_0 = BlockFormat("Q8_0", 8, BLOCK_ELEMENTS, BLOCK_BYTES, _dequantize, _quantize, dequantize_row_q8_0, dot_row_q8_0)
+Q8_0 = BlockFormat(
+    "Q8_0",
+    8,
+    BLOCK_ELEMENTS,
+    BLOCK_BYTES,
+    _unpack,
+    _pack,
+    dequantize_row_q8_0,
+    dot_row_q8_0,
+    largest=LARGEST_HALF * float(LARGEST_LEVEL),
+)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core.errors import NumbaError
 
 from cbtop.compute.kernels import all_kernels
+from cbtop.compute.kernels.linear import kernel_for
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.verification import FAULTS, Variant, variants, verified
 
 
@@ -31,10 +36,25 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
         kernel.implementation(99, *arguments)
 
 
+@pytest.mark.parametrize("block_format", FORMATS.values(), ids=lambda one: one.name)
+def test_columns_that_lie_one_after_the_other_are_multiplied_rightly_or_refused(block_format: BlockFormat) -> None:
+    kernel = kernel_for(block_format)
+    code, weights, bias, x, out, scratch = kernel.examples(np.random.default_rng(1), 8)
+    two = np.asfortranarray(np.concatenate([x, x]))[:1]  # its numbers are as far apart as there are rows
+    expected = np.zeros_like(out)
+    kernel.reference(code, weights, bias, x, expected, scratch)
+    for arguments in ((weights, bias, two), (np.asfortranarray(weights), bias, x)):
+        out[:] = expected
+        with suppress(NumbaError, ValueError):
+            kernel.implementation(code, *arguments, out, scratch)
+        np.testing.assert_allclose(out, expected, atol=1e-4)
+
+
 ONE_FORMAT = """
 import numpy as np
 from cbtop.compute.kernels import embedding, linear
 from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.q8_0 import Q8_0
 linear.linear(*linear.LINEAR[Q8_0.code].examples(np.random.default_rng(1), 8))
 embedding.embedding(Q8_0.code, np.zeros((1, 34), np.uint8), np.zeros(1, np.int64), np.zeros((1, 32), np.float32))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from cbtop.compute.jit.compile import half_to_float
 from cbtop.compute.quantization import FORMATS
-from cbtop.compute.quantization.base import BlockFormat
+from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
+from cbtop.compute.quantization.floats import BF16
 
 ALL_FORMATS = pytest.mark.parametrize("block_format", FORMATS.values(), ids=lambda f: f.name)
 
@@ -48,6 +49,65 @@ def test_quantised_weights_come_back_within_a_step(block_format: BlockFormat, se
 def test_zeros_stay_zeros(block_format: BlockFormat) -> None:
     data = block_format.quantize(np.zeros((2, 256), np.float32))
     assert not block_format.dequantize(data).any()
+
+
+@ALL_FORMATS
+def test_rows_that_are_no_whole_blocks_are_refused(block_format: BlockFormat) -> None:
+    columns, row_bytes = block_format.block_elements, block_format.block_bytes
+    if row_bytes > 1:
+        with pytest.raises(ValueError, match=rf"{block_format.name}: bytes are uint8 \(3, {row_bytes + 1}\)"):
+            block_format.dequantize(np.zeros((3, row_bytes + 1), np.uint8))
+    if columns > 1:
+        with pytest.raises(ValueError, match=rf"weights are float32 .*\(rows, a multiple of {columns}\) is wanted"):
+            block_format.quantize(np.zeros((3, columns + 1), np.float32))
+    with pytest.raises(ValueError, match=rf"rows of {row_bytes} bytes for {2 * columns} columns"):
+        QuantizedMatrix(block_format, np.zeros((3, row_bytes), np.uint8), 2 * columns)
+    with pytest.raises(ValueError, match="bytes are int8"):
+        block_format.dequantize(np.zeros((3, row_bytes), np.int8))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="weights are float64"):
+        block_format.quantize(np.zeros((3, columns)))  # type: ignore[arg-type]
+
+
+@ALL_FORMATS
+def test_matrices_whose_rows_do_not_lie_one_after_the_other_are_refused(block_format: BlockFormat) -> None:
+    weights = random_weights(1, 3, 512)
+    data = block_format.quantize(weights)
+    for order in (np.asfortranarray, lambda matrix: np.concatenate([matrix, matrix])[::2]):
+        with pytest.raises(ValueError, match=r"do not lie one after the other; give np\.ascontiguousarray"):
+            block_format.dequantize(order(data))
+        with pytest.raises(ValueError, match="do not lie one after the other"):
+            block_format.quantize(order(weights))
+        with pytest.raises(ValueError, match="do not lie one after the other"):
+            QuantizedMatrix(block_format, order(data), 512)
+
+
+@ALL_FORMATS
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_weight_that_a_format_cannot_hold_is_refused_or_kept(block_format: BlockFormat, value: float) -> None:
+    weights = random_weights(2, 3, 256)
+    weights[1, 5] = value
+    if block_format.largest < np.inf:
+        with pytest.raises(ValueError, match=rf"{block_format.name}: the weight of row 1 and column 5 is .*finite"):
+            block_format.quantize(weights)
+    else:
+        np.testing.assert_allclose(block_format.dequantize(block_format.quantize(weights))[1, 5], value, rtol=2**-8)
+
+
+@ALL_FORMATS
+@given(exponent=st.integers(-149, 15), seed=st.integers(0, 2**32 - 1))
+def test_weights_of_any_size_come_back_finite_and_no_larger(
+    block_format: BlockFormat, exponent: int, seed: int
+) -> None:
+    weights = np.ldexp(random_weights(seed, 2, 256) / 8, exponent).astype(np.float32)
+    found = block_format.dequantize(block_format.quantize(weights))
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() <= 1.5 * np.abs(weights).max()
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF80FFFF])
+def test_a_nan_stays_one_in_bf16(bits: int) -> None:
+    weights = np.array([[bits]], np.uint32).view(np.float32)
+    assert np.isnan(BF16.dequantize(BF16.quantize(weights))).all()
 
 
 def test_every_finite_half_is_converted_exactly() -> None:
