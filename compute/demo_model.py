@@ -19,7 +19,7 @@ from cbtop.protocol.cache import cache_dir
 
 Progress = Callable[[str, float | None], None]
 
-FORMAT_VERSION = 1  # raise it with any edit that changes the file: it is part of the name
+FORMAT_VERSION = 2  # raise it with any edit that changes the file: it is part of the name
 SEED = 20260
 CHUNK_ELEMENTS = 1 << 19  # quantised at a time, so that NumPy's temporaries stay in cache
 BIAS_DEVIATION = 0.1

@@ -41,13 +41,13 @@ from cbtop.compute.jit.vectors import (
     to_floats,
     total_of,
 )
-from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, nearest
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
+from cbtop.compute.quantization.fitting import fit_lines, in_units, levels_of
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 144
 SUB_BLOCK_ELEMENTS = 32
-LARGEST_6_BIT = np.float32(63)
-LARGEST_4_BIT = np.float32(15)
+LARGEST_6_BIT, LARGEST_4_BIT = 63, 15
 LOW_NIBBLE, NIBBLE_BITS = np.int32(15), np.int32(4)
 PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB ahead measure alike; without it DRAM gives half
 
@@ -65,33 +65,20 @@ def _unpack(blocks: Bytes) -> Floats:
 
 
 def _pack(weights: Floats) -> Bytes:
-    blocks = weights.reshape(-1, 8, SUB_BLOCK_ELEMENTS)
-    lowest = np.minimum(blocks.min(axis=2), 0)  # (blocks, 8): the format has no positive minimum
-    span = np.maximum(blocks.max(axis=2) - lowest, 0)
-    d = (span.max(axis=1, keepdims=True) / (LARGEST_4_BIT * LARGEST_6_BIT)).astype("<f2")
-    dmin = (-lowest.min(axis=1, keepdims=True) / LARGEST_6_BIT).astype("<f2")
-    scale = _steps(span / LARGEST_4_BIT, d.astype(np.float32))
-    minimum = _steps(-lowest, dmin.astype(np.float32))
-    step = d.astype(np.float32) * scale
-    offset = dmin.astype(np.float32) * minimum
-    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
-    scaled = (blocks + offset[:, :, None]) * inverse[:, :, None]
-    q = np.clip(np.floor(scaled + np.float32(0.5)), 0, LARGEST_4_BIT).astype(np.uint8)
+    blocks = weights.reshape(-1, SUB_BLOCK_ELEMENTS)
+    scales, offsets = fit_lines(blocks, LARGEST_4_BIT, is_minimum=True)
+    d, scales = in_units(scales.reshape(-1, 8), 0, LARGEST_6_BIT)
+    dmin, minima = in_units(-offsets.reshape(-1, 8), 0, LARGEST_6_BIT)
+    q = levels_of(blocks, of_halves(d) * scales, -of_halves(dmin) * minima, 0, LARGEST_4_BIT).reshape(-1, 8, 32)
+    scale, minimum = scales.astype(np.uint8), minima.astype(np.uint8)
 
-    out = np.empty((len(blocks), BLOCK_BYTES), np.uint8)
-    out[:, 0:2], out[:, 2:4] = d.view(np.uint8), dmin.view(np.uint8)
+    out = np.empty((len(q), BLOCK_BYTES), np.uint8)
+    out[:, 0:2], out[:, 2:4] = d, dmin
     out[:, 4:8] = scale[:, :4] | ((scale[:, 4:] >> 4) << 6)
     out[:, 8:12] = minimum[:, :4] | ((minimum[:, 4:] >> 4) << 6)
     out[:, 12:16] = (scale[:, 4:] & 15) | ((minimum[:, 4:] & 15) << 4)
     out[:, 16:] = (q[:, 0::2] | (q[:, 1::2] << 4)).reshape(-1, 128)
     return out
-
-
-def _steps(values: Floats, unit: Floats) -> Bytes:
-    """`values` (blocks, 8) in whole units (blocks, 1), 0 to 63."""
-    inverse = np.divide(np.float32(1), unit, out=np.zeros_like(unit), where=unit > 0)
-    steps: Bytes = np.clip(nearest(values * inverse), 0, LARGEST_6_BIT).astype(np.uint8)
-    return steps
 
 
 @jit

@@ -38,7 +38,8 @@ from cbtop.compute.jit.vectors import (
     to_floats,
     total_of,
 )
-from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, nearest
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
+from cbtop.compute.quantization.fitting import fit_scales, in_units, levels_of
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 210
@@ -46,10 +47,8 @@ QH_OFFSET = 128
 SCALES_OFFSET = 192
 D_OFFSET = 208
 SUB_BLOCK_ELEMENTS = 16
-LARGEST_SCALE = np.float32(127)
 LOW_NIBBLE, HIGH_PAIR = np.int32(0x0F), np.int32(0x30)
 PREFETCH_BYTES = np.uint64(2048)
-LARGEST_MAGNITUDE = np.float32(31)  # of a signed 6-bit value, on both sides
 
 
 def _unpack(blocks: Bytes) -> Floats:
@@ -65,25 +64,19 @@ def _unpack(blocks: Bytes) -> Floats:
 
 
 def _pack(weights: Floats) -> Bytes:
-    blocks = weights.reshape(-1, 16, SUB_BLOCK_ELEMENTS)
-    step = np.maximum(blocks.max(axis=2), -blocks.min(axis=2)) / LARGEST_MAGNITUDE  # (blocks, 16)
-    d = (step.max(axis=1, keepdims=True) / LARGEST_SCALE).astype("<f2")
-    unit = d.astype(np.float32)
-    inverse_unit = np.divide(np.float32(1), unit, out=np.zeros_like(unit), where=unit > 0)
-    scales = np.minimum(nearest(step * inverse_unit), LARGEST_SCALE).astype(np.int8)
-    effective = unit * scales
-    inverse = np.divide(np.float32(1), effective, out=np.zeros_like(effective), where=effective > 0)
-    shifted = blocks * inverse[:, :, None] + np.float32(32.5)
-    q = np.clip(np.floor(shifted), 0, 63).astype(np.uint8).reshape(-1, 2, 4, 32)
+    blocks = weights.reshape(-1, SUB_BLOCK_ELEMENTS)
+    d, scales = in_units(fit_scales(blocks, -32, 31).reshape(-1, 16), -128, 127)
+    effective = of_halves(d) * scales
+    q = levels_of(blocks, effective, np.zeros_like(effective), -32, 31).reshape(-1, 2, 4, 32)
 
-    out = np.empty((len(blocks), BLOCK_BYTES), np.uint8)
+    out = np.empty((len(q), BLOCK_BYTES), np.uint8)
     low = q & 15
     out[:, :QH_OFFSET] = (low[:, :, :2] | (low[:, :, 2:] << 4)).reshape(-1, 128)
     high = q >> 4
     packed = high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)
     out[:, QH_OFFSET:SCALES_OFFSET] = packed.reshape(-1, 64)
-    out[:, SCALES_OFFSET:D_OFFSET] = scales.view(np.uint8)
-    out[:, D_OFFSET:] = d.view(np.uint8)
+    out[:, SCALES_OFFSET:D_OFFSET] = scales.astype(np.int8).view(np.uint8)
+    out[:, D_OFFSET:] = d
     return out
 
 

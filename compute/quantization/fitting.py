@@ -1,0 +1,177 @@
+"""Scales, and offsets beside them, with which rounded weights have a small squared error.
+
+A block of weights x is stored as levels q, whole numbers in a range, and means scale * q, or scale * q + offset.
+Once the levels are known, the best scale and offset are a least-squares fit; once these are known, the best levels
+are the nearest. So: from each of some scales around the one that just spans the block, round and fit; take the fit
+that explains most; from there round and fit again, a few times. (Lloyd's way to quantise, with evenly spaced levels.)
+"""
+
+# All inputs are finite and at most 65504 (LARGEST_HALF) in magnitude: no sum here overflows.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit
+from cbtop.compute.quantization.base import LARGEST_HALF, Bytes, Floats, halves_of, nearest, of_halves
+
+CANDIDATES = 21  # scales that are tried; more gain less than 0.1 % of the error
+REFINEMENTS = 4
+SMALLEST = np.float32(2.0**-40)  # far below the smallest binary16: a block of smaller weights is zero
+HALF = np.float32(0.5)
+
+
+@jit
+def _level(value: Any, lowest: Any, highest: Any) -> Any:
+    """`value` rounded into a range of levels."""
+    return min(max(np.floor(value + HALF), lowest), highest)
+
+
+@jit
+def _fit_scale(blocks: Any, block: Any, inverse: Any, lowest: Any, highest: Any) -> tuple[Any, Any]:
+    """What rounding blocks[block] * inverse explains of the squares, and the scale that does."""
+    xq, qq = np.float32(0), np.float32(0)
+    for i in range(np.uint64(blocks.shape[1])):
+        x = blocks[block, i]
+        q = _level(x * inverse, lowest, highest)
+        xq += x * q
+        qq += q * q
+    scale = xq / qq if qq > np.float32(0) else np.float32(0)
+    return scale * xq, scale
+
+
+@jit
+def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
+    for block in range(np.uint64(blocks.shape[0])):
+        low, high = blocks[block, 0], blocks[block, 0]
+        for i in range(np.uint64(blocks.shape[1])):
+            low, high = min(low, blocks[block, i]), max(high, blocks[block, i])
+        extreme = high if high > -low else low
+        best, scale = np.float32(0), np.float32(0)
+        if abs(extreme) > SMALLEST:
+            for candidate in range(CANDIDATES):
+                # The extreme takes the lowest level, since there is one more below zero than above: a scale may be
+                # negative. Around that, by up to a level.
+                share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
+                explained, fitted = _fit_scale(blocks, block, (lowest + share) / extreme, lowest, highest)
+                if explained > best:
+                    best, scale = explained, fitted
+            for _ in range(REFINEMENTS):
+                explained, fitted = _fit_scale(blocks, block, np.float32(1) / scale, lowest, highest)
+                if explained <= best:
+                    break
+                best, scale = explained, fitted
+        scales[block] = scale
+
+
+def fit_scales(blocks: Floats, lowest: int, highest: int) -> Floats:
+    """For float32 (blocks, size) the scales, (blocks,), for levels from `lowest`, below zero, to `highest`."""
+    scales = np.empty(len(blocks), np.float32)
+    _fit_scales(blocks, np.float32(lowest), np.float32(highest), scales)
+    return scales
+
+
+@jit
+def _fit_line(
+    blocks: Any, block: Any, base: Any, inverse: Any, shift: Any, highest: Any, most: Any
+) -> tuple[Any, Any, Any]:
+    """With y = blocks[block] - base: what rounding (y - shift) * inverse explains of its squares, the scale and the
+    offset, at most `most`, that do."""
+    count = np.float32(blocks.shape[1])
+    y_sum, q_sum, yq, qq = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for i in range(np.uint64(blocks.shape[1])):
+        y = blocks[block, i] - base
+        q = _level((y - shift) * inverse, np.float32(0), highest)
+        y_sum += y
+        q_sum += q
+        yq += y * q
+        qq += q * q
+    spread = count * qq - q_sum * q_sum
+    if spread <= np.float32(0):  # all of one level
+        return np.float32(0), np.float32(0), np.float32(0)
+    scale = (count * yq - y_sum * q_sum) / spread
+    offset = (y_sum - scale * q_sum) / count
+    if offset > most:
+        offset = most
+        scale = (yq - offset * q_sum) / qq
+    explained = (
+        np.float32(2) * (scale * yq + offset * y_sum)
+        - scale * scale * qq
+        - np.float32(2) * scale * offset * q_sum
+        - count * offset * offset
+    )
+    return explained, scale, offset
+
+
+@jit
+def _fit_lines(blocks: Any, highest: Any, is_minimum: Any, scales: Any, offsets: Any) -> None:
+    for block in range(np.uint64(blocks.shape[0])):
+        low, high = blocks[block, 0], blocks[block, 0]
+        for i in range(np.uint64(blocks.shape[1])):
+            low, high = min(low, blocks[block, i]), max(high, blocks[block, i])
+        base = min(low, np.float32(0)) if is_minimum else low
+        most = -base if is_minimum else np.float32(2 * LARGEST_HALF)
+        span = high - base
+        best, scale, offset = np.float32(0), np.float32(0), np.float32(0)
+        if span > SMALLEST:
+            for candidate in range(CANDIDATES):
+                share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
+                inverse = (highest + share) / span
+                explained, fitted, moved = _fit_line(blocks, block, base, inverse, np.float32(0), highest, most)
+                if explained > best:
+                    best, scale, offset = explained, fitted, moved
+            for _ in range(REFINEMENTS):
+                if scale <= np.float32(0):
+                    break
+                inverse = np.float32(1) / scale
+                explained, fitted, moved = _fit_line(blocks, block, base, inverse, offset, highest, most)
+                if explained <= best:
+                    break
+                best, scale, offset = explained, fitted, moved
+        scales[block], offsets[block] = scale, base + offset
+
+
+def fit_lines(blocks: Floats, highest: int, is_minimum: bool) -> tuple[Floats, Floats]:
+    """For float32 (blocks, size) the scales and offsets, (blocks,) each, for levels from 0 to `highest`.
+
+    Scales are not negative; nor are offsets positive where `is_minimum`, as the formats of 256 weights have it.
+    """
+    scales, offsets = np.empty(len(blocks), np.float32), np.empty(len(blocks), np.float32)
+    _fit_lines(blocks, np.float32(highest), is_minimum, scales, offsets)
+    return scales, offsets
+
+
+@jit
+def _levels(blocks: Any, scales: Any, offsets: Any, lowest: Any, highest: Any, out: Any) -> None:
+    for block in range(np.uint64(blocks.shape[0])):
+        scale, offset = scales[block], offsets[block]
+        inverse = np.float32(1) / scale if abs(scale) > SMALLEST else np.float32(0)
+        for i in range(np.uint64(blocks.shape[1])):
+            level = _level((blocks[block, i] - offset) * inverse, lowest, highest)
+            out[block, i] = np.uint8(np.int32(level - lowest))
+
+
+def levels_of(blocks: Floats, scales: Floats, offsets: Floats, lowest: int, highest: int) -> Bytes:
+    """The nearest levels less `lowest`, uint8 (blocks, size), of float32 (blocks, size).
+
+    Scales and offsets are as many as blocks; where a scale is zero, so are the levels.
+    """
+    out = np.empty(blocks.shape, np.uint8)
+    _levels(blocks, scales.reshape(-1), offsets.reshape(-1), np.float32(lowest), np.float32(highest), out)
+    return out
+
+
+def in_units(values: Floats, lowest: int, highest: int) -> tuple[Bytes, Floats]:
+    """Scales of sub-blocks, float32 (blocks, sub-blocks), as whole numbers of a unit that each block has.
+
+    Gives the unit's binary16, uint8 (blocks, 2), and the whole numbers, float32, from `lowest` to `highest`. The
+    value of the largest magnitude takes the end of that range that is farther from zero; a unit may be negative.
+    """
+    farthest = np.float32(lowest if -lowest > highest else highest)
+    extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
+    half = halves_of(extreme / farthest)
+    unit = of_halves(half)
+    inverse = np.divide(np.float32(1), unit, out=np.zeros_like(unit), where=unit != 0)
+    return half, np.clip(nearest(values * inverse), lowest, highest)
