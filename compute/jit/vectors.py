@@ -171,6 +171,17 @@ def bytes_of(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
 
 
 @_intrinsic
+def bits_of(typing: Any, word: Any) -> tuple[Any, Codegen]:
+    """The low sixteen bits of a uint32, lowest first, each as 0 or 1."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        shifted = builder.lshr(_splat(builder, values[0], _INTS), _INTS(list(range(LANES))))
+        return builder.and_(shifted, _INTS([1] * LANES))
+
+    return _ints(types.uint32), generate
+
+
+@_intrinsic
 def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
     """Ask for the cache line of array[row, column], which may lie beyond the end."""
 
@@ -248,6 +259,21 @@ def halves(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
         return builder.shuffle_vector(_splat(builder, values[0], _FLOATS), _splat(builder, values[1], _FLOATS), mask)
 
     return _floats(types.float32, types.float32), generate
+
+
+@_intrinsic
+def look_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
+    """For sixteen places, 0 to 15, what stands there in a Floats16; with AVX-512 one permutation."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        table, places = values
+        found = ir.Constant(_FLOATS, ir.Undefined)
+        for number in range(LANES):
+            place = builder.extract_element(places, _INT(number))
+            found = builder.insert_element(found, builder.extract_element(table, place), _INT(number))
+        return found
+
+    return _floats(_floats, _ints), generate
 
 
 @_intrinsic

@@ -153,12 +153,14 @@ def _levels(blocks: Any, scales: Any, offsets: Any, lowest: Any, highest: Any, o
             out[block, i] = np.uint8(np.int32(level - lowest))
 
 
-def levels_of(blocks: Floats, scales: Floats, offsets: Floats, lowest: int, highest: int) -> Bytes:
+def levels_of(blocks: Floats, scales: Floats, offsets: Floats | None, lowest: int, highest: int) -> Bytes:
     """The nearest levels less `lowest`, uint8 (blocks, size), of float32 (blocks, size).
 
-    Scales and offsets are as many as blocks; where a scale is zero, so are the levels.
+    Scales and offsets are as many as blocks; no offsets are zeros. Where a scale is zero, so are the levels.
     """
     out = np.empty(blocks.shape, np.uint8)
+    if offsets is None:
+        offsets = np.zeros(len(blocks), np.float32)
     _levels(blocks, scales.reshape(-1), offsets.reshape(-1), np.float32(lowest), np.float32(highest), out)
     return out
 

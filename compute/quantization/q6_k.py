@@ -66,8 +66,7 @@ def _unpack(blocks: Bytes) -> Floats:
 def _pack(weights: Floats) -> Bytes:
     blocks = weights.reshape(-1, SUB_BLOCK_ELEMENTS)
     d, scales = in_units(fit_scales(blocks, -32, 31).reshape(-1, 16), -128, 127)
-    effective = of_halves(d) * scales
-    q = levels_of(blocks, effective, np.zeros_like(effective), -32, 31).reshape(-1, 2, 4, 32)
+    q = levels_of(blocks, of_halves(d) * scales, None, -32, 31).reshape(-1, 2, 4, 32)
 
     out = np.empty((len(q), BLOCK_BYTES), np.uint8)
     low = q & 15

@@ -116,8 +116,8 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         (lambda w: w.add_key_length(0), "has '0' as llama.attention.key_length"),
         (lambda w: w.add_string("general.alignment", "x"), "damaged"),
         (
-            lambda w: w.add_tensor("x", np.zeros((2, 18), np.uint8), raw_dtype=GGMLQuantizationType.Q4_0),
-            "tensor 'x' is of type Q4_0; supported are F32, F16, BF16, Q8_0, Q4_K, Q6_K",
+            lambda w: w.add_tensor("x", np.zeros((2, 66), np.uint8), raw_dtype=GGMLQuantizationType.IQ2_XXS),
+            "tensor 'x' is of type IQ2_XXS; supported are F32, F16, BF16, Q8_0, ",
         ),
         (lambda w: w.add_tensor("output.weight", np.ones((15, 32), np.float32)), "no tensor"),
     ],

@@ -164,6 +164,22 @@ def test_a_nan_stays_one_in_bf16(bits: int) -> None:
     assert np.isnan(BF16.dequantize(BF16.quantize(weights))).all()
 
 
+@ALL_FORMATS
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 3), blocks=st.integers(1, 4))
+def test_compiled_code_reads_any_bytes_as_the_reference_does(
+    block_format: BlockFormat, seed: int, rows: int, blocks: int
+) -> None:
+    data = np.random.default_rng(seed).integers(0, 256, (rows, blocks * block_format.block_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = block_format.dequantize(data)
+    found = np.zeros_like(expected)
+    for row in range(rows):
+        block_format.dequantize_row(data, np.uint64(row), found, np.uint64(row))
+    # Of what is not finite it makes something. The smallest rows of F32 are subnormal, which compiled code may flush.
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-6, atol=2.0**-126)
+
+
 def test_every_finite_half_is_converted_exactly() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     halves = bits.view(np.float16)

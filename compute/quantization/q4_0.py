@@ -1,0 +1,54 @@
+"""Q4_0: 32 weights of 4 bits that share one scale.
+
+ggml's block_q4_0, 18 bytes:
+
+    d      2   scale, binary16
+    qs    16   nibbles; byte i holds weight i (low) and weight 16+i (high)
+
+    weight[i] = d * (q - 8)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit, load_half
+from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
+from cbtop.compute.quantization.fitting import fit_scales, levels_of
+from cbtop.compute.quantization.rows import nibbles, row_functions
+
+BLOCK_ELEMENTS = 32
+BLOCK_BYTES = 18
+
+
+def _unpack(blocks: Bytes) -> Floats:
+    q = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)  # (blocks, 32)
+    weights: Floats = of_halves(blocks[:, :2]) * (q.astype(np.float32) - np.float32(8))
+    return weights
+
+
+def _pack(blocks: Floats) -> Bytes:
+    d = halves_of(fit_scales(blocks, -8, 7)[:, None])
+    q = levels_of(blocks, of_halves(d), None, -8, 7)
+    return np.concatenate([d, q[:, :16] | (q[:, 16:] << 4)], axis=1)
+
+
+@jit
+def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
+    d = load_half(weights, row, base)
+    q = nibbles(weights, row, base + np.uint64(2), part)
+    return multiply_add(to_floats(q), splat(d), splat(np.float32(-8) * d))
+
+
+Q4_0 = BlockFormat(
+    "Q4_0",
+    2,
+    BLOCK_ELEMENTS,
+    BLOCK_BYTES,
+    _unpack,
+    _pack,
+    *row_functions("q4_0", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+)

@@ -1,0 +1,78 @@
+"""The compiled row functions of a format, made from one that unpacks sixteen weights."""
+
+# A format whose product is to be quicker than this has functions of its own: what a block has in common, its scales,
+# is unpacked here for each sixteen, unless LLVM finds that.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
+from cbtop.compute.jit.vectors import (
+    add,
+    bits_and,
+    load_bytes,
+    load_floats,
+    multiply_add,
+    prefetch,
+    shift_right,
+    splat,
+    store_floats,
+    total_of,
+)
+
+PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB ahead measure alike
+LINE_BYTES = np.uint64(64)
+
+# Each format has a copy of the functions below with its own in place of these.
+_BLOCK_ELEMENTS, _BLOCK_BYTES = 256, 1
+_sixteen: Any = None
+
+
+def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
+    even, odd = splat(np.float32(0)), splat(np.float32(0))
+    token, one, sixteen = np.uint64(0), np.uint64(1), np.uint64(16)
+    for block in range(np.uint64(weights.shape[1] // _BLOCK_BYTES)):
+        base, first = block * np.uint64(_BLOCK_BYTES), block * np.uint64(_BLOCK_ELEMENTS)
+        for line in range(np.uint64(1 + _BLOCK_BYTES // 64)):
+            prefetch(weights, row, base + PREFETCH_BYTES + line * LINE_BYTES)
+        for pair in range(np.uint64(_BLOCK_ELEMENTS // 32)):
+            part = pair + pair
+            even = multiply_add(_sixteen(weights, row, base, part), load_floats(x, token, first), even)
+            first += sixteen
+            odd = multiply_add(_sixteen(weights, row, base, part + one), load_floats(x, token, first), odd)
+            first += sixteen
+    return total_of(add(even, odd))
+
+
+def _dequantize_row(weights: Any, row: Any, out: Any, out_row: Any) -> None:
+    for block in range(np.uint64(weights.shape[1] // _BLOCK_BYTES)):
+        base, first = block * np.uint64(_BLOCK_BYTES), block * np.uint64(_BLOCK_ELEMENTS)
+        for part in range(np.uint64(_BLOCK_ELEMENTS // 16)):
+            store_floats(out, out_row, first, _sixteen(weights, row, base, part))
+            first += np.uint64(16)
+
+
+def row_functions(name: str, block_elements: int, block_bytes: int, sixteen: Any) -> tuple[Any, Any]:
+    """`dequantize_row` and `dot_row` of a `BlockFormat` of blocks of 32 weights or a multiple of that.
+
+    `sixteen(weights, row, base, part)`, under @jit, gives the weights 16 * part to 16 * part + 15 of the block that
+    begins at weights[row, base], as Floats16.
+    """
+    own = {"_BLOCK_ELEMENTS": block_elements, "_BLOCK_BYTES": block_bytes, "_sixteen": sixteen}
+    dequantize_row = jit(copy_of(_dequantize_row, f"dequantize_row_{name}", **own))
+    return dequantize_row, jit_inlined(copy_of(_dot_row, f"dot_row_{name}", **own))
+
+
+@jit
+def nibbles(weights: Any, row: Any, offset: Any, high: Any) -> Any:
+    """The low nibbles of sixteen bytes from weights[row, offset], or where `high` is 1, not 0, the high ones."""
+    return bits_and(shift_right(load_bytes(weights, row, offset), np.int32(high << np.uint64(2))), np.int32(15))
+
+
+@jit
+def byte(weights: Any, row: Any, offset: Any) -> Any:
+    """weights[row, offset] as int32."""
+    return np.int32(weights[row, offset])
