@@ -1,0 +1,55 @@
+"""Q5_1: 32 weights of 5 bits that share a scale and a minimum.
+
+ggml's block_q5_1, 24 bytes:
+
+    d      2   scale, binary16
+    m      2   minimum, binary16
+    qh     4   the highest bits; bit i, of a little-endian word, is that of weight i
+    qs    16   the low nibbles; byte i holds weight i (low) and weight 16+i (high)
+
+    weight[i] = d * q + m
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit, load_half
+from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
+from cbtop.compute.quantization.fitting import fit_lines, levels_of
+from cbtop.compute.quantization.five_bits import five_bits, pack_five_bits, unpack_five_bits
+from cbtop.compute.quantization.rows import row_functions
+
+BLOCK_ELEMENTS = 32
+BLOCK_BYTES = 24
+
+
+def _unpack(blocks: Bytes) -> Floats:
+    q = unpack_five_bits(blocks[:, 4:]).astype(np.float32)
+    weights: Floats = of_halves(blocks[:, :2]) * q + of_halves(blocks[:, 2:4])
+    return weights
+
+
+def _pack(blocks: Floats) -> Bytes:
+    d, m = (halves_of(values[:, None]) for values in fit_lines(blocks, 31, is_minimum=False))
+    return np.concatenate([d, m, pack_five_bits(levels_of(blocks, of_halves(d), of_halves(m), 0, 31))], axis=1)
+
+
+@jit
+def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
+    d, m = load_half(weights, row, base), load_half(weights, row, base + np.uint64(2))
+    return multiply_add(to_floats(five_bits(weights, row, base + np.uint64(4), part)), splat(d), splat(m))
+
+
+Q5_1 = BlockFormat(
+    "Q5_1",
+    7,
+    BLOCK_ELEMENTS,
+    BLOCK_BYTES,
+    _unpack,
+    _pack,
+    *row_functions("q5_1", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+)
