@@ -9,11 +9,13 @@ from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q5_0 import Q5_0
 from cbtop.compute.quantization.q5_1 import Q5_1
+from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
 
 FORMATS: dict[int, BlockFormat] = {
-    block_format.code: block_format for block_format in (F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q4_K, Q6_K)
+    block_format.code: block_format
+    for block_format in (F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q6_K, Q5_K, Q4_K)
 }
 
 

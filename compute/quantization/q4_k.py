@@ -4,9 +4,7 @@ ggml's block_q4_K, 144 bytes:
 
     d         2   scale of the scales, binary16
     dmin      2   scale of the minima, binary16
-    scales   12   eight scales and eight minima of 6 bits: bytes 0-3 hold scales 0-3 in their low 6 bits,
-                  bytes 4-7 minima 0-3, bytes 8-11 the low 4 bits of scales 4-7 (low nibble) and minima 4-7
-                  (high nibble); the top 2 bits of bytes 0-3 and 4-7 are those of scales and minima 4-7
+    scales   12   eight scales and eight minima of 6 bits (see six_bits.py)
     qs      128   nibbles; byte 32j+i holds weight 64j+i (low) and weight 64j+32+i (high)
 
     weight[32s+i] = d * scale[s] * q - dmin * minimum[s]
@@ -23,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, jit_inlined, load_half, load_word
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
 from cbtop.compute.jit.vectors import (
     LANES,
     add,
@@ -43,6 +41,7 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, in_units, levels_of
+from cbtop.compute.quantization.six_bits import byte_of, minima_of, pack_six_bits, scales_of, unpack_six_bits
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 144
@@ -55,9 +54,7 @@ PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB ahead measure alike; without it D
 def _unpack(blocks: Bytes) -> Floats:
     d = blocks[:, 0:2].copy().view("<f2").astype(np.float32)  # (blocks, 1)
     dmin = blocks[:, 2:4].copy().view("<f2").astype(np.float32)
-    a, b, c = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scale = np.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=1).astype(np.float32)  # (blocks, 8)
-    minimum = np.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=1).astype(np.float32)
+    scale, minimum = unpack_six_bits(blocks[:, 4:16])
     packed = blocks[:, 16:].reshape(-1, 4, 1, 32)
     q = np.concatenate([packed & 15, packed >> 4], axis=2).reshape(-1, 8, 32).astype(np.float32)
     weights: Floats = (d * scale)[:, :, None] * q - (dmin * minimum)[:, :, None]
@@ -70,13 +67,9 @@ def _pack(weights: Floats) -> Bytes:
     d, scales = in_units(scales.reshape(-1, 8), 0, LARGEST_6_BIT)
     dmin, minima = in_units(-offsets.reshape(-1, 8), 0, LARGEST_6_BIT)
     q = levels_of(blocks, of_halves(d) * scales, -of_halves(dmin) * minima, 0, LARGEST_4_BIT).reshape(-1, 8, 32)
-    scale, minimum = scales.astype(np.uint8), minima.astype(np.uint8)
 
     out = np.empty((len(q), BLOCK_BYTES), np.uint8)
-    out[:, 0:2], out[:, 2:4] = d, dmin
-    out[:, 4:8] = scale[:, :4] | ((scale[:, 4:] >> 4) << 6)
-    out[:, 8:12] = minimum[:, :4] | ((minimum[:, 4:] >> 4) << 6)
-    out[:, 12:16] = (scale[:, 4:] & 15) | ((minimum[:, 4:] & 15) << 4)
+    out[:, 0:2], out[:, 2:4], out[:, 4:16] = d, dmin, pack_six_bits(scales, minima)
     out[:, 16:] = (q[:, 0::2] | (q[:, 1::2] << 4)).reshape(-1, 128)
     return out
 
@@ -92,35 +85,6 @@ def sum_sub_blocks_q4_k(x: Any, sums: Any) -> None:
                 total += x[0, first + i]
             sums[0, block * np.uint64(LANES) + s] = np.float32(0)
             sums[0, block * np.uint64(LANES) + np.uint64(8) + s] = total
-
-
-@jit
-def _scales(weights: Any, row: Any, base: Any) -> Any:
-    """The eight 6-bit scales of a block, a byte each in one uint64."""
-    a = load_word(weights, row, base + np.uint64(4))
-    c = load_word(weights, row, base + np.uint64(12))
-    high = np.uint32(
-        np.uint32(c & np.uint32(0x0F0F0F0F)) | np.uint32(np.uint32(a >> np.uint32(2)) & np.uint32(0x30303030))
-    )
-    return np.uint64(np.uint32(a & np.uint32(0x3F3F3F3F))) | (np.uint64(high) << np.uint64(32))
-
-
-@jit
-def _minima(weights: Any, row: Any, base: Any) -> Any:
-    """The eight 6-bit minima of a block, a byte each in one uint64."""
-    b = load_word(weights, row, base + np.uint64(8))
-    c = load_word(weights, row, base + np.uint64(12))
-    high = np.uint32(
-        np.uint32(np.uint32(c >> np.uint32(4)) & np.uint32(0x0F0F0F0F))
-        | np.uint32(np.uint32(b >> np.uint32(2)) & np.uint32(0x30303030))
-    )
-    return np.uint64(np.uint32(b & np.uint32(0x3F3F3F3F))) | (np.uint64(high) << np.uint64(32))
-
-
-@jit
-def _byte(word: Any, index: Any) -> Any:
-    """Byte `index` of a uint64 as float32."""
-    return np.float32(np.int32((word >> np.uint64(8 * index)) & np.uint64(0xFF)))
 
 
 @jit
@@ -148,10 +112,10 @@ def dot_row_q4_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
         prefetch(weights, row, base + PREFETCH_BYTES + np.uint64(64))
         d = load_half(weights, row, base)
         dmin = load_half(weights, row, base + np.uint64(2))
+        scales = scales_of(weights, row, base + np.uint64(4))
+        minima = minima_of(weights, row, base + np.uint64(4))
         # Lanes 0-7: d * scale; lanes 8-15: -dmin * minimum.
-        factors = multiply(
-            to_floats(bytes_of(_scales(weights, row, base), _minima(weights, row, base))), halves(d, -dmin)
-        )
+        factors = multiply(to_floats(bytes_of(scales, minima)), halves(d, -dmin))
         even = multiply_add(factors, load_floats(sums, np.uint64(0), block * np.uint64(LANES)), even)
         qs, first = base + np.uint64(16), block * np.uint64(BLOCK_ELEMENTS)
         low, high = lane(factors, np.uint64(0)), lane(factors, np.uint64(1))
@@ -172,11 +136,11 @@ def dequantize_row_q4_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
         base = block * np.uint64(BLOCK_BYTES)
         d = load_half(weights, row, base)
         dmin = load_half(weights, row, base + np.uint64(2))
-        scales = _scales(weights, row, base)
-        minima = _minima(weights, row, base)
+        scales = scales_of(weights, row, base + np.uint64(4))
+        minima = minima_of(weights, row, base + np.uint64(4))
         for pair in range(np.uint64(4)):
-            low_scale, low_minimum = d * _byte(scales, 2 * pair), dmin * _byte(minima, 2 * pair)
-            high_scale, high_minimum = d * _byte(scales, 2 * pair + 1), dmin * _byte(minima, 2 * pair + 1)
+            low_scale, low_minimum = d * byte_of(scales, 2 * pair), dmin * byte_of(minima, 2 * pair)
+            high_scale, high_minimum = d * byte_of(scales, 2 * pair + 1), dmin * byte_of(minima, 2 * pair + 1)
             qs = base + np.uint64(16) + pair * np.uint64(32)
             first = block * np.uint64(BLOCK_ELEMENTS) + pair * np.uint64(64)
             for i in range(np.uint64(32)):

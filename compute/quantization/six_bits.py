@@ -1,0 +1,60 @@
+"""Eight scales and eight minima of 6 bits in 12 bytes, as Q4_K and Q5_K store them.
+
+bytes 0-3    low 6 bits: scales 0-3; top 2 bits: those of scales 4-7
+bytes 4-7    low 6 bits: minima 0-3; top 2 bits: those of minima 4-7
+bytes 8-11   low nibble: the low 4 bits of scales 4-7; high nibble: those of minima 4-7
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit, load_word
+from cbtop.compute.quantization.base import Bytes, Floats
+
+
+def unpack_six_bits(data: Bytes) -> tuple[Floats, Floats]:
+    """Scales and minima, float32 (blocks, 8) each, of uint8 (blocks, 12)."""
+    a, b, c = data[:, 0:4], data[:, 4:8], data[:, 8:12]
+    scales = np.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=1).astype(np.float32)
+    minima = np.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=1).astype(np.float32)
+    return scales, minima
+
+
+def pack_six_bits(scales: Floats, minima: Floats) -> Bytes:
+    """The other way; both are whole numbers from 0 to 63."""
+    scale, minimum = scales.astype(np.uint8), minima.astype(np.uint8)
+    a = scale[:, :4] | ((scale[:, 4:] >> 4) << 6)
+    b = minimum[:, :4] | ((minimum[:, 4:] >> 4) << 6)
+    return np.concatenate([a, b, (scale[:, 4:] & 15) | ((minimum[:, 4:] & 15) << 4)], axis=1)
+
+
+@jit
+def scales_of(weights: Any, row: Any, offset: Any) -> Any:
+    """The eight scales that lie from weights[row, offset] on, a byte each in one uint64."""
+    a = load_word(weights, row, offset)
+    c = load_word(weights, row, offset + np.uint64(8))
+    high = np.uint32(
+        np.uint32(c & np.uint32(0x0F0F0F0F)) | np.uint32(np.uint32(a >> np.uint32(2)) & np.uint32(0x30303030))
+    )
+    return np.uint64(np.uint32(a & np.uint32(0x3F3F3F3F))) | (np.uint64(high) << np.uint64(32))
+
+
+@jit
+def minima_of(weights: Any, row: Any, offset: Any) -> Any:
+    """The eight minima, likewise."""
+    b = load_word(weights, row, offset + np.uint64(4))
+    c = load_word(weights, row, offset + np.uint64(8))
+    high = np.uint32(
+        np.uint32(np.uint32(c >> np.uint32(4)) & np.uint32(0x0F0F0F0F))
+        | np.uint32(np.uint32(b >> np.uint32(2)) & np.uint32(0x30303030))
+    )
+    return np.uint64(np.uint32(b & np.uint32(0x3F3F3F3F))) | (np.uint64(high) << np.uint64(32))
+
+
+@jit
+def byte_of(word: Any, index: Any) -> Any:
+    """Byte `index` of a uint64 as float32."""
+    return np.float32(np.int32((word >> np.uint64(8 * index)) & np.uint64(0xFF)))
