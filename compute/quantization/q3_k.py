@@ -1,0 +1,95 @@
+"""Q3_K: 256 weights of 3 bits in sixteen sub-blocks, each with a signed 6-bit scale.
+
+ggml's block_q3_K, 110 bytes; each half h (128 weights) has 32 bytes of qs:
+
+    hmask    32   the highest bits; bit 4h+j of byte i is that of weight 128h+32j+i
+    qs       64   the low bits; byte i of the half's 32 holds weights i, 32+i, 64+i and 96+i, two bits each
+    scales   12   sixteen scales of 6 bits, plus 32: byte i of the first eight holds the low 4 bits of scales i (low
+                  nibble) and 8+i (high nibble), byte 8+i the high 2 bits of scales i, 4+i, 8+i and 12+i
+    d         2   scale of the scales, binary16
+
+    weight[i] = d * (scale[i // 16] - 32) * (q - 4)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit, load_half
+from cbtop.compute.jit.vectors import (
+    bits_and,
+    bits_or,
+    load_bytes,
+    multiply_add,
+    shift_left,
+    shift_right,
+    splat,
+    to_floats,
+)
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
+from cbtop.compute.quantization.fitting import fit_scales, in_units, levels_of
+from cbtop.compute.quantization.rows import byte, row_functions
+from cbtop.compute.quantization.two_bits import pack_two_bits, two_bits, unpack_two_bits
+
+BLOCK_ELEMENTS = 256
+BLOCK_BYTES = 110
+SUB_BLOCK_ELEMENTS = 16
+QS_OFFSET, SCALES_OFFSET, D_OFFSET = 32, 96, 108
+
+
+def _unpack(blocks: Bytes) -> Floats:
+    packed = blocks[:, SCALES_OFFSET:D_OFFSET]
+    low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)  # (blocks, 16)
+    high = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3  # (blocks, 4, 4)
+    scale = (low | (high.reshape(-1, 16) << 4)).astype(np.float32) - np.float32(32)
+    highest = (blocks[:, None, :QS_OFFSET] >> np.arange(8, dtype=np.uint8)[:, None]) & 1  # (blocks, 8, 32)
+    q = unpack_two_bits(blocks[:, QS_OFFSET:SCALES_OFFSET]) | (highest.reshape(-1, BLOCK_ELEMENTS) << 2)
+    level = q.reshape(-1, 16, SUB_BLOCK_ELEMENTS).astype(np.float32) - np.float32(4)
+    weights: Floats = (of_halves(blocks[:, D_OFFSET:]) * scale)[:, :, None] * level
+    return weights.reshape(len(blocks), -1)
+
+
+def _pack(weights: Floats) -> Bytes:
+    blocks = weights.reshape(-1, SUB_BLOCK_ELEMENTS)
+    d, scales = in_units(fit_scales(blocks, -4, 3).reshape(-1, 16), -32, 31)
+    q = levels_of(blocks, of_halves(d) * scales, None, -4, 3).reshape(-1, BLOCK_ELEMENTS)
+    highest = np.packbits((q >> 2).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
+    scale = (scales + 32).astype(np.uint8)
+    high = (scale >> 4).reshape(-1, 4, 4)
+    high = high[:, 0] | (high[:, 1] << 2) | (high[:, 2] << 4) | (high[:, 3] << 6)
+    low = (scale[:, :8] & 15) | ((scale[:, 8:] & 15) << 4)
+    return np.concatenate([highest, pack_two_bits(q & np.uint8(3)), low, high, d], axis=1)
+
+
+@jit
+def _scale(weights: Any, row: Any, offset: Any, part: Any) -> Any:
+    """The scale of sub-block `part`, of those that lie from weights[row, offset] on."""
+    low = byte(weights, row, offset + (part & np.uint64(7)))
+    low = np.int32(np.int32(low >> np.int32((part >> np.uint64(3)) << np.uint64(2))) & np.int32(15))
+    high = byte(weights, row, offset + np.uint64(8) + (part & np.uint64(3)))
+    high = np.int32(np.int32(high >> np.int32((part >> np.uint64(2)) << np.uint64(1))) & np.int32(3))
+    return np.float32(np.int32(np.int32(low | np.int32(high << np.int32(4))) - np.int32(32)))
+
+
+@jit
+def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
+    scale = load_half(weights, row, base + np.uint64(D_OFFSET))
+    scale *= _scale(weights, row, base + np.uint64(SCALES_OFFSET), part)
+    column = (part & np.uint64(1)) << np.uint64(4)
+    highest = shift_right(load_bytes(weights, row, base + column), np.int32(part >> np.uint64(1)))
+    low = two_bits(weights, row, base + np.uint64(QS_OFFSET), part)
+    q = bits_or(low, shift_left(bits_and(highest, np.int32(1)), np.int32(2)))
+    return multiply_add(to_floats(q), splat(scale), splat(np.float32(-4) * scale))
+
+
+Q3_K = BlockFormat(
+    "Q3_K",
+    11,
+    BLOCK_ELEMENTS,
+    BLOCK_BYTES,
+    _unpack,
+    _pack,
+    *row_functions("q3_k", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+)
