@@ -1,0 +1,69 @@
+"""Q2_K: 256 weights of 2 bits in sixteen sub-blocks, each with a 4-bit scale and a 4-bit minimum.
+
+ggml's block_q2_K, 84 bytes:
+
+    scales   16   byte s holds scale s (low nibble) and minimum s (high nibble)
+    qs       64   byte i of each half's 32 holds weights i, 32+i, 64+i and 96+i of the half, two bits each
+    d         2   scale of the scales, binary16
+    dmin      2   scale of the minima, binary16
+
+    weight[16s+i] = d * scale[s] * q - dmin * minimum[s]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit, load_half
+from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
+from cbtop.compute.quantization.fitting import fit_lines, in_units, levels_of
+from cbtop.compute.quantization.rows import byte, row_functions
+from cbtop.compute.quantization.two_bits import pack_two_bits, two_bits, unpack_two_bits
+
+BLOCK_ELEMENTS = 256
+BLOCK_BYTES = 84
+SUB_BLOCK_ELEMENTS = 16
+QS_OFFSET, D_OFFSET, DMIN_OFFSET = 16, 80, 82
+
+
+def _unpack(blocks: Bytes) -> Floats:
+    d, dmin = of_halves(blocks[:, D_OFFSET:DMIN_OFFSET]), of_halves(blocks[:, DMIN_OFFSET:])  # (blocks, 1)
+    scale, minimum = blocks[:, :QS_OFFSET] & 15, blocks[:, :QS_OFFSET] >> 4  # (blocks, 16)
+    q = unpack_two_bits(blocks[:, QS_OFFSET:D_OFFSET]).reshape(-1, 16, SUB_BLOCK_ELEMENTS).astype(np.float32)
+    weights: Floats = (d * scale.astype(np.float32))[:, :, None] * q - (dmin * minimum.astype(np.float32))[:, :, None]
+    return weights.reshape(len(blocks), -1)
+
+
+def _pack(weights: Floats) -> Bytes:
+    blocks = weights.reshape(-1, SUB_BLOCK_ELEMENTS)
+    scales, offsets = fit_lines(blocks, 3, is_minimum=True)
+    d, scales = in_units(scales.reshape(-1, 16), 0, 15)
+    dmin, minima = in_units(-offsets.reshape(-1, 16), 0, 15)
+    q = levels_of(blocks, of_halves(d) * scales, -of_halves(dmin) * minima, 0, 3).reshape(-1, BLOCK_ELEMENTS)
+    packed = scales.astype(np.uint8) | (minima.astype(np.uint8) << 4)
+    return np.concatenate([packed, pack_two_bits(q), d, dmin], axis=1)
+
+
+@jit
+def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
+    packed = byte(weights, row, base + part)
+    scale = np.float32(np.int32(packed & np.int32(15)))
+    scale *= load_half(weights, row, base + np.uint64(D_OFFSET))
+    minimum = np.float32(np.int32(packed >> np.int32(4)))
+    minimum *= load_half(weights, row, base + np.uint64(DMIN_OFFSET))
+    q = two_bits(weights, row, base + np.uint64(QS_OFFSET), part)
+    return multiply_add(to_floats(q), splat(scale), splat(-minimum))
+
+
+Q2_K = BlockFormat(
+    "Q2_K",
+    10,
+    BLOCK_ELEMENTS,
+    BLOCK_BYTES,
+    _unpack,
+    _pack,
+    *row_functions("q2_k", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+)
