@@ -1,0 +1,50 @@
+"""IQ4_NL: 32 weights of 4 bits that stand for uneven levels and share one scale.
+
+ggml's block_iq4_nl, 18 bytes:
+
+    d      2   scale, binary16
+    qs    16   nibbles; byte i holds weight i (low) and weight 16+i (high)
+
+    weight[i] = d * level[q] (see uneven_levels.py)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit, load_half
+from cbtop.compute.jit.vectors import multiply, splat
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
+from cbtop.compute.quantization.rows import row_functions
+from cbtop.compute.quantization.uneven_levels import fit_uneven, pack_uneven, uneven, unpack_uneven
+
+BLOCK_ELEMENTS = 32
+BLOCK_BYTES = 18
+
+
+def _unpack(blocks: Bytes) -> Floats:
+    weights: Floats = of_halves(blocks[:, :2]) * unpack_uneven(blocks[:, 2:])
+    return weights
+
+
+def _pack(blocks: Floats) -> Bytes:
+    d = halves_of(fit_uneven(blocks)[:, None])
+    return np.concatenate([d, pack_uneven(blocks, of_halves(d))], axis=1)
+
+
+@jit
+def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
+    return multiply(uneven(weights, row, base + np.uint64(2), part), splat(load_half(weights, row, base)))
+
+
+IQ4_NL = BlockFormat(
+    "IQ4_NL",
+    20,
+    BLOCK_ELEMENTS,
+    BLOCK_BYTES,
+    _unpack,
+    _pack,
+    *row_functions("iq4_nl", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+)

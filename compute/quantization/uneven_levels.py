@@ -1,0 +1,86 @@
+"""The sixteen levels of IQ4_NL and IQ4_XS, denser around zero, and scales for them.
+
+They are ggml's `kvalues_iq4nl`. A byte has two: its low nibble's comes sixteen weights before its high nibble's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.vectors import load_floats, look_up
+from cbtop.compute.quantization.base import Bytes, Floats
+from cbtop.compute.quantization.fitting import CANDIDATES, REFINEMENTS, SMALLEST
+from cbtop.compute.quantization.rows import nibbles
+
+LEVELS = np.array([[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]], np.float32)
+_BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)  # between a level and the next
+_STEPS = LEVELS[0, 1:] - LEVELS[0, :-1]
+_FARTHEST = LEVELS[0, 0]
+_AROUND = np.float32(24)  # as far from there as the next level
+
+
+def unpack_uneven(data: Bytes) -> Floats:
+    """The levels, float32 (blocks, 32), of uint8 (blocks, 16)."""
+    levels: Floats = LEVELS[0][np.concatenate([data & 15, data >> 4], axis=1)]
+    return levels
+
+
+def pack_uneven(blocks: Floats, scales: Floats) -> Bytes:
+    """The nearest levels of float32 (blocks, 32) by as many scales, uint8 (blocks, 16)."""
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=np.abs(scales) > SMALLEST)
+    places = np.searchsorted(_BORDERS, blocks * inverse.reshape(-1, 1)).astype(np.uint8)
+    data: Bytes = places[:, :16] | (places[:, 16:] << np.uint8(4))
+    return data
+
+
+@jit
+def _fit_scale(blocks: Any, block: Any, inverse: Any) -> tuple[Any, Any]:
+    """What rounding blocks[block] * inverse explains of the squares, and the scale that does."""
+    xq, qq = np.float32(0), np.float32(0)
+    for i in range(np.uint64(blocks.shape[1])):
+        x = blocks[block, i]
+        level = _FARTHEST
+        for border in range(15):
+            level += _STEPS[border] if x * inverse > _BORDERS[border] else np.float32(0)
+        xq += x * level
+        qq += level * level
+    scale = xq / qq
+    return scale * xq, scale
+
+
+@jit
+def _fit_scales(blocks: Any, scales: Any) -> None:
+    for block in range(np.uint64(blocks.shape[0])):
+        low, high = blocks[block, 0], blocks[block, 0]
+        for i in range(np.uint64(blocks.shape[1])):
+            low, high = min(low, blocks[block, i]), max(high, blocks[block, i])
+        extreme = high if high > -low else low
+        best, scale = np.float32(0), np.float32(0)
+        if abs(extreme) > SMALLEST:
+            for candidate in range(CANDIDATES):
+                share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
+                explained, fitted = _fit_scale(blocks, block, (_FARTHEST + share * _AROUND) / extreme)
+                if explained > best:
+                    best, scale = explained, fitted
+            for _ in range(REFINEMENTS):
+                explained, fitted = _fit_scale(blocks, block, np.float32(1) / scale)
+                if explained <= best:
+                    break
+                best, scale = explained, fitted
+        scales[block] = scale
+
+
+def fit_uneven(blocks: Floats) -> Floats:
+    """For float32 (blocks, 32) the scales, (blocks,), found as those in fitting.py are."""
+    scales = np.empty(len(blocks), np.float32)
+    _fit_scales(blocks, scales)
+    return scales
+
+
+@jit
+def uneven(weights: Any, row: Any, offset: Any, high: Any) -> Any:
+    """The levels of the low nibbles of sixteen bytes from weights[row, offset], or of the high ones, as Floats16."""
+    return look_up(load_floats(LEVELS, np.uint64(0), np.uint64(0)), nibbles(weights, row, offset, high))
