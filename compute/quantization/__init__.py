@@ -5,6 +5,7 @@ from __future__ import annotations
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import BF16, F16, F32
 from cbtop.compute.quantization.iq4_nl import IQ4_NL
+from cbtop.compute.quantization.iq4_xs import IQ4_XS
 from cbtop.compute.quantization.q2_k import Q2_K
 from cbtop.compute.quantization.q3_k import Q3_K
 from cbtop.compute.quantization.q4_0 import Q4_0
@@ -18,7 +19,7 @@ from cbtop.compute.quantization.q8_0 import Q8_0
 
 FORMATS: dict[int, BlockFormat] = {
     block_format.code: block_format
-    for block_format in (F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL)
+    for block_format in (F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS)
 }
 
 

@@ -1,0 +1,79 @@
+"""IQ4_XS: 256 weights of 4 bits that stand for uneven levels, in eight sub-blocks with a signed 6-bit scale each.
+
+ggml's block_iq4_xs, 136 bytes:
+
+    d           2   scale of the scales, binary16
+    scales_h    2   the high 2 bits of the scales; those of scale s are bits 2s and 2s+1 of a little-endian word
+    scales_l    4   the low 4 bits: byte i holds those of scales 2i (low nibble) and 2i+1 (high nibble)
+    qs        128   nibbles; byte 16s+i holds weight 32s+i (low) and weight 32s+16+i (high)
+
+    weight[32s+i] = d * (scale[s] - 32) * level[q] (see uneven_levels.py)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit, load_half
+from cbtop.compute.jit.vectors import multiply, splat
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
+from cbtop.compute.quantization.fitting import in_units
+from cbtop.compute.quantization.rows import byte, row_functions
+from cbtop.compute.quantization.uneven_levels import fit_uneven, pack_uneven, uneven, unpack_uneven
+
+BLOCK_ELEMENTS = 256
+BLOCK_BYTES = 136
+SUB_BLOCK_ELEMENTS = 32
+HIGH_OFFSET, LOW_OFFSET, QS_OFFSET = 2, 4, 8
+
+
+def _unpack(blocks: Bytes) -> Floats:
+    packed_low, packed_high = blocks[:, LOW_OFFSET:QS_OFFSET, None], blocks[:, HIGH_OFFSET:LOW_OFFSET, None]
+    low = (packed_low >> np.array([0, 4], np.uint8)) & 15  # (blocks, 4, 2)
+    high = (packed_high >> np.array([0, 2, 4, 6], np.uint8)) & 3  # (blocks, 2, 4)
+    scale = (low.reshape(-1, 8) | (high.reshape(-1, 8) << 4)).astype(np.float32) - np.float32(32)
+    levels = unpack_uneven(blocks[:, QS_OFFSET:].reshape(-1, 16)).reshape(-1, 8, SUB_BLOCK_ELEMENTS)
+    weights: Floats = (of_halves(blocks[:, :HIGH_OFFSET]) * scale)[:, :, None] * levels
+    return weights.reshape(len(blocks), -1)
+
+
+def _pack(weights: Floats) -> Bytes:
+    blocks = weights.reshape(-1, SUB_BLOCK_ELEMENTS)
+    d, scales = in_units(fit_uneven(blocks).reshape(-1, 8), -32, 31)
+    qs = pack_uneven(blocks, of_halves(d) * scales).reshape(-1, 128)
+    scale = (scales + 32).astype(np.uint8)
+    high = (scale >> 4).reshape(-1, 2, 4)
+    high = high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)
+    low = (scale[:, 0::2] & 15) | ((scale[:, 1::2] & 15) << 4)
+    return np.concatenate([d, high, low, qs], axis=1)
+
+
+@jit
+def _scale(weights: Any, row: Any, base: Any, s: Any) -> Any:
+    """Scale `s` of the block that begins at weights[row, base]."""
+    low = byte(weights, row, base + np.uint64(LOW_OFFSET) + (s >> np.uint64(1)))
+    low = np.int32(np.int32(low >> np.int32((s & np.uint64(1)) << np.uint64(2))) & np.int32(15))
+    high = byte(weights, row, base + np.uint64(HIGH_OFFSET) + (s >> np.uint64(2)))
+    high = np.int32(np.int32(high >> np.int32((s & np.uint64(3)) << np.uint64(1))) & np.int32(3))
+    return np.float32(np.int32(np.int32(low | np.int32(high << np.int32(4))) - np.int32(32)))
+
+
+@jit
+def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
+    s = part >> np.uint64(1)
+    scale = load_half(weights, row, base) * _scale(weights, row, base, s)
+    qs = base + np.uint64(QS_OFFSET) + s * np.uint64(16)
+    return multiply(uneven(weights, row, qs, part & np.uint64(1)), splat(scale))
+
+
+IQ4_XS = BlockFormat(
+    "IQ4_XS",
+    23,
+    BLOCK_ELEMENTS,
+    BLOCK_BYTES,
+    _unpack,
+    _pack,
+    *row_functions("iq4_xs", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+)
