@@ -23,6 +23,7 @@ settings: Any = numba.config  # its attributes are made at run time, unknown to 
 
 HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # the exponent's bias in binary32 less that in binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
+INFINITE_HALF = np.int32(0x7C00)  # from here on no number: its exponent, all ones, is so in binary32 too
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
 
@@ -83,7 +84,7 @@ def copy_of(function: Function, name: str, **functions: Any) -> Function:
 
 @jit
 def half_to_float(bits: Any) -> Any:
-    """The float32 that the 16 bits of an IEEE binary16 stand for; exact for every finite value.
+    """The float32 that the 16 bits of an IEEE binary16 stand for; exact, infinite ones and NaN too.
 
     By shifts and additions: a scalar conversion instruction makes a false dependency (2-3x), and the shorter
     way by multiplying with 2^112 takes subnormal numbers through the processor's slow path. They are common:
@@ -92,7 +93,8 @@ def half_to_float(bits: Any) -> Any:
     wide = np.int32(bits)
     sign = np.int32((wide & np.int32(0x8000)) << np.int32(16))
     magnitude = np.int32(wide & np.int32(0x7FFF))
-    shifted = np.int32(np.int32(magnitude << np.int32(13)) + HALF_TO_SINGLE_BIAS)
+    bias = HALF_TO_SINGLE_BIAS if magnitude < INFINITE_HALF else np.int32(2 * HALF_TO_SINGLE_BIAS)
+    shifted = np.int32(np.int32(magnitude << np.int32(13)) + bias)
     normal = np.int32(sign | shifted).view(np.float32)
     # As if it had the leading one that subnormals lack, and then without it.
     leading = np.int32(shifted + np.int32(1 << 23)).view(np.float32) - SMALLEST_NORMAL_HALF_VALUE
