@@ -17,9 +17,8 @@ CONTEXT = 32  # tokens in the KV cache at each step: attention grows with it
 
 def run() -> list[Figure]:
     from cbtop.compute.backends import cpu_backend
-    from cbtop.compute.decoder import FAMILIES
-    from cbtop.compute.decoder.base import read_model
     from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.compute.decoder.int8 import model_to_run
     from cbtop.compute.demo_model import DEMO, FORMAT_VERSION, write_model
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.protocol.cache import cache_dir
@@ -31,7 +30,7 @@ def run() -> list[Figure]:
         write_model(path, shape, lambda *_: None)
     profiler = BrickProfiler()
     backend = cpu_backend(1)  # one thread: the second core is not always ours
-    decoder = Decoder(read_model(path, FAMILIES), backend.label, backend.threads, profiler, context=512)
+    decoder = Decoder(model_to_run(path), backend.label, backend.threads, profiler, context=512)
     token = decoder.prefill(list(range(CONTEXT)))
     times: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(STEPS):

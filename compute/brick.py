@@ -30,7 +30,7 @@ class Launch:
 class ComputeBrick:
     """One brick in one place of a model. Calling it runs its kernels and records one timing."""
 
-    __slots__ = ("_implementations", "_kernels", "_profiler", "definition", "spec")
+    __slots__ = ("_implementations", "_profiler", "definition", "kernels", "spec")
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class ComputeBrick:
     ) -> None:
         self.spec = spec
         self._profiler = profiler
-        self._kernels = tuple(launch.kernel for launch in launches)
-        self._implementations = tuple(kernel.implementation for kernel in self._kernels)
+        self.kernels = tuple(launch.kernel for launch in launches)
+        self._implementations = tuple(kernel.implementation for kernel in self.kernels)
         self.definition = BrickDefinition(
             name=spec.name,
             category=spec.category,
@@ -51,7 +51,7 @@ class ComputeBrick:
             backend=backend,
             work=combined_work(launches),
             kernels=tuple(
-                KernelDefinition(kernel.name, backend if kernel.parallel else ONE_THREAD) for kernel in self._kernels
+                KernelDefinition(kernel.name, backend if kernel.parallel else ONE_THREAD) for kernel in self.kernels
             ),
             budget=budget,
         )
@@ -65,7 +65,7 @@ class ComputeBrick:
 
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
         """Run each kernel, then its reference on the same input; yields (brick, assertion, finding)."""
-        for kernel, arguments in zip(self._kernels, calls, strict=True):
+        for kernel, arguments in zip(self.kernels, calls, strict=True):
             before = tuple(
                 argument.copy() if place in kernel.outputs else argument for place, argument in enumerate(arguments)
             )

@@ -16,7 +16,7 @@ import numpy as np
 from cbtop.compute import brick_specs
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Equivalent, Finite
-from cbtop.compute.kernels import activation, all_kernels, attention, kv_write, linear, sampling
+from cbtop.compute.kernels import activation, all_kernels, attention, kv_write, linear, linear_int8, sampling
 from cbtop.compute.kernels.base import Kernel, from_bits
 from cbtop.compute.quantization import FORMATS
 
@@ -33,6 +33,7 @@ PRODUCTS = (
 # The bricks that a kernel runs in, by its name; products run in all of PRODUCTS.
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "embedding": (brick_specs.EMBEDDING,),
+    "interleaved_embedding": (brick_specs.EMBEDDING,),
     "rms_norm": (brick_specs.RMS_NORM,),
     "rope_normal": (brick_specs.ROPE_EMBEDDING,),
     "rope_neox": (brick_specs.ROPE_EMBEDDING,),
@@ -85,6 +86,9 @@ def variants() -> Iterator[Variant]:
     for block_format in FORMATS.values():
         for tokens, threads in ((1, 1), (1, 2), (6, 1), (6, 2)):
             yield Variant(linear.kernel_for(block_format, tokens, threads), _how(tokens, threads))
+    for code in linear_int8.LINEAR_INT8:
+        for tokens, threads in ((1, 1), (1, 2), (6, 1), (6, 2)):
+            yield Variant(linear_int8.kernel_for(FORMATS[code], tokens, threads), _how(tokens, threads))
     for name, dtype in attention.CACHE_TYPES.items():
         yield Variant(kv_write.kernel_for(dtype), f"{name} cache")
         for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):

@@ -33,7 +33,8 @@ VERIFIED_TOKENS = 6  # five together, not a whole number of fours, and one alone
 class WorkloadOptions:
     """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048.
 
-    `cache_type`: of the KV cache, f16 or f32. `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in
+    `cache_type`: of the KV cache, f16 or f32. `is_exact`: products take activations as they are, not rounded to int8.
+    `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in
     a sample of the decode steps.
     """
 
@@ -42,6 +43,7 @@ class WorkloadOptions:
     threads: int | None = None
     context: int | None = None
     cache_type: str = "f16"
+    is_exact: bool = False
     trace: tuple[str, ...] = ()
     sampling: Sampling = GREEDY
 
@@ -55,9 +57,8 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     # Numba loads in half a second, which whoever only needs WorkloadOptions should not pay.
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.ceilings import measure_ceilings
-    from cbtop.compute.decoder import FAMILIES
-    from cbtop.compute.decoder.base import read_model
     from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.compute.decoder.int8 import model_to_run
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
     from cbtop.profiler.traces.base import TracerConfig
@@ -67,7 +68,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     backend = cpu_backend(options.threads)
     path = options.model or demo_model(progress)
     progress("reading the model", None)
-    model = read_model(path, FAMILIES)
+    model = model_to_run(path, is_exact=options.is_exact)
     wanted = MAX_DEFAULT_CONTEXT if options.context is None else options.context
     context = min(wanted, model.context_length)
     if context < SHORTEST_CONTEXT:
@@ -89,12 +90,11 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     _decode_until(decoder, prompt, options.steps, should_stop, tracing)
 
 
-def verify_model(path: Path, threads: int) -> list[CheckResult]:
+def verify_model(path: Path, threads: int, *, is_exact: bool) -> list[CheckResult]:
     """The checks of every brick of the model at `path`, in both kinds of pass. ModelError where it cannot be run."""
-    from cbtop.compute.decoder import FAMILIES
-    from cbtop.compute.decoder.base import read_model
+    from cbtop.compute.decoder.int8 import model_to_run
 
-    model = read_model(path, FAMILIES)
+    model = model_to_run(path, is_exact=is_exact)
     decoder = bare_decoder(model, threads, min(2 * PROMPT_TOKENS, model.context_length))
     return decoder.verify(_prompt(model, decoder.context)[:VERIFIED_TOKENS])
 

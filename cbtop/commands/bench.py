@@ -37,6 +37,7 @@ examples:
 Each test runs once before it is measured. t/s is the mean of the repetitions, ± their standard deviation. A machine
 that does something else meanwhile shows it in the latter.
 """
+EXACT = "products take activations as they are, not rounded to int8: slower"
 SEED = 7
 LEFT = (0, 3)  # columns of words
 
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-r", "--repetitions", type=count, default=5, metavar="N", help="default: %(default)s")
     parser.add_argument("-t", "--threads", type=_threads, metavar="N,…", help="default: all processors but one")
     parser.add_argument("-o", "--output", choices=tuple(OUTPUTS), default="md", help="default: %(default)s")
+    parser.add_argument("--exact", action="store_true", help=EXACT)
     parser.add_argument(
         "--kv-cache", choices=("f16", "f32"), default="f16", help="numbers of the KV cache (default: %(default)s)"
     )
@@ -89,8 +91,7 @@ def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     line.show("loading kernels")
     from cbtop.compute.backends import available_threads, cpu_backend
-    from cbtop.compute.decoder import FAMILIES
-    from cbtop.compute.decoder.base import read_model
+    from cbtop.compute.decoder.int8 import model_to_run
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.errors import ComputeError
 
@@ -103,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         path = options.model or demo_model(line.show)
         line.show("reading the model")
-        model = read_model(path, FAMILIES)
+        model = model_to_run(path, is_exact=options.exact)
         longest = max(tests, key=lambda test: test.tokens)
         if longest.tokens > model.context_length:
             raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")

@@ -65,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
     )
     group.add_argument(
+        "--exact", action="store_true", help="products take activations as they are, not rounded to int8: slower"
+    )
+    group.add_argument(
         "--kv-cache", choices=("f16", "f32"), default="f16", help="numbers of the KV cache (default: %(default)s)"
     )
     group.add_argument(
@@ -144,6 +147,7 @@ def serve(options: argparse.Namespace) -> int:
                 threads=options.threads,
                 context=options.context,
                 cache_type=options.kv_cache,
+                is_exact=options.exact,
                 trace=options.trace,
                 sampling=Sampling(options.temperature, options.top_k, options.top_p, options.seed),
             ),
@@ -192,6 +196,8 @@ def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[s
             command += [f"--{name}", str(value)]
     command += ["--kv-cache", options.kv_cache, "--temperature", str(options.temperature)]
     command += ["--top-k", str(options.top_k), "--top-p", str(options.top_p), "--seed", str(options.seed)]
+    if options.exact:
+        command += ["--exact"]
     if options.trace:
         command += ["--trace", ",".join(options.trace)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -81,16 +82,17 @@ def _chosen(all_of_them: Sequence[Variant], brick: str | None) -> Sequence[Varia
 
 
 def _of_model(path: Path, line: ProgressLine) -> list[CheckResult]:
-    """Of every brick of a model its checks in both kinds of pass, with one thread and with as many as there are."""
+    """Of every brick of a model its checks in both kinds of pass: with one thread and with as many as there are, with
+    products as fast as they can be and with exact ones."""
     from cbtop.compute.backends import available_threads
     from cbtop.compute.errors import ComputeError
     from cbtop.compute.workload import verify_model
 
     found: list[CheckResult] = []
     try:
-        for threads in sorted({1, available_threads()}):
+        for threads, is_exact in product(sorted({1, available_threads()}), (False, True)):
             line.show(f"verifying the model: {threads} thread{'s' * (threads > 1)}")
-            found += verify_model(path, threads)
+            found += verify_model(path, threads, is_exact=is_exact)
     except ComputeError as error:
         raise UsageError(str(error)) from error
     return found

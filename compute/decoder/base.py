@@ -13,6 +13,7 @@ from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf import GgufFile
 from cbtop.compute.kernels.rope import angle_table
 from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.interleaved import InterleavedMatrix
 
 # Bounds on metadata: above any model that runs on one machine, below what would overflow a buffer's size.
 MAX_LAYERS = 1_000
@@ -30,6 +31,7 @@ DESCRIBING = frozenset(
     }
 )  # fmt: skip
 
+Matrix = QuantizedMatrix | InterleavedMatrix
 RopeLayout = Literal["normal", "neox"]
 
 
@@ -49,7 +51,7 @@ class Family:
 class Projection:
     """A weight matrix and its bias, float32 (rows,), without elements where there is none."""
 
-    weight: QuantizedMatrix
+    weight: Matrix
     bias: NDArray[np.float32]
 
 
@@ -105,10 +107,10 @@ class Model:
     context_length: int
     epsilon: float
     rope: Rope
-    embedding: QuantizedMatrix
+    embedding: Matrix
     layers: tuple[LayerWeights, ...]
     final_norm: NDArray[np.float32]
-    lm_head: QuantizedMatrix
+    lm_head: Matrix
     parameters: int
     weights_bytes: int
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick, Launch, Profiler
 from cbtop.compute.brick_specs import BrickSpec
-from cbtop.compute.decoder.base import LayerWeights, Model, Projection
+from cbtop.compute.decoder.base import LayerWeights, Matrix, Model, Projection
 from cbtop.compute.kernels import (
     activation,
     attention,
     embedding,
     kv_write,
     linear,
+    linear_int8,
     residual_add,
     rms_norm,
     rope,
@@ -66,7 +67,9 @@ class BrickMaker:
 
     def bricks(self) -> ModelBricks:
         model = self._model
-        embed = Launch(embedding.EMBEDDING, embedding.work(model.embedding))
+        is_plain = isinstance(model.embedding, QuantizedMatrix)
+        lookup = embedding.EMBEDDING if is_plain else embedding.INTERLEAVED_EMBEDDING
+        embed = Launch(lookup, embedding.work(model.embedding))
         return ModelBricks(
             embedding=self._brick(brick_specs.EMBEDDING, embed),
             layers=tuple(self._layer(weights) for weights in model.layers),
@@ -112,5 +115,6 @@ class BrickMaker:
         return self._brick(spec, *(_product(p.weight, has_bias=p.bias.size > 0) for p in projections))
 
 
-def _product(weight: QuantizedMatrix, has_bias: bool) -> Launch:
-    return Launch(linear.LINEAR[weight.format.code], linear.work(weight, has_bias), weight.rows)
+def _product(weight: Matrix, has_bias: bool) -> Launch:
+    kernels = linear.LINEAR if isinstance(weight, QuantizedMatrix) else linear_int8.LINEAR_INT8
+    return Launch(kernels[weight.format.code], linear.work(weight, has_bias), weight.rows)

@@ -18,6 +18,8 @@ from cbtop.compute.errors import ComputeError
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
+from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.settings import GREEDY, Sampling
 from cbtop.protocol.messages import CheckResult
 
@@ -81,10 +83,12 @@ class Decoder:
             for bricks, weights in zip(self.bricks.layers, model.layers, strict=True)
         )
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
+        most = min(context, MOST_TOGETHER)
         self._scratch = np.zeros((threads, columns), np.float32)
+        self._int8_scratch = Int8Scratch.of(most, columns, threads)
         self._attention_scratch = attention.scratch_for(threads, model.head_dim)
         self._angles = model.rope.table(context)
-        self._space = Workspace.of(model, min(context, MOST_TOGETHER))
+        self._space = Workspace.of(model, most)
         self._alone = self._space.first(1)
 
     def restart(self) -> None:
@@ -221,7 +225,8 @@ class Decoder:
 
     def _product(self, projection: Projection, x: Floats, out: Floats) -> Arguments:
         weight = projection.weight
-        return weight.format.code, weight.data, projection.bias, x, out, self._scratch
+        scratch = self._scratch if isinstance(weight, QuantizedMatrix) else self._int8_scratch
+        return weight.format.code, weight.data, projection.bias, x, out, scratch
 
 
 _NO_BIAS = np.zeros(0, np.float32)

@@ -13,9 +13,11 @@ import numpy as np
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.bricks import ModelBricks
 from cbtop.compute.decoder.workspace import Floats
-from cbtop.compute.kernels import attention, linear, rms_norm
+from cbtop.compute.kernels import attention, rms_norm
 from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.interleaved import rows_of
 from cbtop.compute.quantization.q8_0 import Q8_0
 from cbtop.profiler.traces.activations import LayerActivationTrace
 from cbtop.profiler.traces.attention import attention_weights
@@ -127,9 +129,10 @@ class LogitProbe:
         code, weights, bias, normed_last, logits_last, scratch = head
         _, norm_weight, epsilon, _ = self._norm
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
+        (product,) = self._bricks.lm_head.kernels
         for output in self._outputs:
             rms_norm.RMS_NORM.implementation(output, norm_weight, epsilon, normed)
-            linear.LINEAR[code].implementation(code, weights, bias, normed, logits, scratch)
+            product.implementation(code, weights, bias, normed, logits, scratch)
             yield logits[0]
 
 
@@ -148,19 +151,21 @@ class QuantizationProbe:
         layer = turn % len(self._bricks.layers)
         bricks = self._bricks.layers[layer]
         for brick in (bricks.qkv, bricks.output_projection, bricks.gate, bricks.up, bricks.down):
-            yield brick, partial(self._multiplied, brick.spec.name, layer)
-        yield self._bricks.lm_head, partial(self._multiplied, self._bricks.lm_head.spec.name, None)
+            yield brick, partial(self._multiplied, brick, layer)
+        yield self._bricks.lm_head, partial(self._multiplied, self._bricks.lm_head, None)
 
-    def _multiplied(self, brick: str, layer: int | None, calls: Calls) -> int:
+    def _multiplied(self, brick: ComputeBrick, layer: int | None, calls: Calls) -> int:
         looked_at = 0
-        for call in calls:
-            code, rows, bias, x, found, _ = linear.narrow(call)
+        for kernel, call in zip(brick.kernels, calls, strict=True):
+            code, rows, bias, x, found, scratch = kernel.narrow(call)
             block_format = FORMATS[code]
+            if isinstance(scratch, Int8Scratch):
+                rows = rows_of(block_format, rows, np.arange(len(rows)))
             weights = block_format.dequantize(rows).astype(np.float64)  # (sampled rows, columns)
             exact = x.astype(np.float64) @ weights.T
             record = partial(
                 self._record,
-                brick,
+                brick.spec.name,
                 layer,
                 block_format.name,
                 8 * block_format.block_bytes / block_format.block_elements,

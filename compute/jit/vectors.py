@@ -20,6 +20,14 @@ from numba.core.errors import LoweringError
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import models, register_model
 
+from cbtop.compute.jit.compile import (
+    HALF_TO_SINGLE_BIAS,
+    INFINITE_HALF,
+    SMALLEST_NORMAL_HALF,
+    SMALLEST_NORMAL_HALF_VALUE,
+)
+from cbtop.compute.jit.cpu import HAS_F16C
+
 # Numba has no types for these.
 cgutils: Any = numba_cgutils
 _initialise_model: Any = models.PrimitiveModel.__init__
@@ -93,6 +101,29 @@ def _load(builder: Any, pointer: Any, vector: ir.VectorType) -> Any:
     return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=1, typ=vector)
 
 
+def _widened(builder: Any, halves: Any) -> Any:
+    """Sixteen binary16 as float32."""
+    if HAS_F16C:
+        return builder.fpext(halves, _FLOATS)
+
+    def all_of(value: int) -> Any:
+        return ir.Constant(_INTS, [value] * LANES)
+
+    # As compile.half_to_float: by integers, with the leading one that subnormal numbers lack, and then without it.
+    wide = builder.zext(builder.bitcast(halves, ir.VectorType(ir.IntType(16), LANES)), _INTS)
+    sign = builder.shl(builder.and_(wide, all_of(0x8000)), all_of(16))
+    magnitude = builder.and_(wide, all_of(0x7FFF))
+    exponent = all_of(int(HALF_TO_SINGLE_BIAS))
+    shifted = builder.add(builder.shl(magnitude, all_of(13)), exponent)
+    is_finite = builder.icmp_unsigned("<", magnitude, all_of(int(INFINITE_HALF)))
+    normal = builder.select(is_finite, shifted, builder.add(shifted, exponent))
+    leading = builder.bitcast(builder.add(shifted, all_of(1 << 23)), _FLOATS)
+    smallest = ir.Constant(_FLOATS, [float(SMALLEST_NORMAL_HALF_VALUE)] * LANES)
+    subnormal = builder.bitcast(builder.fsub(leading, smallest), _INTS)
+    is_normal = builder.icmp_unsigned(">=", magnitude, all_of(int(SMALLEST_NORMAL_HALF)))
+    return builder.bitcast(builder.or_(builder.select(is_normal, normal, subnormal), sign), _FLOATS)
+
+
 @_intrinsic
 def load_floats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
     """array[row, column : column + 16] of a float32 matrix."""
@@ -108,7 +139,7 @@ def load_halves(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Co
     """Sixteen binary16 from array[row, column : column + 32] of a uint8 matrix, as Floats16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.fpext(_load(builder, _address(context, builder, array, *values), _HALVES), _FLOATS)
+        return _widened(builder, _load(builder, _address(context, builder, array, *values), _HALVES))
 
     return _floats(array, types.uint64, types.uint64), generate
 
@@ -120,7 +151,7 @@ def load_widened(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, C
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         loaded = _load(builder, _address(context, builder, signature.args[0], *values), kind)
-        return builder.fpext(loaded, _FLOATS) if kind is _HALVES else loaded
+        return _widened(builder, loaded) if kind is _HALVES else loaded
 
     return _floats(array, types.uint64, types.uint64), generate
 

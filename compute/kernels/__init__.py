@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.activation import SWIGLU
     from cbtop.compute.kernels.attention import ATTENTION
-    from cbtop.compute.kernels.embedding import EMBEDDING
+    from cbtop.compute.kernels.embedding import EMBEDDING, INTERLEAVED_EMBEDDING
     from cbtop.compute.kernels.kv_write import KV_WRITE
     from cbtop.compute.kernels.linear import LINEAR
+    from cbtop.compute.kernels.linear_int8 import LINEAR_INT8
     from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
     from cbtop.compute.kernels.rms_norm import RMS_NORM
     from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL
@@ -23,8 +24,10 @@ def all_kernels() -> tuple[Kernel, ...]:
 
     return (
         EMBEDDING,
+        INTERLEAVED_EMBEDDING,
         RMS_NORM,
         *LINEAR.values(),
+        *LINEAR_INT8.values(),
         ROPE_NORMAL,
         ROPE_NEOX,
         KV_WRITE,

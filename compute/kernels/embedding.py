@@ -15,6 +15,7 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 from cbtop.compute.quantization import FORMATS, known
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
+from cbtop.compute.quantization.interleaved import InterleavedMatrix, rows_of
 from cbtop.compute.quantization.q6_k import Q6_K
 
 
@@ -42,7 +43,7 @@ def embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
     _COMPILED[known(code)](weights, tokens, out)
 
 
-def work(matrix: QuantizedMatrix) -> KernelWork:
+def work(matrix: QuantizedMatrix | InterleavedMatrix) -> KernelWork:
     """Elements are outputs, tokens x hidden; a multiplication each where there is a scale."""
     return KernelWork(
         flops_per_element=1.0 if matrix.format.block_elements > 1 else 0.0,
@@ -56,4 +57,29 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return Q6_K.code, matrix.data, tokens, np.zeros((size, matrix.columns), np.float32)
 
 
+def interleaved_reference(code: int, weights: Any, tokens: Any, out: Any) -> None:
+    """As `reference`; `weights` are interleaved."""
+    out[:] = FORMATS[code].dequantize(rows_of(FORMATS[code], weights, tokens))
+
+
+def interleaved_embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
+    """As `interleaved_reference`."""
+    embedding(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), out)
+
+
+def _interleaved_examples(rng: np.random.Generator, size: int) -> Arguments:
+    matrix = InterleavedMatrix.of(QuantizedMatrix.of(Q6_K, floats(rng, 48, 256 * (1 + size // 64))))
+    tokens = rng.integers(0, 48, size)
+    return Q6_K.code, matrix.data, tokens, np.zeros((size, matrix.columns), np.float32)
+
+
+INTERLEAVED_EMBEDDING = Kernel(
+    "interleaved_embedding",
+    interleaved_reference,
+    interleaved_embedding,
+    work,
+    (3,),
+    1e-6,
+    _interleaved_examples,
+)
 EMBEDDING = Kernel("embedding", reference, embedding, work, (3,), 1e-6, _examples)

@@ -17,6 +17,7 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 from cbtop.compute.quantization import FORMATS, known
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
+from cbtop.compute.quantization.interleaved import InterleavedMatrix
 
 PARALLEL_FROM_BYTES = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
 CHECKED_ROWS = 64  # of a live matrix; the whole of an output matrix would take seconds to dequantise
@@ -104,7 +105,7 @@ def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -
         rows_in_parallel(weights, bias, x, out, scratch)
 
 
-def work(matrix: QuantizedMatrix, has_bias: bool) -> KernelWork:
+def work(matrix: QuantizedMatrix | InterleavedMatrix, has_bias: bool) -> KernelWork:
     """Elements are outputs, tokens x rows. Weights are read once a call, x once a token."""
     return KernelWork(
         flops_per_element=2.0 * matrix.columns + has_bias,

@@ -1,0 +1,47 @@
+"""A model whose products take int8 activations: its matrices interleaved where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import LayerWeights, Matrix, Model, Projection, read_model
+from cbtop.compute.jit.cpu import HAS_VNNI
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.interleaved import InterleavedMatrix, can_interleave
+
+
+def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
+    """The model at `path`, its products as fast as this processor can; `is_exact`: with activations as they are.
+
+    ModelError where it cannot be run.
+    """
+    model = read_model(path, FAMILIES)
+    return model if is_exact or not HAS_VNNI else interleaved(model)
+
+
+def interleaved(model: Model) -> Model:
+    """`model` with every matrix interleaved that can be; the one given is not to be used any more.
+
+    The embedding is where it is the output matrix, too: else its rows are looked up one by one.
+    """
+    lm_head = _reordered(model.lm_head)
+    is_tied = model.embedding is model.lm_head
+    layers = tuple(_layer(layer) for layer in model.layers)
+    return replace(model, layers=layers, lm_head=lm_head, embedding=lm_head if is_tied else model.embedding)
+
+
+def _layer(layer: LayerWeights) -> LayerWeights:
+    products = {
+        field.name: replace(product, weight=_reordered(product.weight))
+        for field in fields(layer)
+        if isinstance(product := getattr(layer, field.name), Projection)
+    }
+    return replace(layer, **products)  # type: ignore[arg-type]
+
+
+def _reordered(matrix: Matrix) -> Matrix:
+    if isinstance(matrix, QuantizedMatrix) and can_interleave(matrix):
+        return InterleavedMatrix.of(matrix)
+    return matrix

@@ -1,0 +1,89 @@
+"""Quantise rows: activations to int8 with a scale for every 32, which int8 products take.
+
+reference    NumPy
+numba        two vectorised passes over a block: the largest magnitude, then codes and their sums
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.compile import jit
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+
+BLOCK = 32
+FACTORS = 4  # of a block: its scale, and this times minus the sums of its codes, of the first 16, of the last
+LARGEST = np.float32(127)
+MAGNITUDE, INFINITE, NOT_A_NUMBER = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(0x7FC00000)
+
+
+def reference(x: Any, codes: Any, factors: Any) -> None:
+    """x: float32 (tokens, columns), whole blocks of 32; codes: the bytes of int8 (tokens, columns); factors: float32
+    (tokens, columns / 8). x is about codes * scale; a block of zeros has the scale 0, one with a NaN or an infinity
+    NaN."""
+    tokens, columns = x.shape
+    is_finite = np.isfinite(x.reshape(tokens, -1, BLOCK)).all(axis=2)
+    blocks = np.where(is_finite[..., None], x.reshape(tokens, -1, BLOCK), np.float32(0))
+    scales = (np.abs(blocks).max(axis=2) / LARGEST).astype(np.float32)
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    rounded = np.rint(blocks * inverse[..., None])
+    codes[:tokens, :columns] = rounded.reshape(tokens, -1).astype(np.int8).view(np.uint8)
+    halves = -scales[..., None] * rounded.reshape(*scales.shape, 2, BLOCK // 2).sum(axis=3)
+    scales[~is_finite] = np.nan
+    made = np.concatenate([scales[..., None], halves.sum(axis=2, keepdims=True), halves], axis=2)
+    factors[:tokens, : columns // 8] = made.reshape(tokens, -1)
+
+
+@jit
+def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
+    """As `reference`."""
+    half = np.uint64(BLOCK // 2)
+    for t in range(np.uint64(x.shape[0])):
+        for block in range(np.uint64(x.shape[1] // BLOCK)):
+            first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
+            largest = np.int32(0)  # as bits, whose order is that of magnitudes, with what is no number above all
+            for i in range(np.uint64(BLOCK)):
+                largest = max(largest, np.int32(np.float32(x[t, first + i]).view(np.int32) & MAGNITUDE))
+            is_finite = largest < INFINITE
+            largest = np.int32(largest if is_finite else 0)
+            scale = np.float32(np.int32(largest).view(np.float32) / LARGEST)
+            inverse = np.float32(1) / scale if largest > np.int32(0) else np.float32(0)
+            low, high = np.int32(0), np.int32(0)
+            for i in range(half):
+                code = _rounded(x[t, first + i] * inverse)
+                codes[t, first + i] = np.uint8(code)
+                low += code
+            for i in range(half, np.uint64(BLOCK)):
+                code = _rounded(x[t, first + i] * inverse)
+                codes[t, first + i] = np.uint8(code)
+                high += code
+            factors[t, place] = scale if is_finite else np.int32(NOT_A_NUMBER).view(np.float32)
+            factors[t, place + np.uint64(1)] = -scale * np.float32(low + high)
+            factors[t, place + np.uint64(2)] = -scale * np.float32(low)
+            factors[t, place + np.uint64(3)] = -scale * np.float32(high)
+
+
+@jit
+def _rounded(value: Any) -> Any:
+    """The nearest int32, of two the even one, for |value| < 2^22."""
+    return np.int32(np.rint(value))
+
+
+def work() -> KernelWork:
+    """Elements are activations: each is read, looked at for the largest, scaled, rounded and summed."""
+    return KernelWork(flops_per_element=4.0, bytes_per_element=FLOAT_BYTES + 1.0 + FACTORS * FLOAT_BYTES / BLOCK)
+
+
+def empty_codes(tokens: int, columns: int) -> tuple[Any, Any]:
+    """Codes and factors for so many tokens and columns, zeros."""
+    return np.zeros((tokens, columns), np.uint8), np.zeros((tokens, columns // 8), np.float32)
+
+
+def _examples(rng: np.random.Generator, size: int) -> Arguments:
+    x = floats(rng, 3, BLOCK * size)
+    return x, *empty_codes(3, BLOCK * size)
+
+
+QUANTIZE_ROWS = Kernel("quantize_rows", reference, quantize_rows, work, (1, 2), 1e-6, _examples)

@@ -1,0 +1,111 @@
+"""Matrices whose rows lie sixteen beside each other, so that one instruction meets sixteen of them.
+
+The bytes are those of the format in another order, in the same place: of each sixteen rows the first units of their
+first blocks, then the second units, and so on. A unit is what a kernel takes of a row at once: a scale, or four bytes
+of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, QuantizedMatrix
+from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q6_k import Q6_K
+from cbtop.compute.quantization.q8_0 import Q8_0
+
+ROWS = 16
+AT_ONCE_BYTES = 4 << 20  # are copied meanwhile
+
+# Of each format that can be interleaved its block, as (bytes of a unit, units).
+UNITS: Mapping[int, tuple[tuple[int, int], ...]] = {
+    Q8_0.code: ((2, 1), (4, 8)),
+    Q4_K.code: ((2, 2), (1, 12), (4, 32)),
+    Q6_K.code: ((4, 48), (1, 16), (2, 1)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavedMatrix:
+    """As QuantizedMatrix; `data`, uint8 (rows, row_bytes), is interleaved."""
+
+    format: BlockFormat
+    data: Bytes
+    columns: int
+
+    @property
+    def rows(self) -> int:
+        rows: int = self.data.shape[0]
+        return rows
+
+    @property
+    def size_bytes(self) -> int:
+        return self.data.nbytes
+
+    def dequantized(self) -> Floats:
+        """The whole matrix as float32 (rows, columns): for references and checks, never to compute with."""
+        return self.format.dequantize(rows_of(self.format, self.data, np.arange(self.rows)))
+
+    @classmethod
+    def of(cls, matrix: QuantizedMatrix) -> InterleavedMatrix:
+        """`matrix` reordered where it lies: it is not to be used any more."""
+        matrix.data.flags.writeable = True
+        interleave(matrix.format, matrix.data)
+        matrix.data.flags.writeable = False
+        return cls(matrix.format, matrix.data, matrix.columns)
+
+
+def can_interleave(matrix: QuantizedMatrix) -> bool:
+    """Whether its format has units, and its rows are whole groups."""
+    return matrix.format.code in UNITS and matrix.rows % ROWS == 0
+
+
+def rows_of(block_format: BlockFormat, data: Bytes, rows: NDArray[np.int64]) -> Bytes:
+    """Some rows of interleaved `data` as the format has them, uint8 (rows, row_bytes)."""
+    base, step = _places(block_format, data.shape[1])
+    group, lane = rows // ROWS, rows % ROWS
+    taken: Bytes = data.reshape(-1)[group[:, None] * (ROWS * data.shape[1]) + base + lane[:, None] * step]
+    return taken
+
+
+def interleave(block_format: BlockFormat, data: Bytes) -> None:
+    """Reorder the bytes of uint8 (rows, row_bytes), whole groups of rows, in place."""
+    for rows, bytes_of_rows in _groups(block_format, data):
+        reordered = np.empty_like(bytes_of_rows).reshape(rows.shape[0] * rows.shape[2], -1)
+        at = 0
+        for size, count in UNITS[block_format.code]:
+            units = rows[..., at : at + size * count].reshape(*rows.shape[:3], count, size)
+            reordered[:, ROWS * at : ROWS * (at + size * count)] = units.transpose(0, 2, 3, 1, 4).reshape(
+                len(reordered), -1
+            )
+            at += size * count
+        bytes_of_rows[:] = reordered.reshape(bytes_of_rows.shape)
+
+
+def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
+    """Some groups at a time: (groups, 16, blocks, block_bytes), a copy, and the rows that they are."""
+    row_bytes = data.shape[1]
+    step = max(AT_ONCE_BYTES // (ROWS * row_bytes), 1) * ROWS
+    for first in range(0, data.shape[0], step):
+        rows = data[first : first + step]
+        yield rows.copy().reshape(-1, ROWS, row_bytes // block_format.block_bytes, block_format.block_bytes), rows
+
+
+def _places(block_format: BlockFormat, row_bytes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Where each byte of the first row of a group lies in it, and how far from that it is in the next row."""
+    base: list[int] = []
+    step: list[int] = []
+    at = 0
+    for size, count in UNITS[block_format.code]:
+        for unit in range(count):
+            start = ROWS * (at + size * unit)
+            base += range(start, start + size)
+            step += [size] * size
+        at += size * count
+    blocks = np.arange(row_bytes // block_format.block_bytes)[:, None] * (ROWS * block_format.block_bytes)
+    return (blocks + np.array(base)).reshape(-1), np.tile(np.array(step), len(blocks))

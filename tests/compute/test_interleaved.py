@@ -1,0 +1,155 @@
+"""Interleaved matrices: the same bytes in another order, and what is multiplied with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import Model, read_model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.int8 import interleaved
+from cbtop.compute.decoder.reference import forward_reference
+from cbtop.compute.kernels import linear_int8
+from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes, quantize_rows, reference
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.floats import F32
+from cbtop.compute.quantization.interleaved import UNITS, InterleavedMatrix, can_interleave, interleave, rows_of
+from cbtop.profiler.profiler import BrickProfiler
+
+PROMPT = [3, 141, 59, 26, 5, 358, 97]
+
+
+@given(code=st.sampled_from(list(UNITS)), groups=st.integers(1, 4), blocks=st.integers(1, 3), seed=st.integers(0, 99))
+def test_every_byte_is_found_where_it_was_put(code: int, groups: int, blocks: int, seed: int) -> None:
+    block_format = FORMATS[code]
+    shape = 16 * groups, blocks * block_format.block_bytes
+    data = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    reordered = data.copy()
+    interleave(block_format, reordered)
+    np.testing.assert_array_equal(rows_of(block_format, reordered, np.arange(len(data))), data)
+    np.testing.assert_array_equal(np.sort(reordered, axis=None), np.sort(data, axis=None))
+
+
+@pytest.mark.parametrize("code", UNITS)
+def test_a_units_bytes_are_those_of_a_block(code: int) -> None:
+    assert sum(size * count for size, count in UNITS[code]) == FORMATS[code].block_bytes
+
+
+def test_only_whole_groups_of_a_format_with_units_are_interleaved() -> None:
+    q4_k = FORMATS[12]
+    assert can_interleave(QuantizedMatrix.of(q4_k, np.ones((32, 256), np.float32)))
+    assert not can_interleave(QuantizedMatrix.of(q4_k, np.ones((33, 256), np.float32)))
+    assert not can_interleave(QuantizedMatrix.of(F32, np.ones((32, 256), np.float32)))
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=32, max_size=32))
+def test_rows_of_any_size_are_rounded_as_the_reference_rounds_them(values: list[float]) -> None:
+    x = np.array([values], np.float32)
+    found, expected = empty_codes(1, 32), empty_codes(1, 32)
+    quantize_rows(x, *found)
+    reference(x, *expected)
+    codes, wanted = (one[0][0].view(np.int8).astype(int) for one in (found, expected))
+    assert np.abs(codes - wanted).max() <= 1  # of two that are equally near either may be taken
+    scale = float(found[1][0, 0])
+    assert np.abs(codes * scale - x).max() <= 0.51 * scale + 1e-37
+    sums = -scale * np.array([codes.sum(), codes[:16].sum(), codes[16:].sum()])
+    np.testing.assert_allclose(found[1][0, 1:4], sums, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_what_is_no_number_makes_none_of_what_its_token_is_multiplied_with(value: float) -> None:
+    kernel = linear_int8.kernel_for(FORMATS[12], tokens=5)
+    code, weights, bias, x, out, scratch = kernel.examples(np.random.default_rng(1), 9)
+    x[2, 40] = value
+    for run in (kernel.implementation, kernel.reference):
+        out[:] = 0
+        run(code, weights, bias, x, out, scratch)
+        np.testing.assert_array_equal(np.isnan(out).all(axis=1), [False, False, True, False, False])
+        assert np.isfinite(np.delete(out, 2, axis=0)).all()
+
+
+def test_rounding_is_verified_as_a_kernel() -> None:
+    arguments = QUANTIZE_ROWS.examples(np.random.default_rng(1), 9)
+    codes, factors = arguments[1:]
+    quantize_rows(*arguments)
+    expected = empty_codes(3, 32 * 9)
+    reference(arguments[0], *expected)
+    np.testing.assert_array_equal(codes, expected[0])
+    np.testing.assert_allclose(factors, expected[1], rtol=1e-6)
+
+
+def test_a_model_with_int8_products_is_as_far_from_float64_as_its_activations_rounding(
+    model_files: dict[str, Path], profiler: BrickProfiler
+) -> None:
+    for path in model_files.values():
+        expected = forward_reference(read_model(path, FAMILIES), PROMPT)[-1]
+        errors = []
+        for change in (lambda model: model, interleaved):
+            decoder = Decoder(change(read_model(path, FAMILIES)), "numba", 1, profiler, 64, "f32")
+            decoder.prefill(PROMPT)
+            errors.append(np.abs(decoder.logits - expected).max() / np.abs(expected).max())
+        assert errors[0] < 1e-5 < errors[1] < 0.03
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_checks_of_int8_bricks_pass_and_the_next_token_is_the_same_for_all_threads(
+    model: Model, decoder_for: Callable[[Model, int], Decoder], threads: int
+) -> None:
+    decoder = decoder_for(interleaved(model), threads)
+    assert isinstance(decoder.model.layers[0].q.weight, InterleavedMatrix)
+    assert [result for result in decoder.verify(PROMPT) if not result.passed] == []
+    names = {kernel.name for kernel in decoder.bricks.layers[0].qkv.kernels}
+    assert names <= {"q4_k_linear_int8", "q6_k_linear_int8"}
+    token = decoder.prefill(PROMPT)
+    logits = decoder.logits.copy()
+    decoder.restart()
+    assert decoder.prefill(PROMPT) == token
+    np.testing.assert_array_equal(decoder.logits, logits)
+
+
+def test_a_product_that_is_wrong_in_one_format_fails_its_check(
+    model: Model, decoder_for: Callable[[Model, int], Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_for(interleaved(model), 1)
+    rounded = linear_int8.quantize_rows
+
+    def coarse(x: np.ndarray, codes: np.ndarray, factors: np.ndarray) -> None:
+        rounded(np.round(x, 1), codes, factors)
+
+    monkeypatch.setattr(linear_int8, "quantize_rows", coarse)
+    failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
+    assert failed >= {"QkvProjection", "DownProjection", "LmHead"}
+
+
+ON_ANY_PROCESSOR = """
+from cbtop.compute.jit import cpu
+from cbtop.compute.kernels import attention, linear, linear_int8
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.verification import Variant, verified
+assert not cpu.HAS_F16C and not cpu.HAS_VNNI
+for kernel in (attention.kernel_for(tokens=2), linear.LINEAR[1], linear_int8.kernel_for(FORMATS[12], tokens=5)):
+    found = verified(Variant(kernel))
+    assert found.passed, found
+print("passed")
+"""
+
+
+def test_kernels_run_on_a_processor_without_f16c_and_vnni(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    command = [sys.executable, "-c", ON_ANY_PROCESSOR]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "passed\n"), done.stderr
