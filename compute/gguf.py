@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cbtop.compute.errors import ModelError
 from cbtop.compute.finite import first_not_finite
 from cbtop.compute.gguf_header import SCALARS, STRING, Array, Tensor, Value, aligned, read_header, texts_of
-from cbtop.compute.memory import available_bytes
+from cbtop.compute.memory import available_bytes, on_huge_pages
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import Bytes, QuantizedMatrix
 
@@ -247,15 +247,12 @@ class GgufFile:
                 f"{available / 1e9:,.1f} GB are available here; give a smaller model, or one with fewer bits a weight"
             )
         try:
-            memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            return on_huge_pages(size_bytes)
         except OSError as error:
             raise ModelError(
                 f"{self.path} needs {size_bytes / 1e9:,.1f} GB of memory for its weights, which the system does not "
                 f"give ({error.strerror}); give a smaller model"
             ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return memory
 
     def _read(self, into: memoryview, offset: int) -> None:
         """Fill `into` with the file's bytes from `offset` on."""

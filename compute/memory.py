@@ -1,8 +1,10 @@
-"""How much memory this process may still take."""
+"""Memory: how much of it this process may still take, and a piece of it on huge pages."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -33,6 +35,15 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     """
     left = [*_of_the_system(root), *_of_groups(root)]
     return max(min(left), 0) if left else None
+
+
+def on_huge_pages(size_bytes: int) -> mmap.mmap:
+    """Memory of this process alone, zeros, on huge pages where the system has some. OSError where it gives none."""
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel that was built without
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _of_the_system(root: Path) -> Iterator[int]:

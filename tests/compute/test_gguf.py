@@ -284,7 +284,7 @@ def test_a_model_larger_than_the_memory_there_is_is_refused_before_it_is_read(co
 
 
 def test_memory_that_the_system_does_not_give_is_told_in_a_line(copied: Path) -> None:
-    with mock.patch.object(gguf.mmap, "mmap", side_effect=OSError(12, "Cannot allocate memory")):
+    with mock.patch.object(gguf, "on_huge_pages", side_effect=OSError(12, "Cannot allocate memory")):
         assert "the system does not give (Cannot allocate memory)" in message_of(copied)
 
 

@@ -1,12 +1,15 @@
-"""How much memory there is, from the files of Linux that say so."""
+"""How much memory there is, from the files of Linux that say so, and memory on huge pages."""
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 
-from cbtop.compute.memory import available_bytes
+from cbtop.compute.memory import available_bytes, on_huge_pages
 
 MEMINFO = "MemTotal:       16384 kB\nMemFree:         100 kB\nMemAvailable:    8000 kB\n"
 GIB = 1 << 30
@@ -64,3 +67,22 @@ def test_the_least_that_the_system_or_a_group_leaves_is_what_there_is(
     tmp_path: Path, files: dict[str, str], wanted: int | None
 ) -> None:
     assert available_bytes(write(tmp_path, files)) == wanted
+
+
+class WithoutHugePages(mmap.mmap):
+    def madvise(self, *arguments: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+
+@pytest.mark.parametrize("kind", [mmap.mmap, WithoutHugePages])
+def test_memory_is_zeros_of_this_process_alone_also_where_there_are_no_huge_pages(kind: type[mmap.mmap]) -> None:
+    with mock.patch.object(mmap, "mmap", kind):
+        memory = np.frombuffer(on_huge_pages(5 << 20), np.uint8)
+    assert (len(memory), int(memory.sum())) == (5 << 20, 0)
+    begin = memory.ctypes.data
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(part, 16) for part in line.split()[0].split("-"))
+        if first <= begin < last:
+            assert line.split()[1] == "rw-p"  # shared memory would hardly ever be on huge pages
+            return
+    raise AssertionError("it lies nowhere")
