@@ -258,7 +258,7 @@ def fingerprints_of(decoder: Decoder) -> Fingerprints:
         nonlocal position
         if brick is decoder.bricks.embedding:
             position = decoder.position
-        for kernel, arguments in zip(brick._kernels, calls, strict=True):
+        for kernel, arguments in zip(brick.kernels, calls, strict=True):
             for place in kernel.outputs:
                 found.record(brick.spec.name, layer_of.get(brick), position, arguments[place])
 
