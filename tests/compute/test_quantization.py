@@ -13,6 +13,7 @@ from gguf.quants import dequantize
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop.commands.demo import DESCRIPTION
 from cbtop.compute.jit.compile import half_to_float
 from cbtop.compute.kernels.linear import linear
 from cbtop.compute.quantization import FORMATS
@@ -193,6 +194,13 @@ def test_no_finite_product_is_made_of_weights_that_are_no_numbers(block_format: 
     out, scratch = np.zeros((tokens, rows), np.float32), np.zeros((1, max(columns, 16)), np.float32)
     linear(block_format.code, data, np.zeros(0, np.float32), np.ones((tokens, columns), np.float32), out, scratch)
     assert not np.isfinite(out[:, broken]).any()
+
+
+def test_the_readme_and_the_help_name_every_format_in_order() -> None:
+    *names, last = (block_format.name for block_format in FORMATS.values())
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert f"whose tensors are {', '.join(names)} or {last}." in " ".join(readme.split())
+    assert f"{', '.join([*names, last])})" in DESCRIPTION
 
 
 def test_every_half_is_converted_exactly() -> None:
