@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 from benchmarks import (
+    compute,
     decode,
     faults,
     hot_path,
@@ -24,6 +25,7 @@ from benchmarks.base import Figure
 
 BENCHMARKS = {
     "hot_path": hot_path.run,
+    "compute": compute.run,
     "decode": decode.run,
     "instrument": instrument.run,
     "llama_cpp": llama_cpp.run,

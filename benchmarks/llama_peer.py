@@ -68,7 +68,9 @@ def _call(name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
 class Llama:
     """A model with one context, whose `cb_eval` is `callback` with `user_data`."""
 
-    def __init__(self, path: Path, callback: int = 0, user_data: int = 0, *, threads: int = 1) -> None:
+    def __init__(
+        self, path: Path, callback: int = 0, user_data: int = 0, *, threads: int = 1, context: int = CONTEXT_LENGTH
+    ) -> None:
         parameters = _call("llama_model_default_params", _Parameters)
         self._model = _call(
             "llama_model_load_from_file", _Pointer, (ctypes.c_char_p, str(path).encode()), (_Parameters, parameters)
@@ -76,7 +78,7 @@ class Llama:
         parameters = bytearray(bytes(_call("llama_context_default_params", _Parameters)))
         at = next(at for at in range(0, 256, 8) if parameters.startswith(_NO_CALLBACK, at))
         struct.pack_into("<QQ", parameters, at, callback, user_data)
-        struct.pack_into("<I", parameters, 0, CONTEXT_LENGTH)
+        struct.pack_into("<I", parameters, 0, context)
         self._context = _call(
             "llama_init_from_model",
             _Pointer,

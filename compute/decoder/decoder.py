@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 Cache = NDArray[np.float32] | NDArray[np.uint16]  # the bits of float16
 Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
 Scope = Callable[[int], AbstractContextManager[object]]
-MOST_TOGETHER = 512  # tokens of a pass: a longer prompt takes several, so that no buffer grows with it
+MOST_TOGETHER = 128  # tokens of a pass: what it works on stays in the cache, and no buffer grows with a prompt
 Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # told of each brick of a pass once it has run
 
 
