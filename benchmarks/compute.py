@@ -2,8 +2,9 @@
 
 One thread each, CPU time of the process, in rounds that take turns. llama.cpp is PyPI's `xllamacpp` with its
 defaults, which repack the weights it can. It reads them from its heap: run this with
-GLIBC_TUNABLES=glibc.malloc.hugetlb=1, so that its heap lies on huge pages, as our weights do. The model is the demo's:
-82 MB, Q4_K and Q6_K. Distances are roots of mean squares of the last token's logits, in their standard deviations.
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1, so that its heap lies on huge pages, as our weights do. The model is the
+demo's: 82 MB, Q4_K and Q6_K. Distances are roots of mean squares of the last token's logits, in their standard
+deviations.
 """
 
 from __future__ import annotations

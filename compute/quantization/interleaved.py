@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def can_interleave(matrix: QuantizedMatrix) -> bool:
 
 def rows_of(block_format: BlockFormat, data: Bytes, rows: NDArray[np.int64]) -> Bytes:
     """Some rows of interleaved `data` as the format has them, uint8 (rows, row_bytes)."""
-    base, step = _places(block_format, data.shape[1])
+    base, step = _places(block_format.code, data.shape[1])
     group, lane = rows // ROWS, rows % ROWS
     taken: Bytes = data.reshape(-1)[group[:, None] * (ROWS * data.shape[1]) + base + lane[:, None] * step]
     return taken
@@ -96,16 +97,17 @@ def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Byt
         yield rows.copy().reshape(-1, ROWS, row_bytes // block_format.block_bytes, block_format.block_bytes), rows
 
 
-def _places(block_format: BlockFormat, row_bytes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+@cache
+def _places(code: int, row_bytes: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Where each byte of the first row of a group lies in it, and how far from that it is in the next row."""
     base: list[int] = []
     step: list[int] = []
     at = 0
-    for size, count in UNITS[block_format.code]:
+    for size, count in UNITS[code]:
         for unit in range(count):
             start = ROWS * (at + size * unit)
             base += range(start, start + size)
             step += [size] * size
         at += size * count
-    blocks = np.arange(row_bytes // block_format.block_bytes)[:, None] * (ROWS * block_format.block_bytes)
+    blocks = np.arange(row_bytes // at)[:, None] * (ROWS * at)
     return (blocks + np.array(base)).reshape(-1), np.tile(np.array(step), len(blocks))
