@@ -48,6 +48,7 @@ class Shape:
 
 DEMO = Shape("qwen2", 768, 12, 2, 3840, 10, 32_768, 512)
 TINY = Shape("qwen2", 256, 4, 2, 512, 2, 512, 64)
+TINY_QWEN3 = replace(TINY, architecture="qwen3")
 TINY_LLAMA = replace(TINY, architecture="llama", tied=False)
 
 
@@ -149,6 +150,9 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
             yield _Tensor(f"{layer}.attn_q.bias", (hidden,), F32, BIAS_DEVIATION)
             yield _Tensor(f"{layer}.attn_k.bias", (kv_rows,), F32, BIAS_DEVIATION)
             yield _Tensor(f"{layer}.attn_v.bias", (kv_rows,), F32, BIAS_DEVIATION)
+        if shape.architecture == "qwen3":
+            yield _Tensor(f"{layer}.attn_q_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
+            yield _Tensor(f"{layer}.attn_k_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
         yield _Tensor(f"{layer}.attn_output.weight", (hidden, hidden), Q4_K, spread)
         yield _Tensor(f"{layer}.ffn_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
         yield _Tensor(f"{layer}.ffn_gate.weight", (shape.feed_forward, hidden), Q4_K, spread)

@@ -40,11 +40,13 @@ class Family:
     """An architecture family: what its GGUF files call `general.architecture`, and where it differs.
 
     `qkv_bias`: the three attention projections must have biases. Other biases are read where they stand.
+    `qk_norm`: queries and keys are normalised, each head by itself, before they rotate.
     """
 
     architecture: str
     rope_layout: RopeLayout
     qkv_bias: bool
+    qk_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class LayerWeights:
     q: Projection
     k: Projection
     v: Projection
+    q_norm: NDArray[np.float32] | None  # (head_dim,); None where queries and keys are not normalised
+    k_norm: NDArray[np.float32] | None
     output: Projection
     ffn_norm: NDArray[np.float32]
     gate: Projection
@@ -258,12 +262,17 @@ class _FamilyReader:
             q=self._projection(f"blk.{index}.attn_q", query_rows, hidden, bias),
             k=self._projection(f"blk.{index}.attn_k", kv_rows, hidden, bias),
             v=self._projection(f"blk.{index}.attn_v", kv_rows, hidden, bias),
+            q_norm=self._head_norm(f"blk.{index}.attn_q_norm.weight"),
+            k_norm=self._head_norm(f"blk.{index}.attn_k_norm.weight"),
             output=self._projection(f"blk.{index}.attn_output", hidden, query_rows),
             ffn_norm=self._file.vector(f"blk.{index}.ffn_norm.weight", hidden),
             gate=self._projection(f"blk.{index}.ffn_gate", feed_forward, hidden),
             up=self._projection(f"blk.{index}.ffn_up", feed_forward, hidden),
             down=self._projection(f"blk.{index}.ffn_down", hidden, feed_forward),
         )
+
+    def _head_norm(self, name: str) -> NDArray[np.float32] | None:
+        return self._file.vector(name, self._head_dim) if self._family.qk_norm else None
 
     def _projection(self, name: str, rows: int, columns: int, needs_bias: bool = False) -> Projection:
         weight = self._file.matrix(f"{name}.weight", rows, columns)

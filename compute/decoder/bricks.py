@@ -31,6 +31,7 @@ class LayerBricks:
 
     attention_norm: ComputeBrick
     qkv: ComputeBrick
+    qk_norm: ComputeBrick | None
     rope: ComputeBrick
     kv_write: ComputeBrick
     attention: ComputeBrick
@@ -85,6 +86,7 @@ class BrickMaker:
         return LayerBricks(
             attention_norm=self._norm(),
             qkv=self._projections(brick_specs.QKV_PROJECTION, weights.q, weights.k, weights.v),
+            qk_norm=None if weights.q_norm is None else self._brick(brick_specs.RMS_NORM, *self._qk_norm()),
             rope=self._brick(brick_specs.ROPE_EMBEDDING, *self._rope()),
             kv_write=self._brick(brick_specs.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work(cache_bytes))),
             attention=self._brick(brick_specs.ATTENTION, fused),
@@ -106,6 +108,10 @@ class BrickMaker:
 
     def _add(self) -> ComputeBrick:
         return self._brick(brick_specs.RESIDUAL_ADD, Launch(residual_add.RESIDUAL_ADD, residual_add.work()))
+
+    def _qk_norm(self) -> Sequence[Launch]:
+        work = rms_norm.work(self._model.head_dim)
+        return [Launch(rms_norm.RMS_NORM, work, heads) for heads in (self._model.heads, self._model.kv_heads)]
 
     def _rope(self) -> Sequence[Launch]:
         kernel = rope.ROPE_NEOX if self._model.rope.layout == "neox" else rope.ROPE_NORMAL

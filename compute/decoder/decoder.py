@@ -198,10 +198,20 @@ class Decoder:
         run(
             bricks.qkv,
             count * (query_rows + 2 * kv_rows),
-            product(weights.q, space.normed, space.q),
-            product(weights.k, space.normed, space.k),
+            product(weights.q, space.normed, space.q_product),
+            product(weights.k, space.normed, space.k_product),
             product(weights.v, space.normed, space.v),
         )
+        if bricks.qk_norm is not None:
+            products = (space.q_product, weights.q_norm, space.q), (space.k_product, weights.k_norm, space.k)
+            run(
+                bricks.qk_norm,
+                space.q.size + space.k.size,
+                *(
+                    (x.reshape(-1, head_dim), norm, model.epsilon, out.reshape(-1, head_dim))
+                    for x, norm, out in products
+                ),
+            )
         run(
             bricks.rope,
             count * (model.heads + model.kv_heads) * model.rope.dimensions,

@@ -28,7 +28,7 @@ def _times(x: Wide, projection: Projection) -> Wide:
 
 
 def _norm(x: Wide, weight: NDArray[np.float32], epsilon: float) -> Wide:
-    normed: Wide = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + epsilon) * weight
+    normed: Wide = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon) * weight
     return normed
 
 
@@ -54,8 +54,11 @@ def _rotated(x: Wide, rope: Rope) -> Wide:
 
 def _attention(model: Model, layer: LayerWeights, x: Wide) -> Wide:
     tokens, group = len(x), model.heads // model.kv_heads
-    q = _rotated(_times(x, layer.q).reshape(tokens, model.heads, -1), model.rope)
-    k = _rotated(_times(x, layer.k).reshape(tokens, model.kv_heads, -1), model.rope)
+    q = _times(x, layer.q).reshape(tokens, model.heads, -1)
+    k = _times(x, layer.k).reshape(tokens, model.kv_heads, -1)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q, k = _norm(q, layer.q_norm, model.epsilon), _norm(k, layer.k_norm, model.epsilon)
+    q, k = _rotated(q, model.rope), _rotated(k, model.rope)
     v = _times(x, layer.v).reshape(tokens, model.kv_heads, -1)
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("thd,phd->htp", q, k) / np.sqrt(model.head_dim)

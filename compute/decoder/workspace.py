@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ class Workspace:
     q: Floats  # (tokens, heads * head_dim)
     k: Floats  # (tokens, kv_heads * head_dim)
     v: Floats
+    q_product: Floats  # as q and k, and the same where these are not normalised
+    k_product: Floats
     attended: Floats  # (tokens, heads * head_dim)
     delta: Floats  # (tokens, hidden), what a half layer adds
     gate: Floats  # (tokens, feed_forward)
@@ -39,14 +41,18 @@ class Workspace:
 
         x = floats(tokens, model.hidden)
         query_rows, kv_rows = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        q, k = floats(tokens, query_rows), floats(tokens, kv_rows)
+        is_normed = model.layers[0].q_norm is not None
         return cls(
             tokens=np.zeros(tokens, np.int64),
             x=x,
             last=x[-1:],
             normed=floats(tokens, model.hidden),
-            q=floats(tokens, query_rows),
-            k=floats(tokens, kv_rows),
+            q=q,
+            k=k,
             v=floats(tokens, kv_rows),
+            q_product=np.zeros_like(q) if is_normed else q,
+            k_product=np.zeros_like(k) if is_normed else k,
             attended=floats(tokens, query_rows),
             delta=floats(tokens, model.hidden),
             gate=floats(tokens, model.feed_forward),
@@ -59,6 +65,7 @@ class Workspace:
 
     def first(self, tokens: int) -> Workspace:
         """The same buffers for a pass over fewer tokens."""
-        of_tokens = ("tokens", "x", "normed", "q", "k", "v", "attended", "delta", "gate", "up", "activated")
+        whole = ("last", "last_normed", "logits", "choice")
+        of_tokens = [field.name for field in fields(self) if field.name not in whole]
         rows = {name: getattr(self, name)[:tokens] for name in of_tokens}
         return replace(self, last=self.x[tokens - 1 : tokens], **rows)

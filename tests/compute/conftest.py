@@ -1,4 +1,4 @@
-"""What the tests of compute share: two tiny models, a recorder, and a decoder over them."""
+"""What the tests of compute share: a tiny model of each family, a recorder, and a decoder over them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
-from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
+from cbtop.compute.demo_model import TINY, TINY_LLAMA, TINY_QWEN3, write_model
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CatalogMessage
+
+SHAPES = (TINY, TINY_QWEN3, TINY_LLAMA)
 
 
 @dataclass
@@ -50,8 +52,8 @@ def profiler(recorder: ListRecorder) -> BrickProfiler:
 def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny model of each family."""
     folder = tmp_path_factory.mktemp("models")
-    files = {shape.architecture: folder / f"{shape.architecture}.gguf" for shape in (TINY, TINY_LLAMA)}
-    for shape in (TINY, TINY_LLAMA):
+    files = {shape.architecture: folder / f"{shape.architecture}.gguf" for shape in SHAPES}
+    for shape in SHAPES:
         write_model(files[shape.architecture], shape, lambda text, fraction: None)
     return files
 

@@ -96,8 +96,9 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     layers = [node for node in ran if node.kind is NodeKind.LAYER]
     assert [layer.parent for layer in layers] == [step.id] * len(model.layers)
     in_layer = [node.name for node in ran if node.parent == layers[0].id]
+    qk_norm = ["RmsNorm"] if model.layers[0].q_norm is not None else []
     assert in_layer == [
-        "RmsNorm", "QkvProjection", "RopeEmbedding", "KvWrite", "Attention (fused)", "OutputProjection",
+        "RmsNorm", "QkvProjection", *qk_norm, "RopeEmbedding", "KvWrite", "Attention (fused)", "OutputProjection",
         "ResidualAdd", "RmsNorm", "GateProjection", "UpProjection",
         "Activation", "DownProjection", "ResidualAdd",
     ]  # fmt: skip

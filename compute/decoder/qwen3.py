@@ -1,0 +1,10 @@
+"""Qwen3: as Qwen2 without biases, and with queries and keys normalised head by head before they rotate.
+
+Source: Qwen3 technical report (2025); tensor names and the RoPE layout as llama.cpp's LLM_ARCH_QWEN3.
+"""
+
+from __future__ import annotations
+
+from cbtop.compute.decoder.base import Family
+
+QWEN3 = Family(architecture="qwen3", rope_layout="neox", qkv_bias=False, qk_norm=True)
