@@ -225,6 +225,7 @@ def straggler(found: StragglerView) -> str:
         f"rank {found.rank} is {percent(found.percent)} slower, most of it in {found.brick} "
         f"(+{duration(found.brick_excess_us)}): busy {duration(found.busy_us)} a {found.phase} step, "
         f"{others} {duration(found.others_us)} (pid {found.pid} on {found.host})"
+        f"{'' if found.others_wait else '; in their steps the others do not wait for it'}"
     )
 
 

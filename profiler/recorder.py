@@ -477,6 +477,7 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
         locked=locked,
         sample_every=sample_every,
         clock_resolution_ns=_clock_resolution_ns(),
+        job=ranks.job,
     )
 
 

@@ -40,6 +40,7 @@ class HostHello:
     `sample_every`: of its steps it records one in so many.
     `locked`: the process holds a lock (flock(2)) on its catalog for as long as it lives.
     `clock_resolution_ns`: the least by which two readings of its clock differed, measured once (None: not told).
+    `job`: what its launcher set for all ranks of its job alike; to compare, not to show.
     """
 
     protocol_major: int
@@ -60,6 +61,7 @@ class HostHello:
     locked: bool = False
     sample_every: int = 1
     clock_resolution_ns: int | None = None
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which of several processes that work together a process is, as its launcher said."""
+"""Which of several processes that work together a process is, and of which job, as its launcher said."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ _RANK_VARIABLES = (
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # mpirun of MPICH and Intel MPI
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 )
+# What is the same in all processes of a job, and differs between jobs at a time: the address where torch's meet, and
+# what PMIx and Slurm call it. Who sets none of them is of a job without a name.
+_JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 class Ranks(NamedTuple):
-    """Which of how many a process is; None is what its launcher did not say."""
+    """Which of how many a process is, and of which job; None and "" are what its launcher did not say."""
 
     rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
+    job: str = ""
 
 
 def ranks_of(environment: Mapping[str, str]) -> Ranks:
@@ -30,7 +34,8 @@ def ranks_of(environment: Mapping[str, str]) -> Ranks:
         rank, local_rank, world_size = (_small_number(environment.get(name, "")) for name in names)
         world_size = world_size or None
         if rank is not None and (world_size is None or rank < world_size):
-            return Ranks(rank, local_rank, world_size)
+            said = [environment.get(name, "") for name in _JOB_VARIABLES]
+            return Ranks(rank, local_rank, world_size, ":".join(said) if any(said) else "")
     return Ranks()
 
 

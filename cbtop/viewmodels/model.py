@@ -365,6 +365,14 @@ class StragglerView:
     percent: float  # slower than that
     brick: str  # contributes most; or its gaps
     brick_excess_us: float  # a step, over the median of the others
+    step_us: float  # its whole step, communication included, median of slices
+    others_step_us: float  # the median of the others' medians
+    others_wait: bool  # the whole steps of all others are about as long as its own
+
+    @property
+    def waited_us(self) -> float:
+        """How long another is not busy in its step: it cannot have waited for longer."""
+        return max(0.0, self.others_step_us - self.others_us)
 
 
 class Standstill(StrEnum):

@@ -15,6 +15,9 @@ from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 from cbtop.viewmodels.model import StragglerView
 
 THRESHOLD = 0.10  # slower than each of the others by this part
+# For a rank others wait where their whole steps are as long as its own: to within this part of it, and nearer to it
+# than to what they would be without the wait.
+WAIT_WITHIN, NEARER = 0.10, 0.5
 ALPHA = 0.1  # how likely a bound of a median may be on its wrong side; a verdict takes two of them
 MIN_SLICES = 4  # fewer have no such bounds
 BETWEEN_BRICKS: Brick = ("gaps between its bricks", BrickCategory.OTHER)
@@ -26,15 +29,15 @@ _COLLECTIVE = re.compile(
 )
 
 
-Job = tuple[str, str, int | None]  # program, model and world size
+Job = tuple[str, str, int | None, str]  # program, model, world size, and what its launcher set for it
 
 
 def job_of(record: SourceRecord) -> Job | None:
-    """What the ranks of one job have in common: program, model and world size. None for what is no rank."""
+    """What the ranks of one job have in common; None for what is no rank, or the only one."""
     hello, manifest = record.hello, record.manifest
-    if hello is None or hello.rank is None:
+    if hello is None or hello.rank is None or hello.world_size == 1:
         return None
-    return hello.program, manifest.model if manifest else "", hello.world_size
+    return hello.program, manifest.model if manifest else "", hello.world_size, hello.job
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,16 @@ class _Rank:
     steps: int
     busy_ns: list[float]  # slice by slice, ascending
     brick_ns: dict[Brick, float]  # median
+    step_ns: float  # the whole step, communication included; median
 
     @property
     def median_ns(self) -> float:
         return median(self.busy_ns)
+
+    def is_waited_for_by(self, other: _Rank) -> bool:
+        """Whether the whole steps of `other`, which is busy for less time, are about as long as its own."""
+        apart_ns = abs(self.step_ns - other.step_ns)
+        return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
         """Whether its median is higher by more than THRESHOLD, beyond what pauses and noise explain.
@@ -81,7 +90,8 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
     A rank's busy time is that of its steps outside of communication, in which it waits for the others. Where none is
     seen, or all that the host sees of it are launches, a rank waits where nobody knows: then its bricks' own time
     counts, without the gaps between them. While a rank that runs has not been seen for long enough to be compared,
-    there is no verdict: it may be as slow.
+    there is no verdict: it may be as slow. Nor is there where two of them say that they are the same rank: they are
+    of two jobs.
     """
     ranks: list[_Rank] = []
     for record in records:
@@ -92,7 +102,8 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
             return None
         if slices:
             ranks.append(_rank(record, slices))
-    if len(ranks) < 2:
+    numbers = {rank.record.hello.rank for rank in ranks if rank.record.hello}
+    if len(ranks) < 2 or len(numbers) < len(ranks):
         return None
     slowest = max(ranks, key=lambda rank: rank.median_ns)
     others = [rank for rank in ranks if rank is not slowest]
@@ -118,6 +129,9 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
         percent=100 * (slowest.median_ns / usual_ns - 1),
         brick=brick[0],
         brick_excess_us=excess_ns[brick] / 1e3,
+        step_us=slowest.step_ns / 1e3,
+        others_step_us=median(rank.step_ns for rank in others) / 1e3,
+        others_wait=all(map(slowest.is_waited_for_by, others)),
     )
 
 
@@ -132,6 +146,7 @@ def _rank(record: SourceRecord, slices: Sequence[Slice]) -> _Rank:
         steps=sum(s.steps for s in slices),
         busy_ns=sorted(map(sum, zip(*took_ns.values(), strict=True))) if took_ns else [0.0] * len(slices),
         brick_ns={brick: median(of_slices) for brick, of_slices in took_ns.items()},
+        step_ns=median(s.wall_ns / s.steps for s in slices),
     )
 
 

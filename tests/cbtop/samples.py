@@ -452,7 +452,21 @@ STRAGGLING = replace(
     rank=0,
     world_size=8,
     straggler=StragglerView(
-        "k", 5, 4247, "buildbox", 8, "decode", 96, 4_600.0, 4_000.0, 15.0, "DownProjection", 580.0
+        "k",
+        5,
+        4247,
+        "buildbox",
+        8,
+        "decode",
+        96,
+        4_600.0,
+        4_000.0,
+        15.0,
+        "DownProjection",
+        580.0,
+        5_000.0,
+        5_000.0,
+        others_wait=True,
     ),
 )
 STALE = replace(LIVE, stale_s=12.0)

@@ -32,3 +32,12 @@ def test_nonsense_was_not_said(rank: str) -> None:
 def test_a_rank_without_a_world_is_still_a_rank() -> None:
     assert ranks_of({"RANK": "3", "WORLD_SIZE": "many"}) == Ranks(3, None, None)
     assert ranks_of({"WORLD_SIZE": "8"}) == Ranks()
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"])
+def test_what_a_launcher_sets_once_a_job_tells_two_jobs_apart(name: str) -> None:
+    common = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "29500", "SLURM_JOB_ID": "101"}
+    jobs = {ranks_of({**common, "RANK": str(rank), name: said}).job for rank in (0, 1) for said in ("7", "8")}
+    assert len(jobs) == 2
+    assert ranks_of({"RANK": "0"}).job == ""
+    assert ranks_of(common | {"RANK": ""}) == Ranks()

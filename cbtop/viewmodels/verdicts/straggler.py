@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from cbtop.units import count, duration, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.straggler import THRESHOLD
+from cbtop.viewmodels.straggler import THRESHOLD, WAIT_WITHIN
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
 
 def _find(view: SourceView) -> Finding | None:
     found = view.straggler
-    if found is None:
+    if found is None or not found.others_wait:
         return None
     others = "the other" if found.ranks == 2 else f"the median of the other {count(found.ranks - 1)}"
-    mean_us = view.steps.mean_us if view.steps else None
-    saved = 100 * (found.busy_us - found.others_us) / mean_us if mean_us else 0.0
+    saved_us = min(found.busy_us - found.others_us, found.waited_us)
     return Finding(
         f"Rank {found.rank} is {percent(found.percent)} slower than {others} "
         f"({duration(found.busy_us)} against {duration(found.others_us)} a {found.phase} step), most of it in "
@@ -24,9 +23,11 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("busy a step", found.busy_us, "µs"),
             Evidence("others busy a step", found.others_us, "µs"),
             Evidence(f"more in {found.brick}", found.brick_excess_us, "µs"),
+            Evidence("whole step", found.step_us, "µs"),
+            Evidence("others' whole step", found.others_step_us, "µs"),
         ),
         Subject(About.RANK, f"rank {found.rank}"),
-        gain(view, saved),
+        gain(view, 100 * saved_us / found.step_us),
         "it were as fast as the others",
     )
 
@@ -36,7 +37,9 @@ STRAGGLER = Rule(
     severity=Severity.WARNING,
     means="One rank of a job works longer for a step than each of the others, and they wait for it.",
     fires=f"Outside of communication its median step takes over {100 * THRESHOLD:.0f} % longer than that of every "
-    "other rank, beyond what pauses and noise explain; over the last two seconds, whatever stretch is shown.",
+    "other rank, beyond what pauses and noise explain, and the whole steps of all are about equally long: to within "
+    f"{100 * WAIT_WITHIN:.0f} % of its own, and nearer to it than to what they would be without the wait; over the "
+    "last two seconds, whatever stretch is shown. Not of replicas, which wait for nobody.",
     advice="Look at its machine (clocks, neighbours, links) and at how work is divided among the ranks.",
     find=_find,
 )

@@ -20,7 +20,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.stats import COLUMNS
 from cbtop.protocol.messages import HostHello, Manifest, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
-from cbtop.viewmodels.straggler import MIN_SLICES, bound_of_median, straggler
+from cbtop.viewmodels.straggler import MIN_SLICES, bound_of_median, job_of, straggler
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
 SLICE_NS = round(SLICE_S * 1e9)
@@ -272,6 +272,48 @@ def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
     verdict = straggler([rank.record for rank in made], "decode")
     assert verdict is not None
     assert verdict.rank == slow
+
+
+@given(many_histories, st.floats(1.3, 10), st.data())
+def test_all_wait_for_the_slow_one_only_where_their_whole_steps_are_as_long_as_its_own(
+    ranks: list[list[float]], factor: float, data: st.DataObject
+) -> None:
+    """Replicas that never wait for each other have short steps beside its long ones."""
+    slow = data.draw(st.integers(0, len(ranks) - 1))
+    works = [[us * factor for us in history] if at == slow else history for at, history in enumerate(ranks)]
+    for do_wait in (True, False):
+        made = [MadeRank(number) for number in range(len(ranks))]
+        for at in range(-1, SLICES):
+            busy_us = [work[max(at, 0)] for work in works]
+            for rank, us in zip(made, busy_us, strict=True):
+                wait_us = max(busy_us) - us if do_wait else 0.0
+                rank.slice(us + wait_us, brick_us=us, wait_us=wait_us)
+        verdict = straggler([rank.record for rank in made], "decode")
+        assert verdict is not None
+        assert verdict.others_wait == do_wait
+        assert verdict.waited_us == pytest.approx(verdict.step_us - verdict.others_us if do_wait else 0.0, rel=0.05)
+
+
+def test_two_that_run_as_the_same_rank_are_of_two_jobs_and_nobody_waits() -> None:
+    ranks = [MadeRank(0), MadeRank(0), MadeRank(1)]
+    for _ in range(SLICES + 1):
+        for rank, us in zip(ranks, (1000, 2000, 1000), strict=True):
+            rank.slice(us)
+    assert straggler([rank.record for rank in ranks], "decode") is None
+    found = straggler([rank.record for rank in ranks[1:]], "decode")
+    assert found is not None
+    assert (found.rank, found.others_wait) == (0, False)
+
+
+def test_a_rank_alone_is_of_no_job_and_what_its_launcher_calls_a_job_tells_two_apart() -> None:
+    first, second = MadeRank(0).record, MadeRank(1).record
+    assert first.hello is not None
+    assert second.hello is not None
+    assert job_of(first) == job_of(second)
+    second.hello = replace(second.hello, job="102")
+    assert job_of(first) != job_of(second)
+    first.hello = replace(first.hello, world_size=1)
+    assert job_of(first) is None
 
 
 @given(st.lists(histories, min_size=3, max_size=8), st.floats(1.15, 10), st.data())

@@ -105,7 +105,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
     "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),
     "failed-checks": _of(Decoding(checks=(FINITE, EQUAL))),
-    "straggler": _of(Decoding(), Decoding(down_factor=1.5), Decoding()),
+    "straggler": _of(Decoding(reduce_us=605), Decoding(down_factor=1.5, reduce_us=5), Decoding(reduce_us=605)),
     "clock-throttled": _with_gpu(held_down=True),
     "slower-than-baseline": _beside(
         Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.1})
@@ -133,7 +133,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
 # The same causes, too small to be worth a word.
 ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
-    "straggler": _of(Decoding(), Decoding(down_factor=1.2), Decoding()),
+    "straggler": _of(Decoding(reduce_us=245), Decoding(down_factor=1.2, reduce_us=5), Decoding(reduce_us=245)),
     "clock-throttled": _with_gpu(held_down=True, clock_mhz=1_920.0),
     "slower-than-baseline": _beside(
         Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.02})
@@ -208,6 +208,7 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
         Decoding(prefills=20), Decoding(prefills=5, step_factor=lambda _step: 1.3)
     ),
     "three ranks": _of(Decoding(), Decoding(seed=1), Decoding(seed=2)),
+    "three replicas, one of them slow": _of(Decoding(), Decoding(down_factor=1.5), Decoding()),
     "three ranks merged": _merged,
 }
 

@@ -55,6 +55,7 @@ class Decoding:
     down_factor: float = 1.0  # on DownProjection
     cell_factor: dict[tuple[int, str], float] = field(default_factory=dict)  # on a brick in a layer
     cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)  # 4 ms more in one step of so many
+    reduce_us: float = 0.0  # in each layer, until all ranks are there
     gap_us: float = GAP_US
     between_us: float = 200.0  # steps
     cached: Callable[[int], int] | None = None  # positions before step number n, which the process says
@@ -137,6 +138,9 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
                         own = plan.layer_factor.get(index, 1.0) * plan.cell_factor.get((index, each), 1.0)
                         every = plan.cell_pauses.get((index, each), 0)
                         brick(each, us * factor * down * own + (4_000 if every and step % every == 0 else 0))
+                    if plan.reduce_us:
+                        with profiler.brick("AllReduce", 64):
+                            clock.sleep_us(plan.reduce_us)
                     clock.sleep_us(plan.gap_us * factor)
             brick("LmHead", LM_HEAD_US * factor)
             if step in plan.compiles_at:

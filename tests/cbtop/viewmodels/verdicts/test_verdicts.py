@@ -120,7 +120,7 @@ def _bars(us: list[float]) -> tuple[DurationBar, ...]:
 def test_a_gain_is_what_the_same_process_reaches_without_the_cause(views: dict[str, SourceView]) -> None:
     healthy = views["as usual"].steps
     assert healthy is not None
-    for cause in ("idle-between-steps", "host-bound", "odd-layer", "bimodal-latency", "outlier-mean"):
+    for cause in ("straggler", "idle-between-steps", "host-bound", "odd-layer", "bimodal-latency", "outlier-mean"):
         (verdict,) = views[cause].verdicts
         steps = views[cause].steps
         assert steps is not None
