@@ -5,7 +5,8 @@ Every figure of a merge is derived: it was measured in the members, and put toge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields, replace
 from math import inf
 from operator import attrgetter
@@ -72,10 +73,10 @@ def merged_view(
     summed, taken = _sum(ordered)
     window = window and summed.window.has_watched
     view = _with_rates(source_view(summed, phase, window=window), _watched(taken) if window else taken, window=window)
-    names = tuple(_name(record) for record in taken)
+    names = _names(taken)
     running = sum(record.window.has_watched and not record.has_ended for record in taken)
     keys = tuple(record.key for record in taken)
-    merged = MergedView(mode, names, keys, left_out=len(ordered) - len(taken), running=running)
+    merged = MergedView(mode, tuple(names.values()), keys, left_out=len(ordered) - len(taken), running=running)
     # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
     factors = {record.sample_every for record in taken}
     plain = replace(
@@ -92,9 +93,9 @@ def merged_view(
     )
     if mode is MergeMode.SUM:
         return plain
-    views = [source_view(record, view.phase, window=window) for record in taken]
+    views = [(names[record.key], source_view(record, view.phase, window=window)) for record in taken]
     # A source that has not run this phase would show another.
-    members = {name: member for name, member in zip(names, views, strict=True) if member.phase == view.phase}
+    members = [(name, member) for name, member in views if member.phase == view.phase]
     return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
 
 
@@ -109,20 +110,23 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
     """Those of `records` that a merge of `record` is of: the same model in the same program, and in the same state.
 
     One that was killed beside others that run stays with them: it is missed. Of the ranks of a job it is the newest
-    process of each, in whatever state.
+    process of each, in whatever state, and every one that runs: two that do are of two jobs that nothing tells apart.
     """
     job = job_of(record)
     if job is None:
         alike = [other for other in records if job_of(other) is None and _what_runs(other) == _what_runs(record)]
         return [other for other in alike if other is record or _go_together(record, other)]
-    ranks: dict[int, SourceRecord] = {}
+    ranks: dict[int | None, list[SourceRecord]] = {}
     for other in records:
-        hello = other.hello
-        if hello is not None and hello.rank is not None and job_of(other) == job:
-            known = ranks.get(hello.rank)
-            if known is None or known.hello is None or known.hello.realtime_ns < hello.realtime_ns:
-                ranks[hello.rank] = other
-    return list(ranks.values())
+        if other.hello is not None and job_of(other) == job:
+            ranks.setdefault(other.hello.rank, []).append(other)
+    return [member for alike in ranks.values() for member in _in_their_place(alike)]
+
+
+def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
+    """Of processes of one rank those that have not ended; where all have, the newest."""
+    run = [record for record in alike if not record.has_ended]
+    return run or [max(alike, key=lambda record: record.hello.realtime_ns if record.hello else 0)]
 
 
 def _what_runs(record: SourceRecord) -> tuple[str, str]:
@@ -147,11 +151,17 @@ def _ran_until_ns(record: SourceRecord) -> float:
     return max((record.stats.rare("last_ns", (node.id,)) for node in record.nodes.children[None]), default=0)
 
 
-def _name(record: SourceRecord) -> str:
-    hello = record.hello
-    if hello is None:
-        return record.key
-    return f"pid {hello.pid}" if hello.rank is None else f"rank {hello.rank}"
+def _names(records: Sequence[SourceRecord]) -> dict[str, str]:
+    """What each is called, by its key: `rank 3`, or `pid 7` where that is no rank, or another of them is the same."""
+    ranks = Counter(record.hello.rank for record in records if record.hello)
+
+    def name(record: SourceRecord) -> str:
+        if (hello := record.hello) is None:
+            return record.key
+        is_rank = hello.rank is not None and ranks[hello.rank] == 1
+        return f"rank {hello.rank}" if is_rank else f"pid {hello.pid}"
+
+    return {record.key: name(record) for record in records}
 
 
 def _by_rank(record: SourceRecord) -> tuple[int, str]:
@@ -279,7 +289,7 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
     reason = worst.state.reason if worst.state else ""
     counters = [f.name for f in fields(SourceState) if f.name not in ("source", "state", "reason", "quiet")]
     sums = {name: sum(getattr(state, name) for state in states) for name in counters}
-    return SourceState("", state_of(worst), f"{_name(worst)}: {reason}" if reason else "", **sums)
+    return SourceState("", state_of(worst), f"{_names(records)[worst.key]}: {reason}" if reason else "", **sums)
 
 
 def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
@@ -295,7 +305,7 @@ def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
 def _stall_of_worst(records: Sequence[SourceRecord]) -> StallView | None:
     worst = _worst(records)
     stall = stall_view(worst)
-    return None if stall is None else replace(stall, member=_name(worst))
+    return None if stall is None else replace(stall, member=_names(records)[worst.key])
 
 
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], *, window: bool) -> SourceView:
@@ -361,16 +371,16 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
 # --- the slowest, and side by side ----------------------------------------------------------------------------
 
 
-def _slowest(view: SourceView, members: Mapping[str, SourceView]) -> SourceView:
+def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> SourceView:
     """Each brick and category from the rank it takes the longest; the steps of the rank whose take the longest.
 
     What is taken from several ranks adds up to nothing: there are no books and no graph.
     """
-    slowest = max(members.values(), key=lambda member: (member.steps and member.steps.mean_us) or 0)
+    slowest = max((member for _, member in members), key=lambda one: (one.steps and one.steps.mean_us) or 0)
     bricks: dict[tuple[str, BrickCategory], BrickRow] = {}
     categories: dict[BrickCategory, CategoryRow] = {}
     max_us: dict[object, float] = {}
-    for name, member in members.items():
+    for name, member in members:
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
                 percent = brick.percent if _closes(member) else None  # there is no place here to say it
@@ -401,7 +411,7 @@ def _closes(member: SourceView) -> bool:
     return member.books is None or member.books.close
 
 
-def _ranks(view: SourceView, members: Mapping[str, SourceView]) -> RanksView:
+def _ranks(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> RanksView:
     columns = tuple(
         RankColumn(
             name=name,
@@ -412,9 +422,9 @@ def _ranks(view: SourceView, members: Mapping[str, SourceView]) -> RanksView:
             steps=member.steps.count if member.steps else None,
             step_us=member.steps.mean_us if member.steps else None,
         )
-        for name, member in members.items()
+        for name, member in members
     )
-    took = [{row.key: _a_step(row, member) for row in member.bricks} for member in members.values()]
+    took = [{row.key: _a_step(row, member) for row in member.bricks} for _, member in members]
     rows = [_rank_row(brick, [us.get(brick.key) for us in took]) for brick in view.bricks]
     return RanksView("step" if view.steps else "call", columns, tuple(rows))
 

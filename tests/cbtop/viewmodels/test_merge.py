@@ -28,7 +28,7 @@ LAYERS = 2
 def rank_run(directory: Path, rank: int, down_us: list[int], *, extra: bool = False) -> SourceRecord:
     """A rank whose DownProjection takes `down_us` in each of its steps, in every layer; the norm always 5 µs."""
     directory = directory / str(rank)
-    directory.mkdir()
+    directory.mkdir(parents=True)
     clock = Clock()
     profiler = profiler_in(directory, clock)
     profiler.announce(Manifest("toy", "qwen2", "numba", "F32", 1, LAYERS, 64, 512, 1000, 4000))
@@ -150,6 +150,44 @@ def test_a_dead_rank_stays_in_the_merge_of_its_job_until_another_takes_its_place
     assert second.hello is not None
     second.hello = replace(second.hello, realtime_ns=second.hello.realtime_ns + 10**12)
     assert members_of(first[0], [*first, second]) == [first[0], second, first[2]]
+
+
+@pytest.mark.parametrize("mode", MergeMode)
+def test_two_that_run_as_the_same_rank_both_count_and_each_has_a_name_of_its_own(
+    tmp_path: Path, mode: MergeMode
+) -> None:
+    records = [rank_run(tmp_path / name, rank, [10 + 10 * rank]) for name, rank in RUNS]
+    for pid, record in enumerate(records):
+        assert record.hello is not None
+        record.hello = replace(record.hello, pid=70 + pid, realtime_ns=10**9 * pid)
+        record.key = f"of-{pid}"
+    assert {record.key for record in members_of(records[0], records)} == {record.key for record in records}
+    view = merged_view(records, mode)
+    assert view.merged is not None
+    assert set(view.merged.members) == {"pid 70", "pid 72", "rank 1"}
+    assert view.steps is not None
+    if mode is not MergeMode.MAX:
+        assert view.steps.count == 3
+    if view.ranks is not None:
+        assert [column.pid for column in view.ranks.ranks] == [70, 72, 71]
+    first = records[0].state
+    assert first is not None
+    records[0].state = replace(first, state=SourceStatus.ENDED)
+    assert {record.key for record in members_of(records[0], records)} == {"of-1", "of-2"}
+
+
+RUNS = (("first", 0), ("first", 1), ("second", 0))
+
+
+def test_two_of_one_pid_on_two_hosts_are_two_columns(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [10]) for rank in range(2)]
+    for at, record in enumerate(records):
+        assert record.hello is not None
+        record.hello = replace(record.hello, pid=1, host=f"box{at}", rank=None, world_size=None)
+        record.key = f"box{at}:1"
+    view = merged_view(records, MergeMode.RANKS)
+    assert view.ranks is not None
+    assert [column.host for column in view.ranks.ranks] == ["box0", "box1"]
 
 
 def test_what_is_no_rank_is_merged_with_what_is_in_its_own_state(tmp_path: Path) -> None:
