@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from cbtop.viewmodels.model import OVERLAP, Evidence, PaceView, Severity, SourceView, StepsView, Subject, Verdict
 
+# Of the time in steps, where no more of it lies before the window: what it is made of there matters little.
+EDGE = 0.01
 MIN_STEPS = 50  # so many steps have a distribution: one in fifty is no tail yet
 
 
@@ -58,14 +60,18 @@ class Rule:
 def gain(view: SourceView, percent: float) -> float | None:
     """How many tokens/s of wall-clock time more there were if `percent` of the time in steps were not (Amdahl's law).
 
-    None where that does not follow: steps that do not follow each other, books that do not close, a rate not known.
+    None where that does not follow: steps that do not follow each other, books that do not close, a rate not known,
+    a step that began before the stretch and lay there for longer than most take.
     """
     steps, stretch = view.steps, view.stretch
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
         return None
     if view.books is None or not view.books.close or not stretch or not stretch.wall_us or not 0 < percent < 100:
         return None
-    saved = percent / 100 * min(1.0, steps.union_us / stretch.wall_us)
+    ran_us = sum(phase.us for phase in stretch.by_phase if phase.name == steps.phase)
+    if steps.union_us - ran_us > max(steps.p50_us or 0.0, EDGE * ran_us):
+        return None
+    saved = percent / 100 * ran_us / stretch.wall_us
     return steps.tokens_per_sec * (1 / (1 - saved) - 1)
 
 

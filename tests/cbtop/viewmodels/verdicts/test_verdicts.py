@@ -204,7 +204,8 @@ that follows, how many tokens/s it would gain. They are in the text report and i
 last seconds or all that was seen. `--silence ID` leaves one out.
 
 What a verdict would gain is derived, by Amdahl's law, from the rate of tokens by the wall's clock: nothing else
-changes. Where steps ran at the same time or in several processes, or the books do not close, it is not known.
+changes. Where steps ran at the same time or in several processes, the books do not close, or much of a long step lies
+before the seconds shown, it is not known.
 
 This page is written by the tests (`CBTOP_UPDATE_GOLDENS=1`), from the list in `cbtop/viewmodels/verdicts`.
 """

@@ -1,0 +1,67 @@
+"""What a verdict promises is what the same seconds would have brought without the cause, and never more."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbtop.client.store import Store
+from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
+from tests.cbtop.test_steps_in_the_window import MS, SECOND, Host, Span, Viewer, a_host, covered_ns
+
+DECODE, STEP_NS, SAID_NS = 2, 20 * MS, SECOND // 2
+
+
+def _decoding(host: Host, until_ns: int, long: tuple[int, int]) -> SourceView:
+    """What a viewer shows of its last ten seconds who saw steps of 20 ms and, among these, a `long` one."""
+    viewer = Viewer(host, Store(10.0))
+    viewer.hears(host.said(0, whole=True))
+    ran, at_ns = [], 0
+    while at_ns < until_ns:
+        end_ns = long[1] if at_ns <= long[0] < at_ns + STEP_NS else at_ns + STEP_NS
+        ran.append((DECODE, at_ns, end_ns))
+        at_ns = end_ns
+    for before_ns, now_ns in pairwise(range(0, until_ns + 1, SAID_NS)):
+        host.ran(*(span for span in ran if before_ns < span[2] <= now_ns))
+        viewer.hears([*host.said(now_ns), host.heartbeat(now_ns)])
+    (record,) = viewer.store.sources.values()
+    return source_view(record, "decode", window=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 700), st.integers(50, 400), st.integers(1100, 1500))
+def test_of_a_long_step_that_began_before_the_window_no_more_is_gained_than_what_lies_in_it(
+    begin: int, steps: int, until: int
+) -> None:
+    with a_host() as host:
+        long = begin * STEP_NS, (begin + steps) * STEP_NS
+        view = _decoding(host, until * STEP_NS // SAID_NS * SAID_NS, long)
+        verdict = OUTLIER_MEAN.judge(view)
+        assert view.steps is not None
+        assert view.stretch is not None
+        rate, found = view.steps.tokens_per_sec, verdict and verdict.gain_tokens_per_sec
+        if rate is None or found is None:
+            return
+        end_ns = until * STEP_NS // SAID_NS * SAID_NS
+        in_it: list[Span] = [(DECODE, *long)]
+        part_ns = covered_ns(in_it, end_ns - round(view.stretch.wall_us * 1e3), end_ns)
+        saved = (part_ns - STEP_NS) / 1e3 / view.stretch.wall_us
+        assert found == pytest.approx(rate * (1 / (1 - saved) - 1), rel=0.05)
+        assert rate + found <= 1.01 * 1e9 / STEP_NS
+
+
+@pytest.mark.parametrize("seconds", [1.5, 2.0, 3.3, 4.3, 5.0, 6.7, 8.0, 8.6])
+def test_of_a_long_step_that_lies_in_the_window_the_gain_is_what_the_median_allows(seconds: float) -> None:
+    with a_host() as host:
+        view = _decoding(host, 16 * SECOND, (7 * SECOND, 7 * SECOND + round(seconds * SECOND)))
+        verdict = OUTLIER_MEAN.judge(view)
+        assert view.steps is not None
+        assert view.steps.tokens_per_sec is not None
+        assert verdict is not None
+        assert verdict.gain_tokens_per_sec is not None
+        assert 0.95 * 50 <= view.steps.tokens_per_sec + verdict.gain_tokens_per_sec <= 50
