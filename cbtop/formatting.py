@@ -26,7 +26,7 @@ from cbtop.units import (  # also written by this module's name
 )
 
 # isort: on
-from cbtop.profiler.roofline import NO_ROOF
+from cbtop.profiler.roofline import NO_ROOF, SHARED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.kernels import BurstView
@@ -86,7 +86,8 @@ def limit(row: BrickRow) -> str:
     if row.roof is None:
         return NOT_MEASURED
     mark = "⚠ " if row.above_roof else "? " if row.roof_unsure else ""
-    return f"{mark}{'latency' if row.bound == NO_ROOF else row.bound} {whole(row.percent_of_roof)} %"
+    word = {NO_ROOF: "latency", SHARED: "shared"}.get(row.roof.bound, row.roof.bound)
+    return f"{mark}{word} {whole(row.percent_of_roof)} %"
 
 
 def ceiling_rounds(row: CeilingRow) -> str:

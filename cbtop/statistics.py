@@ -219,7 +219,8 @@ STATISTICS = (
               "of what the roof allows at this intensity; ⚠ above it: look at the flops, the bytes or the caches",
               report_title="% of roof", word="of the roof"),
     Statistic("bound", "bound", "word", Origin.MEASUREMENTS,
-              "which roof it comes near to, memory or compute; below 60 % of every roof it is latency or overhead",
+              "which roof it comes near to, memory or compute; below 60 % of every roof it is latency or overhead; "
+              "several at once where steps share the roofs, for then one brick's rate does not say it",
               word="bound by"),
     Statistic("roof_unsure", "unsure", "yes or no", Origin.MEASUREMENTS,
               "whether half of the rounds that its roof is the best of are more than 10 % below it"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 LIMITING_PERCENT = 60  # of a roof: what is below that of every roof is limited by something else
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
+SHARED = "several at once"  # steps share the roofs: what limits one of their bricks, its own rate does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Distance:
 
     attainable_gflops: float
     percent_of_roof: float
-    bound: str  # MEMORY, COMPUTE or NO_ROOF
+    bound: str  # MEMORY, COMPUTE, NO_ROOF or SHARED
     is_unsure: bool | None = None  # the roof above it is; None: that is not known
 
     @property

@@ -115,7 +115,8 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """`memory` or `compute`: the roof that it comes near to; `latency or overhead` where it is far below all."""
+        """`memory` or `compute`: the roof that it comes near to; `latency or overhead` where it is far below all,
+        `several at once` where steps share the roofs."""
         return self.roof.bound if self.roof else None
 
     @property

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from cbtop.profiler.roofline import Distance, distance
+from cbtop.profiler.roofline import SHARED, Distance, distance
 from cbtop.protocol.messages import Ceiling
+from cbtop.units import number
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import CeilingRow, RooflineView
+from cbtop.viewmodels.model import CeilingRow, RooflineView, StepsView
 from cbtop.viewmodels.on_demand import with_parts
 
 
@@ -24,11 +25,29 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
     )  # fmt: skip
 
 
-def under_roofs(bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow]) -> tuple[BrickRow, ...]:
-    """Every brick with its distance from the roof above it, where its work and both roofs are known."""
+def under_roofs(
+    bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow], steps: StepsView | None
+) -> tuple[BrickRow, ...]:
+    """Every brick with its distance from the roof above it, where its work and both roofs are known.
+
+    What limits one of `steps` that ran at the same time is not known: together they may be at the roof.
+    """
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
-    return tuple(with_parts(row, roof=_roof(row, peaks, bandwidths)) for row in bricks)
+    roofs = [(row, _roof(row, peaks, bandwidths)) for row in bricks]
+    if steps is not None and steps.overlap:
+        roofs = [(row, roof and replace(roof, bound=SHARED)) for row, roof in roofs]
+    return tuple(with_parts(row, roof=roof) for row, roof in roofs)
+
+
+def shared_note(steps: StepsView | None) -> str:
+    """That steps share the roofs; "" where one ran after the other."""
+    if steps is None or not steps.overlap:
+        return ""
+    return (
+        f"{number(steps.at_once)} {steps.phase} steps ran at once and share every roof: of one brick it is not said "
+        "what limits it"
+    )
 
 
 def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:

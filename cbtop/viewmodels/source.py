@@ -34,7 +34,7 @@ from cbtop.viewmodels.model import (
     WindowView,
 )
 from cbtop.viewmodels.on_demand import Later
-from cbtop.viewmodels.roofline import ceiling_rows, roofline, under_roofs
+from cbtop.viewmodels.roofline import ceiling_rows, roofline, shared_note, under_roofs
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import (
     batch_by_second,
@@ -100,7 +100,7 @@ def source_view(
     name = shown_phase(record, phase)
     parts = _Parts(record, found, name, ceilings)
     checks = parts.checks
-    steps = next((steps for steps in phases if steps.phase == name), None)
+    steps = parts.steps
     hello, manifest, state = record.hello, record.manifest, record.state
     return SourceView(
         key=record.key,
@@ -123,7 +123,7 @@ def source_view(
         steps=steps,
         bricks=Later(lambda: parts.rows),
         categories=Later(lambda: category_rows(category_stats(parts.bricks), parts.totals)),
-        roofline=Later(lambda: roofline(parts.roofs, parts.rows, manifest.roofs if manifest else "")),
+        roofline=Later(lambda: roofline(parts.roofs, parts.rows, parts.roofs_note)),
         graph=Later(lambda: parts.graph[0]),
         layer_times=Later(lambda: layers_view(parts.totals)),
         books=books_view(books_of(parts.totals, parts.whole)),
@@ -191,6 +191,15 @@ class _Parts:
         ceilings = self._record.ceilings.values() if self._ceilings is None else self._ceilings
         return ceiling_rows(ceilings, _heard_s(self._record))
 
+    @property
+    def steps(self) -> StepsView | None:
+        return next((steps for steps in self._found.phases if steps.phase == self._phase), None)
+
+    @property
+    def roofs_note(self) -> str:
+        manifest = self._record.manifest
+        return (manifest.roofs if manifest else "") or (shared_note(self.steps) if self.roofs else "")
+
     @cached_property
     def rows(self) -> tuple[BrickRow, ...]:
         passed: dict[str, list[bool]] = {}
@@ -198,7 +207,7 @@ class _Parts:
             passed.setdefault(check.brick, []).append(check.passed)
         trend = self._record.trend
         rows = brick_rows(self.bricks, self.totals, passed, trend, lambda: self.cached, lambda: self.batch)
-        return under_roofs(rows, self.roofs)
+        return under_roofs(rows, self.roofs, self.steps)
 
     @cached_property
     def cached(self) -> dict[int, float]:

@@ -179,7 +179,8 @@ def brick_columns(
             8,
             lambda row, _: limit_cell(row),
             "the roof that it comes near to, and how much of what its roof allows is used (derived); `latency` where "
-            "it is far below every roof: latency or overhead. A grey ? where roofs are unsure, ⚠ above the roof",
+            "it is far below every roof: latency or overhead; `shared` where steps "
+            "run at once. A grey ? where roofs are unsure, ⚠ above the roof",
             align="left",
             sort_key=statistic("percent_of_roof").sort_value,
         )

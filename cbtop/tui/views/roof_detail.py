@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cbtop import formatting
-from cbtop.profiler.roofline import COMPUTE, LIMITING_PERCENT, MEMORY, NO_ROOF
+from cbtop.profiler.roofline import COMPUTE, LIMITING_PERCENT, MEMORY, NO_ROOF, SHARED
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
@@ -23,6 +23,7 @@ _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
     COMPUTE: "Compute less, or in a lower precision that the processor does faster.",
     NO_ROOF: "Far below every roof: launches, waiting, small shapes or scattered reads, not memory or arithmetic.",
+    SHARED: "Steps ran at once and share the roofs: together they may be at one, each far below it.",
 }
 
 
@@ -145,11 +146,18 @@ def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, widt
 
 
 def _savings(source: SourceView) -> list[_Saving]:
-    """Of each brick whose roof is sure, the most first."""
+    """Of each brick whose roof is sure and its own, the most first."""
     found = []
     for brick in source.roofline.points:
         share, at = brick.percent, brick.percent_of_roof
-        if brick.us_per_token is None or share is None or at is None or at > 100 or brick.roof_unsure:
+        if (
+            brick.us_per_token is None
+            or share is None
+            or at is None
+            or at > 100
+            or brick.roof_unsure
+            or brick.bound == SHARED
+        ):
             continue
         found.append(_Saving(brick, brick.us_per_token * (1 - at / 100), gain(source, share * (1 - at / 100))))
     return sorted(found, key=lambda one: -one.us_per_token)

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from cbtop.profiler import stats
 from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.roofline import NO_ROOF
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.model import OVERLAP, SourceView
 from cbtop.viewmodels.source import has_data, source_view
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
@@ -51,6 +52,30 @@ def test_a_brick_is_summed_over_its_layers(view: SourceView) -> None:
     qkv = view.bricks[1]
     assert (qkv.flops, qkv.bytes) == (1280 * 128, 20 * 4096 + 1280 * 4)
     assert qkv.gflops == pytest.approx(1280 * 128 / 400_000)
+
+
+@pytest.mark.parametrize("at_once", [1.04, 2.98])
+def test_of_one_brick_of_steps_that_run_at_once_it_is_not_said_what_limits_it(runtime: Path, at_once: float) -> None:
+    """Together they may be as fast as the roof allows, each far below it."""
+    record = decode_run(runtime)
+    record.ceilings = {
+        one.name: one for one in (READ, Ceiling("fma", "compute", 10.0, "GFLOP/s", Provenance.MEASURED))
+    }
+    step = next(node for node in record.nodes.children[None] if node.name == "decode")
+    total_ns = int(record.stats.column("total_ns")[step.id])
+    record.stats._rare["union_ns"][step.id] = round(total_ns / at_once)
+    view = source_view(record)
+    qkv = view.bricks[1]
+    assert qkv.percent_of_roof is not None
+    texts = [REPORTS["text"]([view], ["roofline"]), json.dumps(json.loads(REPORTS["json"]([view], [])))]
+    said = "2.98 decode steps ran at once and share every roof: of one brick it is not said what limits it"
+    if at_once < OVERLAP:
+        assert (qkv.bound, view.roofline.note) == (NO_ROOF, "")
+    else:
+        assert (qkv.bound, view.roofline.note) == ("several at once", said)
+    for text in texts:
+        assert (said in text) == (at_once >= OVERLAP)
+        assert (NO_ROOF in text) == (at_once < OVERLAP)
 
 
 def test_categories_add_up_their_bricks(view: SourceView) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.formatting import NOT_MEASURED, limit
-from cbtop.profiler.roofline import NO_ROOF, Distance
+from cbtop.profiler.roofline import NO_ROOF, SHARED, Distance
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.reports import REPORTS
 from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, FORMATS, TREND_REPORT, statistic
@@ -144,6 +144,7 @@ def test_the_limit_names_the_roof_and_how_far_it_is_used_and_is_grey_where_that_
         (Distance(100.0, 78.6, "memory", False), "memory 79 %", ""),
         (Distance(100.0, 78.6, "compute", True), "? compute 79 %", "dim"),
         (Distance(100.0, 12.0, NO_ROOF), "latency 12 %", ""),
+        (Distance(100.0, 37.7, SHARED), "shared 38 %", ""),
         (Distance(100.0, 104.0, "memory"), "⚠ memory 104 %", "bad"),
     ):
         roofed = replace(row, roof=roof)
