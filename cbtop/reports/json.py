@@ -345,6 +345,7 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
         "cached_positions": None if steps.cached is None else asdict(steps.cached),
         "wall_us": {
             "mean": steps.mean_us,
+            "recorded_mean": steps.recorded_mean_us,
             "p50": steps.p50_us,
             "p95": steps.p95_us,
             "p99": steps.p99_us,

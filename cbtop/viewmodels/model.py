@@ -62,6 +62,7 @@ class StepsView:
     recorded: int  # of them: what lies in steps is known of these
     tokens_per_sec_in_steps: float | None = None  # tokens / union_us
     mean_us: float | None = None
+    recorded_mean_us: float | None = None  # of those whose inside was recorded
     min_us: float | None = None
     max_us: float | None = None
     p50_us: float | None = None

@@ -109,14 +109,16 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
     union_ns = stats.rare("union_ns", (step.id,))
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     tokens_a_step = tokens / count if is_counted else 0
+    recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
         phase=phase,
         count=count,
-        recorded=max(0, count - stats.rare("plain", (step.id,))),
+        recorded=recorded,
         tokens=tokens,
         tokens_per_sec=_rate(tokens, wall_ns),
         tokens_per_sec_in_steps=_rate(tokens, union_ns) if is_counted else None,
         mean_us=total_ns / count / 1e3,
+        recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,
         min_us=_us(calls.min_ns),
         max_us=longest,
         p50_us=p50,

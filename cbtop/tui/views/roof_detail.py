@@ -16,7 +16,7 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, wi
 from cbtop.tui.widgets.parts import Part, parts_lines
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
 from cbtop.viewmodels.model import CeilingRow, SourceView
-from cbtop.viewmodels.verdicts.base import gain
+from cbtop.viewmodels.verdicts.base import gain_inside
 
 LEAST_LINES = 5  # of the pane: fewer are of no use
 _ADVICE = {
@@ -159,7 +159,7 @@ def _savings(source: SourceView) -> list[_Saving]:
             or brick.bound == SHARED
         ):
             continue
-        found.append(_Saving(brick, brick.us_per_token * (1 - at / 100), gain(source, share * (1 - at / 100))))
+        found.append(_Saving(brick, brick.us_per_token * (1 - at / 100), gain_inside(source, share * (1 - at / 100))))
     return sorted(found, key=lambda one: -one.us_per_token)
 
 

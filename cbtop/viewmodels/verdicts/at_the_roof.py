@@ -7,7 +7,7 @@ from functools import partial
 from cbtop.units import number, percent
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import About, CeilingRow, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
+from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 NEAR_PERCENT = 60.0  # of a roof: below it latency or overhead limits a brick, whatever its intensity
 MIN_SHARE_PERCENT = 10.0  # of the time in steps: what limits a smaller brick hardly matters
@@ -38,8 +38,9 @@ def _find(view: SourceView, bound: str) -> Finding | None:
             Evidence("share of the time in steps", share, "%"),
         ),
         Subject(About.BRICK, brick.name),
-        gain(view, share * (1 - at_percent / 100)),
+        gain_inside(view, share * (1 - at_percent / 100)),
         "it reached the roof",
+        is_inside=True,
     )
 
 

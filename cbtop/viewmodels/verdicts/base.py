@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cbtop.units import count, duration
 from cbtop.viewmodels.model import OVERLAP, Evidence, PaceView, Severity, SourceView, StepsView, Subject, Verdict
 
 # Of the time in steps, where no more of it lies before the window: what it is made of there matters little.
 EDGE = 0.01
+# Mean recorded step to mean step, and the other way round: what recording costs makes them differ by less.
+LIKE_ALL = 1.10
 MIN_STEPS = 50  # so many steps have a distribution: one in fifty is no tail yet
 
 
@@ -27,6 +30,7 @@ class Finding:
     gain_tokens_per_sec: float | None = None
     gain_if: str = ""  # "it were as fast as the median layer"
     advice: str = ""  # what to do in this case; "": what the rule says
+    is_inside: bool = False  # it is of what lies in steps, which is known of the recorded ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Rule:
         return Verdict(
             self.id,
             self.severity,
-            found.sentence,
+            found.sentence + (_unlike_all(view.steps) if found.is_inside else ""),
             found.evidence,
             found.advice or self.advice,
             found.about,
@@ -73,6 +77,23 @@ def gain(view: SourceView, percent: float) -> float | None:
         return None
     saved = percent / 100 * ran_us / stretch.wall_us
     return steps.tokens_per_sec * (1 / (1 - saved) - 1)
+
+
+def gain_inside(view: SourceView, percent: float) -> float | None:
+    """`gain` of a part of the time in recorded steps; None where these took clearly another time than all did."""
+    return None if _unlike_all(view.steps) else gain(view, percent)
+
+
+def _unlike_all(steps: StepsView | None) -> str:
+    """That recorded steps took clearly another time than all did, as the end of a sentence; "" where they did not."""
+    if steps is None or not steps.mean_us or not steps.recorded_mean_us:
+        return ""
+    if 1 / LIKE_ALL <= steps.recorded_mean_us / steps.mean_us <= LIKE_ALL:
+        return ""
+    return (
+        f"; this is of the {count(steps.recorded)} recorded steps, which took {duration(steps.recorded_mean_us)} on "
+        f"average, and not of all {count(steps.count)}, which took {duration(steps.mean_us)}"
+    )
 
 
 def in_turn(view: SourceView) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cbtop.profiler.books import INNER_STEPS
 from cbtop.units import duration, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
+from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 # An instrumented decoder leaves some percent between its bricks; a quarter is more than most single bricks take.
 OUTSIDE_PERCENT = 25.0
@@ -31,8 +31,9 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("time in steps", books.wall_us, "µs"),
         ),
         Subject(About.STEPS, steps.phase),
-        gain(view, share),
+        gain_inside(view, share),
         "nothing lay between the bricks",
+        is_inside=True,
     )
 
 

@@ -22,6 +22,7 @@ def _find(view: SourceView) -> Finding | None:
         f"{view.steps.phase}'s time",
         (Evidence("time of bricks that waited for the host", share, "%"), Evidence("calls of bricks", calls, "%")),
         Subject(About.STEPS, view.steps.phase),
+        is_inside=True,
     )
 
 

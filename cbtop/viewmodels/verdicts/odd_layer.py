@@ -7,7 +7,7 @@ from statistics import median
 from cbtop.units import counted, duration
 from cbtop.viewmodels.layers import ODD, LayerRow, LayersView
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
+from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 MIN_LAYERS = 6  # that do the same: of fewer nobody can say how they scatter
 MIN_STEPS = 20  # recorded: medians of fewer scatter
@@ -38,8 +38,9 @@ def _find(view: SourceView) -> Finding | None:
             Evidence(f"more in {name}", more_us, "µs"),
         ),
         Subject(About.LAYER, row.name, row.id),
-        gain(view, 100 * (row.p50_us - row.median_us) * row.calls / step_us),
+        gain_inside(view, 100 * (row.p50_us - row.median_us) * row.calls / step_us),
         "it were as fast as the median layer",
+        is_inside=True,
     )
 
 

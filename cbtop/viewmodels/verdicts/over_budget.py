@@ -5,7 +5,7 @@ from __future__ import annotations
 from cbtop.units import counted, number, percent
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
+from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -32,8 +32,9 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("bricks over budget", len(over), "bricks"),
         ),
         Subject(About.BRICK, worst.name),
-        gain(view, saved),
+        gain_inside(view, saved),
         "it kept its budget",
+        is_inside=True,
     )
 
 

@@ -6,7 +6,7 @@ from cbtop.units import counted, number, percent
 from cbtop.viewmodels.comparison import Comparison, PlaceChange
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.noise import CONFIDENCE, LEAST_PERCENT, MIN_BLOCKS
-from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
+from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 LEAST_OF_ALL_PERCENT = 0.02  # of a token's time: what costs less is worth no word
 
@@ -33,8 +33,9 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("baseline", change.before, unit),
         ),
         _subject(view, worst),
-        gain(view, 100 * change.delta / all_us),
+        gain_inside(view, 100 * change.delta / all_us),
         "it were as at the baseline",
+        is_inside=True,
     )
 
 

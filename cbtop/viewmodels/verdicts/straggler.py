@@ -5,7 +5,7 @@ from __future__ import annotations
 from cbtop.units import count, duration, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.straggler import THRESHOLD, WAIT_WITHIN
-from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
+from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -27,8 +27,9 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("others' whole step", found.others_step_us, "µs"),
         ),
         Subject(About.RANK, f"rank {found.rank}"),
-        gain(view, 100 * saved_us / found.step_us),
+        gain_inside(view, 100 * saved_us / found.step_us),
         "it were as fast as the others",
+        is_inside=True,
     )
 
 

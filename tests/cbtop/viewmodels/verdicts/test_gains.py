@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbtop.client.store import Store
+from cbtop.units import duration
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.verdicts import VERDICTS
 from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
 from tests.cbtop.test_steps_in_the_window import MS, SECOND, Host, Span, Viewer, a_host, covered_ns
+from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
 
 DECODE, STEP_NS, SAID_NS = 2, 20 * MS, SECOND // 2
+
+# What lies in steps, and is known of the recorded ones.
+INSIDE = {
+    "host-bound": Decoding(gap_us=2_000),
+    "odd-layer": Decoding(layer_factor={5: 1.5}),
+    "over-budget": Decoding(budget_us=300),
+}
 
 
 def _decoding(host: Host, until_ns: int, long: tuple[int, int]) -> SourceView:
@@ -65,3 +78,31 @@ def test_of_a_long_step_that_lies_in_the_window_the_gain_is_what_the_median_allo
         assert verdict is not None
         assert verdict.gain_tokens_per_sec is not None
         assert 0.95 * 50 <= view.steps.tokens_per_sec + verdict.gain_tokens_per_sec <= 50
+
+
+@pytest.mark.parametrize("id", INSIDE)
+def test_of_recorded_steps_that_are_unlike_the_others_no_gain_is_made_and_the_sentence_says_of_what_it_is(
+    tmp_path: Path, id: str
+) -> None:
+    """Each tenth step is longer, and each tenth is recorded: they are the same ones."""
+    (rule,) = [rule for rule in VERDICTS if rule.id == id]
+    for name, plan, factor in (("like", INSIDE[id], 1.05), ("unlike", INSIDE[id], 3.0), ("unlike", INSIDE[id], 0.5)):
+        directory = tmp_path / f"{name}-{factor}"
+        directory.mkdir()
+        sampled = replace(plan, sample_every=10, step_factor=partial(_each_tenth, factor))
+        view = run(directory, sampled).one()
+        verdict = rule.judge(view)
+        assert verdict is not None
+        assert view.steps is not None
+        assert view.steps.recorded_mean_us is not None
+        said = (
+            f"; this is of the {view.steps.recorded} recorded steps, which took "
+            f"{duration(view.steps.recorded_mean_us)} on average, and not of all {view.steps.count}, "
+            f"which took {duration(view.steps.mean_us)}"
+        )
+        assert verdict.sentence.endswith(said) == (name == "unlike")
+        assert (verdict.gain_tokens_per_sec is None) == (name == "unlike")
+
+
+def _each_tenth(factor: float, step: int) -> float:
+    return factor if step % 10 == 0 else 1.0

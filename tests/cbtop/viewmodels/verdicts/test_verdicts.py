@@ -205,7 +205,8 @@ last seconds or all that was seen. `--silence ID` leaves one out.
 
 What a verdict would gain is derived, by Amdahl's law, from the rate of tokens by the wall's clock: nothing else
 changes. Where steps ran at the same time or in several processes, the books do not close, or much of a long step lies
-before the seconds shown, it is not known.
+before the seconds shown, it is not known. Nor of what lies in recorded steps that took clearly another time (10 %)
+than all did: each tenth one may be of another kind.
 
 This page is written by the tests (`CBTOP_UPDATE_GOLDENS=1`), from the list in `cbtop/viewmodels/verdicts`.
 """
