@@ -1,4 +1,4 @@
-"""Bimodal latency: steps are of two kinds, one fast and one slow."""
+"""Bimodal latency: steps are of two kinds, one fast and one slow, or of more."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ APART = 1.20  # times as long as the fast mode: kinds that differ by less need n
 MIN_PERCENT = 10.0  # of the steps in each mode: what is rarer is a tail
 VALLEY = 0.5  # between the modes: below this part of the smaller one
 BEYOND_CHANCE = 2.0  # standard deviations of a count, by which a valley may be higher and a mode lower than it looks
+_NUMBERS = {2: "two", 3: "three"}
 MIN_COUNT = 200  # steps: of fewer, the bars of a histogram jump by themselves
 
 
@@ -21,30 +22,38 @@ def _find(view: SourceView) -> Finding | None:
     steps = steps_alike(view)
     if steps is None or steps.count < MIN_COUNT:
         return None
-    cut = _valley([bar.count for bar in steps.durations], steps.durations)
-    if cut is None:
+    total = sum(bar.count for bar in steps.durations)
+    fast, *slow = _kinds(steps.durations, total)
+    if not slow:
         return None
-    fast, slow = steps.durations[:cut], steps.durations[cut:]
-    fast_us, slow_us, slow_count = _mode_us(fast), _mode_us(slow), sum(bar.count for bar in slow)
-    slow_percent = 100 * slow_count / sum(bar.count for bar in steps.durations)
-    saved = 100 * (slow_us - fast_us) * slow_count / (steps.mean_us * steps.count) if steps.mean_us else 0.0
+    shares = [100 * sum(bar.count for bar in kind) / total for kind in (fast, *slow)]
+    fast_us, *slow_us = (_mode_us(kind) for kind in (fast, *slow))
+    mean_us = _mean_us(steps.durations)
+    said = [f"{percent(share)} about {duration(us)}" for share, us in zip(shares[1:], slow_us, strict=True)]
+    evidence = [Evidence("fast mode", fast_us, "µs")]
+    for at, (share, us) in enumerate(zip(shares[1:], slow_us, strict=True)):
+        name = "slow mode" if not at else f"slow mode {at + 1}"
+        evidence += [Evidence(name, us, "µs"), Evidence(f"steps in the {name}", share, "%")]
     return Finding(
-        f"{steps.phase} steps are of two kinds: {percent(100 - slow_percent)} take about {duration(fast_us)}, "
-        f"{percent(slow_percent)} about {duration(slow_us)}",
-        (
-            Evidence("fast mode", fast_us, "µs"),
-            Evidence("slow mode", slow_us, "µs"),
-            Evidence("steps in the slow mode", slow_percent, "%"),
-        ),
+        f"{steps.phase} steps are of {_NUMBERS.get(len(shares), len(shares))} kinds: {percent(shares[0])} take about "
+        f"{duration(fast_us)}, {', '.join(said)}",
+        tuple(evidence),
         Subject(About.STEPS, steps.phase),
-        gain(view, saved),
+        gain(view, 100 * (mean_us - _mean_us(fast)) / mean_us),
         "all were of the fast kind",
     )
 
 
-def _valley(counts: Sequence[int], bars: Sequence[DurationBar]) -> int | None:
-    """Where the deepest valley between two modes lies; None where there are no two."""
-    size, total = len(counts), sum(counts)
+def _kinds(bars: Sequence[DurationBar], total: int) -> list[Sequence[DurationBar]]:
+    """The bars of each kind, the fastest first, where so many steps in `total` are in all of them."""
+    cut = _valley(bars, total)
+    return [bars] if cut is None else [*_kinds(bars[:cut], total), *_kinds(bars[cut:], total)]
+
+
+def _valley(bars: Sequence[DurationBar], total: int) -> int | None:
+    """Where the deepest valley lies between two modes of enough of `total` steps; None where there are no two."""
+    counts = [bar.count for bar in bars]
+    size, those = len(counts), sum(counts)
     # Three bars together: single ones jump by chance.
     smooth = [sum(counts[max(0, at - 1) : at + 2]) for at in range(size)]
     best: tuple[float, int] | None = None
@@ -55,7 +64,7 @@ def _valley(counts: Sequence[int], bars: Sequence[DurationBar]) -> int | None:
     for at in range(size):
         smaller = min(peak_before, peak_after[at])
         enough = MIN_PERCENT / 100 * total
-        if smaller and before >= enough and total - before >= enough:
+        if smaller and before >= enough and those - before >= enough:
             depth = smooth[at] / smaller
             is_deep = _at_most(smooth[at]) < VALLEY * _at_least(smaller)
             if is_deep and (best is None or depth < best[0]) and _mode_us(bars[at:]) >= APART * _mode_us(bars[:at]):
@@ -73,6 +82,11 @@ def _at_least(count: int) -> float:
     return count - BEYOND_CHANCE * sqrt(count)
 
 
+def _mean_us(bars: Sequence[DurationBar]) -> float:
+    """The mean step in these bars, each in the middle of its own."""
+    return sum(bar.count * (bar.from_us + bar.to_us) / 2 for bar in bars) / sum(bar.count for bar in bars)
+
+
 def _mode_us(bars: Sequence[DurationBar]) -> float:
     """The middle of the fullest bar."""
     fullest = max(bars, key=lambda bar: bar.count)
@@ -82,11 +96,12 @@ def _mode_us(bars: Sequence[DurationBar]) -> float:
 BIMODAL_LATENCY = Rule(
     id="bimodal-latency",
     severity=Severity.WARNING,
-    means="Steps of the same size are of two kinds, and no mean or median is true of either: two code paths, a "
+    means="Steps of the same size are of two kinds, or more, and no mean or median is true of any: two code paths, a "
     "garbage collection, a neighbour, processors of two speeds.",
     fires=f"Of {MIN_COUNT} or more steps with the same number of tokens, the histogram has two modes, the slow one "
     f"{100 * APART - 100:.0f} % above the fast one or more, each of {MIN_PERCENT:g} % of the steps, and between "
-    f"them a valley below half of the smaller one, each off by {BEYOND_CHANCE:g} standard deviations.",
+    f"them a valley below half of the smaller one, each off by {BEYOND_CHANCE:g} standard deviations; or more modes, "
+    "with such a valley between each two.",
     advice="Find what the slow steps share (time of day, sequence, thread): the histogram and the timeline tell "
     "them apart.",
     find=_find,

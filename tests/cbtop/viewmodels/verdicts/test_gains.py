@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -16,6 +17,7 @@ from cbtop.units import duration
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.verdicts import VERDICTS
+from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
 from tests.cbtop.test_steps_in_the_window import MS, SECOND, Host, Span, Viewer, a_host, covered_ns
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
@@ -106,3 +108,26 @@ def test_of_recorded_steps_that_are_unlike_the_others_no_gain_is_made_and_the_se
 
 def _each_tenth(factor: float, step: int) -> float:
     return factor if step % 10 == 0 else 1.0
+
+
+@pytest.mark.parametrize("factors", [(1.0, 2.0), (1.0, 1.5, 3.0), (1.0, 2.0, 4.0), (1.0, 1.4, 2.0, 4.0)])
+def test_as_many_kinds_of_steps_are_named_as_there_are_and_what_all_of_the_slow_ones_cost_is_gained(
+    tmp_path: Path, factors: tuple[float, ...]
+) -> None:
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "slow").mkdir()
+    kinds = dict(zip((0, 40, 60, 80), factors, strict=False))  # from so many steps of a hundred on
+    plan = Decoding(seconds=40, step_factor=lambda step: kinds[max(at for at in kinds if at <= step * 7_919 % 100)])
+    fast, view = run(tmp_path / "fast", Decoding(seconds=40)).one(), run(tmp_path / "slow", plan).one()
+    verdict = BIMODAL_LATENCY.judge(view)
+    assert verdict is not None
+    assert f"{ {2: 'two', 3: 'three', 4: '4'}[len(factors)] } kinds" in verdict.sentence
+    shares = [float(said) for said in re.findall(r"([0-9.]+) %", verdict.sentence)]
+    assert shares == pytest.approx([after - at for at, after in pairwise((*kinds, 100))], abs=0.5)
+    modes = [one.value for one in verdict.evidence if one.unit == "µs"]
+    assert [mode / modes[0] for mode in modes] == pytest.approx(factors, rel=0.06)
+    assert view.steps is not None
+    assert fast.steps is not None
+    assert verdict.gain_tokens_per_sec is not None
+    reached = (view.steps.tokens_per_sec or 0) + verdict.gain_tokens_per_sec
+    assert reached == pytest.approx(fast.steps.tokens_per_sec, rel=0.02)
