@@ -110,7 +110,8 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
     """Those of `records` that a merge of `record` is of: the same model in the same program, and in the same state.
 
     One that was killed beside others that run stays with them: it is missed. Of the ranks of a job it is the newest
-    process of each, in whatever state, and every one that runs: two that do are of two jobs that nothing tells apart.
+    process of each, in whatever state; two that run as the same rank, or ran at the same time, are of two jobs that
+    nothing tells apart, and both count.
     """
     job = job_of(record)
     if job is None:
@@ -124,9 +125,17 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Of processes of one rank those that have not ended; where all have, the newest."""
+    """Of processes of one rank those that run; where none does, those after whose end none began."""
     run = [record for record in alike if not record.has_ended]
-    return run or [max(alike, key=lambda record: record.hello.realtime_ns if record.hello else 0)]
+    last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
+    return run or [record for record in alike if last_ns <= _ended_at_ns(record)]
+
+
+def _ended_at_ns(record: SourceRecord) -> float:
+    """When the last step of one that has ended did, by the time of day of its host; not before it began."""
+    if record.hello is None:
+        return inf
+    return record.hello.realtime_ns + max(0, _ran_until_ns(record) - record.hello.monotonic_ns)
 
 
 def _what_runs(record: SourceRecord) -> tuple[str, str]:

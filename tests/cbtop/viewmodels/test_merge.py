@@ -176,6 +176,21 @@ def test_two_that_run_as_the_same_rank_both_count_and_each_has_a_name_of_its_own
     assert {record.key for record in members_of(records[0], records)} == {"of-1", "of-2"}
 
 
+@pytest.mark.parametrize(("after_ns", "both"), [(-10_000, True), (-1, True), (1, False)])
+def test_of_two_that_ran_as_the_same_rank_and_have_ended_the_later_replaces_the_first_only_if_that_had_ended(
+    tmp_path: Path, after_ns: int, both: bool
+) -> None:
+    records = [rank_run(tmp_path / name, 0, [5] * 9) for name in ("first", "second")]
+    ended_ns = max(node_ns for node_ns in records[0].stats._rare["last_ns"].values())
+    for at, record in enumerate(records):
+        assert record.hello is not None
+        assert record.state is not None
+        record.hello = replace(record.hello, realtime_ns=at * (ended_ns + after_ns), monotonic_ns=0)
+        record.state = replace(record.state, state=SourceStatus.ENDED)
+        record.key = f"of-{at}"
+    assert members_of(records[0], records) == (records if both else records[1:])
+
+
 RUNS = (("first", 0), ("first", 1), ("second", 0))
 
 
