@@ -330,6 +330,7 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
         "phase": steps.phase,
         "count": steps.count,
         "recorded": steps.recorded,
+        "failed": steps.failed,
         "is_sample": steps.is_sample,
         "tokens": steps.tokens,
         "tokens_per_sec": steps.tokens_per_sec,

@@ -142,6 +142,8 @@ def _head(view: SourceView) -> str:
         lines.append(f"{'' if len(view.phases) == 1 else '  '}{_in_steps(steps, view.stretch)}")
         if steps.sequences or steps.cached:
             lines.append(f"{'' if len(view.phases) == 1 else '  '}{_held(steps)}")
+    if any(steps.failed for steps in view.phases):
+        lines.append("of failed steps tokens count, too: an exception ended them, or they were cancelled")
     if len(view.phases) > 1:
         lines.append(f"* what follows is {view.phase}")
     if any(row.backend.endswith(UNTIL_THERE) for row in view.bricks):
@@ -189,13 +191,15 @@ def _percent(change: Change) -> str:
 
 
 def _counted(steps: StepsView) -> str:
-    """How many steps, and of how many the inside was recorded."""
+    """How many steps, of how many the inside was recorded, and how many failed."""
+    failed = [f"{fmt.count(steps.failed)} failed"] if steps.failed else []
     if steps.recorded < steps.count:
-        lost = ", some inside others left nothing" if steps.is_sample else ""
-        return f"{fmt.count(steps.count)} steps ({fmt.count(steps.recorded)} recorded{lost})"
-    if steps.is_sample:
-        return f"{fmt.counted(steps.count, 'recorded step')} (others, if any, left nothing)"
-    return fmt.counted(steps.count, "step")
+        lost = ["some inside others left nothing"] if steps.is_sample else []
+        words = [f"{fmt.count(steps.recorded)} recorded", *lost, *failed]
+        return f"{fmt.count(steps.count)} steps ({', '.join(words)})"
+    words = [*(["others, if any, left nothing"] if steps.is_sample else []), *failed]
+    what = fmt.counted(steps.count, "recorded step" if steps.is_sample else "step")
+    return f"{what} ({', '.join(words)})" if words else what
 
 
 def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:

@@ -114,6 +114,7 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
         phase=phase,
         count=count,
         recorded=recorded,
+        failed=calls.failed,
         tokens=tokens,
         tokens_per_sec=_rate(tokens, wall_ns),
         tokens_per_sec_in_steps=_rate(tokens, union_ns) if is_counted else None,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode
@@ -36,13 +41,36 @@ def test_reports_give_the_sequences_of_steps_and_what_their_caches_held(tmp_path
     assert view.books.close
 
 
+@pytest.mark.parametrize("sample_every", [1, 2])
+def test_steps_that_were_left_by_an_exception_are_counted_as_failed_in_text_and_json(
+    tmp_path: Path, sample_every: int
+) -> None:
+    clock = Clock()
+    profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(tmp_path, 1 << 20), sample_every=sample_every)
+    for at in range(10):
+        with suppress(asyncio.CancelledError), profiler.step("decode", tokens=3):
+            clock.sleep_us(10)
+            if at % 3 == 0:
+                raise asyncio.CancelledError
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    assert view.steps is not None
+    assert (view.steps.failed, view.steps.tokens) == (4, 30)
+    text = REPORTS["text"]([view], [], None)
+    assert ("10 steps (4 failed), 30 tokens" if sample_every == 1 else "(5 recorded, 4 failed), 30 tokens") in text
+    assert "of failed steps tokens count" in text
+    assert json.loads(REPORTS["json"]([view], [], None))["sources"][0]["steps"]["failed"] == 4
+
+
 def test_steps_that_say_nothing_of_it_have_no_line_for_it(tmp_path: Path) -> None:
     clock = Clock()
     profiler = profiler_in(tmp_path, clock)
     _run(profiler, clock, (None, None))
     view = source_view(record_of(source_of(tmp_path)))
     profiler.close()
-    assert "cached" not in REPORTS["text"]([view], [], None)
+    text = REPORTS["text"]([view], [], None)
+    assert "cached" not in text
+    assert "failed" not in text
     assert json.loads(REPORTS["json"]([view], [], None))["sources"][0]["steps"]["sequences"] is None
 
 
