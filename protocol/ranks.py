@@ -14,9 +14,10 @@ _RANK_VARIABLES = (
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # mpirun of MPICH and Intel MPI
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 )
-# What is the same in all processes of a job, and differs between jobs at a time: the address where torch's meet, and
-# what PMIx and Slurm call it. Who sets none of them is of a job without a name.
-_JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
+# What is the same in all processes of a job, and differs between jobs that run at a time. The first that is set
+# counts: where torch's processes meet (each node of such a job may be a step of its own to Slurm), what PMIx calls
+# the job, and what Slurm does.
+_JOB_VARIABLES = (("MASTER_ADDR", "MASTER_PORT"), ("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
 
 
 class Ranks(NamedTuple):
@@ -34,9 +35,13 @@ def ranks_of(environment: Mapping[str, str]) -> Ranks:
         rank, local_rank, world_size = (_small_number(environment.get(name, "")) for name in names)
         world_size = world_size or None
         if rank is not None and (world_size is None or rank < world_size):
-            said = [environment.get(name, "") for name in _JOB_VARIABLES]
-            return Ranks(rank, local_rank, world_size, ":".join(said) if any(said) else "")
+            return Ranks(rank, local_rank, world_size, _job_of(environment))
     return Ranks()
+
+
+def _job_of(environment: Mapping[str, str]) -> str:
+    said = ([environment.get(name, "") for name in names] for names in _JOB_VARIABLES)
+    return next((":".join(values) for values in said if any(values)), "")
 
 
 def _small_number(text: str) -> int | None:

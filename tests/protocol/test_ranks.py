@@ -34,10 +34,28 @@ def test_a_rank_without_a_world_is_still_a_rank() -> None:
     assert ranks_of({"WORLD_SIZE": "8"}) == Ranks()
 
 
-@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"])
-def test_what_a_launcher_sets_once_a_job_tells_two_jobs_apart(name: str) -> None:
-    common = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "29500", "SLURM_JOB_ID": "101"}
-    jobs = {ranks_of({**common, "RANK": str(rank), name: said}).job for rank in (0, 1) for said in ("7", "8")}
-    assert len(jobs) == 2
+TORCH = {"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
+SLURM = {"SLURM_JOB_ID": "101", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("common", "name"),
+    [
+        (TORCH | SLURM, "MASTER_ADDR"),
+        (TORCH | SLURM, "MASTER_PORT"),
+        (SLURM, "PMIX_NAMESPACE"),
+        (SLURM, "SLURM_JOB_ID"),
+        (SLURM, "SLURM_STEP_ID"),
+    ],
+)
+def test_what_a_launcher_sets_once_a_job_tells_two_jobs_apart(common: dict[str, str], name: str) -> None:
+    ranks = [ranks_of({**common, "RANK": str(rank), name: said}) for rank in (0, 1) for said in ("7", "8")]
+    assert len({one.job for one in ranks}) == 2
     assert ranks_of({"RANK": "0"}).job == ""
-    assert ranks_of(common | {"RANK": ""}) == Ranks()
+    assert ranks_of(common) == Ranks()
+
+
+def test_a_job_of_torch_whose_nodes_are_steps_of_their_own_is_one_job() -> None:
+    """As where each node's torchrun is started with an srun."""
+    jobs = {ranks_of({**TORCH, **SLURM, "RANK": step, "SLURM_STEP_ID": step}).job for step in ("0", "1")}
+    assert len(jobs) == 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cbtop.units import count, duration
 from cbtop.viewmodels.model import OVERLAP, Evidence, PaceView, Severity, SourceView, StepsView, Subject, Verdict
 
-# Of the time in steps, where no more of it lies before the window: what it is made of there matters little.
+# Of the time in steps that lies in the window: what no more than this lies before it is made of, matters little.
 EDGE = 0.01
 # Mean recorded step to mean step, and the other way round: what recording costs makes them differ by less.
 LIKE_ALL = 1.10
