@@ -109,7 +109,8 @@ class Dependency:
 class Manifest:
     """What model is being run, read from its file (static).
 
-    `roofs`: why roofs over it are not known, and the way out; "": nothing to say.
+    `roofs`: why roofs over it are not known, and the way out; "": nothing to say. `steps_of`: what its steps are
+    labelled, where a process runs several models.
     """
 
     model: str
@@ -123,6 +124,7 @@ class Manifest:
     parameters: int
     weights_bytes: int
     roofs: str = ""
+    steps_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

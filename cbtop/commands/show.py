@@ -61,7 +61,9 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         "two repetitions, none of a group (not in JSON, which holds all)",
     )  # fmt: skip
     group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
-    group.add_argument("--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode)")
+    group.add_argument(
+        "--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode, else what took most time)"
+    )
     group.add_argument(
         "--window", type=_window, metavar="SEC|all",
         help=f"what figures are of: the last SEC seconds, or `all` that was seen (default: of what runs the last "

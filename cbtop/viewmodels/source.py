@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from cbtop.profiler.brick_stats import BrickStats, brick_stats, category_stats
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import NodeStats
-from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.messages import Ceiling, Node
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
@@ -48,7 +49,7 @@ from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, stretch_
 from cbtop.viewmodels.timeline import timeline_view
 from cbtop.viewmodels.traces import trace_views
 
-DEFAULT_PHASE = "decode"
+_DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)  # a draft's, too; `decode, a sample`
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
@@ -91,7 +92,7 @@ def source_view(
     window: bool = False,
     ceilings: Iterable[Ceiling] | None = None,
 ) -> SourceView:
-    """Everything `record` shows for `phase` (None: decode, or whatever it has): of its window, or all of it.
+    """Everything `record` shows for `phase` (None: that of `shown_phase`): of its window, or all of it.
 
     `ceilings`: the roofs over it; None: those that it announced.
     """
@@ -272,9 +273,21 @@ def _heard_s(record: SourceRecord) -> float | None:
 
 
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
-    """`phase` or, where it has no such steps, the default or the first there is; None without steps."""
-    names = [display_name(node) for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    return phase if phase in names else DEFAULT_PHASE if DEFAULT_PHASE in names else next(iter(names), None)
+    """`phase` or, where it has no such steps, the likeliest to be wanted; None without steps.
+
+    What decodes, then what the model that is named does, then the decode itself, then what took most time.
+    """
+    steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
+    named = record.manifest.steps_of if record.manifest else ""
+    total_ns = record.stats.column("total_ns")
+
+    def liking(step: Node) -> tuple[bool, bool, bool, int]:
+        taken_ns = int(total_ns[step.id]) if step.id < len(total_ns) else 0
+        return bool(_DECODES.fullmatch(step.name)), step.label == named, step.name == "decode", taken_ns
+
+    if any(display_name(step) == phase for step in steps):
+        return phase
+    return display_name(max(steps, key=liking)) if steps else None
 
 
 def loss_view(record: SourceRecord) -> LossView:

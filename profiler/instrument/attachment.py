@@ -49,7 +49,6 @@ from cbtop.protocol.messages import Ceiling, Manifest
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
-_functions = Functions()
 _attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()  # by the trunk's modules
 
 
@@ -59,16 +58,17 @@ class _Said:
 
     model: str  # its name
     definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by what is said
-    manifest: Manifest | None = None
-    ceilings: dict[str, Ceiling] = field(default_factory=dict)
 
 
 class _Models:
-    """The models that one profiler has shown."""
+    """The models that one profiler has shown, and what it says of the one that is named."""
 
     def __init__(self) -> None:
         self.said: weakref.WeakKeyDictionary[nn.Module, _Said] = weakref.WeakKeyDictionary()
         self.names: dict[str, int] = {}  # given so far
+        self.rank = (False, -1)  # of the one that is named: whether it decodes, and the bytes of its weights
+        self.manifest: Manifest | None = None
+        self.ceilings: dict[str, Ceiling] = {}
 
 
 _models: weakref.WeakKeyDictionary[BrickProfiler, _Models] = weakref.WeakKeyDictionary()
@@ -81,7 +81,8 @@ class Attachment:
     def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -> None:
         self.root = weakref.ref(root)
         self.profiler = profiler
-        self._said = _said_by(profiler, root)
+        self._models = _models.setdefault(profiler, _Models())
+        self._said = _said_by(self._models, root, plan)
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self._look_again, self._give_up)
         self.steps.root = self.root
@@ -102,31 +103,42 @@ class Attachment:
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
         self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
 
+    @property
+    def _is_named(self) -> bool:
+        """Whether the process has its manifest and its roofs."""
+        manifest = self._models.manifest
+        return manifest is not None and manifest.steps_of == self.model
+
     def announce(self, root: nn.Module, plan: Plan) -> None:
-        """Say what model it is, and its roofs, as far as that is new: a process has those of its first model."""
-        if self.model:
-            return
-        self._say(root, _manifest(root, plan, self._engine, self.timing))
+        """Say what model it is, and its roofs, as far as that is new.
+
+        A process has those of one model: of those that decode, else of all, the first one of the largest.
+        """
+        manifest = _manifest(root, plan, self._engine, self.timing, self.model)
+        rank = any([call.has_cache for call in self._trunk]), manifest.weights_bytes
+        if self._is_named or rank > self._models.rank:
+            self._models.rank = rank
+            self._say(root, manifest)
 
     def _say(self, root: nn.Module, manifest: Manifest) -> None:
         """Say `manifest` and the roofs with as many threads as torch uses now, as far as they are new."""
         over, said_of_roofs = roofs_over(root)
         manifest = replace(manifest, threads=torch.get_num_threads(), roofs=said_of_roofs)
-        if manifest != self._said.manifest:
-            self._said.manifest = manifest
+        if manifest != self._models.manifest:
+            self._models.manifest = manifest
             self._announce(manifest)
         self.steps.measured = self._say_measured
-        ceilings = {name: replace(one, withdrawn=True) for name, one in self._said.ceilings.items()}
+        ceilings = {name: replace(one, withdrawn=True) for name, one in self._models.ceilings.items()}
         ceilings |= {one.name: one for one in over}
         for name, ceiling in ceilings.items():
-            if ceiling != self._said.ceilings.get(name):
+            if ceiling != self._models.ceilings.get(name):
                 self.profiler.announce(ceiling)
-        self._said.ceilings = ceilings
+        self._models.ceilings = ceilings
 
     def _say_measured(self, how: str) -> None:
         self._how_measured = f"; {how}"
-        if self._said.manifest is not None:
-            self._announce(self._said.manifest)
+        if self._is_named and self._models.manifest is not None:
+            self._announce(self._models.manifest)
 
     def _announce(self, manifest: Manifest) -> None:
         self.profiler.announce(replace(manifest, backend=manifest.backend + self._how_measured))
@@ -189,8 +201,8 @@ class Attachment:
         if self.stacks and self.steps.calls and not (is_as_it_was and not timing.backend):
             timing = timing_of(self.profiler, root)
         if is_as_it_was and timing == self.timing:
-            manifest = self._said.manifest
-            if manifest is not None and torch.get_num_threads() != manifest.threads:
+            manifest = self._models.manifest
+            if self._is_named and manifest is not None and torch.get_num_threads() != manifest.threads:
                 with _lock:
                     self._say(root, manifest)
             return
@@ -305,20 +317,25 @@ def _why_not(model: nn.Module) -> str:
     return ""
 
 
-def _said_by(profiler: BrickProfiler, root: nn.Module) -> _Said:
-    """What `profiler` has said of `root`.
+def _said_by(models: _Models, root: nn.Module, plan: Plan) -> _Said:
+    """What has been said of `root`.
 
-    The name of its first model is "", of others that of their class, with a number where it was given before.
+    The name of the first model is "", also where only a part of it had been called before; of others that of their
+    class, with a number where it was given before.
     """
-    models = _models.setdefault(profiler, _Models())
     if root not in models.said:
-        name = type(root).__name__ if models.names else ""
-        models.names[name] = models.names.get(name, 0) + 1
-        models.said[root] = _Said(name if models.names[name] == 1 else f"{name} {models.names[name]}")
+        others = [said for module, said in models.said.items() if not any([module is one for one in plan.trunk])]
+        parts = [models.said[module] for module in plan.trunk if module in models.said]
+        first = next((part for part in parts if not part.model and not any([part is one for one in others])), None)
+        if first is None:
+            name = type(root).__name__ if models.names else ""
+            models.names[name] = models.names.get(name, 0) + 1
+            first = _Said(name if models.names[name] == 1 else f"{name} {models.names[name]}")
+        models.said[root] = first
     return models.said[root]
 
 
-def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing) -> Manifest:
+def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_of: str) -> Manifest:
     """What is said of `model`, without its roofs."""
     modules = (model, *plan.trunk)
     configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
@@ -337,6 +354,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing) -> Mani
         context_length=_whole(getattr(config, "max_position_embeddings", 0)),
         parameters=sum(parameter.numel() for parameter in parameters),
         weights_bytes=stored_bytes(model),
+        steps_of=steps_of,
     )
 
 
@@ -389,6 +407,22 @@ def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What a module's call is until it has an attribute of its own: a model is attached, any other pays no more."""
     if is_compiling() or torch.jit.is_tracing() or is_symbolic():
         return module._call_impl(*args, **kwargs)
+    _look_first_at(module)
+    return module(*args, **kwargs)
+
+
+def _met_generating(model: object) -> None:
+    """Its `generate` may call a part of it first: an encoder, or a draft; it is the model that is attached first."""
+    if _profiler is None or not isinstance(model, nn.Module) or ATTRIBUTE in model.__dict__:
+        return
+    if not (is_compiling() or torch.jit.is_tracing() or is_symbolic()):
+        _look_first_at(model)
+
+
+_functions = Functions(_met_generating)
+
+
+def _look_first_at(module: nn.Module) -> None:
     try:
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
             _look_at(module)
@@ -401,7 +435,6 @@ def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             _was_cut_short(module)
             raise
         leave_alone(module)
-    return module(*args, **kwargs)
 
 
 def _was_cut_short(module: nn.Module) -> None:

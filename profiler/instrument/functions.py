@@ -77,9 +77,10 @@ GENERATION = "transformers.generation.utils"
 
 
 class Functions:
-    """The functions that are wrapped in this process."""
+    """The functions that are wrapped in this process. `met` is told of each model that begins to generate."""
 
-    def __init__(self) -> None:
+    def __init__(self, met: Callable[[object], None] = lambda model: None) -> None:
+        self._met = met
         self._wrapped: list[Replaced] = []  # in the order it was done
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
@@ -121,7 +122,7 @@ class Functions:
         """Wrap what keeps a step open until its token is chosen: before `generate` first calls a model."""
         generation = sys.modules.get(GENERATION)
         mixin = getattr(generation, "GenerationMixin", None)
-        self.replace(mixin, "generate", generates)
+        self.replace(mixin, "generate", functools.partial(generates, met=self._met))
         self.replace(mixin, "_assisted_decoding", _assisted)
         self._wrap_inputs(mixin)
         self.replace(getattr(generation, "LogitsProcessorList", None), "__call__", _scores)
@@ -363,12 +364,14 @@ def _attention_brick(name: str, label: str, columns: int, shared: int, itemsize:
 # --- generate: the step stays open until its token is chosen --------------------------------------------------
 
 
-def generates(original: Function) -> Function:
+def generates(original: Function, met: Callable[[object], None] = lambda model: None) -> Function:
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Any:
         depth = None
         try:
-            depth = _begin_generate(args[0] if args else None)
+            model = args[0] if args else None
+            met(model)
+            depth = _begin_generate(model)
             return original(*args, **kwargs)
         finally:
             try:

@@ -101,6 +101,30 @@ def test_a_phase_can_be_chosen_and_an_unknown_one_falls_back(runtime: Path) -> N
     assert source_view(record, "nonsense").phase == "decode"
 
 
+@pytest.mark.parametrize(
+    ("named", "steps", "shown"),
+    [
+        ("", [("", "encode", 9), ("", "prefill", 2), ("", "decode", 1)], "decode"),
+        ("", [("", "encode", 1), ("", "decode, a sample", 1), ("", "prefill", 9)], "decode, a sample"),
+        ("", [("", "draft decode", 1), ("", "prefill", 9)], "draft decode"),
+        ("", [("", "encode", 9), ("Llama", "prefill", 3), ("Llama", "decode", 1)], "Llama decode"),
+        ("", [("Draft", "decode", 9), ("", "prefill", 2), ("", "verify", 1)], "verify"),
+        ("Large", [("", "decode", 9), ("Large", "prefill", 2), ("Large", "decode", 1)], "Large decode"),
+        ("Gone", [("", "prefill", 2), ("", "decode", 1)], "decode"),
+        ("", [("", "warm-up", 1), ("", "train", 9), ("", "eval", 2)], "train"),
+    ],
+)
+def test_the_phase_shown_by_default_is_the_decode_of_the_model_that_is_named_else_one_else_what_takes_most_time(
+    named: str, steps: list[tuple[str, str, int]], shown: str, runtime: Path
+) -> None:
+    profiler = profiler_in(runtime, clock := Clock())
+    profiler.announce(Manifest("toy", "qwen2", "torch", "F32", 2, 2, 64, 512, 1000, 2000, steps_of=named))
+    for model, phase, us in steps:
+        with profiler.step(phase, 1, model=model), profiler.brick("a"):
+            clock.sleep_us(us)
+    assert source_view(record_of(source_of(runtime))).phase == shown
+
+
 def test_the_graph_is_the_tree_the_text_draws(view: SourceView) -> None:
     lines = tree_text(view.graph).splitlines()
     assert lines[:5] == [

@@ -20,6 +20,7 @@ from benchmarks.beside_bare import record_when_told
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, install, uninstall
 from cbtop.profiler.instrument.governor import PLAIN, GovernedProfiler
+from cbtop.profiler.instrument.work import stored_bytes
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Manifest, Node
@@ -466,6 +467,17 @@ class Head(torch.nn.Module):  # type: ignore[misc, name-defined]
         return self.trunk(ids).last_hidden_state
 
 
+def test_of_models_that_share_a_trunk_which_was_called_before_the_first_takes_over_its_name(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    trunk = model_of("llama").model
+    one, other = Head(trunk), Head(trunk)
+    install(profiler)
+    for model in (trunk, one, other, one, other):
+        model(words(1, 4))
+    assert [model for model, _ in _named_steps(memory)] == ["", "", "Head", "", "Head"]
+
+
 @pytest.mark.parametrize("how", ["attached", "installed"])
 def test_models_that_share_their_trunk_keep_their_names_and_have_a_step_for_each_call(
     how: str, profiler: BrickProfiler, memory: Memory
@@ -501,6 +513,80 @@ def test_a_draft_proposes_and_the_target_verifies(profiler: BrickProfiler, memor
     uninstall()
     bare = target.generate(ids, assistant_model=draft, max_new_tokens=8, min_new_tokens=8, do_sample=False)
     assert torch.equal(found, bare)
+
+
+def _pair() -> Any:
+    torch.manual_seed(7)
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=WORDS, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4, decoder_start_token_id=0,
+            eos_token_id=None, pad_token_id=0,
+        )
+    ).eval()  # fmt: skip
+
+
+def _manifests(memory: Memory) -> list[Manifest]:
+    return [said for said in memory.said if isinstance(said, Manifest)]
+
+
+def _named_steps(memory: Memory) -> list[tuple[str, str]]:
+    """Model and phase of each step, in the order in which they ended."""
+    nodes = _nodes(memory)
+    ran = [nodes[tag & NODE] for tag, *_ in memory.records if not tag & (FLAG_CANCELLED | FLAG_AMOUNTS)]
+    return [(node.label, node.name) for node in ran if node.kind is NodeKind.STEP]
+
+
+def test_a_model_whose_generate_calls_its_encoder_first_is_the_one_that_is_named_and_has_all_the_steps(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = _pair()
+    install(profiler)
+    for _ in range(2):
+        model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3)
+    assert _named_steps(memory) == 2 * [("", "encode"), ("", "prefill"), ("", "decode"), ("", "decode")]
+    layers = {(node.name, node.label) for node in _nodes(memory).values() if node.kind is NodeKind.LAYER}
+    assert layers == {(layer, stack) for layer in "01" for stack in ("encoder", "decoder")}
+    assert [(said.model, said.weights_bytes) for said in _manifests(memory)] == [
+        ("T5ForConditionalGeneration", stored_bytes(model))
+    ]
+
+
+def test_a_model_takes_over_name_and_steps_of_its_part_that_was_called_before(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model, ids = _pair(), words(1, 5)
+    install(profiler)
+    for _ in range(2):
+        seen = model.encoder(ids)
+        model(encoder_outputs=seen, decoder_input_ids=ids[:, :1])
+    assert _named_steps(memory) == 2 * [("", "encode"), ("", "prefill")]
+    assert [said.model for said in _manifests(memory)] == ["T5Stack", "T5ForConditionalGeneration"]
+    assert _manifests(memory)[-1].weights_bytes == stored_bytes(model)
+
+
+def test_of_several_models_the_largest_that_decodes_is_named_with_the_name_of_its_steps(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    encoder = transformers.BertModel(transformers.BertConfig(vocab_size=5000, num_hidden_layers=3)).eval()
+    models = [encoder, model_of("llama"), model_of("llama", num_hidden_layers=5), model_of("llama"), encoder]
+    install(profiler)
+    for model in (*models, *models):
+        model(words(1, 4))
+    assert [(said.steps_of, said.weights_bytes) for said in _manifests(memory)] == [
+        ("", stored_bytes(encoder)),
+        ("LlamaForCausalLM", stored_bytes(models[1])),
+        ("LlamaForCausalLM 2", stored_bytes(models[2])),
+    ]
+
+
+def test_a_target_is_named_and_its_draft_is_not_though_that_one_is_called_first(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    target, draft = model_of("llama"), model_of("llama", num_hidden_layers=2)
+    install(profiler)
+    target.generate(words(1, 5), assistant_model=draft, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert {model for model, phase in _named_steps(memory) if phase == "verify"} == {""}
+    assert [said.weights_bytes for said in _manifests(memory)] == [stored_bytes(target)]
 
 
 def test_each_thread_has_its_own_steps(profiler: BrickProfiler, memory: Memory) -> None:
