@@ -332,7 +332,7 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
         "recorded": steps.recorded,
         "failed": steps.failed,
         "is_sample": steps.is_sample,
-        "tokens": steps.tokens,
+        "tokens": steps.known_tokens,
         "tokens_per_sec": steps.tokens_per_sec,
         "tokens_per_sec_in_steps": steps.tokens_per_sec_in_steps,
         "us_per_token": {

@@ -134,7 +134,7 @@ def _head(view: SourceView) -> str:
     for steps in view.phases:
         chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
-            f"{chosen}{steps.phase}: {_counted(steps)}, {fmt.count(steps.tokens)} tokens, "
+            f"{chosen}{steps.phase}: {_counted(steps)}, {fmt.count(steps.known_tokens)} tokens, "
             f"{fmt.number(steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
             f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}, "
             f"min {fmt.duration(steps.min_us)}, max {fmt.duration(steps.max_us)}"

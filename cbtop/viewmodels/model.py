@@ -80,6 +80,11 @@ class StepsView:
     durations: tuple[DurationBar, ...] = ()  # of the steps: bars side by side, from the shortest to the longest
 
     @property
+    def known_tokens(self) -> int | None:
+        """None where no step said how many were its own."""
+        return self.tokens if self.tokens or not self.count else None
+
+    @property
     def overlap(self) -> bool:
         """Whether steps ran at the same time, by more than a clock's reading."""
         return self.at_once is not None and self.at_once >= OVERLAP

@@ -101,7 +101,8 @@ def _names_in_others(nodes: NodeTable) -> set[str]:
 
 def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sample: bool) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
-    is_counted = not stats.rare("uncounted", (step.id,))  # else the tokens are those of some steps only
+    # Else the tokens are those of some steps only, or of none.
+    is_counted = not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = stretch.end_ns - stretch.begin_ns if stretch and is_counted and not is_sample else 0
     if calls is None:  # none of them in these statistics
         return StepsView(phase, 0, 0, _rate(0, wall_ns), recorded=0, is_sample=is_sample)

@@ -24,9 +24,9 @@ _FLAG = "_is_compiling_flag"
 
 def _roles() -> dict[str, int]:
     """What arguments of these names are, as `describe` looks for them; of others nothing is asked."""
-    ranked = [(name, rank) for rank, name in enumerate(phases.NEW)]
+    ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]
     ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]
-    return dict(ranked) | dict.fromkeys((*phases.POSITIONS, phases.PACKED), ELSE)
+    return dict(ranked) | dict.fromkeys((*phases.PICTURES, *phases.POSITIONS, phases.PACKED), ELSE)
 
 
 def compile_steps() -> None:

@@ -2,7 +2,8 @@
 
 Nothing here waits for a device: what only a tensor's contents there could tell is unknown. Hugging Face's names of
 arguments are known, those of models written by hand (llama's reference, gpt-fast) for where the new tokens stand, and
-a first tensor of token ids (sequences x tokens) or of their embeddings.
+a first tensor of token ids (sequences x tokens). Of a spectrogram, a picture, or a first tensor of other numbers the
+tokens are not known: its shape tells the phase alone, and sequences where their axis is said.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ from torch import Tensor
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
 ENCODE = "encode"  # no cache is asked for, and none could be: an encoder, or a model of another kind
 
-# The decoder's come first: of a model with an encoder, the step is what its decoder does.
-NEW = (
-    "decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "input_features", "pixel_values",
-    "tokens", "idx",
-)  # fmt: skip
+# Ids and their embeddings. The decoder's come first: of a model with an encoder, the step is what its decoder does.
+TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
+PICTURES = ("input_features", "pixel_values")  # of whose shape no axis is that of tokens
 CACHES = ("past_key_values", "cache_params", "state")
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
 PACKED = "cu_seq_lens_q"  # where sequences that lie behind one another end
@@ -30,7 +29,7 @@ _STAND = frozenset(POSITIONS)
 class Call(NamedTuple):
     """`cached`: positions that the cache held of each sequence before; None where they differ or only a device knows.
 
-    `sequences` is 0 where their number is not known.
+    `tokens` and `sequences` are 0 where their number is not known.
     """
 
     phase: str
@@ -39,14 +38,23 @@ class Call(NamedTuple):
     cached: int | None
 
 
-def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, is_assisted: bool = False) -> Call:
-    """What a call with these arguments does. `has_cache` says whether the model can take one at all."""
-    new, sequences, length = _new_tokens(args, kwargs)
+def describe(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    has_cache: bool,
+    is_assisted: bool = False,
+    axis: int | None = None,
+) -> Call:
+    """What a call with these arguments does. `has_cache` says whether the model can take one at all.
+
+    `axis` is that of sequences in what comes without a known name; None: the model does not say.
+    """
+    new, sequences, length, tokens = _new_tokens(args, kwargs, axis)
     if new is None:  # a batch as one argument
         batches = [value for value in (*args, *kwargs.values()) if isinstance(value, Mapping)]
         args, kwargs = (), dict(batches[0]) if batches else {}
-        new, sequences, length = _new_tokens(args, kwargs)
-    tokens = sequences * length
+        new, sequences, length, tokens = _new_tokens(args, kwargs, axis)
     if PACKED in kwargs:
         packed = _packed(kwargs, tokens)
         if packed is not None:
@@ -84,12 +92,14 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, 
     return tuple.__new__(Call, (phase, tokens, sequences, cached))  # which `Call` does in a frame of Python's
 
 
-def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool) -> Call:
+def describe_captured(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, axis: int | None = None
+) -> Call:
     """What a replay of a call with these arguments does: with one new token of each sequence, it decodes.
 
     No cache is asked: what it does to answer might be captured, too.
     """
-    _, sequences, length = _new_tokens(args, kwargs)
+    _, sequences, length, tokens = _new_tokens(args, kwargs, axis)
     is_given = any([kwargs.get(name) is not None for name in CACHES])
     if length == 1:
         phase = DECODE
@@ -97,28 +107,39 @@ def describe_captured(args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cach
         phase = ENCODE
     else:
         phase = EXTEND if is_given else PREFILL
-    return Call(phase, sequences * length, sequences, None)
+    return Call(phase, tokens, sequences, None)
 
 
-def _new_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int, int]:
-    """The tensor that is the likeliest to be the new tokens, its sequences, and the new tokens of each."""
-    new = None
-    for name in NEW:
+def _new_tokens(
+    args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None
+) -> tuple[Tensor | None, int, int, int]:
+    """The tensor that is the likeliest to be the new tokens, its sequences, the length of each, and all tokens."""
+    for name in (*TOKENS, *PICTURES):
         if name in kwargs and isinstance(kwargs[name], Tensor):
             new = kwargs[name]
             break
     else:
+        name = ""
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 new = value
                 break
         else:
-            return None, 0, 0
+            return None, 0, 0, 0
     shape = new.shape
-    if len(shape) > 1:
-        # Token ids and embeddings; of an image or a spectrogram the tokens are not known by its shape.
-        return new, int(shape[0]), int(shape[1]) if len(shape) <= 3 else 0
-    return new, 1, int(shape[0]) if shape else 1
+    dimensions = len(shape)
+    sequences, length = (int(shape[0]), int(shape[1])) if dimensions > 1 else (1, int(shape[0]) if shape else 1)
+    if dimensions > 3:
+        return new, sequences, 0, 0
+    if name in TOKENS:
+        return new, sequences, length, sequences * length
+    if name:
+        return new, sequences if dimensions == 3 else 0, length, 0
+    if dimensions < 3 and not new.is_floating_point():  # ids
+        if axis == 1 and dimensions == 2:
+            sequences, length = length, sequences
+        return new, sequences, length, sequences * length
+    return new, 0 if axis is None or dimensions < 3 else int(shape[axis]), length, 0
 
 
 def of_sequence(new: int, cached: int, *, writes: bool) -> str:

@@ -544,7 +544,7 @@ class ModelCall(Call):
     On a compiled hot path usual steps begin and end in C, which does the same: see compiled_steps.py.
     """
 
-    __slots__ = ("_names", "_steps", "has_cache")
+    __slots__ = ("_axis", "_names", "_steps", "has_cache")
 
     waits = False
 
@@ -553,6 +553,7 @@ class ModelCall(Call):
         self._steps = steps
         self.has_cache = _takes_a_cache(module)
         self._names = _positional(module)
+        self._axis = _axis_of_sequences(module)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or _is_tracing() or (_len_torch_dispatch_stack() and is_symbolic()):
@@ -586,12 +587,12 @@ class ModelCall(Call):
             named = dict(zip(self._names, args, strict=False))
             args, kwargs = args[len(named) :], named | kwargs
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
-            return describe(args, kwargs, has_cache=self.has_cache, is_assisted=is_assisted)
+            return describe(args, kwargs, has_cache=self.has_cache, is_assisted=is_assisted, axis=self._axis)
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
         """What a replay of the call does, which is captured now."""
         named = dict(zip(self._names, args, strict=False))
-        return describe_captured(args[len(named) :], named | kwargs, has_cache=self.has_cache)
+        return describe_captured(args[len(named) :], named | kwargs, has_cache=self.has_cache, axis=self._axis)
 
     def may_wait(self, generation: Generation | None) -> bool:
         return generation is not None and generation.model is self.module()
@@ -604,6 +605,15 @@ def _takes_a_cache(module: nn.Module) -> bool:
     if known and not any(known):
         return False
     return any([not set(parameters).isdisjoint(_CACHE_ARGUMENTS) for parameters in _parameters(module)])
+
+
+def _axis_of_sequences(module: nn.Module) -> int | None:
+    """The axis of sequences in what `module` is given, by its own `batch_first`; of torch's own encoders by their
+    attention's. None: it does not say."""
+    is_of_torch = type(module).__module__.startswith("torch.nn.")
+    flags = [getattr(inner, "batch_first", None) for inner in (module.modules() if is_of_torch else [module])]
+    axes = {int(not flag) for flag in flags if isinstance(flag, bool)}
+    return axes.pop() if len(axes) == 1 else None
 
 
 def _positional(module: nn.Module) -> tuple[str, ...]:

@@ -199,7 +199,7 @@ def held_against(view: SourceView, ended: list[Made]) -> None:
         assert phase.mean_us == pytest.approx(sum(durations) / len(steps) / 1e3)
         for shown, part in ((phase.p50_us, 0.50), (phase.p99_us, 0.99)):
             assert shown == pytest.approx(durations[max(1, ceil(part * len(steps))) - 1] / 1e3, rel=0.01)
-        is_counted = all(isinstance(step.tokens, int) for step in steps)
+        is_counted = phase.tokens > 0 and all(isinstance(step.tokens, int) for step in steps)
         in_steps = pytest.approx(1e9 * phase.tokens / union) if is_counted and union else None
         assert phase.tokens_per_sec_in_steps == in_steps
         # Where no step of the name was plain, steps that left nothing look the same; so do those in a plain one.

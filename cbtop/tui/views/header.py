@@ -114,7 +114,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         _Tile("phase", ((clean(source.phase or formatting.NOT_MEASURED), "accent"),)),
         _Tile("steps", ((formatting.count(steps.count if steps else 0), ""), *_recorded(steps))),
         _Tile("mean", ((_ms(steps.mean_us if steps else None), ""), (" ms/step", "dim"))),
-        _Tile("tokens", ((formatting.count(steps.tokens if steps else 0), ""),)),
+        _Tile("tokens", ((formatting.count(steps.known_tokens if steps else 0), ""),)),
         _Tile("records", ((formatting.si(source.loss.received), ""),)),
     ]
     if gpu := _gpu_tile(source):

@@ -48,7 +48,7 @@ PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
            "99 of 100 steps took at most this for a token"),
     Column("max step", 9, 5, lambda row, _: figure(formatting.duration(row.max_us)), "the longest step"),
     Column("steps", 9, 4, lambda row, _: figure(formatting.count(row.count)), "steps that have ended"),
-    Column("tokens", 9, 7, lambda row, _: figure(formatting.count(row.tokens)), "tokens of these steps"),
+    Column("tokens", 9, 7, lambda row, _: figure(formatting.count(row.known_tokens)), "tokens of these steps"),
 )  # fmt: skip
 
 

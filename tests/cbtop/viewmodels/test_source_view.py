@@ -125,6 +125,20 @@ def test_the_phase_shown_by_default_is_the_decode_of_the_model_that_is_named_els
     assert source_view(record_of(source_of(runtime))).phase == shown
 
 
+def test_of_steps_whose_tokens_are_not_known_there_is_no_rate(runtime: Path) -> None:
+    profiler = profiler_in(runtime, clock := Clock())
+    for _ in range(3):
+        with profiler.step("encode"), profiler.brick("a"):
+            clock.sleep_us(5)
+    view = source_view(record_of(source_of(runtime)))
+    assert view.steps is not None
+    assert (view.steps.count, view.steps.tokens_per_sec, view.steps.tokens_per_sec_in_steps) == (3, None, None)
+    text = REPORTS["text"]([view], [])
+    assert "encode: 3 steps, n/a tokens, n/a tokens/s, " in text
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    assert source["steps"]["tokens"] is None
+
+
 def test_the_graph_is_the_tree_the_text_draws(view: SourceView) -> None:
     lines = tree_text(view.graph).splitlines()
     assert lines[:5] == [

@@ -8,7 +8,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument.phases import describe  # noqa: E402
+from cbtop.profiler.instrument.phases import describe, describe_captured  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,35 @@ def test_several_tokens_for_a_cache_whose_length_a_device_knows_are_taken_for_a_
         assert describe((), {"input_ids": tokens, "past_key_values": Cache()}, has_cache=True) == (
             wanted, 2 * length, 2, None,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "wanted"),
+    [
+        ("input_ids", (2, 7), (14, 2)),
+        ("inputs_embeds", (2, 7, 32), (14, 2)),
+        ("input_features", (2, 80, 3000), (0, 2)),  # a spectrogram: 80 bins, 3,000 frames
+        ("pixel_values", (2, 3, 224, 224), (0, 2)),
+        ("pixel_values", (64, 1176), (0, 0)),  # patches of who knows how many pictures
+        ("src", (7, 2, 32), (0, 0)),  # sequences first, or not: nobody says
+        ("src", (7, 32), (0, 0)),
+        ("src", (2, 3, 32, 32), (0, 2)),
+    ],
+)
+def test_tokens_are_known_of_ids_and_their_embeddings_alone_and_sequences_where_their_axis_is(
+    name: str, shape: tuple[int, ...], wanted: tuple[int, int]
+) -> None:
+    given = torch.zeros(shape, dtype=torch.long if name == "input_ids" else torch.float)
+    for describe_it in (describe, describe_captured):
+        for args, kwargs in (((), {name: given}), *([((given,), {})] if name == "src" else [])):
+            call = describe_it(args, kwargs, has_cache=False)
+            assert (call.tokens, call.sequences) == wanted
+
+
+@pytest.mark.parametrize(("axis", "sequences"), [(None, 0), (0, 7), (1, 2)])
+def test_the_axis_of_sequences_is_the_one_that_a_model_says(axis: int | None, sequences: int) -> None:
+    embedded, ids = torch.zeros(7, 2, 32), torch.zeros(7, 2, dtype=torch.long)
+    for describe_it in (describe, describe_captured):
+        assert describe_it((embedded,), {}, has_cache=False, axis=axis)[1:3] == (0, sequences)
+        assert describe_it((ids,), {}, has_cache=False, axis=axis)[1:3] == (14, sequences or 7)
+        assert describe_it((), {"input_ids": ids}, has_cache=False, axis=axis)[1:3] == (14, 7)

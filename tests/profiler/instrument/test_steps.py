@@ -589,6 +589,37 @@ def test_a_target_is_named_and_its_draft_is_not_though_that_one_is_called_first(
     assert [said.weights_bytes for said in _manifests(memory)] == [stored_bytes(target)]
 
 
+def _amounts(memory: Memory) -> list[int]:
+    """How many sequences the steps said they were of."""
+    return [start for tag, start, _, _ in memory.records if tag & FLAG_AMOUNTS]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_torchs_own_encoder_says_which_axis_its_sequences_are_of_and_its_tokens_are_not_known(
+    batch_first: bool, profiler: BrickProfiler, memory: Memory
+) -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 48, batch_first=batch_first)
+    encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    attach(encoder, profiler)
+    encoder(torch.ones(2, 7, 32) if batch_first else torch.ones(7, 2, 32))
+    assert _steps(memory) == [("encode", 0)]
+    assert _amounts(memory) == [2]
+
+
+def test_the_frames_and_bins_of_a_spectrogram_are_no_tokens(profiler: BrickProfiler, memory: Memory) -> None:
+    config = transformers.WhisperConfig(
+        vocab_size=WORDS, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=20,
+        decoder_start_token_id=1, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    attach(model, profiler)
+    model.model.encoder(torch.ones(3, 8, 40))
+    model(input_features=torch.ones(3, 8, 40), decoder_input_ids=words(3, 4))
+    assert _steps(memory) == [("encode", 0), ("prefill", 12)]
+    assert _amounts(memory) == [3, 3]
+
+
 def test_each_thread_has_its_own_steps(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     attach(model, profiler)
