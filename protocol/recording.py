@@ -12,7 +12,8 @@ Layout (little-endian)
 
 Rules
 - A frame is appended by one write, so a kill at any moment costs at most the last one. Without an index the frames
-  are walked once to find the keyframes.
+  are walked once to find the keyframes. Where they do not lead to the index that a footer tells of, or to a head that
+  no recorder wrote, the file is damaged: what lies behind is not read.
 - A keyframe holds complete state, so what shows a moment reads the keyframe before it and what follows that.
 - Deflating pays: frames of a decode shrink to a quarter (records alone by 2.4), for 0.4 % of a core (zlib, level 1).
 - Frames and messages of an unknown kind are passed over: a newer minor version opens, another major does not.
@@ -48,6 +49,7 @@ FREE_BYTES = 1 << 20  # which every frame may inflate to
 PIECE_BYTES = 16 << 10  # inflated at a time, to 16 MiB at most
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # of one frame
+MAX_KIND = 255  # of a frame, in any version
 MAX_KEYFRAMES = 1 << 20  # two months of one every five seconds; where there are more, a jump goes on from the last
 MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
@@ -265,9 +267,9 @@ class RecordingReader:
                 raise RecordingError(f"{path}: not a regular file")
             self._size = self._file.status.st_size
             self.version, self.origin = self._header()
-            indexed = self._index()
-            self.is_closed = indexed is not None
-            self.keyframes, self.end_ns, self._end = indexed or self._scan()
+            self._index_at = self._footer()
+            self.is_closed = self._index_at is not None
+            self.keyframes, self.end_ns, self._end = self._index() or self._scan()
         except BaseException:
             self._file.close()
             raise
@@ -284,7 +286,7 @@ class RecordingReader:
 
     @property
     def damaged(self) -> int:
-        """How many frames were passed over because their bytes do not fit their checksum."""
+        """How many frames were passed over: their bytes do not fit their checksum, or where they begin is lost."""
         return len(self._damaged)
 
     def frames(self, offset: int = 0, wanted: Collection[int] | None = None) -> Iterator[Frame]:
@@ -341,13 +343,18 @@ class RecordingReader:
         name = codec.sanitise(host.rstrip(b"\0").decode("utf-8", "replace"))
         return f"{major}.{minor}", Origin(name, monotonic_ns, realtime_ns)
 
-    def _index(self) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
-        """The keyframes, when the last frame was written and where the frames end; None without a sound index."""
+    def _footer(self) -> int | None:
+        """Where the index lies, by what was written last; None where it was not closed."""
         at = self._size - _FOOTER.size
-        if at < _HEADER.size + _HEAD.size:
+        if at < _HEADER.size:
             return None
         offset, magic = _FOOTER.unpack(self._read(_FOOTER.size, at).ljust(_FOOTER.size, b"\0"))
-        if magic != INDEX_MAGIC or not _HEADER.size <= offset <= at - _HEAD.size:
+        return offset if magic == INDEX_MAGIC else None
+
+    def _index(self) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
+        """The keyframes, when the last frame was written and where the frames end; None without a sound index."""
+        at, offset = self._size - _FOOTER.size, self._index_at
+        if offset is None or not _HEADER.size <= offset <= at - _HEAD.size:
             return None
         self._end = at
         frame = next(self.frames(offset, (FrameKind.INDEX,)), None)
@@ -369,17 +376,21 @@ class RecordingReader:
         keyframes: list[tuple[int, int]] = []
         at = last = _HEADER.size
         end_ns = before_ns = self.origin.monotonic_ns
+        is_damaged = False
         while at + _HEAD.size <= self._size:
             length, _, time_ns, kind = self._head(at)
             if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._size - at - _HEAD.size):
+                is_damaged = length > MAX_PAYLOAD_BYTES or kind > MAX_KIND
                 break
             if kind == FrameKind.KEYFRAME and len(keyframes) < MAX_KEYFRAMES:
                 keyframes.append((time_ns, at))
             last, before_ns, end_ns = at, end_ns, time_ns
             at += _HEAD.size + length
-        self._end = at
+        self._end = stopped = at
         if at > last and next(self.frames(last), None) is None:
             self._damaged.clear()  # written in part: it is the one that may be lost
             keyframes = [entry for entry in keyframes if entry[1] != last]
             at, end_ns = last, before_ns
+        if is_damaged if self._index_at is None else self._index_at not in (last, stopped):
+            self._damaged.add(stopped)
         return tuple(keyframes), end_ns, at

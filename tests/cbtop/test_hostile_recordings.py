@@ -155,7 +155,7 @@ def test_whatever_sound_frames_say_and_whenever_it_is_shown_and_exported(
         frame_bytes(kind, time_ns, zlib.compress(raw) if raw is not None else encoded(said))
         for kind, time_ns, said, raw in frames
     ]
-    written(path, *made, close=close)
+    written(path, *made, close=close and index is None)
     if index is not None:
         with_index(path, index)
     found = read_or_refused(path)
@@ -226,7 +226,7 @@ def test_an_index_that_points_elsewhere_is_made_anew(path: Path, where: int) -> 
     with_index(path, [(0, HEADER), (1, where)])
     assert shown_and_exported(path) == (3, 0, 0)
     reader = RecordingReader(path)
-    assert ([at for at, _ in reader.keyframes], reader.is_closed) == ([0, 1, 2], False)
+    assert ([at for at, _ in reader.keyframes], reader.is_closed) == ([0, 1, 2], True)
     reader.close()
 
 

@@ -112,6 +112,37 @@ def test_a_damaged_frame_is_counted_and_the_others_are_read(tmp_path: Path) -> N
         assert reader.damaged == 1
 
 
+@given(st.data())
+def test_a_closed_recording_from_which_any_bytes_are_cut_says_that_it_is_damaged(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("hole") / "r.cbtop"
+    written = record(path)
+    content = path.read_bytes()
+    with opened(path) as reader:
+        heads = [one.offset for one in reader.frames()]
+    ends = st.sampled_from(heads) | st.integers(heads[0], heads[-1])  # also whole frames, as if they had never been
+    begin, end = sorted((data.draw(ends), data.draw(ends.filter(lambda at: at < heads[-1]))))
+    end += begin == end
+    path.write_bytes(content[:begin] + content[end:])
+    with opened(path) as reader:
+        assert (reader.is_closed, reader.damaged > 0) == (True, True)
+        assert all(one in written for one in found(reader))
+
+
+def test_one_that_was_not_closed_is_damaged_where_no_recorder_wrote_what_comes_next(tmp_path: Path) -> None:
+    path = tmp_path / "r.cbtop"
+    record(path, close=False)
+    content = path.read_bytes()
+    with opened(path) as reader:
+        third, fourth = [one.offset for one in reader.frames()][2:4]
+    for hole, damaged in ((content[:third] + b"\xff" * 40, True), (content[: fourth - 3], False)):
+        path.write_bytes(hole)
+        with opened(path) as reader:
+            assert (reader.is_closed, reader.damaged > 0) == (False, damaged)
+            assert len(found(reader)) == 2
+
+
 def test_it_is_for_its_owner_alone_and_never_replaces_a_file_unasked(tmp_path: Path) -> None:
     path = tmp_path / "r.cbtop"
     record(path)
