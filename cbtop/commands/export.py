@@ -49,21 +49,29 @@ def run(options: argparse.Namespace) -> int:
     if options.output is None and EXPORTERS[options.format].is_binary and sys.stdout.isatty():
         raise UsageError(f"{options.format} is binary: choose a file with -o")
     with ExitStack() as opened:
-        found = _of_ring(options.pid) if options.file is None else _of_recording(options.file, opened)
+        reader = None if options.file is None else _recording(options.file, opened)
+        found = _of_ring(options.pid) if reader is None else _of_recording(reader)
         processes = _chosen(found, options)
         out = opened.enter_context(_opened(options))
         EXPORTERS[options.format].write(processes, out)
     if options.output or any(_lost(recorded) for recorded in processes):
         sys.stderr.write("".join(f"cbtop: {_summary(recorded)}\n" for recorded in processes))
+    if reader is not None and reader.damaged:
+        raise UntrustedError(f"{options.file} has damaged frames, {reader.damaged}: what they held is missing")
     return 0
 
 
-def _of_recording(path: Path, opened: ExitStack) -> dict[str, RecordedProcess]:
+def _recording(path: Path, opened: ExitStack) -> RecordingReader:
     try:
         reader = RecordingReader(path)
     except (RecordingError, VersionError) as error:
         raise UsageError(str(error)) from error
     opened.callback(reader.close)
+    return reader
+
+
+def _of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
+    path = reader.path
     try:
         processes = processes_of_recording(reader)
         if not processes:

@@ -456,6 +456,11 @@ def test_the_command_line_says_in_a_line_what_is_wrong(path: Path, whole: bytes)
     done = cbtop("replay", str(path), "--headless")
     assert (done.returncode, len(done.stderr.splitlines())) == (5, 1)
     assert "damaged" in done.stderr
+    path.write_bytes(whole[: len(whole) // 3] + whole[len(whole) // 2 :])
+    for arguments in (("replay", str(path), "--headless"), ("export", str(path), "--format", "csv")):
+        done = cbtop(*arguments)
+        assert (done.returncode, bool(done.stdout)) == (5, True)
+        assert "damaged" in done.stderr
     path.write_bytes(whole[:50])
     for arguments in (("replay", str(path), "--headless"), ("export", str(path), "--format", "csv")):
         done = cbtop(*arguments)
