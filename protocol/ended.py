@@ -2,8 +2,8 @@
 
 Rules
 - A process runs while it holds the lock on its catalog. One that has none (no locks here, or it closed every file it
-  found) runs while a process of its pid and start has the ring in its memory. A ring that is closed is nobody's, even
-  where its process runs on.
+  found) runs while a process of its pid and start has the ring in its memory, whatever the start is in another time
+  namespace. A ring that is closed is nobody's, even where its process runs on.
 - How old: by the newest record. What is written through a mapping moves no time of the file on tmpfs. A file's own
   times count where they are younger (the catalog's is written otherwise); what lies in the future is nonsense, and
   counts for nothing.
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from cbtop.protocol.catalog import is_locked
 from cbtop.protocol.errors import RingError
-from cbtop.protocol.process import boot_id, has_mapped, process_start
+from cbtop.protocol.process import boot_id, has_mapped, is_running
 from cbtop.protocol.ring import RingReader
 from cbtop.protocol.signals import let_through, suppressed
 
@@ -67,7 +67,7 @@ def runs(ring_path: Path) -> bool:
     try:
         if not ring_path.exists() and _is_young(ring_path):
             return True  # its catalog is not asked for the lock: it may be about to take it
-        if process_start(pid) != start:
+        if not is_running(pid, start):
             return is_locked(catalog)  # in another pid namespace it may well be alive
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
     except OSError as error:  # no descriptor left to look with

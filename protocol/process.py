@@ -1,6 +1,7 @@
 """Which process is which: a pid alone is reused, a pid with its start time and boot id is not.
 
-A pid means something in its own pid namespace only: a process in a container goes by another one outside.
+A pid means something in its own pid namespace only: a process in a container goes by another one outside. And a start
+in its own time namespace: clocks that count from boot may be set apart there (time_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -73,6 +74,19 @@ def process_start(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[_STARTTIME_FIELD - _STATE_FIELD])
 
 
+def is_running(pid: int, start: int) -> bool:
+    """Whether a process `pid` runs that may be the one whose own `process_start` was `start`.
+
+    In another time namespace the same moment is another number: of a process there only its pid is known.
+    Raises OSError when there is no descriptor left to look with.
+    """
+    found = process_start(pid)
+    if found is None or found == start:
+        return found is not None
+    theirs = _time_namespace(str(pid))
+    return theirs is not None and theirs != _time_namespace("self")
+
+
 def is_suspended(pid: int) -> bool:
     """Whether `pid` is stopped by a signal (SIGSTOP) or a debugger; False where the kernel does not say."""
     try:
@@ -80,6 +94,15 @@ def is_suspended(pid: int) -> bool:
     except OSError as error:
         let_through(error)
         return False
+
+
+def _time_namespace(process: str) -> int | None:
+    """The inode number of its time namespace; None where the kernel does not say (before Linux 5.6), or not to us."""
+    try:
+        return os.stat(f"{_PROC}/{process}/ns/time").st_ino
+    except OSError as error:
+        let_through(error)
+        return None
 
 
 def _stat_from_state(pid: int) -> list[bytes]:

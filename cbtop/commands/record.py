@@ -18,7 +18,7 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.ended import rings_of
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import KeysError, RecordingError
-from cbtop.protocol.process import process_start
+from cbtop.protocol.process import is_running, process_start
 from cbtop.protocol.recording import SUFFIX
 from cbtop.protocol.vocabulary import SourceStatus
 
@@ -114,7 +114,7 @@ class _Beside:
             if source.hello and source.state and source.state.state is not SourceStatus.LIVE
         }
         left = [ring.split("-")[:2] for ring in _rings() - self._there_before]
-        is_read = all((int(pid), int(start)) in read or process_start(int(pid)) == int(start) for pid, start in left)
+        is_read = all((int(pid), int(start)) in read or is_running(int(pid), int(start)) for pid, start in left)
         return is_read or time.monotonic() - self._ended_s > READ_ON_S
 
 

@@ -14,7 +14,7 @@ import sys
 import cbtop.profiler
 from cbtop.errors import UsageError
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.process import pid_namespace, process_start
+from cbtop.protocol.process import is_running, pid_namespace, process_start
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.protocol.signals import suppressed
 
@@ -253,7 +253,7 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
     if kind != "run" or len(numbers) != 3 or not all([each.isascii() and each.isdecimal() for each in numbers]):
         return False
     in_namespace, pid, start = map(int, numbers)
-    return in_namespace == namespace and process_start(pid) != start
+    return in_namespace == namespace and not is_running(pid, start)
 
 
 def _say(line: str) -> None:

@@ -33,7 +33,7 @@ from cbtop.protocol.messages import (
     SourceState,
     StatsUpdate,
 )
-from cbtop.protocol.process import has_mapped, is_suspended, pid_namespace, process_start
+from cbtop.protocol.process import has_mapped, is_running, is_suspended, pid_namespace
 from cbtop.protocol.record_batch import batches, joined
 from cbtop.protocol.ring import LANE_SHIFT, LANES, NO_NODE, Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
@@ -242,7 +242,7 @@ class Source:
             is_locked_now = hello is not None and hello.locked and is_locked(self._catalog_reader.path)
             if hello is not None and hello.locked and hello.pid_namespace != pid_namespace():
                 return is_locked_now  # its pid is nobody's here, or somebody else's
-            if process_start(pid) != self._ring.process_start:
+            if not is_running(pid, self._ring.process_start):
                 return False
             # Without its lock it has become another program, or has only closed every file it found.
             return hello is None or not hello.locked or is_locked_now or has_mapped(pid, self.ring_path)

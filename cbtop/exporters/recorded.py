@@ -21,7 +21,7 @@ from cbtop.protocol.messages import (
     SourceCatalog,
     SourceState,
 )
-from cbtop.protocol.process import process_start
+from cbtop.protocol.process import is_running
 from cbtop.protocol.record_batch import MAX_TALLIES, RecordTally, tally, unpack
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.protocol.ring import Batch, RingReader
@@ -35,7 +35,7 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
     Raises RingError or DecodeError when a file is missing, or not one of ours.
     """
     reader = RingReader(ring)
-    gone = process_start(reader.pid) != reader.process_start
+    gone = not is_running(reader.pid, reader.process_start)
     batch = reader.read(final=gone)
     reader.close()
     # After the ring: a node is in the catalog before the first record that names it is in the ring.

@@ -15,22 +15,27 @@ from pathlib import Path
 import pytest
 
 from cbtop.daemon.source import ALIVE_CHECK_S, Source
-from cbtop.protocol.process import pid_namespace
+from cbtop.protocol.ended import runs
+from cbtop.protocol.process import pid_namespace, process_start
 from tests.integration.hosts import HOST, eventually
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
 
 
-def _refusal() -> str:
-    """Why no pid namespace can be made here; empty when one can."""
+IN_ANOTHER_TIME = ["unshare", "--time", "--monotonic", "100000", "--boottime", "100000", "--fork", "--kill-child"]
+
+
+def _refusal(command: list[str]) -> str:
+    """Why no namespace can be made here by `command`; empty when one can."""
     if shutil.which("unshare") is None:
         return "there is no unshare(1)"
-    done = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
     return done.stderr.strip() if done.returncode else ""
 
 
-REFUSAL = _refusal()
+REFUSAL, REFUSAL_OF_TIME = _refusal(UNSHARE), _refusal(IN_ANOTHER_TIME)
 needs_namespaces = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL or "a pid namespace can be made")
+needs_times = pytest.mark.skipif(bool(REFUSAL_OF_TIME), reason=REFUSAL_OF_TIME or "a time namespace can be made")
 
 
 @contextmanager
@@ -87,6 +92,32 @@ def test_two_processes_with_one_pid_each_keep_files_of_their_own(runtime: Path) 
         found = [Watched(path) for path in runtime.glob("*.ring")]
         assert [watched.state_after(checks=5) for watched in found] == ["live", "live"]
         assert len({watched.source.key for watched in found}) == 2
+
+
+@needs_times
+@pytest.mark.parametrize("locked", [True, False], ids=["locked", "without its lock"])
+def test_a_process_of_another_time_namespace_is_live_until_it_is_killed_and_keeps_its_ring(
+    runtime: Path, locked: bool
+) -> None:
+    without = "os.closerange(3, 100); " if not locked else ""
+    script = (
+        "import os, sys, time; from cbtop import BrickProfiler; profiler = BrickProfiler()\n"
+        f"with profiler.brick('a'): pass\n{without}sys.stdin.read()"
+    )
+    with subprocess.Popen([*IN_ANOTHER_TIME, sys.executable, "-c", script], stdin=subprocess.PIPE) as outside:
+        try:
+            watched = Watched(ring_in(runtime))
+            source = watched.source
+            eventually(lambda: source.poll() or source.state_message().received > 0)
+            assert watched.state_after(checks=5) == "live"
+            pid, start = source.ring_path.stem.split("-")[:2]
+            assert process_start(int(pid)) not in (None, int(start))
+            assert runs(source.ring_path)
+            outside.kill()
+            eventually(lambda: is_gone(source))
+            assert not runs(source.ring_path)
+        finally:
+            outside.kill()
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('sleep', ['sleep', '3600'])"])

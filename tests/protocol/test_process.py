@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.protocol import process
-from cbtop.protocol.process import boot_id, has_mapped, is_suspended, pid_namespace, process_start
+from cbtop.protocol.process import boot_id, has_mapped, is_running, is_suspended, pid_namespace, process_start
 
 
 def test_a_process_knows_its_start_and_its_namespace() -> None:
@@ -31,6 +31,35 @@ def test_a_process_that_a_signal_has_stopped_is_suspended_until_it_goes_on() -> 
             time.sleep(0.01)
         child.kill()
     assert not is_suspended(child.pid)
+
+
+@pytest.mark.parametrize(
+    ("start", "time_namespace", "runs"),
+    [
+        (400, "ours", True),
+        (900, "ours", False),  # the pid is another process's now
+        (900, "another", True),  # which reads other times: it may be the one
+        (900, "hidden", False),
+        (900, "none", False),
+        (None, "another", False),
+    ],
+)
+def test_a_process_of_another_time_namespace_may_be_the_one_whatever_it_says_of_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int | None, time_namespace: str, runs: bool
+) -> None:
+    monkeypatch.setattr(process, "_PROC", str(tmp_path))
+    for name in ("self", "7"):
+        (tmp_path / name / "ns").mkdir(parents=True)
+    (tmp_path / "self" / "stat").touch()
+    if time_namespace != "none":  # as before Linux 5.6
+        (tmp_path / "self" / "ns" / "time").touch()
+    if time_namespace == "ours":
+        os.link(tmp_path / "self" / "ns" / "time", tmp_path / "7" / "ns" / "time")
+    elif time_namespace == "another":
+        (tmp_path / "7" / "ns" / "time").touch()
+    if start is not None:
+        (tmp_path / "7" / "stat").write_text(f"7 (a b) S {'0 ' * 18}{start} 0")
+    assert is_running(7, 400) == runs
 
 
 def test_without_proc_what_is_known_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

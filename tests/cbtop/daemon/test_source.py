@@ -67,7 +67,7 @@ def test_what_is_left_unread_is_a_hello_and_a_count_until_it_is_wanted_and_then_
             pass
     if says_goodbye:
         profiler.close()
-    monkeypatch.setattr(source_module, "process_start", lambda _: None)  # or it would run
+    monkeypatch.setattr(source_module, "is_running", lambda *_: False)
     monkeypatch.setattr(source_module, "is_locked", lambda _: False)
     monkeypatch.setattr(source_module, "has_mapped", lambda *_: False)
     at_once = source_of(runtime)
