@@ -7,7 +7,8 @@ Rules
   that lacks one it cannot be without, none is taken.
 - What comes in is hostile: every length is bounded before anything is allocated, every field is checked
   against its declared type, every number against its range.
-- Every string is sanitised here and nowhere else: control, bidi and unseen characters become U+FFFD, length is cut.
+- Every string is sanitised here and nowhere else: control, bidi and unseen characters become U+FFFD and their number,
+  so that names that differ in these alone stay apart; length is cut.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ def sanitise(text: str) -> str:
     text = text[:MAX_NAME_CHARS]
     if text.isascii() and text.isprintable():
         return text  # as most names are
-    return _UNSAFE.sub("\ufffd", text)
+    return _UNSAFE.sub(lambda found: f"\ufffd{ord(found[0]):04X}", text)[:MAX_NAME_CHARS]
 
 
 def encode(message: messages.Message) -> bytes:
     """One message as one msgpack map."""
-    packed: bytes = msgpack.packb(_plain(message), use_bin_type=True, unicode_errors="replace")
+    packed: bytes = msgpack.packb(_plain(message), use_bin_type=True, unicode_errors="backslashreplace")
     return packed
 
 

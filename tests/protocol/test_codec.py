@@ -140,7 +140,21 @@ def test_a_transfer_that_lacks_its_direction_is_a_node_without_one() -> None:
 
 @given(st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1, max_size=9))
 def test_no_character_that_is_not_seen_or_reorders_what_is_comes_through(hidden: str) -> None:
-    assert codec.sanitise(f"a{hidden}b") == "a" + "\ufffd" * len(hidden) + "b"
+    assert codec.sanitise(f"a{hidden}b") == "a" + "".join(f"\ufffd{ord(one):04X}" for one in hidden) + "b"
+
+
+HIDDEN = st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp", "Lu", "Nd"]), max_size=20)
+
+
+@given(HIDDEN, HIDDEN)
+def test_names_that_differ_in_what_is_not_seen_alone_stay_apart(one: str, other: str) -> None:
+    kept = [codec.decode(codec.encode(messages.Activity(name, 0.0))) for name in (one, other)]
+    assert (kept[0] == kept[1]) == (one == other)
+    assert codec.sanitise(codec.sanitise(one)) == codec.sanitise(one)
+
+
+def test_a_name_of_nothing_that_is_seen_is_no_longer_than_others() -> None:
+    assert len(codec.sanitise("\u200b" * 1000)) == codec.MAX_NAME_CHARS
 
 
 @pytest.mark.parametrize(
@@ -152,7 +166,7 @@ def test_no_character_that_is_not_seen_or_reorders_what_is_comes_through(hidden:
     ids=ascii,
 )
 def test_what_no_font_draws_does_not_come_through(hidden: str) -> None:
-    assert codec.sanitise(f"Rms{hidden}Norm") == "Rms\ufffdNorm"
+    assert codec.sanitise(f"Rms{hidden}Norm") == f"Rms\ufffd{ord(hidden):04X}Norm"
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\u115f\u1160\u3164\uffa0")))

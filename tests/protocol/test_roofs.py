@@ -172,7 +172,7 @@ def test_a_pipe_in_its_place_is_not_waited_for(file: Path) -> None:
 def test_names_are_made_safe_to_show(file: Path) -> None:
     keep_roofs([CPU])
     file.write_text(file.read_text().replace("Some Processor", "Some\\u001b[31m\\u202e"))
-    assert known_roofs()[0].device == "Some\ufffd[31m\ufffd"
+    assert known_roofs()[0].device == "Some\ufffd001B[31m\ufffd202E"
 
 
 @_in_one_home

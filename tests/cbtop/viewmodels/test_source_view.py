@@ -78,6 +78,16 @@ def test_of_one_brick_of_steps_that_run_at_once_it_is_not_said_what_limits_it(ru
         assert (NO_ROOF in text) == (at_once < OVERLAP)
 
 
+def test_bricks_whose_names_differ_in_what_is_not_seen_alone_have_a_row_each(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    for name, calls in (("A\u200b", 1), ("A\u202e", 2), ("A", 3)):
+        for _ in range(calls):
+            with profiler.brick(name):
+                pass
+    rows = source_view(record_of(source_of(runtime))).bricks
+    assert {row.name: row.count for row in rows} == {"A\ufffd200B": 1, "A\ufffd202E": 2, "A": 3}
+
+
 def test_categories_add_up_their_bricks(view: SourceView) -> None:
     assert [(row.name, row.percent, row.count) for row in view.categories] == [
         ("Norm", 4, 20),
