@@ -16,8 +16,17 @@ import numpy as np
 from cbtop.compute import brick_specs
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Equivalent, Finite
-from cbtop.compute.kernels import activation, all_kernels, attention, kv_write, linear, linear_int8, sampling
-from cbtop.compute.kernels.base import Kernel, from_bits
+from cbtop.compute.kernels import (
+    activation,
+    all_kernels,
+    attention,
+    kv_write,
+    linear,
+    linear_int8,
+    quantize_rows,
+    sampling,
+)
+from cbtop.compute.kernels.base import Arguments, Kernel, from_bits, numbers, with_copies
 from cbtop.compute.quantization import FORMATS
 
 SIZES = (1, 7, 32, 200)
@@ -61,9 +70,11 @@ class Variant:
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What came of one variant. `max_error` (of the largest value) is the largest over all sizes, None where a value
-    is not finite in one of the two alone; `missed` names the planted faults that no check found."""
+    is not finite in one of the two alone; `missed` names the planted faults that no check found, and the conditions
+    of the contract that hold of what should break them."""
 
     kernel: str
+    contract: str
     bricks: tuple[str, ...]
     how: str
     sizes: tuple[int, ...]
@@ -89,6 +100,7 @@ def variants() -> Iterator[Variant]:
     for code in linear_int8.LINEAR_INT8:
         for tokens, threads in ((1, 1), (1, 2), (6, 1), (6, 2)):
             yield Variant(linear_int8.kernel_for(FORMATS[code], tokens, threads), _how(tokens, threads))
+    yield Variant(quantize_rows.QUANTIZE_ROWS)
     for name, dtype in attention.CACHE_TYPES.items():
         yield Variant(kv_write.kernel_for(dtype), f"{name} cache")
         for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):
@@ -100,49 +112,76 @@ def _how(tokens: int, threads: int) -> str:
 
 
 def verified(variant: Variant) -> Verified:
-    """Runs the kernel on inputs of every size, and plants each fault in its output."""
-    kernel = variant.kernel
-    finite, equal = Finite(), Equivalent(kernel.tolerance)
+    """Runs the kernel on inputs of every size, and plants each fault that its contract names."""
+    kernel, contract = variant.kernel, variant.kernel.contract
+    equal = Equivalent(contract.tolerance)
     errors: list[float | None] = []
-    failed, missed, planted = [], set(), 0
+    failed, missed, count = [], set(), 0
     for size in SIZES:
         arguments = kernel.examples(np.random.default_rng([SEED, size]), size)
-        expected = tuple(one.copy() if place in kernel.outputs else one for place, one in enumerate(arguments))
+        earlier = with_copies(arguments, {*kernel.outputs, *contract.earlier})
+        expected = with_copies(arguments, kernel.outputs)
+        conditions = contract.check_before(numbers(arguments))
         kernel.implementation(*arguments)
         kernel.reference(*expected)
+        conditions += contract.check_after(numbers(arguments), numbers(earlier))
+        failed += [f"{condition} at size {size}" for condition, holds in conditions if not holds]
+        failed += [f"{check} at size {size}" for check in _failed(kernel, arguments, expected)]
         for place in kernel.outputs:
-            output, wanted = from_bits(arguments[place]), from_bits(expected[place])
-            for check in (finite, equal):
-                found = check.evaluate(output, wanted)
-                if not found.passed:
-                    failed.append(f"{check.name} at size {size}")
-            errors.append(equal.evaluate(output, wanted).max_error)
-            for name, wrong in faults(wanted):
-                planted += 1
-                if finite.evaluate(wrong, wanted).passed and equal.evaluate(wrong, wanted).passed:
-                    missed.add(name)
+            errors.append(equal.evaluate(from_bits(arguments[place]), from_bits(expected[place])).max_error)
+        for name, found in planted(kernel, earlier, expected):
+            count += 1
+            if not found:
+                missed.add(name)
     known = [error for error in errors if error is not None]
     return Verified(
         kernel.name,
+        contract.name,
         variant.bricks,
         variant.how,
         SIZES,
         max(known, default=None) if len(known) == len(errors) else None,
-        kernel.tolerance,
+        contract.tolerance,
         tuple(failed),
-        planted,
+        count,
         tuple(sorted(missed)),
     )
 
 
-def faults(right: Any) -> Iterator[tuple[str, Any]]:
-    """Outputs that are wrong in ways that kernels are: each with its name. Where one would change nothing, it is left
-    out."""
-    for name, plant in FAULTS.items():
-        wrong = right.copy()
-        plant(wrong)
-        if not np.array_equal(wrong, right):
-            yield name, wrong
+def _failed(kernel: Kernel, found: Arguments, expected: Arguments) -> list[str]:
+    """The checks that the outputs among the arguments after a call fail."""
+    checks = Finite(), Equivalent(kernel.contract.tolerance)
+    outputs = [(from_bits(found[place]), from_bits(expected[place])) for place in kernel.outputs]
+    return [check.name for output in outputs for check in checks if not check.evaluate(*output).passed]
+
+
+def planted(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, bool]]:
+    """Plants all that the kernel's contract names, one after the other: its name, and whether a check has found it.
+
+    `earlier` are the arguments before a call, `right` those after one that was right.
+    """
+    for name, wrong in faults(kernel, earlier, right):
+        yield name, bool(_failed(kernel, wrong, right))
+    yield from kernel.contract.broken(numbers(earlier), numbers(right))
+
+
+def faults(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, Arguments]]:
+    """Arguments after calls that were wrong in ways that kernels are, each with its name: those that the contract of
+    the kernel names. Where one would change nothing, it is left out.
+
+    `earlier` are the arguments before a call, `right` those after one that was right.
+    """
+    for name in kernel.contract.output_faults:
+        for place in kernel.outputs:
+            wrong = with_copies(right, {place})
+            FAULTS[name](from_bits(wrong[place]))
+            if not np.array_equal(wrong[place], right[place]):
+                yield name, wrong
+    for change in kernel.contract.argument_faults:
+        wrong = with_copies(change.of(earlier), kernel.outputs)
+        kernel.reference(*wrong)
+        if not all([np.array_equal(wrong[place], right[place]) for place in kernel.outputs]):
+            yield change.name, wrong
 
 
 def _scaled(values: Any) -> None:

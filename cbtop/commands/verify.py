@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -14,25 +14,29 @@ from xml.etree import ElementTree as ET
 
 from cbtop.commands.shared.names import unknown
 from cbtop.commands.shared.progress import ProgressLine
+from cbtop.commands.shared.sarif import Failure, Rule, sarif
 from cbtop.errors import FailedCheckError, UsageError
 from cbtop.reports.tables import Table, table
 from cbtop.units import count as counted
 
 if TYPE_CHECKING:  # they load Numba
+    from cbtop.compute.contracts import Contract
     from cbtop.compute.verification import Variant, Verified
     from cbtop.protocol.messages import CheckResult
 
 DESCRIPTION = (
     "Run every kernel, as a decoder may run it (each weight format, one token and many, one thread and two, each "
-    "type of KV cache), on inputs of four sizes, and compare it with its reference. Then plant faults in them; "
-    "one that no check finds is a failure, too. With --model also every brick of a model, in both kinds of pass."
+    "type of KV cache), on inputs of four sizes, compare it with its reference, and check what its contract says "
+    "must hold before and after a call. Then plant the faults that the contract names; one that no check finds is a "
+    "failure, too. With --model also every brick of a model, in both kinds of pass."
 )
 EPILOG = """\
 examples:
-  cbtop verify                                  all kernels: under a minute
+  cbtop verify                                  all kernels: about a minute
   cbtop verify DownProjection                   those that one brick runs
   cbtop verify --model qwen2.5-1.5b-q4_k_m.gguf
   cbtop verify --format junit > verify.xml      for CI
+  cbtop verify --format sarif > verify.sarif    for code hosts: failures beside the contracts' lines
 
 exit codes: 0 all pass, 1 runtime error, 2 usage or a model that cannot be run, 4 a check failed
 """
@@ -112,7 +116,7 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
         for one in kernels
     ]
     lines = [table(rows, left=3)]
-    lines += [f"✗ {one.kernel} {one.how}: fails {', '.join(one.failed)}" for one in kernels if one.failed]
+    lines += [f"✗ {_name(one)}: fails {', '.join(one.failed)}" for one in kernels if one.failed]
     if model:
         rows = [("", "brick of the model", "check", "error", "allowed")]
         rows += [
@@ -130,6 +134,10 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     planted = counted(sum(one.planted for one in kernels))
     lines += ["", f"{passed} of {len(kernels) + len(model)} pass; {planted} faults were planted"]
     return "\n".join(lines) + "\n"
+
+
+def _name(one: Verified) -> str:
+    return " ".join(filter(None, (one.kernel, one.how)))
 
 
 def _error(value: float | None) -> str:
@@ -161,6 +169,41 @@ def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
+def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
+    from cbtop.compute.verification import variants
+
+    contract_of: dict[str, Contract] = {}
+    for variant in variants():
+        for name in (variant.kernel.contract.name, *variant.bricks):
+            contract_of.setdefault(name, variant.kernel.contract)
+    failed = [
+        (contract_of[one.contract], what, f"{_name(one)}: {said}")
+        for one in kernels
+        for what, said in (
+            *((failure.rpartition(" at size ")[0], f"fails {failure}") for failure in one.failed),
+            *((fault, f"no check notices: {fault}") for fault in one.missed),
+        )
+    ]
+    failed += [
+        (contract_of[one.brick], one.assertion, f"{one.brick} of the model: fails {one.assertion}")
+        for one in model
+        if not one.passed
+    ]
+    checked = dict.fromkeys([contract_of[one.contract].name for one in kernels])
+    checked |= dict.fromkeys([contract_of[one.brick].name for one in model])
+    rules = {(name, rule.means): rule for name in checked for rule in _rules(contract_of[name])}
+    return sarif(list(rules.values()), [Failure(rules[contract.name, what], said) for contract, what, said in failed])
+
+
+def _rules(contract: Contract) -> Iterator[Rule]:
+    """All that is checked of a kernel, with the line of its contract that says so."""
+    lines = {"finite": "equations", "equals reference": "tolerance"}
+    lines |= {one.name: one.expression.text for one in (*contract.preconditions, *contract.postconditions)}
+    lines |= {fault: fault for fault in (*contract.output_faults, *(one.name for one in contract.argument_faults))}
+    for what, text in lines.items():
+        yield Rule(f"{contract.name}/{what}", what, f"compute/contracts/{contract.name}.yaml", contract.line_of(text))
+
+
 def _suite(suites: ET.Element, name: str, cases: Iterable[tuple[str, str, Sequence[str]]]) -> None:
     suite = ET.SubElement(suites, "testsuite", name=name)
     tests = failures = 0
@@ -178,4 +221,5 @@ FORMATS: dict[str, Callable[[Sequence[Verified], Sequence[CheckResult]], str]] =
     "text": _text,
     "json": _json,
     "junit": _junit,
+    "sarif": _sarif,
 }

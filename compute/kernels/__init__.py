@@ -17,6 +17,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.kv_write import KV_WRITE
     from cbtop.compute.kernels.linear import LINEAR
     from cbtop.compute.kernels.linear_int8 import LINEAR_INT8
+    from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS
     from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
     from cbtop.compute.kernels.rms_norm import RMS_NORM
     from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL
@@ -27,6 +28,7 @@ def all_kernels() -> tuple[Kernel, ...]:
         INTERLEAVED_EMBEDDING,
         RMS_NORM,
         *LINEAR.values(),
+        QUANTIZE_ROWS,
         *LINEAR_INT8.values(),
         ROPE_NORMAL,
         ROPE_NEOX,

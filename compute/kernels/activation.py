@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
@@ -40,4 +41,4 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return 10 * floats(rng, 3, size), floats(rng, 3, size), np.zeros((3, size), np.float32)
 
 
-SWIGLU = Kernel("swiglu", reference, swiglu, work, (2,), 1e-5, _examples)
+SWIGLU = Kernel("swiglu", reference, swiglu, work, (2,), contract("swiglu"), _examples)

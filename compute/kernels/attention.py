@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit, jit_parallel, prange
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.jit.vectors import LANES, load_floats, load_widened, multiply_add, splat, store_floats
@@ -262,7 +263,7 @@ def kernel_for(tokens: int = 1, threads: int = 1, dtype: Any = np.uint16) -> Ker
         implementation=attention,
         work=work,
         outputs=(5,),
-        tolerance=1e-5,
+        contract=contract("attention"),
         examples=_examples(tokens, threads, dtype),
         parallel=True,
     )

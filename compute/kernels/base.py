@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from cbtop.compute.contracts import Contract
 
 FLOAT_BYTES = 4  # all activations and norms are float32
 
@@ -35,7 +37,7 @@ class Kernel:
     `reference` (NumPy, the meaning) and `implementation` (Numba) take the same arguments and write into those
     at the positions `outputs`; nothing is returned or allocated.
     `work` computes the KernelWork from shapes; its parameters are the kernel's own.
-    `tolerance` bounds max|difference| / max|reference| between the two, in float32.
+    `contract` says what holds before and after a call, and how far the two may differ, in float32.
     `examples` makes arguments of about `size` elements a dimension.
     `parallel` says whether it may spread over all threads of the backend; the others run on one.
     `narrow` cuts arguments down to what the reference can do in a moment: the same operation on fewer rows.
@@ -46,15 +48,25 @@ class Kernel:
     implementation: Callable[..., None]
     work: Callable[..., KernelWork]
     outputs: tuple[int, ...]
-    tolerance: float
+    contract: Contract
     examples: Callable[[np.random.Generator, int], Arguments]
     narrow: Callable[[Arguments], Arguments] = everything
     parallel: bool = False
 
 
+def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
+    """The arguments, of those at `places` copies."""
+    return tuple(one.copy() if place in places else one for place, one in enumerate(arguments))
+
+
 def from_bits(array: Any) -> Any:
     """What the numbers of `array` stand for: those of uint16 are the bits of float16, which Numba has no type for."""
     return array.view(np.float16) if array.dtype == np.uint16 else array
+
+
+def numbers(arguments: Arguments) -> Arguments:
+    """The arguments with what their bits stand for."""
+    return tuple(from_bits(one) if isinstance(one, np.ndarray) else one for one in arguments)
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:

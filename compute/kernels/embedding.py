@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import copy_of, jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 from cbtop.compute.quantization import FORMATS, known
@@ -79,7 +80,7 @@ INTERLEAVED_EMBEDDING = Kernel(
     interleaved_embedding,
     work,
     (3,),
-    1e-6,
+    contract("embedding"),
     _interleaved_examples,
 )
-EMBEDDING = Kernel("embedding", reference, embedding, work, (3,), 1e-6, _examples)
+EMBEDDING = Kernel("embedding", reference, embedding, work, (3,), contract("embedding"), _examples)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.halves import rounded_to
 from cbtop.compute.kernels.attention import empty_caches
@@ -55,7 +56,7 @@ def _examples(dtype: Any) -> Any:
 
 def kernel_for(dtype: Any = np.uint16) -> Kernel:
     """The kernel; its examples are of a cache of `dtype`."""
-    return Kernel("kv_write", reference, kv_write, work, (3, 4), 0.0, _examples(dtype))
+    return Kernel("kv_write", reference, kv_write, work, (3, 4), contract("kv_write"), _examples(dtype))
 
 
 KV_WRITE = kernel_for()

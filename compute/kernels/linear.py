@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import copy_of, jit, jit_parallel, prange
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 from cbtop.compute.quantization import FORMATS, known
@@ -142,7 +143,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> 
         implementation=linear,
         work=work,
         outputs=(4,),
-        tolerance=2e-5,
+        contract=contract("linear"),
         examples=_examples(block_format, tokens, threads),
         narrow=narrow,
         parallel=True,

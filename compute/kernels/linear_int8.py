@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.bytes64 import (
     add_products,
     flipped,
@@ -349,7 +350,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> 
         implementation=linear_int8,
         work=work,
         outputs=(4,),
-        tolerance=2e-5,
+        contract=contract("linear_int8"),
         examples=_examples(block_format, tokens, threads),
         narrow=narrow,
         parallel=True,

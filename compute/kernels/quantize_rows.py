@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -86,4 +87,4 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return x, *empty_codes(3, BLOCK * size)
 
 
-QUANTIZE_ROWS = Kernel("quantize_rows", reference, quantize_rows, work, (1, 2), 1e-6, _examples)
+QUANTIZE_ROWS = Kernel("quantize_rows", reference, quantize_rows, work, (1, 2), contract("quantize_rows"), _examples)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -37,4 +38,4 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, 3, size), floats(rng, 3, size)
 
 
-RESIDUAL_ADD = Kernel("residual_add", reference, residual_add, work, (0,), 1e-6, _examples)
+RESIDUAL_ADD = Kernel("residual_add", reference, residual_add, work, (0,), contract("residual_add"), _examples)

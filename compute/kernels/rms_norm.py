@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -39,7 +40,9 @@ def work(hidden: int) -> KernelWork:
 
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
-    return floats(rng, 3, size), floats(rng, size), 1e-6, np.zeros((3, size), np.float32)
+    x = floats(rng, 3, size)
+    x[0] *= np.float32(1e-3)  # where epsilon counts
+    return x, floats(rng, size), 1e-6, np.zeros((3, size), np.float32)
 
 
-RMS_NORM = Kernel("rms_norm", reference, rms_norm, work, (3,), 1e-5, _examples)
+RMS_NORM = Kernel("rms_norm", reference, rms_norm, work, (3,), contract("rms_norm"), _examples)

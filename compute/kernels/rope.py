@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -74,5 +75,5 @@ def _examples(neox: bool) -> Any:
     return examples
 
 
-ROPE_NORMAL = Kernel("rope_normal", reference, rope, work, (0,), 1e-5, _examples(neox=False))
-ROPE_NEOX = Kernel("rope_neox", reference, rope, work, (0,), 1e-5, _examples(neox=True))
+ROPE_NORMAL = Kernel("rope_normal", reference, rope, work, (0,), contract("rope"), _examples(neox=False))
+ROPE_NEOX = Kernel("rope_neox", reference, rope, work, (0,), contract("rope"), _examples(neox=True))

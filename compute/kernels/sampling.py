@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.philox import uniform
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
@@ -43,7 +44,7 @@ def work() -> KernelWork:
 
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
-    return floats(rng, 3, size), np.zeros(3, np.int64)
+    return floats(rng, 3, size + 1), np.zeros(3, np.int64)
 
 
 def drawn_reference(
@@ -106,5 +107,5 @@ def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, 1, 3 * size), 0.8, min(size, 40), 0.95, size, 7, 1, np.zeros(1, np.int64)
 
 
-GREEDY = Kernel("greedy", reference, greedy, work, (1,), 0.0, _examples)
-DRAWN = Kernel("drawn", drawn_reference, drawn, work, (7,), 0.0, _drawn_examples)
+GREEDY = Kernel("greedy", reference, greedy, work, (1,), contract("greedy"), _examples)
+DRAWN = Kernel("drawn", drawn_reference, drawn, work, (7,), contract("drawn"), _drawn_examples)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from cbtop.compute import verification
 from cbtop.compute.brick_specs import BRICKS
 from cbtop.compute.checks import Equivalent, Finding
 from cbtop.compute.kernels import all_kernels, attention
@@ -49,5 +49,25 @@ def test_a_check_that_cannot_fail_is_a_failure(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Equivalent, "evaluate", lambda *_: Finding(True, 0.0, 1.0))
     found = verified(next(iter(variants())))
     assert not found.passed
-    assert found.missed == ("an output left out", "scaled by 1.5", "two outputs swapped")
-    assert verification.FAULTS.keys() - set(found.missed) == {"a NaN"}
+    assert set(found.missed) == {
+        "an output left out", "scaled by 1.5", "two outputs swapped", "the first row for every token",
+        "rows counted from the end",
+    }  # fmt: skip
+    assert FAULTS.keys() - set(found.missed) == {"a NaN"}
+
+
+def test_a_condition_that_nothing_breaks_is_a_failure() -> None:
+    kernel = next(iter(variants())).kernel
+    (condition,) = kernel.contract.postconditions
+    unbroken = replace(condition, broken_by=replace(condition.broken_by, values={}))
+    found = verified(Variant(replace(kernel, contract=replace(kernel.contract, postconditions=(unbroken,)))))
+    assert (found.failed, found.missed) == ((), ("postcondition finite(out)",))
+
+
+def test_a_condition_that_does_not_hold_of_a_call_is_a_failure() -> None:
+    def wrong(code: int, weights: Any, tokens: Any, out: Any) -> None:
+        out[:] = np.inf
+
+    kernel = next(iter(variants())).kernel
+    found = verified(Variant(replace(kernel, implementation=wrong)))
+    assert "postcondition finite(out) at size 7" in found.failed

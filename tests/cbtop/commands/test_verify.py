@@ -12,21 +12,23 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from cbtop.cli import main
+from cbtop.commands.verify import FORMATS
 from cbtop.compute import verification
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.kernels.sampling import GREEDY
-from cbtop.compute.verification import Variant
+from cbtop.compute.verification import Variant, verified
+from cbtop.protocol.messages import CheckResult
 
 
 def test_what_one_brick_runs_is_said_in_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "Activation"]) == 0
     text = capsys.readouterr().out
     assert "✓  swiglu" in text
-    assert "1 of 1 pass; 15 faults were planted" in text
+    assert "1 of 1 pass; 59 faults were planted" in text
     assert main(["verify", "Activation", "--format", "json"]) == 0
     (kernel,) = json.loads(capsys.readouterr().out)["kernels"]
     assert (kernel["kernel"], kernel["bricks"], kernel["passed"]) == ("swiglu", ["Activation"], True)
-    assert (kernel["planted"], kernel["missed"]) == (15, [])
+    assert (kernel["planted"], kernel["missed"]) == (59, [])
     assert main(["verify", "Activation", "--format", "junit"]) == 0
     (suite,) = ET.fromstring(capsys.readouterr().out)
     assert (suite.get("tests"), suite.get("failures"), len(suite)) == ("1", "0", 1)
@@ -46,7 +48,8 @@ def test_a_kernel_that_is_wrong_is_named_with_exit_code_4(
     assert main(["verify"]) == 4
     said = capsys.readouterr()
     assert "✗  greedy" in said.out
-    assert "fails equals reference at size 1, equals reference at size 7" in said.out
+    assert "✗ greedy: fails postcondition all(out < columns(logits)) at size 1, " in said.out
+    assert "equals reference at size 32" in said.out
     assert said.err.endswith("cbtop: greedy (as it is) failed\n")
     assert main(["verify", "--format", "junit"]) == 4
     (suite,) = ET.fromstring(capsys.readouterr().out)
@@ -68,3 +71,69 @@ def test_the_bricks_of_a_model_are_checked_in_both_kinds_of_pass(
     assert "brick of the model" in capsys.readouterr().out
     assert main(["verify", "Sampling", "--model", str(tmp_path / "none.gguf")]) == 2
     assert "none.gguf does not exist" in capsys.readouterr().err
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_of(log: dict[str, Any]) -> dict[str, Any]:
+    """The one run of a SARIF log, once it has what SARIF 2.1.0 asks for and what code hosts show."""
+    assert log["version"] == "2.1.0"
+    assert log["$schema"].endswith("sarif-schema-2.1.0.json")
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+    assert (driver["name"], set(driver)) == ("cbtop", {"name", "version", "rules"})
+    ids = [rule["id"] for rule in driver["rules"]]
+    assert len(set(ids)) == len(ids)
+    assert all(rule["shortDescription"]["text"] for rule in driver["rules"])
+    for result in run["results"]:
+        assert ids[result["ruleIndex"]] == result["ruleId"]
+        assert result["level"] == "error"
+        assert result["message"]["text"]
+        (location,) = result["locations"]
+        place = location["physicalLocation"]
+        assert place["artifactLocation"]["uriBaseId"] == "%SRCROOT%"
+        lines = (ROOT / place["artifactLocation"]["uri"]).read_text(encoding="utf-8").splitlines()
+        assert 1 <= place["region"]["startLine"] <= len(lines)
+    return dict(run)
+
+
+def test_sarif_has_a_rule_for_all_that_is_checked_and_no_result_where_all_holds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["verify", "Sampling", "--format", "sarif"]) == 0
+    run = run_of(json.loads(capsys.readouterr().out))
+    assert run["results"] == []
+    ids = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert ids > {
+        "greedy/finite", "greedy/equals reference", "greedy/precondition finite(logits)", "greedy/the smallest",
+        "drawn/postcondition all(out >= 0)", "drawn/scaled by 1.5",
+    }  # fmt: skip
+    assert {one.partition("/")[0] for one in ids} == {"greedy", "drawn"}
+
+
+def test_what_fails_is_in_sarif_at_the_line_of_its_contract() -> None:
+    def wrong(logits: Any, choice: Any) -> None:
+        GREEDY.implementation(logits, choice)
+        choice += 1
+
+    kernel = replace(verified(Variant(replace(GREEDY, implementation=wrong))), missed=("the smallest",))
+    of_model = [
+        CheckResult("LmHead", "equals reference", False, 0.5, 1e-5),
+        CheckResult("LmHead", "finite", True, None, None),
+    ]
+    run = run_of(json.loads(FORMATS["sarif"]([kernel], of_model)))
+    said = {}
+    for result in run["results"]:
+        place = result["locations"][0]["physicalLocation"]
+        uri, line = place["artifactLocation"]["uri"], place["region"]["startLine"]
+        text = (ROOT / uri).read_text(encoding="utf-8").splitlines()[line - 1]
+        said[result["message"]["text"]] = result["ruleId"], text.split(":")[0].strip()
+    assert said["greedy: fails equals reference at size 32"] == ("greedy/equals reference", "tolerance")
+    assert said["greedy: fails postcondition all(out < columns(logits)) at size 1"] == (
+        "greedy/postcondition all(out < columns(logits))",
+        "all(out < columns(logits))",
+    )
+    assert said["greedy: no check notices: the smallest"] == ("greedy/the smallest", "the smallest")
+    assert said["LmHead of the model: fails equals reference"] == ("linear/equals reference", "tolerance")
+    assert not any("fails finite" in text for text in said)

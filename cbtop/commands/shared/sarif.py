@@ -1,0 +1,60 @@
+"""Failed checks as SARIF 2.1.0 (OASIS standard), which code hosts show beside the lines that they are of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cbtop.version import __version__
+
+VERSION = "2.1.0"
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+BASE = "%SRCROOT%"  # what hosts replace by the root of the checkout
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Something that is checked, and where it is written down: a file of the checkout, and a line of it, from 1."""
+
+    id: str
+    means: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A rule that did not hold."""
+
+    rule: Rule
+    message: str
+
+
+def sarif(rules: Sequence[Rule], failures: Sequence[Failure]) -> str:
+    """A log of one run: every rule, whether it failed or not, and a result for each failure."""
+    places = {rule.id: place for place, rule in enumerate(rules)}
+    driver = {
+        "name": "cbtop",
+        "version": __version__,
+        "rules": [{"id": rule.id, "shortDescription": {"text": rule.means}} for rule in rules],
+    }
+    results = [
+        {
+            "ruleId": failure.rule.id,
+            "ruleIndex": places[failure.rule.id],
+            "level": "error",
+            "message": {"text": failure.message},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": failure.rule.file, "uriBaseId": BASE},
+                        "region": {"startLine": failure.rule.line},
+                    }
+                }
+            ],
+        }
+        for failure in failures
+    ]
+    run = {"tool": {"driver": driver}, "results": results}
+    return json.dumps({"$schema": SCHEMA, "version": VERSION, "runs": [run]}) + "\n"

@@ -1,0 +1,244 @@
+"""The contracts of kernels, one YAML file an operation: what it computes, what holds of a call, what breaks that."""
+
+# What is written there stands nowhere else: kernels take their tolerance from it, `cbtop verify` and the tests the
+# faults to plant, and runs with `--check-contracts` the conditions.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from cbtop.compute.contracts.expressions import Expression, ExpressionError, Values, parsed
+from cbtop.compute.errors import ContractError
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Other values for some arguments, made of the arguments as they are: by place."""
+
+    name: str
+    values: Mapping[int, Expression]
+
+    def of(self, arguments: Values) -> tuple[Any, ...]:
+        """The arguments, changed; arrays lie as kernels take them, row after row."""
+        changed = list(arguments)
+        for place, expression in self.values.items():
+            value = expression.evaluate(arguments)
+            changed[place] = np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
+        return tuple(changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Something that holds of the arguments of a call, called `precondition finite(x)`. `broken_by` changes them so
+    that it does not."""
+
+    name: str
+    expression: Expression
+    broken_by: Change
+
+    def holds(self, values: Values) -> bool:
+        """Of the arguments of a call; of one that is over, followed by those before it. What cannot be evaluated
+        does not hold."""
+        try:
+            return bool(self.expression.evaluate(values))
+        except (ArithmeticError, IndexError, TypeError, ValueError):
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class Performance:
+    """The share of a roof (a name of `ceilings`) that was reached, and how many times as long a call may take before
+    it is a regression."""
+
+    roof: str
+    fraction: float
+    where: str
+    when: str
+    regression: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What an operation computes, and how one finds that it does not.
+
+    `tolerance` bounds max|difference| / max|reference| of an output. `output_faults` are names of
+    `verification.FAULTS`, which are planted in outputs; `argument_faults` change what the kernel is called with.
+    """
+
+    name: str
+    equations: str
+    arguments: tuple[str, ...]
+    tolerance: float
+    preconditions: tuple[Condition, ...]
+    postconditions: tuple[Condition, ...]
+    output_faults: tuple[str, ...]
+    argument_faults: tuple[Change, ...]
+    performance: Performance | None
+
+    @property
+    def earlier(self) -> frozenset[int]:
+        """The places of the arguments whose values before the call the postconditions need."""
+        names = {name for condition in self.postconditions for name in condition.expression.earlier}
+        return frozenset(self.arguments.index(name) for name in names)
+
+    def check_before(self, arguments: Values) -> list[tuple[str, bool]]:
+        """Of each precondition its name and whether it holds of a call that is to come."""
+        return _checked(self.preconditions, arguments)
+
+    def check_after(self, arguments: Values, earlier: Values) -> list[tuple[str, bool]]:
+        """Of each postcondition its name and whether it holds of a call that is over; `earlier` are its arguments as
+        they were: at least those of the places `earlier` as copies."""
+        return _checked(self.postconditions, (*arguments, *earlier))
+
+    def broken(self, earlier: Values, right: Values) -> list[tuple[str, bool]]:
+        """Of each condition its name, and whether it no longer holds once the arguments are changed to break it.
+
+        `earlier` are the arguments before a call, `right` those after one that was right.
+        """
+        with np.errstate(all="ignore"):
+            before = [(one, one.broken_by.of(earlier)) for one in self.preconditions]
+            after = [(one, (*one.broken_by.of(right), *earlier)) for one in self.postconditions]
+            return [(one.name, not one.holds(values)) for one, values in (*before, *after)]
+
+    def line_of(self, text: str) -> int:
+        """Where `text` first stands in the file, from 1; the first line where it does not."""
+        lines = file_of(self.name).read_text(encoding="utf-8").splitlines()
+        return next((number for number, line in enumerate(lines, 1) if text in line), 1)
+
+
+def _checked(conditions: Iterable[Condition], values: Values) -> list[tuple[str, bool]]:
+    with np.errstate(all="ignore"):
+        return [(condition.name, condition.holds(values)) for condition in conditions]
+
+
+def file_of(name: str) -> Path:
+    return FOLDER / f"{name}.yaml"
+
+
+def all_names() -> tuple[str, ...]:
+    """The names of all contracts that there are files of."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+@cache
+def contract(name: str) -> Contract:
+    """The contract in NAME.yaml. Raises ContractError."""
+    path = file_of(name)
+    try:
+        return read(name, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ContractError(f"{path}: {error.strerror}; each kernel has a contract") from error
+
+
+def read(name: str, text: str) -> Contract:
+    """The contract that `text` holds. ContractError names the file and the key where something is wrong."""
+    file = f"contracts/{name}.yaml"
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ContractError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+    return _Reader(file).contract(name, document)
+
+
+class _Reader:
+    """Reads one file; says in which key something is wrong."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._arguments: tuple[str, ...] = ()
+
+    def contract(self, name: str, document: Any) -> Contract:
+        keys = (
+            "equations", "arguments", "tolerance", "preconditions", "postconditions", "falsification", "performance"
+        )  # fmt: skip
+        said = self._mapping("the file", document, keys)
+        self._arguments = self._texts("arguments", said["arguments"])
+        faults = self._mapping("falsification", said["falsification"], ("outputs", "arguments"))
+        return Contract(
+            name,
+            self._text("equations", said["equations"]),
+            self._arguments,
+            self._number("tolerance", said["tolerance"]),
+            self._conditions("precondition", said["preconditions"]),
+            self._conditions("postcondition", said["postconditions"], after=True),
+            self._texts("falsification.outputs", faults["outputs"]),
+            tuple(
+                self._change(f"falsification.arguments: {fault}", fault, changes)
+                for fault, changes in self._pairs("falsification.arguments", faults["arguments"])
+            ),
+            None if said["performance"] is None else self._performance(said["performance"]),
+        )
+
+    def _conditions(self, kind: str, found: Any, *, after: bool = False) -> tuple[Condition, ...]:
+        conditions = []
+        for text, changes in self._pairs(f"{kind}s", found):
+            name = f"{kind} {text}"
+            conditions.append(Condition(name, self._expression(name, text, after), self._change(name, name, changes)))
+        return tuple(conditions)
+
+    def _change(self, key: str, name: str, found: Any) -> Change:
+        values = {}
+        for argument, value in self._pairs(key, found):
+            if argument not in self._arguments:
+                raise self._wrong(key, f"changes {argument!r}; arguments are {', '.join(self._arguments)}")
+            values[self._arguments.index(argument)] = self._expression(f"{key}: {argument}", str(value))
+        return Change(name, values)
+
+    def _performance(self, found: Any) -> Performance:
+        said = self._mapping("performance", found, ("roof", "fraction", "where", "when", "regression"))
+        return Performance(
+            self._text("performance.roof", said["roof"]),
+            self._number("performance.fraction", said["fraction"]),
+            self._text("performance.where", said["where"]),
+            str(said["when"]),
+            self._number("performance.regression", said["regression"]),
+        )
+
+    def _expression(self, key: str, text: str, after: bool = False) -> Expression:
+        try:
+            expression = parsed(text, self._arguments)
+        except ExpressionError as error:
+            raise self._wrong(key, str(error)) from error
+        if expression.earlier and not after:
+            raise self._wrong(key, "asks for old values, which only a postcondition has")
+        return expression
+
+    def _mapping(self, key: str, found: Any, wanted: tuple[str, ...]) -> dict[str, Any]:
+        said = dict(self._pairs(key, found))
+        if unknown := [name for name in said if name not in wanted]:
+            raise self._wrong(key, f"{unknown[0]!r} is no key; keys are {', '.join(wanted)}")
+        if missing := [name for name in wanted if name not in said]:
+            raise self._wrong(key, f"has no {missing[0]!r}; write null where there is nothing to say")
+        return said
+
+    def _pairs(self, key: str, found: Any) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(found, dict) or not all([isinstance(name, str) for name in found]):
+            raise self._wrong(key, f"is {found!r:.60}; texts with what they are to (`a: b`) are wanted")
+        return tuple(found.items())
+
+    def _texts(self, key: str, found: Any) -> tuple[str, ...]:
+        if not isinstance(found, list) or not all([isinstance(one, str) for one in found]):
+            raise self._wrong(key, f"is {found!r:.60}; a list of texts is wanted")
+        return tuple(found)
+
+    def _text(self, key: str, found: Any) -> str:
+        if not isinstance(found, str) or not found.strip():
+            raise self._wrong(key, f"is {found!r:.60}; a text is wanted")
+        return found.strip()
+
+    def _number(self, key: str, found: Any) -> float:
+        if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < float("inf"):
+            raise self._wrong(key, f"is {found!r:.60}; a number from 0 is wanted (YAML reads 1.0e-5, and not 1e-5)")
+        return float(found)
+
+    def _wrong(self, key: str, what: str) -> ContractError:
+        return ContractError(f"{self._file}: {key}: {what}")
