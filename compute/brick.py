@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Finding
-from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, from_bits
+from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, from_bits, numbers, with_copies
 from cbtop.profiler.definitions import BrickDefinition, Budget, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
@@ -63,12 +63,23 @@ class ComputeBrick:
             implementation(*arguments)
         self._profiler.stop_brick(timer, elements)
 
+    def checked(self, elements: int, *calls: Arguments) -> Iterator[tuple[str, bool]]:
+        """Call it between the conditions of its kernels' contracts; yields (condition, whether it holds).
+
+        The checks are not in the timing.
+        """
+        together = tuple(zip(self.kernels, calls, strict=True))
+        for kernel, arguments in together:
+            yield from kernel.contract.check_before(numbers(arguments))
+        earlier = [with_copies(arguments, kernel.contract.earlier) for kernel, arguments in together]
+        self(elements, *calls)
+        for (kernel, arguments), before in zip(together, earlier, strict=True):
+            yield from kernel.contract.check_after(numbers(arguments), numbers(before))
+
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
         """Run each kernel, then its reference on the same input; yields (brick, assertion, finding)."""
         for kernel, arguments in zip(self.kernels, calls, strict=True):
-            before = tuple(
-                argument.copy() if place in kernel.outputs else argument for place, argument in enumerate(arguments)
-            )
+            before = with_copies(arguments, kernel.outputs)
             kernel.implementation(*arguments)
             output, expected = kernel.narrow(arguments), kernel.narrow(before)
             kernel.reference(*expected)

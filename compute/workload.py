@@ -34,8 +34,8 @@ class WorkloadOptions:
     """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048.
 
     `cache_type`: of the KV cache, f16 or f32. `is_exact`: products take activations as they are, not rounded to int8.
-    `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in
-    a sample of the decode steps.
+    `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in a sample of the decode steps.
+    `check_contracts`: run each brick between the conditions of its kernels' contracts.
     """
 
     model: Path | None = None
@@ -46,6 +46,7 @@ class WorkloadOptions:
     is_exact: bool = False
     trace: tuple[str, ...] = ()
     sampling: Sampling = GREEDY
+    check_contracts: bool = False
 
 
 def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, progress: Progress) -> None:
@@ -74,7 +75,16 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     if context < SHORTEST_CONTEXT:
         raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
     profiler.announce(_manifest(model, backend, context))
-    decoder = Decoder(model, backend.label, backend.threads, profiler, context, options.cache_type, options.sampling)
+    decoder = Decoder(
+        model,
+        backend.label,
+        backend.threads,
+        profiler,
+        context,
+        options.cache_type,
+        options.sampling,
+        options.check_contracts,
+    )
     prompt = _prompt(model, context)
 
     progress("compiling kernels", None)

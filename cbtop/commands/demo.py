@@ -91,6 +91,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"trace one decode step in {TRACED_EVERY_STEPS}: a comma list of {', '.join(TRACES)}, or all "
         "(default: none)",
     )  # fmt: skip
+    group.add_argument(
+        "--check-contracts", action="store_true",
+        help="check at every call what each kernel's contract says must hold before and after it; slower",
+    )  # fmt: skip
     group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
     group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # stop when this process is no longer ours
     add_show_arguments(parser)
@@ -150,6 +154,7 @@ def serve(options: argparse.Namespace) -> int:
                 is_exact=options.exact,
                 trace=options.trace,
                 sampling=Sampling(options.temperature, options.top_k, options.top_p, options.seed),
+                check_contracts=options.check_contracts,
             ),
             profiler,
             should_stop,
@@ -200,6 +205,8 @@ def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[s
         command += ["--exact"]
     if options.trace:
         command += ["--trace", ",".join(options.trace)]
+    if options.check_contracts:
+        command.append("--check-contracts")
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         yield process

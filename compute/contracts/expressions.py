@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ class _Reader:
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return _applied(_OPERATORS[type(op)], self.read(left), self.read(right))
             case ast.BoolOp(op=op, values=operands):
-                return _all_or_any(isinstance(op, ast.And), [self.read(operand) for operand in operands])
+                return reduce(_both if isinstance(op, ast.And) else _either, [self.read(one) for one in operands])
             case ast.Compare(left=left, ops=ops, comparators=right):
                 return self._comparison([left, *right], ops)
             case ast.Subscript(value=value, slice=at):
@@ -152,7 +153,7 @@ class _Reader:
                 pairs.append(_against(compare, first, self.read(right)(())))
             else:
                 pairs.append(_applied(compare, first, self.read(right)))
-        return pairs[0] if len(pairs) == 1 else _all_or_any(True, pairs)
+        return reduce(_both, pairs)
 
     def _index(self, node: ast.expr) -> Evaluate:
         match node:
@@ -178,6 +179,9 @@ def _against(compare: Callable[..., Any], operand: Evaluate, constant: Any) -> E
     return lambda values: compare(operand(values), constant)
 
 
-def _all_or_any(every: bool, operands: Sequence[Evaluate]) -> Evaluate:
-    choose = all if every else any
-    return lambda values: choose(bool(operand(values)) for operand in operands)
+def _both(one: Evaluate, two: Evaluate) -> Evaluate:
+    return lambda values: one(values) and two(values)
+
+
+def _either(one: Evaluate, two: Evaluate) -> Evaluate:
+    return lambda values: one(values) or two(values)

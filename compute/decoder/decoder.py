@@ -45,16 +45,35 @@ def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
     brick(elements, *calls)
 
 
-def _observed(observe: Observer) -> Run:
+def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
+    """Runs bricks between the conditions of their contracts; of each is announced that it holds, and that it does not
+    the first time that it does not."""
+    said: dict[tuple[str, str], bool] = {}
+
     def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
-        brick(elements, *calls)
+        for condition, holds in brick.checked(elements, *calls):
+            key = brick.spec.name, condition
+            if key not in said or (said[key] and not holds):
+                said[key] = holds
+                announce(CheckResult(*key, holds, None, None))
+
+    return run
+
+
+def _observed(run_brick: Run, observe: Observer) -> Run:
+    def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+        run_brick(brick, elements, *calls)
         observe(brick, calls)
 
     return run
 
 
 class Decoder:
-    """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (f16, f32)."""
+    """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (f16, f32).
+
+    With `check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts, which are
+    announced as CheckResults.
+    """
 
     def __init__(
         self,
@@ -65,6 +84,7 @@ class Decoder:
         context: int,
         cache_type: str = "f16",
         sampling: Sampling = GREEDY,
+        check_contracts: bool = False,
     ) -> None:
         if threads < 1 or context < 1:
             raise ComputeError(f"{threads} threads and a context of {context}; 1 or more of both are wanted")
@@ -73,6 +93,7 @@ class Decoder:
         self.context = context
         self.position = 0  # tokens in the KV cache
         self._profiler = profiler
+        self._run_brick = _by_contract(profiler.announce) if check_contracts else _timed
         self._sampling = sampling
         self._sequence = 0  # each has draws of its own
         self._chooser = kernels.GREEDY if sampling.is_greedy else kernels.DRAWN
@@ -100,13 +121,16 @@ class Decoder:
         """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary."""
         self._check(tokens)
         with self._profiler.step("prefill", tokens=len(tokens)):
-            return self._forward(tokens, _timed if observe is None else _observed(observe), self._profiler.layer)
+            return self._forward(tokens, self._run(observe), self._profiler.layer)
 
     def decode(self, token: int, observe: Observer | None = None) -> int:
         """Append one token; the next one. ComputeError as from `prefill`."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1):
-            return self._forward((token,), _timed if observe is None else _observed(observe), self._profiler.layer)
+            return self._forward((token,), self._run(observe), self._profiler.layer)
+
+    def _run(self, observe: Observer | None) -> Run:
+        return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
     @property
     def logits(self) -> Floats:

@@ -14,6 +14,7 @@ import pytest
 
 from cbtop.client.feed import Feed
 from cbtop.commands import demo
+from cbtop.compute import demo_model
 from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
 from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, eventually, wait_until_seen
 
@@ -49,6 +50,31 @@ def test_headless_decodes_the_steps_asked_for_and_reports_every_brick(models: di
     assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
     assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
     assert (loss["dropped"], loss["produced"]) == (0, loss["received"])
+
+
+def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]) -> None:
+    command = ("demo", "--model", str(models["llama"]), "--headless", "--steps", "3", "--check-contracts")
+    done = cbtop(*command, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    (source,) = json.loads(done.stdout)["sources"]
+    checked = {(check["brick"], check["assertion"]): check["passed"] for check in source["checks"]}
+    assert all(checked.values())
+    assert {brick for brick, assertion in checked if assertion.startswith("precondition")} == DECODED_BRICKS
+    assert {brick for brick, assertion in checked if assertion.startswith("postcondition")} == DECODED_BRICKS
+
+
+def test_a_contract_that_is_violated_is_a_verdict_in_json_and_exit_code_4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_model, "BIAS_DEVIATION", 1e6)  # of keys and values: more than float16 can hold
+    demo_model.write_model(tmp_path / "model.gguf", TINY, lambda *_: None)
+    command = ("demo", "--model", str(tmp_path / "model.gguf"), "--headless", "--steps", "3", "--check-contracts")
+    done = cbtop(*command, "--format", "json")
+    assert done.returncode == 4, done.stderr
+    (source,) = json.loads(done.stdout)["sources"]
+    failed = {(check["brick"], check["assertion"]) for check in source["checks"] if not check["passed"]}
+    assert ("KvWrite", "postcondition finite(v_cache[:, start : start + rows(v)])") in failed
+    assert "failed-checks" in {verdict["id"] for verdict in source["verdicts"]}
 
 
 def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> None:

@@ -1,0 +1,134 @@
+"""Bricks that run between the conditions of their contracts: what is announced, and what is left as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop.compute import ceilings
+from cbtop.compute.contracts import Condition
+from cbtop.compute.decoder.base import Model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.kernels import rms_norm
+from cbtop.compute.settings import GREEDY, Sampling
+from cbtop.compute.workload import WorkloadOptions, run
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import CheckResult
+
+from .conftest import ListRecorder
+
+PROMPT = [3, 141, 59, 26, 5, 358, 97]
+DRAWN = Sampling(temperature=0.8, seed=3)
+
+
+def results(recorder: ListRecorder) -> list[CheckResult]:
+    return [message for message in recorder.messages if isinstance(message, CheckResult)]
+
+
+def decoded(model: Model, profiler: BrickProfiler, sampling: Sampling, *, check: bool) -> tuple[Decoder, list[int]]:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length, sampling=sampling, check_contracts=check)
+    tokens = [decoder.prefill(PROMPT)]
+    for _ in range(3):
+        tokens.append(decoder.decode(tokens[-1]))
+    return decoder, tokens
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_every_condition_of_every_brick_is_announced_once_and_holds_and_changes_nothing(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder, sampling: Sampling
+) -> None:
+    unchecked, tokens = decoded(model, profiler, sampling, check=False)
+    assert results(recorder) == []
+    elements = [count for _, count in recorder.records]
+    decoder, found = decoded(model, profiler, sampling, check=True)
+    assert found == tokens
+    np.testing.assert_array_equal(decoder.logits, unchecked.logits)
+    assert [count for _, count in recorder.records] == 2 * elements
+    said = [(result.brick, result.assertion) for result in results(recorder)]
+    assert [result for result in results(recorder) if not result.passed] == []
+    assert len(set(said)) == len(said)
+    of_layer = decoder.bricks.layers[0]
+    all_bricks = [getattr(of_layer, name) for name in type(of_layer).__slots__]
+    all_bricks += [
+        decoder.bricks.embedding,
+        decoder.bricks.final_norm,
+        decoder.bricks.lm_head,
+        decoder.bricks.sampling,
+    ]
+    contracts = [(brick.spec.name, kernel.contract) for brick in filter(None, all_bricks) for kernel in brick.kernels]
+    assert set(said) == {
+        (brick, condition.name) for brick, one in contracts for condition in (*one.preconditions, *one.postconditions)
+    }
+
+
+def test_without_checks_no_condition_is_evaluated(
+    model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Condition, "holds")
+    decoded(model, profiler, GREEDY, check=False)
+    with pytest.raises(AttributeError):
+        decoded(model, profiler, GREEDY, check=True)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    monkeypatch.setattr(rms_norm, "RMS_NORM", replace(rms_norm.RMS_NORM, implementation=wrong))
+
+
+def test_a_condition_that_comes_not_to_hold_is_announced_once(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def wrong(x: Any, weight: Any, epsilon: float, out: Any) -> None:
+        nonlocal calls
+        calls += 1
+        rms_norm.rms_norm(x, weight, epsilon, out)
+        if calls in (5, 8, 9):
+            out[0, 0] = 1e6
+
+    plant(monkeypatch, wrong)
+    decoded(model, profiler, GREEDY, check=True)
+    condition = "postcondition all(abs(out) <= sqrt(columns(x)) * abs(weight) * (1 + 1e-5))"
+    of_norms = [result for result in results(recorder) if (result.brick, result.assertion) == ("RmsNorm", condition)]
+    assert [result.passed for result in of_norms] == [True, False]
+    assert calls > 9
+
+
+def test_a_precondition_that_does_not_hold_is_announced_before_the_kernel_runs(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    plant(monkeypatch, ends)
+    with pytest.raises(RuntimeError, match="killed"):
+        decoded(replace(model, epsilon=-1.0), profiler, GREEDY, check=True)
+    failed = [(result.brick, result.assertion) for result in results(recorder) if not result.passed]
+    assert failed == [("RmsNorm", "precondition epsilon > 0")]
+
+
+def test_a_violation_in_a_later_step_of_the_workload_is_announced(
+    model_files: dict[str, Path],
+    profiler: BrickProfiler,
+    recorder: ListRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
+    calls = 0
+
+    def wrong(x: Any, weight: Any, epsilon: float, out: Any) -> None:
+        nonlocal calls
+        calls += 1
+        rms_norm.rms_norm(x, weight, epsilon, out)
+        if calls == 42:  # those before are of the warm-up and of the checks before the first step
+            out[:] = np.nan
+
+    plant(monkeypatch, wrong)
+    options = WorkloadOptions(model=model_files["qwen2"], steps=8, threads=1, check_contracts=True)
+    run(options, profiler, lambda: False, lambda text, fraction: None)
+    failed = {(result.brick, result.assertion) for result in results(recorder) if not result.passed}
+    assert failed >= {("RmsNorm", "postcondition finite(out)"), ("QkvProjection", "precondition finite(x)")}
