@@ -16,6 +16,7 @@ from typing import IO
 
 from cbtop.client.feed import Feed, FeedEnd
 from cbtop.commands.shared.choose import judge_as_asked
+from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.numbers import count, part, temperature, whole
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import (
@@ -225,14 +226,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    interrupted = False
     feed.follow_records(options.view == TIMELINE)
-    try:
-        while process.poll() is None:
+    with noted_interrupt() as is_interrupted:
+        while process.poll() is None and not is_interrupted():
             feed.poll(POLL_MS)
             _show_steps(line, feed.view(), options.steps)
-    except KeyboardInterrupt:
-        interrupted = True  # what was measured so far is still worth printing
+        interrupted = is_interrupted()
+    if interrupted:  # what was measured so far is still worth printing
         _stop(process)
     line.clear()
     if process.returncode and not interrupted and process.returncode > 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 from cbtop import formatting as fmt
 from cbtop.client.collector import SILENT_AFTER_S
 from cbtop.client.stream_recorder import StreamRecorder
+from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
@@ -64,18 +65,19 @@ def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     beside = None if options.beside is None else _Beside(options.beside)
     try:
-        while not recorder.is_full and (not options.duration or time.monotonic() - begun_s < options.duration):
-            recorder.poll(POLL_MS)
-            if recorder.refused:
-                raise CbtopError(recorder.refused)
-            if beside and beside.is_over(recorder):
-                break
-            if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
-                raise NoDataError(f"no daemon answers at {recorder.unanswered}")
-            if not beside:
-                line.show(f"recording: {time.monotonic() - begun_s:.0f} s, {fmt.size_bytes(recorder.size_bytes)}")
-    except KeyboardInterrupt:
-        pass  # that is how one stops it
+        with noted_interrupt() as is_interrupted:  # that is how one stops it
+            while not recorder.is_full and not is_interrupted():
+                if options.duration and time.monotonic() - begun_s >= options.duration:
+                    break
+                recorder.poll(POLL_MS)
+                if recorder.refused:
+                    raise CbtopError(recorder.refused)
+                if beside and beside.is_over(recorder):
+                    break
+                if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
+                    raise NoDataError(f"no daemon answers at {recorder.unanswered}")
+                if not beside:
+                    line.show(f"recording: {time.monotonic() - begun_s:.0f} s, {fmt.size_bytes(recorder.size_bytes)}")
     finally:
         silent_s = recorder.silent_s
         line.clear()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands import replay
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
+from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import (
     add_connect_arguments,
@@ -148,14 +149,15 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
     """Until the duration is over, or, without one, until nothing is live any more or Ctrl-C."""
     begun_s, line = time.monotonic(), ProgressLine(sys.stderr)
     try:
-        while running(feed) and (duration_s is None or time.monotonic() < begun_s + duration_s):
-            if duration_s is not None and sys.stderr.isatty():
-                line.show("watching", (time.monotonic() - begun_s) / duration_s)
-            feed.poll(POLL_MS)
-            if feed.refused:
-                raise CbtopError(feed.refused)
-    except KeyboardInterrupt:
-        return  # enough seen: print it
+        with noted_interrupt() as is_interrupted:
+            while running(feed) and (duration_s is None or time.monotonic() < begun_s + duration_s):
+                if duration_s is not None and sys.stderr.isatty():
+                    line.show("watching", (time.monotonic() - begun_s) / duration_s)
+                feed.poll(POLL_MS)
+                if feed.refused:
+                    raise CbtopError(feed.refused)
+                if is_interrupted():
+                    return  # enough seen: print it
     finally:
         line.clear()
 

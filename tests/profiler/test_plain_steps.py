@@ -294,7 +294,8 @@ def test_of_the_same_steps_all_is_the_same_but_what_lies_inside_however_few_are_
     assert isinstance(few, StepsView)
     assert (every.tokens_per_sec, every.tokens_per_sec_in_steps, every.at_once) != (None, None, None)
     assert few.recorded == 3
-    assert replace(few, recorded=12) == every
+    assert few.recorded_mean_us != every.recorded_mean_us  # of others
+    assert replace(few, recorded=12, recorded_mean_us=every.recorded_mean_us) == every
     assert few.sequences is not None
     assert few.sequences.steps == 12
     assert str(report).startswith("a sample, one step in 4: 12 steps (3 recorded), 24 tokens, ")

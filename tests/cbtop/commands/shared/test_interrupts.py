@@ -1,0 +1,50 @@
+"""Ctrl-C is noted between two polls, raises when pressed again, and is as before afterwards."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from cbtop.commands.shared.interrupts import noted_interrupt
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+class _PressedWhileItGoes:
+    def __del__(self) -> None:
+        press()
+
+
+def test_it_is_noted_where_an_exception_would_be_dropped() -> None:
+    with noted_interrupt() as is_interrupted:
+        assert not is_interrupted()
+        _PressedWhileItGoes()
+        assert is_interrupted()
+
+
+def test_pressed_twice_it_raises_and_afterwards_once_is_enough() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with noted_interrupt():
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        press()
+
+
+def test_in_another_thread_nothing_is_changed() -> None:
+    found = []
+
+    def run() -> None:
+        with noted_interrupt() as is_interrupted:
+            found.append((is_interrupted(), signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [(False, signal.getsignal(signal.SIGINT))]
