@@ -139,8 +139,9 @@ class LogitProbe:
 class QuantizationProbe:
     """MLT-04: products against float64, on rows spread over each matrix; another layer each pass, and the output.
 
-    Two errors can be measured on a GGUF: that of the kernel that ran, and that which rounding the activations to
-    Q8_0 would add. The error of the weights' own quantisation cannot: the file does not hold the original floats.
+    Two errors can be measured on a GGUF: that of the kernel that ran, with that of rounding activations where it
+    does, and that which rounding them to Q8_0 would add where it does not. The error of the weights' own quantisation
+    cannot: the file does not hold the original floats.
     """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
@@ -159,7 +160,8 @@ class QuantizationProbe:
         for kernel, call in zip(brick.kernels, calls, strict=True):
             code, rows, bias, x, found, scratch = kernel.narrow(call)
             block_format = FORMATS[code]
-            if isinstance(scratch, Int8Scratch):
+            is_int8 = isinstance(scratch, Int8Scratch)
+            if is_int8:
                 rows = rows_of(block_format, rows, np.arange(len(rows)))
             weights = block_format.dequantize(rows).astype(np.float64)  # (sampled rows, columns)
             exact = x.astype(np.float64) @ weights.T
@@ -171,7 +173,8 @@ class QuantizationProbe:
                 8 * block_format.block_bytes / block_format.block_elements,
             )
             record(ErrorSource.KERNEL, exact + bias if bias.size else exact, found)
-            if x.shape[1] % Q8_0.block_elements == 0 and (np.abs(x) <= Q8_0.largest).all():
+            can_round = x.shape[1] % Q8_0.block_elements == 0 and (np.abs(x) <= Q8_0.largest).all()
+            if can_round and not is_int8:  # whose activations are rounded already
                 rounded = Q8_0.dequantize(Q8_0.quantize(np.ascontiguousarray(x)))
                 record(ErrorSource.ACTIVATIONS, exact, rounded.astype(np.float64) @ weights.T)
             looked_at += weights.size

@@ -36,8 +36,8 @@ def float_to_half(value: Any) -> Any:
 
 
 def rounded_to(array: Any, value: Any) -> Any:
-    """A float32 as an element of `array`: itself, or its binary16 where that holds uint16. For compiled code."""
-    raise NotImplementedError
+    """A float32 as an element of `array`: itself, or the bits of its binary16 where that holds uint16."""
+    return np.float16(value).view(np.uint16) if array.dtype == np.uint16 else np.float32(value)
 
 
 @overload(rounded_to)

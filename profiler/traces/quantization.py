@@ -28,7 +28,7 @@ WARNING_COSINE = 0.99
 class ErrorSource(Enum):
     """What was compared with the exact product of the stored weights and the float activations."""
 
-    KERNEL = "kernel rounding"  # the kernel's own output, as the model used it
+    KERNEL = "kernel as it ran"  # the kernel's own output, as the model used it
     ACTIVATIONS = (
         "if activations were Q8_0"  # the exact product of activations rounded to Q8_0; not used by the model
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.compute.jit.compile import half_to_float
-from cbtop.compute.jit.halves import float_to_half
+from cbtop.compute.jit.compile import half_to_float, jit
+from cbtop.compute.jit.halves import float_to_half, rounded_to
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 
@@ -43,3 +46,15 @@ def test_any_float32_is_what_numpy_makes_of_it(value: float) -> None:
     found = np.array([bits], np.uint16).view(np.float16)
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(found, one.astype(np.float16))  # a NaN is one, whatever its bits
+
+
+@jit
+def _compiled(array: Any, value: Any) -> Any:
+    return rounded_to(array, value)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+@pytest.mark.parametrize("value", [0.1, -3.14159, 6e-8, 65503.9])
+def test_compiled_or_not_a_number_becomes_the_same_element(dtype: type[np.generic], value: float) -> None:
+    array = np.zeros(1, dtype)
+    assert _compiled(array, np.float32(value)) == rounded_to(array, np.float32(value))

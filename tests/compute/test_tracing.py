@@ -13,6 +13,7 @@ from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder import tracing
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.tracing import TRACE_BRICK, DecodeTracing
 from cbtop.compute.kernels import rms_norm
 from cbtop.compute.kernels.base import Arguments
@@ -115,10 +116,18 @@ def test_the_error_of_a_kernel_is_rounding_and_that_of_int8_activations_is_more(
     }  # fmt: skip
     assert {error.quant_type for error in errors} == {"Q4_K", "Q6_K"}
     by_source = {error.source.value: error.snr_db for error in errors}
-    assert set(by_source) == {"kernel rounding", "if activations were Q8_0"}
+    assert set(by_source) == {"kernel as it ran", "if activations were Q8_0"}
     for error in errors:
         assert error.snr_db is not None
-        assert (error.snr_db > 100) == (error.source.value == "kernel rounding")
+        assert (error.snr_db > 100) == (error.source.value == "kernel as it ran")
+
+
+def test_the_error_of_an_int8_kernel_is_that_of_its_activations_and_is_not_told_twice(
+    model: Model, run: Callable[..., Traced]
+) -> None:
+    errors = run(interleaved(model)).forward.quant_errors
+    assert {error.source.value for error in errors} == {"kernel as it ran"}
+    assert all(error.snr_db is not None and 30 < error.snr_db < 60 for error in errors)
 
 
 def test_where_the_float_weights_are_at_hand_more_bits_mean_less_error() -> None:
