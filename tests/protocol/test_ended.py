@@ -73,7 +73,8 @@ def age_of(ring: Path) -> float:
 
 def test_how_old_it_is_its_newest_record_says_and_not_the_file(runtime: Path) -> None:
     assert age_of(leave(runtime, 0, age_s=0)) < 600
-    assert 1000 <= age_of(leave(runtime, 1, age_s=1000)) < 1600
+    aged_s = min(1000, time.perf_counter() / 2)  # the clock of a machine that has just started has no more behind it
+    assert aged_s <= age_of(leave(runtime, 1, age_s=aged_s)) < aged_s + 600
     silent = leave(runtime, 2, age_s=100_000)
     assert 3600 <= age_of(silent) < 4200  # it began an hour ago: its files say so
 
