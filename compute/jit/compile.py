@@ -54,6 +54,12 @@ def jit(function: Function) -> Function:
     return cast(Function, decorate(function))
 
 
+def jit_as_written(function: Function) -> Function:
+    """As `jit`, without fastmath: for what is rounded to whole numbers. LLVM may turn x * (1 / y) into x / y, and the
+    last bit decides where a value halfway between two goes."""
+    return cast(Function, numba.njit(cache=NUMBA_CACHE is not None, error_model="numpy", nogil=True)(function))
+
+
 def jit_inlined(function: Function) -> Function:
     """As `jit`, and always inlined by LLVM: for what is called for every row, with five arrays as arguments."""
     decorate = numba.njit(

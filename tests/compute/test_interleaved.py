@@ -59,11 +59,22 @@ def test_rows_of_any_size_are_rounded_as_the_reference_rounds_them(values: list[
     quantize_rows(x, *found)
     reference(x, *expected)
     codes, wanted = (one[0][0].view(np.int8).astype(int) for one in (found, expected))
-    assert np.abs(codes - wanted).max() <= 1  # of two that are equally near either may be taken
+    np.testing.assert_array_equal(codes, wanted)
     scale = float(found[1][0, 0])
     assert np.abs(codes * scale - x).max() <= 0.51 * scale + 1e-37
     sums = -scale * np.array([codes.sum(), codes[:16].sum(), codes[16:].sum()])
     np.testing.assert_allclose(found[1][0, 1:4], sums, rtol=1e-6, atol=1e-37)
+
+
+def test_what_lies_halfway_between_two_codes_is_rounded_as_the_reference_rounds_it() -> None:
+    rng = np.random.default_rng(1)
+    largest = rng.uniform(0.1, 10, (3, 64, 1)).astype(np.float32)
+    halfway = (rng.integers(-126, 126, (3, 64, 32)) + 0.5) * largest / 127
+    x = np.concatenate([largest, halfway[..., 1:].astype(np.float32)], axis=2).reshape(3, -1)
+    found, expected = empty_codes(*x.shape), empty_codes(*x.shape)
+    quantize_rows(x, *found)
+    reference(x, *expected)
+    np.testing.assert_array_equal(found[0], expected[0])
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
