@@ -31,6 +31,8 @@ from cbtop.compute.quantization import FORMATS
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
+MANY = 127  # tokens: the most that pass together but one, so that they are no whole number of fours
+PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # (tokens, threads)
 PRODUCTS = (
     brick_specs.QKV_PROJECTION,
     brick_specs.OUTPUT_PROJECTION,
@@ -95,10 +97,10 @@ def variants() -> Iterator[Variant]:
         if kernel.name in BRICKS_OF and kernel.name not in ("attention", "kv_write"):
             yield Variant(kernel)
     for block_format in FORMATS.values():
-        for tokens, threads in ((1, 1), (1, 2), (6, 1), (6, 2)):
+        for tokens, threads in PRODUCTS_WITH:
             yield Variant(linear.kernel_for(block_format, tokens, threads), _how(tokens, threads))
     for code in linear_int8.LINEAR_INT8:
-        for tokens, threads in ((1, 1), (1, 2), (6, 1), (6, 2)):
+        for tokens, threads in PRODUCTS_WITH:
             yield Variant(linear_int8.kernel_for(FORMATS[code], tokens, threads), _how(tokens, threads))
     yield Variant(quantize_rows.QUANTIZE_ROWS)
     for name, dtype in attention.CACHE_TYPES.items():

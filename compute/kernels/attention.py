@@ -244,7 +244,7 @@ def work(head_dim: int, heads_per_key: int, cache_bytes: int) -> KernelWork:
 
 def _examples(tokens: int, threads: int, dtype: Any) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        heads, kv_heads, start = 6, 2, size
+        heads, kv_heads, start = 6, 2, 8 * size if tokens == 1 else size
         k_cache, v_cache = empty_caches(kv_heads, start + tokens, size, np.float32)
         k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
         if dtype == np.uint16:

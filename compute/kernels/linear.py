@@ -124,11 +124,11 @@ def narrow(arguments: Arguments) -> Arguments:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        rows, columns = size + 3, 256 * (1 + size // 64)
+        rows, columns = 2 * size + 3, 256 * (1 + size // 64)  # the largest is work for two threads in every format
         if block_format.block_elements < 256:
             columns += 5 * block_format.block_elements  # a number that no power of two divides
         matrix = QuantizedMatrix.of(block_format, floats(rng, rows, columns))
-        bias = floats(rng, rows if tokens == 1 else 0)
+        bias = floats(rng, rows if size % 2 or tokens == 1 else 0)
         x, out = floats(rng, tokens, columns), np.zeros((tokens, rows), np.float32)
         return block_format.code, matrix.data, bias, x, out, np.zeros((threads, columns), np.float32)
 

@@ -334,7 +334,7 @@ def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
         if block_format.block_elements < 256:
             columns += 5 * block_format.block_elements  # a number that no power of two divides
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
-        bias = floats(rng, rows if tokens == 1 else 0)
+        bias = floats(rng, rows if size % 2 or tokens == 1 else 0)
         x, out = floats(rng, tokens, columns), np.zeros((tokens, rows), np.float32)
         x[0, :BLOCK] = 0  # has no scale
         return block_format.code, matrix.data, bias, x, out, Int8Scratch.of(tokens, columns, threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from cbtop.compute.brick_specs import BRICKS
 from cbtop.compute.checks import Equivalent, Finding
-from cbtop.compute.kernels import all_kernels, attention
-from cbtop.compute.verification import FAULTS, Variant, variants, verified
+from cbtop.compute.kernels import all_kernels, attention, linear
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.verification import FAULTS, SIZES, Variant, variants, verified
 
 
 def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
@@ -30,6 +32,51 @@ def test_a_way_over_several_threads_that_does_nothing_is_found_where_it_is_taken
     monkeypatch.setattr(attention, "_attend_parallel", nothing)
     found = [verified(Variant(attention.kernel_for(tokens=6, threads=threads))) for threads in (1, 2)]
     assert [one.passed for one in found] == [True, False]
+
+
+def test_a_product_verified_with_two_threads_has_work_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrowest = min(FORMATS.values(), key=lambda one: one.row_bytes(256))
+    over_several: list[int] = []
+    monkeypatch.setitem(linear._COMPILED, narrowest.code, (nothing, lambda *_: over_several.append(1)))
+    kernel = linear.kernel_for(narrowest, 1, 2)
+    kernel.implementation(*kernel.examples(np.random.default_rng(1), max(SIZES)))
+    assert over_several
+
+
+def late_tokens(arguments: Any) -> None:
+    arguments[4][100:] *= 1.5
+
+
+def no_bias_of_many_tokens(arguments: Any) -> None:
+    bias, out = arguments[2], arguments[4]
+    if bias.size and len(out) > 1:
+        out -= bias
+
+
+def far_positions(arguments: Any) -> None:
+    if arguments[3] > 1000:
+        arguments[5][:] *= 1.5
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("q8_0_linear", late_tokens),
+        ("q8_0_linear", no_bias_of_many_tokens),
+        ("q8_0_linear_int8", late_tokens),
+        ("q8_0_linear_int8", no_bias_of_many_tokens),
+        ("attention", far_positions),
+    ],
+)
+def test_a_fault_that_few_calls_have_is_found(name: str, fault: Callable[[Any], None]) -> None:
+    def passes(variant: Variant) -> bool:
+        def wrong(*arguments: Any) -> None:
+            variant.kernel.reference(*arguments)
+            fault(arguments)
+
+        return verified(replace(variant, kernel=replace(variant.kernel, implementation=wrong))).passed
+
+    assert not all(passes(variant) for variant in variants() if variant.kernel.name == name)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
