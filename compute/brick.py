@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cbtop.compute.brick_specs import BrickSpec
-from cbtop.compute.checks import Finding
+from cbtop.compute.checks import Finding, Output
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, from_bits, numbers, with_copies
 from cbtop.profiler.definitions import BrickDefinition, Budget, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 
 ONE_THREAD = "numba"  # the backend of a kernel that never spreads over threads
+REFERENCE = "numpy"  # the backend of a brick that computes by references
 Profiler = BrickProfiler  # as the rest of compute knows it
 
 
@@ -78,15 +79,33 @@ class ComputeBrick:
 
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
         """Run each kernel, then its reference on the same input; yields (brick, assertion, finding)."""
-        for kernel, arguments in zip(self.kernels, calls, strict=True):
-            before = with_copies(arguments, kernel.outputs)
-            kernel.implementation(*arguments)
-            output, expected = kernel.narrow(arguments), kernel.narrow(before)
+        before = [with_copies(call, kernel.outputs) for kernel, call in zip(self.kernels, calls, strict=True)]
+        for implementation, arguments in zip(self._implementations, calls, strict=True):
+            implementation(*arguments)
+        for assertion, found, _, _ in self.compared(calls, before):
+            yield self.spec.name, assertion, found
+
+    def compared(
+        self, calls: Sequence[Arguments], before: Sequence[Arguments]
+    ) -> Iterator[tuple[str, Finding, Output, Output]]:
+        """Each assertion evaluated on each output of calls that are over; `before` are their arguments as they were,
+        outputs as copies. Yields (assertion, finding, the rows that were looked at, those of the reference)."""
+        for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
+            output, expected = kernel.narrow(arguments), kernel.narrow(with_copies(earlier, kernel.outputs))
             kernel.reference(*expected)
             for place in kernel.outputs:
+                met, wanted = from_bits(output[place]), from_bits(expected[place])
                 for assertion in self.spec.assertions:
-                    found = assertion.evaluate(from_bits(output[place]), from_bits(expected[place]))
-                    yield self.spec.name, assertion.name, found
+                    yield assertion.name, assertion.evaluate(met, wanted), met, wanted
+
+    def fall_back(self) -> None:
+        """From the next call on, compute by the references of the kernels, which count in float64."""
+        self._implementations = tuple(kernel.reference for kernel in self.kernels)
+        self.definition = replace(
+            self.definition,
+            backend=REFERENCE,
+            kernels=tuple(KernelDefinition(kernel.name, REFERENCE) for kernel in self.kernels),
+        )
 
 
 def combined_work(launches: Sequence[Launch]) -> Work:

@@ -1,6 +1,7 @@
 """What compute raises on purpose.
 
 ComputeError
+├── GuardError       a brick computed what is no number, or not what it should; the message names it
 ├── ContractError    a kernel's contract that cannot be read; the message names the file and what is wrong in it
 └── ModelError       a model file that cannot be read or run; the message is one line for the user
 """
@@ -18,3 +19,25 @@ class ContractError(ComputeError):
 
 class ModelError(ComputeError):
     """A model file is missing, damaged or outside of what this decoder runs."""
+
+
+class GuardError(ComputeError):
+    """The guard has stopped a run: `met` in the output of `brick`, in `layer` (None: outside of layers)."""
+
+    def __init__(self, brick: str, layer: int | None, position: int, met: str) -> None:
+        where = "" if layer is None else f" in layer {layer}"
+        super().__init__(
+            f"{brick}{where} computed {_A.get(met, met)} at position {position}; the guard stopped the run"
+        )
+        self.brick = brick
+        self.layer = layer
+        self.position = position
+        self.met = met
+
+
+_A = {
+    "NaN": "a NaN",
+    "infinity": "an infinity",
+    "overflow": "an overflow",
+    "divergence": "what its reference does not",
+}

@@ -21,3 +21,5 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+GUARD_REACTIONS = ("stop", "log", "fallback")  # to what the guard meets

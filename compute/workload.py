@@ -35,6 +35,7 @@ class WorkloadOptions:
 
     `cache_type`: of the KV cache, f16 or f32. `is_exact`: products take activations as they are, not rounded to int8.
     `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in a sample of the decode steps.
+    `guard`: what to do about what a brick computes wrong (GUARD_REACTIONS); None: not to look.
     `check_contracts`: run each brick between the conditions of its kernels' contracts.
     """
 
@@ -47,6 +48,7 @@ class WorkloadOptions:
     trace: tuple[str, ...] = ()
     sampling: Sampling = GREEDY
     check_contracts: bool = False
+    guard: str | None = "log"
 
 
 def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, progress: Progress) -> None:
@@ -62,6 +64,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     from cbtop.compute.decoder.int8 import model_to_run
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
+    from cbtop.compute.guard import Reaction
     from cbtop.profiler.traces.base import TracerConfig
 
     if options.steps is not None and options.steps < 1:
@@ -84,6 +87,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
         options.cache_type,
         options.sampling,
         options.check_contracts,
+        Reaction(options.guard) if options.guard else None,
     )
     prompt = _prompt(model, context)
 
@@ -136,6 +140,8 @@ def _decode_until(
             done += 1
     if tracing:
         tracing.finish()
+    if decoder.guard:
+        decoder.guard.finish()
 
 
 def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:

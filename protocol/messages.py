@@ -170,7 +170,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One assertion of one brick, really evaluated."""
+    """One assertion of one brick, really evaluated; or why it was not, which is neither a pass nor a fail."""
 
     brick: str
     assertion: str
@@ -178,6 +178,8 @@ class CheckResult:
     max_error: float | None
     tolerance: float | None
     not_finite: str = ""  # "NaN" or "infinity": what was met, in place of an error
+    skipped: str = ""  # why it was not evaluated; `passed` then means nothing
+    note: str = ""  # where in the model, and how often
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from cbtop.commands.show import (
     shows_window,
     window_s,
 )
-from cbtop.compute.settings import GREEDY, Sampling
-from cbtop.errors import CbtopError, NoDataError, UsageError
+from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, Sampling
+from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import TIMELINE
@@ -96,6 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check-contracts", action="store_true",
         help="check at every call what each kernel's contract says must hold before and after it; slower",
     )  # fmt: skip
+    group.add_argument(
+        "--guard", choices=(*GUARD_REACTIONS, "off"), default="log",
+        help="what to do when a brick computes a NaN, an infinity, too large a number or not what its reference "
+        "does: stop (exit code 4), log a failed check, or fallback to float64 (default: %(default)s)",
+    )  # fmt: skip
     group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
     group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # stop when this process is no longer ours
     add_show_arguments(parser)
@@ -140,7 +145,7 @@ def serve(options: argparse.Namespace) -> int:
         return bool(stopped_by) or (options.parent is not None and os.getppid() != options.parent)
 
     # Numba takes its time to load; the process is already there to be seen.
-    from cbtop.compute.errors import ComputeError
+    from cbtop.compute.errors import ComputeError, GuardError
     from cbtop.compute.workload import WorkloadOptions
     from cbtop.compute.workload import run as run_workload
 
@@ -156,11 +161,16 @@ def serve(options: argparse.Namespace) -> int:
                 trace=options.trace,
                 sampling=Sampling(options.temperature, options.top_k, options.top_p, options.seed),
                 check_contracts=options.check_contracts,
+                guard=None if options.guard == "off" else options.guard,
             ),
             profiler,
             should_stop,
             progress,
         )
+    except GuardError as error:
+        line.clear()
+        profiler.close("stopped by the guard")
+        raise FailedCheckError(str(error)) from error
     except ComputeError as error:
         line.clear()
         profiler.close("the model cannot be run")
@@ -200,7 +210,7 @@ def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[s
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
             command += [f"--{name}", str(value)]
-    command += ["--kv-cache", options.kv_cache, "--temperature", str(options.temperature)]
+    command += ["--guard", options.guard, "--kv-cache", options.kv_cache, "--temperature", str(options.temperature)]
     command += ["--top-k", str(options.top_k), "--top-p", str(options.top_p), "--seed", str(options.seed)]
     if options.exact:
         command += ["--exact"]

@@ -190,10 +190,12 @@ def _source(view: SourceView) -> dict[str, Any]:
             {
                 "brick": check.brick,
                 "assertion": check.assertion,
-                "passed": check.passed,
+                "passed": None if check.skipped else check.passed,
                 "max_error": check.max_error,
                 "tolerance": check.tolerance,
                 "not_finite": check.not_finite or None,
+                "skipped": check.skipped or None,
+                "note": check.note or None,
             }
             for check in view.checks
         ],

@@ -495,10 +495,15 @@ def _foot(view: SourceView) -> str:
             if check.not_finite
             else f"error {fmt.scientific(check.max_error)}, tolerance {fmt.scientific(check.tolerance)}"
         )
+        + (f" ({check.note})" if check.note else "")
         for check in failed
     ]
-    if view.checks and not failed:
-        checks = [f"checks: {len(view.checks)} of {len(view.checks)} passed"]
+    skipped = [check for check in view.checks if check.skipped]
+    evaluated = len(view.checks) - len(skipped)
+    if evaluated and not failed:
+        checks = [f"checks: {evaluated} of {evaluated} passed"]
+    if skipped:
+        checks.append(f"checks skipped: {len(skipped)} ({skipped[0].skipped})")
     return "\n".join([*filter(None, about_books), line, *checks])
 
 

@@ -185,7 +185,8 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
     yield _Part("source", 0, list(_source(record)), since_ns)
     for rank, check in enumerate(record.checks.values(), 1):
         labels = record.key, check.brick, check.assertion
-        yield _Part("check", rank, [(CHECK, labels, float(check.passed))], since_ns)
+        if not check.skipped:
+            yield _Part("check", rank, [(CHECK, labels, float(check.passed))], since_ns)
     steps = [display_name(node) for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     phases: list[str | None] = [*dict.fromkeys(steps)]
     left_out["phase"] += len(phases[MAX_PHASES:])

@@ -299,6 +299,8 @@ class CheckRow:
     max_error: float | None
     tolerance: float | None
     not_finite: str = ""
+    skipped: str = ""  # why it was not evaluated
+    note: str = ""  # where in the model, and how often
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,16 @@ class _Parts:
     @cached_property
     def checks(self) -> tuple[CheckRow, ...]:
         return tuple(
-            CheckRow(check.brick, check.assertion, check.passed, check.max_error, check.tolerance, check.not_finite)
+            CheckRow(
+                check.brick,
+                check.assertion,
+                check.passed or bool(check.skipped),
+                check.max_error,
+                check.tolerance,
+                check.not_finite,
+                check.skipped,
+                check.note,
+            )
             for check in self._record.checks.values()
         )
 
@@ -205,7 +214,8 @@ class _Parts:
     def rows(self) -> tuple[BrickRow, ...]:
         passed: dict[str, list[bool]] = {}
         for check in self.checks:
-            passed.setdefault(check.brick, []).append(check.passed)
+            if not check.skipped:
+                passed.setdefault(check.brick, []).append(check.passed)
         trend = self._record.trend
         rows = brick_rows(self.bricks, self.totals, passed, trend, lambda: self.cached, lambda: self.batch)
         return under_roofs(rows, self.roofs, self.steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick, Launch, Profiler
@@ -54,6 +54,14 @@ class ModelBricks:
     final_norm: ComputeBrick
     lm_head: ComputeBrick
     sampling: ComputeBrick
+
+    def places(self) -> dict[ComputeBrick, int | None]:
+        """Every brick with its layer, None outside of layers."""
+        places: dict[ComputeBrick, int | None] = {self.embedding: None}
+        for index, layer in enumerate(self.layers):
+            found = [getattr(layer, field.name) for field in fields(layer)]
+            places |= dict.fromkeys([brick for brick in found if brick is not None], index)
+        return places | dict.fromkeys((self.final_norm, self.lm_head, self.sampling))
 
 
 class BrickMaker:

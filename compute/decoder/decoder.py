@@ -15,6 +15,7 @@ from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.bricks import BrickMaker, LayerBricks
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.guard import JidokaGuard, Reaction
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
@@ -72,7 +73,7 @@ class Decoder:
     """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (f16, f32).
 
     With `check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts, which are
-    announced as CheckResults.
+    announced as CheckResults. With `guard` a JidokaGuard watches the passes, and reacts so.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Decoder:
         cache_type: str = "f16",
         sampling: Sampling = GREEDY,
         check_contracts: bool = False,
+        guard: Reaction | None = None,
     ) -> None:
         if threads < 1 or context < 1:
             raise ComputeError(f"{threads} threads and a context of {context}; 1 or more of both are wanted")
@@ -111,6 +113,7 @@ class Decoder:
         self._angles = model.rope.table(context)
         self._space = Workspace.of(model, most)
         self._alone = self._space.first(1)
+        self.guard = JidokaGuard(guard, profiler, self.bricks.places()) if guard else None
 
     def restart(self) -> None:
         """Forget the sequence."""
@@ -121,13 +124,24 @@ class Decoder:
         """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary."""
         self._check(tokens)
         with self._profiler.step("prefill", tokens=len(tokens)):
-            return self._forward(tokens, self._run(observe), self._profiler.layer)
+            return self._guarded(tokens, self._run(observe))
 
     def decode(self, token: int, observe: Observer | None = None) -> int:
         """Append one token; the next one. ComputeError as from `prefill`."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1):
-            return self._forward((token,), self._run(observe), self._profiler.layer)
+            return self._guarded((token,), self._run(observe))
+
+    def _guarded(self, tokens: Sequence[int], run: Run) -> int:
+        """A pass; where its logits say that something was wrong in it, once more with every brick checked."""
+        guard, start, layer = self.guard, self.position, self._profiler.layer
+        if guard is None:
+            return self._forward(tokens, run, layer)
+        token = self._forward(tokens, guard.run(run, start), layer)
+        if guard.has_fault(self.logits):
+            self.position = start
+            token = self._forward(tokens, guard.again(self._run_brick), layer)
+        return token
 
     def _run(self, observe: Observer | None) -> Run:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)

@@ -139,8 +139,14 @@ def _checks(brick: BrickRow, checks: list[CheckRow], width: int) -> list[Line]:
     lines: list[Line] = [heading_line("checks", Provenance.MEASURED.value, width)]
     for check in checks:
         role, glyph = ("good", "✓") if check.passed else ("bad", "✗")
+        if check.skipped:
+            role, glyph = "faint", "–"
         error = f"max error {formatting.scientific(check.max_error)} of {formatting.scientific(check.tolerance)}"
         if check.not_finite:
             error = f"met {clean(check.not_finite)}"
+        if check.note:
+            error += f" ({clean(check.note)})"
+        if check.skipped:
+            error = f"skipped: {clean(check.skipped)}"
         lines.append((("  " + glyph + " ", role), (clean(check.assertion), ""), ("  " + error, "dim")))
     return [fit_line(line, width) for line in lines]

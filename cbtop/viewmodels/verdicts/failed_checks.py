@@ -17,6 +17,8 @@ def _find(view: SourceView) -> Finding | None:
         error = f" (met {first.not_finite})"
     elif first.max_error is not None and first.tolerance is not None:
         error = f" (error {first.max_error:.1e}, tolerance {first.tolerance:.1e})"
+    if first.note:
+        error += f" ({first.note})"
     others = f"; {count(len(failed) - 1)} more of {count(len(view.checks))} failed" if len(failed) > 1 else ""
     evidence = [
         Evidence("checks failed", len(failed), "checks"),

@@ -1,0 +1,197 @@
+"""The guard: looks at what bricks compute while a model runs, and stops, counts or mends what is wrong."""
+
+# Rules
+# - Each step's logits are looked at: what is not finite anywhere in a pass comes out there. The pass then runs again,
+#   every brick beside its reference, so that the brick is named where it began.
+# - What the reference makes, too, came in with the input or lies in the weights: only the first brick of such a
+#   second run bears it, and no brick in a sample.
+# - What stays finite is found by samples: a brick at a time, in turn, with its reference beside it. Samples rest
+#   once they have taken MAX_SHARE of the time. What they take is a brick of its own, `Guard`.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from cbtop.compute.brick import ComputeBrick, Profiler
+from cbtop.compute.checks import Finding, Output
+from cbtop.compute.errors import GuardError
+from cbtop.compute.kernels.base import Arguments, with_copies
+from cbtop.profiler.traces.activations import EXPLOSION_MAGNITUDE
+from cbtop.protocol.messages import CheckResult
+
+GUARD_BRICK = "Guard"
+ASSERTION = "guard"  # the check that what the guard met fails
+MAX_SHARE = 0.005  # of the time since the guard began that samples may take
+
+Calls = Sequence[Arguments]
+Run = Callable[..., None]  # (brick, elements, *calls)
+
+
+class Reaction(Enum):
+    """What the guard does about a fault."""
+
+    STOP = "stop"
+    LOG = "log"
+    FALLBACK = "fallback"
+
+
+class Fault(Enum):
+    """What can be wrong with an output."""
+
+    NAN = "NaN"
+    INFINITY = "infinity"
+    OVERFLOW = "overflow"  # finite, and larger than EXPLOSION_MAGNITUDE or than what holds it
+    DIVERGENCE = "divergence"  # an assertion that compares with the float64 reference does not hold
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A fault of an output, with the finding where an error was measured."""
+
+    fault: Fault
+    finding: Finding
+
+
+def fault_of(output: Output) -> Fault | None:
+    """What is wrong with the numbers of `output` alone."""
+    largest = float(np.abs(output).max(initial=0))  # NaN where there is one
+    if largest <= EXPLOSION_MAGNITUDE or output.dtype.kind != "f":
+        return None
+    if np.isnan(largest):
+        return Fault.NAN
+    return Fault.INFINITY if np.isinf(largest) else Fault.OVERFLOW
+
+
+class JidokaGuard:
+    """Watches the passes of a decoder, whose bricks `places` names with their layers (None: outside of them).
+
+    `run` gives what runs the bricks of a pass, `after_pass` says whether the pass has to run again, by `again`.
+    `clock_s` measures what samples cost. GuardError from any of them where the reaction is to stop.
+    """
+
+    def __init__(
+        self,
+        reaction: Reaction,
+        profiler: Profiler,
+        places: Mapping[ComputeBrick, int | None],
+        clock_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._reaction = reaction
+        self._profiler = profiler
+        self._places = places
+        self._in_turn = tuple(places)
+        self._turn = 0
+        self._position = 0
+        self._bears_all = False  # whether the next brick bears what its reference makes, too
+        self._clock_s = clock_s
+        self._began_s = clock_s()
+        self._spent_s = 0.0
+        self._times: dict[ComputeBrick, int] = {}
+        self._checked: dict[tuple[str, str], bool] = {}
+
+    def run(self, run_brick: Run, position: int) -> Run:
+        """What runs the bricks of the pass that begins at `position`: `run_brick`, and one brick checked when due."""
+        self._position = position
+        self._bears_all = False
+        if self._spent_s > MAX_SHARE * (self._clock_s() - self._began_s):
+            return run_brick
+        due = self._in_turn[self._turn % len(self._in_turn)]
+        self._turn += 1
+
+        def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+            if brick is due:
+                self._check(run_brick, brick, elements, calls)
+            else:
+                run_brick(brick, elements, *calls)
+
+        return run
+
+    def has_fault(self, logits: Output) -> bool:
+        """Whether the logits of a pass say that something in it was wrong."""
+        return fault_of(logits) is not None
+
+    def again(self, run_brick: Run) -> Run:
+        """What runs the bricks of the same pass again, each checked."""
+        self._bears_all = True
+
+        def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+            self._check(run_brick, brick, elements, calls)
+
+        return run
+
+    def finish(self) -> None:
+        """Say what no sample has reached: it is skipped."""
+        for brick in self._in_turn:
+            for assertion in brick.spec.assertions:
+                name = _sampled(assertion.name)
+                if (brick.spec.name, name) not in self._checked:
+                    self._checked[brick.spec.name, name] = True
+                    reason = f"no sample: they rest at {100 * MAX_SHARE:g} % of the time"
+                    self._profiler.announce(CheckResult(brick.spec.name, name, True, None, None, skipped=reason))
+
+    def _check(self, run_brick: Run, brick: ComputeBrick, elements: int, calls: Calls) -> None:
+        began_s = self._clock_s()
+        timer = self._profiler.start_brick(GUARD_BRICK)
+        before = [with_copies(call, kernel.outputs) for kernel, call in zip(brick.kernels, calls, strict=True)]
+        self._profiler.stop_brick(timer, elements)
+        ran_s = self._clock_s()
+        run_brick(brick, elements, *calls)
+        compared_s = self._clock_s()
+        timer = self._profiler.start_brick(GUARD_BRICK)
+        try:
+            with np.errstate(all="ignore"):  # a reference that is given infinities warns of what is looked for here
+                met = self._compare(brick, calls, before)
+                if met is not None:
+                    self._react(brick, met, calls, before)
+        finally:
+            self._profiler.stop_brick(timer, elements)
+            self._spent_s += ran_s - began_s + self._clock_s() - compared_s
+
+    def _compare(self, brick: ComputeBrick, calls: Calls, before: Calls) -> Met | None:
+        """The first fault of an output that is wrong; announces each assertion the first time, and when it fails."""
+        first = None
+        for name, found, output, expected in brick.compared(calls, before):
+            key = brick.spec.name, _sampled(name)
+            if key not in self._checked or (self._checked[key] and not found.passed):
+                self._checked[key] = found.passed
+                result = CheckResult(*key, found.passed, found.max_error, found.tolerance, found.not_finite)
+                self._profiler.announce(result)
+            fault = fault_of(output) or (None if found.passed else Fault.DIVERGENCE)
+            if fault is not None and first is None and (self._bears_all or fault_of(expected) is None):
+                first = Met(fault, found)
+        self._bears_all = self._bears_all and first is None
+        return first
+
+    def _react(self, brick: ComputeBrick, met: Met, calls: Calls, before: Calls) -> None:
+        times = self._times[brick] = self._times.get(brick, 0) + 1
+        place = f"position {self._position}"
+        if (layer := self._places[brick]) is not None:
+            place = f"layer {layer}, {place}"
+        note = f"{met.fault.value} in {place}; met {times} time{'s' * (times > 1)}"
+        if self._reaction is Reaction.FALLBACK:
+            note += "; computed in float64 from here on"
+        self._announce(brick, met, note)
+        if self._reaction is Reaction.STOP:
+            raise GuardError(brick.spec.name, layer, self._position, met.fault.value)
+        if self._reaction is Reaction.FALLBACK:
+            brick.fall_back()
+            for kernel, call, earlier in zip(brick.kernels, calls, before, strict=True):
+                kernel.reference(*earlier)
+                for output in kernel.outputs:
+                    call[output][...] = earlier[output]
+
+    def _announce(self, brick: ComputeBrick, met: Met, note: str) -> None:
+        found = met.finding
+        result = CheckResult(
+            brick.spec.name, ASSERTION, False, found.max_error, found.tolerance, found.not_finite, note=note
+        )
+        self._profiler.announce(result)
+
+
+def _sampled(assertion: str) -> str:
+    return f"{assertion}, while it runs"

@@ -1,0 +1,173 @@
+"""The guard: each reaction to each fault, planted in a brick of a running model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop.compute.brick import ComputeBrick
+from cbtop.compute.decoder.base import Model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.errors import GuardError
+from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reaction, fault_of
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import CheckResult, Node
+
+from .conftest import ListRecorder
+
+PROMPT = [3, 141, 59, 26]
+LAYER = 1
+PLANTED: dict[Fault, float] = {
+    Fault.NAN: float("nan"),
+    Fault.INFINITY: float("-inf"),
+    Fault.OVERFLOW: 1e7,
+    Fault.DIVERGENCE: 0.25,
+}
+
+
+def stopped() -> float:
+    """A clock by which samples cost nothing, so that one is due in each pass."""
+    return 0.0
+
+
+def broken(model: Model, profiler: BrickProfiler, reaction: Reaction, fault: Fault) -> tuple[Decoder, int]:
+    """A decoder with a fault in a brick of LAYER, which is the first to be sampled, and the next token."""
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    token = decoder.prefill(PROMPT)
+    brick = decoder.bricks.layers[LAYER].ffn_norm
+    plant(brick, PLANTED[fault])
+    decoder.guard = JidokaGuard(reaction, profiler, {brick: LAYER} | decoder.bricks.places(), stopped)
+    return decoder, token
+
+
+def plant(brick: ComputeBrick, value: float) -> None:
+    """From now on the brick's first output has `value` added to the first number."""
+    right: Callable[..., None] = brick.kernels[0].implementation
+
+    def wrong(x: Any, weight: Any, epsilon: float, out: Any) -> None:
+        right(x, weight, epsilon, out)
+        out[0, 0] += value
+
+    brick._implementations = (wrong,)
+
+
+def of_guard(recorder: ListRecorder) -> list[CheckResult]:
+    return [m for m in recorder.messages if isinstance(m, CheckResult) and m.assertion == "guard"]
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_stop_ends_the_run_and_names_brick_layer_position_and_what_was_met(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
+) -> None:
+    decoder, token = broken(model, profiler, Reaction.STOP, fault)
+    with pytest.raises(GuardError, match=r"^RmsNorm in layer 1 computed .* at position 4; the guard stopped"):
+        decoder.decode(token)
+    assert [result.note for result in of_guard(recorder)] == [f"{fault.value} in layer 1, position 4; met 1 time"]
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_log_counts_what_was_met_as_a_failed_check_and_goes_on(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
+) -> None:
+    decoder, token = broken(model, profiler, Reaction.LOG, fault)
+    decoder.decode(token)
+    first = of_guard(recorder)[0]
+    assert (first.brick, first.passed, first.note) == (
+        "RmsNorm",
+        False,
+        f"{fault.value} in layer 1, position 4; met 1 time",
+    )
+    while len(of_guard(recorder)) < 3:
+        if decoder.position == decoder.context:
+            decoder.restart()
+        decoder.decode(token)
+    assert {result.brick for result in of_guard(recorder)} == {"RmsNorm"}
+    assert of_guard(recorder)[2].note.endswith("met 3 times")
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_fallback_computes_the_brick_in_float64_from_then_on_and_says_so(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
+) -> None:
+    right = Decoder(model, "numba", 1, profiler, model.context_length)
+    wanted = right.decode(right.prefill(PROMPT))
+    decoder, token = broken(model, profiler, Reaction.FALLBACK, fault)
+    brick = decoder.bricks.layers[LAYER].ffn_norm
+    assert decoder.decode(token) == wanted
+    np.testing.assert_allclose(decoder.logits, right.logits, atol=0.02 * np.abs(right.logits).max())
+    said = "met 1 time; computed in float64 from here on"
+    assert [result.note for result in of_guard(recorder)] == [f"{fault.value} in layer 1, position 4; {said}"]
+    assert brick.definition.backend == "numpy"
+    decoder.decode(wanted)
+    assert len(of_guard(recorder)) == 1
+
+
+def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profiler: BrickProfiler) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length, guard=Reaction.STOP)
+    norm = model.layers[LAYER].ffn_norm
+    kept = norm.copy()
+    norm[0] = np.nan
+    try:
+        with pytest.raises(GuardError, match=r"^RmsNorm in layer 1 computed a NaN at position 0"):
+            decoder.prefill(PROMPT)
+    finally:
+        norm[:] = kept
+
+
+def test_a_sample_of_every_brick_evaluates_every_assertion_while_the_model_runs(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    places = decoder.bricks.places()
+    decoder.guard = JidokaGuard(Reaction.STOP, profiler, places, stopped)
+    token = decoder.prefill(PROMPT)
+    for _ in places:
+        if decoder.position == decoder.context:
+            decoder.restart()
+        token = decoder.decode(token)
+    decoder.guard.finish()
+    results = [message for message in recorder.messages if isinstance(message, CheckResult)]
+    assert {(result.brick, result.assertion) for result in results} == {
+        (brick.spec.name, f"{assertion.name}, while it runs")
+        for brick in places
+        for assertion in brick.spec.assertions
+    }
+    assert all(result.passed and not result.skipped for result in results)
+    assert GUARD_BRICK in {message.name for message in recorder.messages if isinstance(message, Node)}
+
+
+def test_samples_rest_once_they_have_taken_their_share_and_what_they_left_out_is_skipped(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    now_s = 0.0
+
+    def clock_s() -> float:
+        nonlocal now_s
+        now_s += 1.0
+        return now_s
+
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), clock_s)
+    token = decoder.prefill(PROMPT)  # one sample: two seconds, which are MAX_SHARE of 400
+    for _ in range(3):
+        token = decoder.decode(token)
+    decoder.guard.finish()
+    results = [message for message in recorder.messages if isinstance(message, CheckResult)]
+    evaluated = {result.brick for result in results if not result.skipped}
+    assert evaluated == {"Embedding"}
+    assert {result.skipped for result in results if result.skipped} == {"no sample: they rest at 0.5 % of the time"}
+    assert MAX_SHARE == 0.005
+    assert "LmHead" in {result.brick for result in results if result.skipped}
+
+
+def test_what_is_wrong_with_numbers_alone_is_named() -> None:
+    right = np.ones((2, 3), np.float32)
+    assert fault_of(right) is None
+    for fault, value in (*PLANTED.items(),):
+        wrong = right.copy()
+        wrong[1, 2] = value
+        assert fault_of(wrong) is (None if fault is Fault.DIVERGENCE else fault)
+    assert fault_of(np.array([10**9])) is None
