@@ -64,7 +64,7 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     from cbtop.compute.decoder.int8 import model_to_run
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
-    from cbtop.compute.guard import Reaction
+    from cbtop.compute.guard import JidokaGuard, Reaction
     from cbtop.profiler.traces.base import TracerConfig
 
     if options.steps is not None and options.steps < 1:
@@ -87,7 +87,6 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
         options.cache_type,
         options.sampling,
         options.check_contracts,
-        Reaction(options.guard) if options.guard else None,
     )
     prompt = _prompt(model, context)
 
@@ -100,6 +99,8 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     for ceiling in measure_ceilings(backend.threads, model.weights_bytes):
         profiler.announce(ceiling)
     progress("", None)
+    if options.guard:  # from here on: its samples take a share of the time that decoding takes, not compiling
+        decoder.guard = JidokaGuard(Reaction(options.guard), profiler, decoder.bricks.places())
     tracing = DecodeTracing(decoder, profiler, TracerConfig.of(options.trace)) if options.trace else None
     _decode_until(decoder, prompt, options.steps, should_stop, tracing)
 

@@ -15,7 +15,7 @@ from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.bricks import BrickMaker, LayerBricks
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.guard import JidokaGuard, Reaction
+from cbtop.compute.guard import JidokaGuard
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
@@ -73,7 +73,7 @@ class Decoder:
     """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (f16, f32).
 
     With `check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts, which are
-    announced as CheckResults. With `guard` a JidokaGuard watches the passes, and reacts so.
+    announced as CheckResults. A `guard`, once there is one, watches the passes.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class Decoder:
         cache_type: str = "f16",
         sampling: Sampling = GREEDY,
         check_contracts: bool = False,
-        guard: Reaction | None = None,
     ) -> None:
         if threads < 1 or context < 1:
             raise ComputeError(f"{threads} threads and a context of {context}; 1 or more of both are wanted")
@@ -113,7 +112,7 @@ class Decoder:
         self._angles = model.rope.table(context)
         self._space = Workspace.of(model, most)
         self._alone = self._space.first(1)
-        self.guard = JidokaGuard(guard, profiler, self.bricks.places()) if guard else None
+        self.guard: JidokaGuard | None = None
 
     def restart(self) -> None:
         """Forget the sequence."""

@@ -106,7 +106,8 @@ def test_fallback_computes_the_brick_in_float64_from_then_on_and_says_so(
 
 
 def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profiler: BrickProfiler) -> None:
-    decoder = Decoder(model, "numba", 1, profiler, model.context_length, guard=Reaction.STOP)
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), stopped)
     norm = model.layers[LAYER].ffn_norm
     kept = norm.copy()
     norm[0] = np.nan
