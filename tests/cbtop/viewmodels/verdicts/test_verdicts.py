@@ -90,6 +90,23 @@ def test_a_check_that_met_a_nan_says_so_everywhere(tmp_path: Path) -> None:
     assert [(check["max_error"], check["not_finite"]) for check in source["checks"]] == [(None, "NaN")]
 
 
+def test_where_and_how_often_a_check_failed_is_said_and_one_that_was_skipped_neither_passes_nor_fails(
+    tmp_path: Path,
+) -> None:
+    note = "overflow in layer 1, position 4; met 2 times"
+    failed = CheckResult("LmHead", "guard", False, 0.25, 1e-5, note=note)
+    skipped = CheckResult("Sampling", "guard", True, None, None, skipped="no sample")
+    view = run(tmp_path, Decoding(checks=(failed, skipped))).one()
+    (verdict,) = view.verdicts
+    assert verdict.sentence == f"LmHead fails its check `guard` (error 2.5e-01, tolerance 1.0e-05) ({note})"
+    text = REPORTS["text"]([view], [])
+    assert f"({note})\n" in text
+    assert "checks skipped: 1 (no sample)" in text
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    said = [(check["passed"], check["skipped"], check["note"]) for check in source["checks"]]
+    assert said == [(False, None, note), (None, "no sample", None)]
+
+
 def test_who_does_not_want_to_read_one_silences_it(tmp_path: Path) -> None:
     made = run(tmp_path, Decoding(gap_us=1_500, layer_factor={5: 2.0}))
     assert [verdict.id for verdict in made.one().verdicts] == ["host-bound", "odd-layer"]
