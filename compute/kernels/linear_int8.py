@@ -43,7 +43,8 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.kernels.base import Arguments, Kernel, floats
 from cbtop.compute.kernels.linear import CHECKED_ROWS, PARALLEL_FROM_BYTES, work
-from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, quantize_rows, rounded
+from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, quantize_rows
+from cbtop.compute.kernels.quantize_rows import reference as quantize
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, rows_of
@@ -73,12 +74,12 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int
 
     `weights` are interleaved; `bias` has no elements where there is none.
     """
-    codes, scales = rounded(x)
+    codes, factors = empty_codes(*x.shape)
+    quantize(x, codes, factors)
+    scales = np.repeat(factors[:, ::FACTORS].astype(np.float64), BLOCK, axis=1)
     block_format = FORMATS[code]
     matrix = block_format.dequantize(rows_of(block_format, weights, np.arange(len(weights))))
-    out[:] = codes * np.repeat(scales.astype(np.float64), BLOCK, axis=1) @ matrix.astype(np.float64).T + (
-        bias if bias.size else 0.0
-    )
+    out[:] = codes.view(np.int8) * scales @ matrix.astype(np.float64).T + (bias if bias.size else 0.0)
 
 
 # Of each format: eight vectors of 64 weights, unsigned, that are 32 columns of 16 rows; then what is needed of them.

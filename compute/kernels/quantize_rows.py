@@ -18,7 +18,6 @@ BLOCK = 32
 FACTORS = 4  # of a block: its scale, and this times minus the sums of its codes, of the first 16, of the last
 LARGEST = np.float32(127)
 MAGNITUDE, INFINITE, NOT_A_NUMBER = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(0x7FC00000)
-HALFWAY = 127 * 2.0**-22  # of a code: by so much may a quotient up to 127 be off after two roundings in float32
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:
@@ -71,19 +70,6 @@ def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
 def _rounded(value: Any) -> Any:
     """The nearest int32, of two the even one, for |value| < 2^22."""
     return np.int32(np.rint(value))
-
-
-def rounded(x: Any) -> tuple[Any, Any]:
-    """Codes int8 (tokens, columns) and scales float32 (tokens, columns / 32) of x by `reference`; where a number lies
-    as near to two codes as its float32 quotient can tell, that of the two which the kernel takes."""
-    codes, factors = empty_codes(*x.shape)
-    reference(x, codes, factors)
-    taken, taken_factors = empty_codes(*x.shape)
-    quantize_rows(x, taken, taken_factors)
-    scales, found = factors[:, ::FACTORS], taken.view(np.int8)
-    wide = np.repeat(scales.astype(np.float64), BLOCK, axis=1)
-    is_nearest = np.abs(x - found * wide) <= (0.5 + HALFWAY) * wide
-    return np.where(is_nearest, found, codes.view(np.int8)), scales
 
 
 def work() -> KernelWork:

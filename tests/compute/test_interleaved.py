@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.kernels import linear_int8
-from cbtop.compute.kernels import quantize_rows as rows_module
 from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes, quantize_rows, reference
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import QuantizedMatrix
@@ -166,26 +164,3 @@ def test_kernels_run_on_a_processor_without_f16c_and_vnni(tmp_path: Path) -> Non
     command = [sys.executable, "-c", ON_ANY_PROCESSOR]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "passed\n"), done.stderr
-
-
-def test_where_a_number_lies_between_two_codes_a_product_may_take_either_and_elsewhere_only_the_nearest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rng = np.random.default_rng(5)
-    largest = rng.uniform(0.5, 2, (500, 1)).astype(np.float32)
-    halves = (rng.integers(-126, 126, (500, 32)) + 0.5) * (largest / 127)  # each between two codes
-    x = np.where(np.arange(32) == 0, largest, halves).astype(np.float32)
-    x[:, 1] *= np.float32(0.997)  # and one that does not
-    codes, factors = empty_codes(*x.shape)
-    quantize_rows(x, codes, factors)
-    np.testing.assert_array_equal(rows_module.rounded(x)[0], codes.view(np.int8))
-
-    def one_more(x: Any, codes: Any, factors: Any) -> None:
-        quantize_rows(x, codes, factors)
-        codes += np.uint8(1)
-
-    nearest = rows_module.rounded(x)[0]
-    monkeypatch.setattr(rows_module, "quantize_rows", one_more)
-    off = np.abs(rows_module.rounded(x)[0].astype(int) - nearest)
-    assert (off[:, 0] == 0).all()
-    assert np.count_nonzero(off[:, 2:]) > 1000  # halves that were rounded down may as well be rounded up
