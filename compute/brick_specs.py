@@ -39,6 +39,10 @@ GATE_PROJECTION = BrickSpec.of(BrickId.GATE_PROJECTION, Finite(), PRODUCT)
 UP_PROJECTION = BrickSpec.of(BrickId.UP_PROJECTION, Finite(), PRODUCT)
 ACTIVATION = BrickSpec.of(BrickId.ACTIVATION, Finite(), ELEMENTWISE)
 DOWN_PROJECTION = BrickSpec.of(BrickId.DOWN_PROJECTION, Finite(), PRODUCT)
+# As the profiler calls them in other programs (profiler/instrument/classification.py).
+MOE_ROUTER = BrickSpec("MoeRouter", BrickCategory.FFN, (Finite(), PRODUCT))
+MOE_EXPERTS = BrickSpec("MoeExperts", BrickCategory.FFN, (Finite(), PRODUCT))
+MOE_COMBINE = BrickSpec("MoeCombine", BrickCategory.FFN, (Finite(), ELEMENTWISE))
 LM_HEAD = BrickSpec.of(BrickId.LM_HEAD, Finite(), PRODUCT)
 SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
 
@@ -56,6 +60,9 @@ BRICKS: tuple[BrickSpec, ...] = (
     UP_PROJECTION,
     ACTIVATION,
     DOWN_PROJECTION,
+    MOE_ROUTER,
+    MOE_EXPERTS,
+    MOE_COMBINE,
     LM_HEAD,
     SAMPLING,
 )

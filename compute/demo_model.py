@@ -40,6 +40,8 @@ class Shape:
     vocabulary: int
     context_length: int
     tied: bool = True
+    experts: int = 0
+    experts_used: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -50,6 +52,8 @@ DEMO = Shape("qwen2", 768, 12, 2, 3840, 10, 32_768, 512)
 TINY = Shape("qwen2", 256, 4, 2, 512, 2, 512, 64)
 TINY_QWEN3 = replace(TINY, architecture="qwen3")
 TINY_LLAMA = replace(TINY, architecture="llama", tied=False)
+TINY_QWEN3MOE = replace(TINY, architecture="qwen3moe", feed_forward=256, experts=5, experts_used=2)
+TINY_MIXTRAL = replace(TINY_LLAMA, feed_forward=256, experts=4, experts_used=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,11 @@ def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
 
 def _metadata(shape: Shape) -> dict[str, str | int | float]:
     prefix = shape.architecture
+    mixture = {
+        f"{prefix}.expert_count": shape.experts,
+        f"{prefix}.expert_used_count": shape.experts_used,
+        f"{prefix}.expert_feed_forward_length": shape.feed_forward,
+    }
     return {
         "general.architecture": prefix,
         "general.name": f"cbtop demo ({shape.layers} layers, random weights)",
@@ -128,6 +137,7 @@ def _metadata(shape: Shape) -> dict[str, str | int | float]:
         f"{prefix}.attention.head_count_kv": shape.kv_heads,
         f"{prefix}.rope.freq_base": 10_000.0,
         f"{prefix}.attention.layer_norm_rms_epsilon": 1e-6,
+        **(mixture if shape.experts else {}),
     }
 
 
@@ -150,14 +160,18 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
             yield _Tensor(f"{layer}.attn_q.bias", (hidden,), F32, BIAS_DEVIATION)
             yield _Tensor(f"{layer}.attn_k.bias", (kv_rows,), F32, BIAS_DEVIATION)
             yield _Tensor(f"{layer}.attn_v.bias", (kv_rows,), F32, BIAS_DEVIATION)
-        if shape.architecture == "qwen3":
+        if shape.architecture in ("qwen3", "qwen3moe"):
             yield _Tensor(f"{layer}.attn_q_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
             yield _Tensor(f"{layer}.attn_k_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
         yield _Tensor(f"{layer}.attn_output.weight", (hidden, hidden), Q4_K, spread)
         yield _Tensor(f"{layer}.ffn_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
-        yield _Tensor(f"{layer}.ffn_gate.weight", (shape.feed_forward, hidden), Q4_K, spread)
-        yield _Tensor(f"{layer}.ffn_up.weight", (shape.feed_forward, hidden), Q4_K, spread)
-        yield _Tensor(f"{layer}.ffn_down.weight", (hidden, shape.feed_forward), rich, ffn_spread)
+        of_all = (shape.experts,) if shape.experts else ()
+        end = "_exps.weight" if shape.experts else ".weight"
+        if shape.experts:
+            yield _Tensor(f"{layer}.ffn_gate_inp.weight", (shape.experts, hidden), F32, spread)
+        yield _Tensor(f"{layer}.ffn_gate{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
+        yield _Tensor(f"{layer}.ffn_up{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
+        yield _Tensor(f"{layer}.ffn_down{end}", (*of_all, hidden, shape.feed_forward), rich, ffn_spread)
     yield _Tensor("output_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
     if not shape.tied:
         yield _Tensor("output.weight", (shape.vocabulary, hidden), Q6_K, head_spread)

@@ -164,6 +164,14 @@ class GgufFile:
     def matrix(self, name: str, rows: int, columns: int) -> QuantizedMatrix:
         """The tensor as a weight matrix, whose bytes `load` reads; in GGUF its shape stands as (columns, rows)."""
         self._expect(name, [columns, rows])
+        return self._matrix(name, rows, columns)
+
+    def matrices(self, name: str, count: int, rows: int, columns: int) -> QuantizedMatrix:
+        """As `matrix`, `count` matrices one below the other in a tensor of three dimensions."""
+        self._expect(name, [columns, rows, count])
+        return self._matrix(name, count * rows, columns)
+
+    def _matrix(self, name: str, rows: int, columns: int) -> QuantizedMatrix:
         data = np.frombuffer(self._place(name), np.uint8).reshape(rows, -1)
         data.flags.writeable = False
         matrix = self._matrices[name] = QuantizedMatrix(FORMATS[self._tensors[name].code], data, columns)

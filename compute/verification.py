@@ -39,6 +39,8 @@ PRODUCTS = (
     brick_specs.GATE_PROJECTION,
     brick_specs.UP_PROJECTION,
     brick_specs.DOWN_PROJECTION,
+    brick_specs.MOE_ROUTER,
+    brick_specs.MOE_EXPERTS,
     brick_specs.LM_HEAD,
 )
 # The bricks that a kernel runs in, by its name; products run in all of PRODUCTS.
@@ -50,7 +52,10 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "rope_neox": (brick_specs.ROPE_EMBEDDING,),
     "kv_write": (brick_specs.KV_WRITE,),
     "attention": (brick_specs.ATTENTION,),
-    activation.SWIGLU.name: (brick_specs.ACTIVATION,),
+    activation.SWIGLU.name: (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
+    "route": (brick_specs.MOE_ROUTER,),
+    "take_rows": (brick_specs.MOE_EXPERTS,),
+    "combine": (brick_specs.MOE_COMBINE,),
     "residual_add": (brick_specs.RESIDUAL_ADD,),
     sampling.GREEDY.name: (brick_specs.SAMPLING,),
     sampling.DRAWN.name: (brick_specs.SAMPLING,),

@@ -6,5 +6,6 @@ from cbtop.compute.decoder.base import Family
 from cbtop.compute.decoder.llama import LLAMA
 from cbtop.compute.decoder.qwen2 import QWEN2
 from cbtop.compute.decoder.qwen3 import QWEN3
+from cbtop.compute.decoder.qwen3moe import QWEN3MOE
 
-FAMILIES: dict[str, Family] = {family.architecture: family for family in (QWEN2, QWEN3, LLAMA)}
+FAMILIES: dict[str, Family] = {family.architecture: family for family in (QWEN2, QWEN3, QWEN3MOE, LLAMA)}

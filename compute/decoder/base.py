@@ -21,6 +21,8 @@ MAX_HIDDEN = 1 << 17
 MAX_HEADS = 1_024
 MAX_CONTEXT = 1 << 24
 MAX_FILES = 1 << 16
+MAX_EXPERTS = 4_096
+SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
 # Keys of an architecture that change nothing that a decoder computes: what is said of a model beside its sizes, and
 # what counts only beside others that are refused or off (how many experts of none).
@@ -41,12 +43,14 @@ class Family:
 
     `qkv_bias`: the three attention projections must have biases. Other biases are read where they stand.
     `qk_norm`: queries and keys are normalised, each head by itself, before they rotate.
+    `experts`: the feed-forward network may be a mixture of experts.
     """
 
     architecture: str
     rope_layout: RopeLayout
     qkv_bias: bool
     qk_norm: bool = False
+    experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,20 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """How a mixture of experts mixes: of `count` experts each token takes the `used` of the largest router logits,
+    weighted by the softmax over these (`normalised`) or over all, times `scale`."""
+
+    count: int
+    used: int
+    normalised: bool
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One transformer layer."""
+    """One transformer layer. In a mixture of experts `gate`, `up` and `down` are those of all experts, one after the
+    other: the rows of the first expert, those of the second, and so on."""
 
     attention_norm: NDArray[np.float32]
     q: Projection
@@ -72,6 +88,7 @@ class LayerWeights:
     gate: Projection
     up: Projection
     down: Projection
+    router: Projection | None  # (experts, hidden); None where there are no experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,7 @@ class Model:
     context_length: int
     epsilon: float
     rope: Rope
+    experts: Experts | None
     embedding: Matrix
     layers: tuple[LayerWeights, ...]
     final_norm: NDArray[np.float32]
@@ -153,6 +171,11 @@ class _FamilyReader:
         default_dim = max(self._hidden // self._heads, 1)
         self._head_dim = file.integer(f"{prefix}.attention.key_length", MAX_HIDDEN, default=default_dim)
         self._feed_forward = file.integer_of_all(f"{prefix}.feed_forward_length", MAX_HIDDEN, layers)
+        self._experts = self._mixture()
+        if self._experts is not None:
+            self._feed_forward = file.integer_of_all(
+                f"{prefix}.expert_feed_forward_length", MAX_HIDDEN, layers, default=self._feed_forward
+            )
         self._epsilon = file.number(f"{prefix}.attention.layer_norm_rms_epsilon")
         self._context_length = file.integer(f"{prefix}.context_length", MAX_CONTEXT)
         if file.is_on(window := f"{prefix}.attention.sliding_window"):
@@ -180,6 +203,7 @@ class _FamilyReader:
             context_length=self._context_length,
             epsilon=self._epsilon,
             rope=rope,
+            experts=self._experts,
             embedding=embedding,
             layers=tuple(self._layer(index) for index in range(self._layers)),
             final_norm=file.vector("output_norm.weight", hidden),
@@ -207,8 +231,6 @@ class _FamilyReader:
                 f"{file.path} has keys of {self._head_dim} and values of {value_dim} dimensions; "
                 "only equal ones are supported: give another model"
             )
-        if file.is_on(f"{prefix}.expert_count"):
-            raise ModelError(f"{file.path} is a mixture of experts, which is not supported; give a dense model")
         if not file.flag(causal := f"{prefix}.attention.causal", default=True):
             raise ModelError(
                 f"{file.path} has {causal} = false: each token sees those after it, too, which is not supported; "
@@ -220,6 +242,35 @@ class _FamilyReader:
                     f"{file.path} has {key!r:.80} = {value}, which a {prefix} decoder would ignore here; its results "
                     f"could be wrong: give a plain {prefix} model"
                 )
+
+    def _mixture(self) -> Experts | None:
+        file, prefix = self._file, self._prefix
+        if not file.is_on(f"{prefix}.expert_count"):
+            return None
+        if not self._family.experts:
+            raise ModelError(
+                f"{file.path} is a mixture of experts, which no {prefix} decoder here is; give a dense model, or one "
+                "of an architecture with experts (qwen3moe, llama)"
+            )
+        count = file.integer(f"{prefix}.expert_count", MAX_EXPERTS)
+        used = file.integer(f"{prefix}.expert_used_count", count)
+        gating = file.integer(key := f"{prefix}.expert_gating_func", MAX_EXPERTS, default=SOFTMAX_GATING)
+        if gating != SOFTMAX_GATING:
+            raise ModelError(
+                f"{file.path} has {key} = {gating}; supported is {SOFTMAX_GATING}, a softmax: give a plain {prefix} "
+                "model"
+            )
+        if file.has_tensor(apart := "blk.0.ffn_gate.0.weight"):
+            raise ModelError(
+                f"{file.path} has a tensor for each expert ({apart!r}), as files of early 2024 have; all experts "
+                "of a layer in one are wanted: convert the model again with llama.cpp's convert_hf_to_gguf.py"
+            )
+        return Experts(
+            count,
+            used,
+            normalised=file.flag(f"{prefix}.expert_weights_norm", default=True),
+            scale=file.number(scale, default=1.0) if file.is_on(scale := f"{prefix}.expert_weights_scale") else 1.0,
+        )
 
     def _quantization(self) -> str:
         """The formats by their share of the bytes, largest first: `Q4_K+Q6_K`; F32 only where it is all."""
@@ -266,10 +317,22 @@ class _FamilyReader:
             k_norm=self._head_norm(f"blk.{index}.attn_k_norm.weight"),
             output=self._projection(f"blk.{index}.attn_output", hidden, query_rows),
             ffn_norm=self._file.vector(f"blk.{index}.ffn_norm.weight", hidden),
-            gate=self._projection(f"blk.{index}.ffn_gate", feed_forward, hidden),
-            up=self._projection(f"blk.{index}.ffn_up", feed_forward, hidden),
-            down=self._projection(f"blk.{index}.ffn_down", hidden, feed_forward),
+            gate=self._of_experts(f"blk.{index}.ffn_gate", feed_forward, hidden),
+            up=self._of_experts(f"blk.{index}.ffn_up", feed_forward, hidden),
+            down=self._of_experts(f"blk.{index}.ffn_down", hidden, feed_forward),
+            router=(
+                None
+                if self._experts is None
+                else self._projection(f"blk.{index}.ffn_gate_inp", self._experts.count, hidden)
+            ),
         )
+
+    def _of_experts(self, name: str, rows: int, columns: int) -> Projection:
+        """The projection of that name; in a mixture of experts that of all."""
+        if self._experts is None:
+            return self._projection(name, rows, columns)
+        weight = self._file.matrices(f"{name}_exps.weight", self._experts.count, rows, columns)
+        return Projection(weight, np.zeros(0, np.float32))
 
     def _head_norm(self, name: str) -> NDArray[np.float32] | None:
         return self._file.vector(name, self._head_dim) if self._family.qk_norm else None

@@ -9,9 +9,11 @@ from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick, Launch, Profiler
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.decoder.base import LayerWeights, Matrix, Model, Projection
+from cbtop.compute.decoder.experts import of_expert
 from cbtop.compute.kernels import (
     activation,
     attention,
+    combine,
     embedding,
     kv_write,
     linear,
@@ -19,10 +21,22 @@ from cbtop.compute.kernels import (
     residual_add,
     rms_norm,
     rope,
+    route,
     sampling,
+    take_rows,
 )
 from cbtop.compute.kernels.base import Kernel
 from cbtop.compute.quantization.base import QuantizedMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBricks:
+    """The feed-forward network of a mixture of experts. `experts` runs once for each expert that a token of the pass
+    has chosen, with the weights of that one: what it counts is what was read."""
+
+    router: ComputeBrick
+    experts: ComputeBrick
+    combine: ComputeBrick
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +52,11 @@ class LayerBricks:
     output_projection: ComputeBrick
     attention_add: ComputeBrick
     ffn_norm: ComputeBrick
-    gate: ComputeBrick
-    up: ComputeBrick
-    activation: ComputeBrick
-    down: ComputeBrick
+    gate: ComputeBrick | None  # this and the next three: None in a mixture of experts
+    up: ComputeBrick | None
+    activation: ComputeBrick | None
+    down: ComputeBrick | None
+    experts: ExpertBricks | None
     ffn_add: ComputeBrick
 
 
@@ -89,8 +104,10 @@ class BrickMaker:
 
     def _layer(self, weights: LayerWeights) -> LayerBricks:
         model = self._model
+        is_dense = weights.router is None
         shared, cache_bytes = model.heads // model.kv_heads, self._cache_bytes
         fused = Launch(attention.ATTENTION, attention.work(model.head_dim, shared, cache_bytes))
+        swiglu = Launch(activation.SWIGLU, activation.work())
         return LayerBricks(
             attention_norm=self._norm(),
             qkv=self._projections(brick_specs.QKV_PROJECTION, weights.q, weights.k, weights.v),
@@ -101,11 +118,29 @@ class BrickMaker:
             output_projection=self._projections(brick_specs.OUTPUT_PROJECTION, weights.output),
             attention_add=self._add(),
             ffn_norm=self._norm(),
-            gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate),
-            up=self._projections(brick_specs.UP_PROJECTION, weights.up),
-            activation=self._brick(brick_specs.ACTIVATION, Launch(activation.SWIGLU, activation.work())),
-            down=self._projections(brick_specs.DOWN_PROJECTION, weights.down),
+            gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate) if is_dense else None,
+            up=self._projections(brick_specs.UP_PROJECTION, weights.up) if is_dense else None,
+            activation=self._brick(brick_specs.ACTIVATION, swiglu) if is_dense else None,
+            down=self._projections(brick_specs.DOWN_PROJECTION, weights.down) if is_dense else None,
+            experts=self._experts(weights),
             ffn_add=self._add(),
+        )
+
+    def _experts(self, weights: LayerWeights) -> ExpertBricks | None:
+        experts, model, router = self._model.experts, self._model, weights.router
+        if experts is None or router is None:
+            return None
+        gate, up, down = (
+            _product(of_expert(one.weight, 0, experts.count), has_bias=False)
+            for one in (weights.gate, weights.up, weights.down)
+        )
+        taken = Launch(take_rows.TAKE_ROWS, take_rows.work(), model.hidden)
+        swiglu = Launch(activation.SWIGLU, activation.work(), model.feed_forward)
+        routed = Launch(route.ROUTE, route.work(experts.used), experts.count)
+        return ExpertBricks(
+            router=self._brick(brick_specs.MOE_ROUTER, _product(router.weight, router.bias.size > 0), routed),
+            experts=self._brick(brick_specs.MOE_EXPERTS, taken, gate, up, swiglu, down),
+            combine=self._brick(brick_specs.MOE_COMBINE, Launch(combine.COMBINE, combine.work(experts.used))),
         )
 
     def _brick(self, spec: BrickSpec, *launches: Launch) -> ComputeBrick:

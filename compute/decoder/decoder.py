@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
-from cbtop.compute.decoder.bricks import BrickMaker, LayerBricks
+from cbtop.compute.decoder.bricks import BrickMaker, ExpertBricks, LayerBricks
+from cbtop.compute.decoder.experts import ExpertSpace, of_expert
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.guard import JidokaGuard
@@ -113,6 +114,8 @@ class Decoder:
         self._space = Workspace.of(model, most)
         self._alone = self._space.first(1)
         self.guard: JidokaGuard | None = None
+        experts = model.experts
+        self._expert_space = None if experts is None else ExpertSpace.of(experts, model.hidden, most)
 
     def restart(self) -> None:
         """Forget the sequence."""
@@ -264,11 +267,49 @@ class Decoder:
     def _feed_forward(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
         bricks, weights, inner = layer.bricks, layer.weights, space.gate.size
         run(bricks.ffn_norm, space.x.size, (space.x, weights.ffn_norm, self.model.epsilon, space.normed))
+        if bricks.experts is not None:
+            self._mix(layer, bricks.experts, space, count, run)
+            run(bricks.ffn_add, space.x.size, (space.x, space.delta))
+            return
         run(bricks.gate, inner, self._product(weights.gate, space.normed, space.gate))
         run(bricks.up, inner, self._product(weights.up, space.normed, space.up))
         run(bricks.activation, inner, (space.gate, space.up, space.activated))
         run(bricks.down, space.x.size, self._product(weights.down, space.activated, space.delta))
         run(bricks.ffn_add, space.x.size, (space.x, space.delta))
+
+    def _mix(self, layer: _Layer, bricks: ExpertBricks, space: Workspace, count: int, run: Run) -> None:
+        """space.delta = what the experts make of space.normed."""
+        model, weights, experts = self.model, layer.weights, self.model.experts
+        assert experts is not None
+        assert weights.router is not None
+        assert self._expert_space is not None
+        mixed = self._expert_space.first(count)
+        pairs = mixed.places, mixed.tokens, mixed.starts
+        run(
+            bricks.router,
+            2 * mixed.logits.size,
+            self._product(weights.router, space.normed, mixed.logits),
+            (mixed.logits, experts.normalised, experts.scale, mixed.weights, *pairs),
+        )
+        for expert in np.flatnonzero(np.diff(mixed.starts)).tolist():
+            first, end = mixed.starts[expert : expert + 2].tolist()
+            tokens = end - first
+            gate, up, down = (
+                Projection(of_expert(one.weight, expert, experts.count), one.bias)
+                for one in (weights.gate, weights.up, weights.down)
+            )
+            taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
+            activated = space.activated[:tokens]
+            run(
+                bricks.experts,
+                tokens * (2 * model.hidden + 3 * model.feed_forward),
+                (space.normed, mixed.tokens[first:end], taken),
+                self._product(gate, taken, gated),
+                self._product(up, taken, upped),
+                (gated, upped, activated),
+                self._product(down, activated, mixed.outputs[first:end]),
+            )
+        run(bricks.combine, space.delta.size, (mixed.outputs, mixed.places, mixed.weights, space.delta))
 
     def _product(self, projection: Projection, x: Floats, out: Floats) -> Arguments:
         weight = projection.weight

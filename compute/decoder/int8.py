@@ -9,7 +9,9 @@ from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import LayerWeights, Matrix, Model, Projection, read_model
 from cbtop.compute.jit.cpu import HAS_VNNI
 from cbtop.compute.quantization.base import QuantizedMatrix
-from cbtop.compute.quantization.interleaved import InterleavedMatrix, can_interleave
+from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, can_interleave
+
+OF_EXPERTS = ("gate", "up", "down")  # of a layer: they hold the matrices of all experts
 
 
 def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
@@ -28,20 +30,22 @@ def interleaved(model: Model) -> Model:
     """
     lm_head = _reordered(model.lm_head)
     is_tied = model.embedding is model.lm_head
-    layers = tuple(_layer(layer) for layer in model.layers)
+    experts = 1 if model.experts is None else model.experts.count
+    layers = tuple(_layer(layer, experts) for layer in model.layers)
     return replace(model, layers=layers, lm_head=lm_head, embedding=lm_head if is_tied else model.embedding)
 
 
-def _layer(layer: LayerWeights) -> LayerWeights:
+def _layer(layer: LayerWeights, experts: int) -> LayerWeights:
     products = {
-        field.name: replace(product, weight=_reordered(product.weight))
+        field.name: replace(product, weight=_reordered(product.weight, experts if field.name in OF_EXPERTS else 1))
         for field in fields(layer)
         if isinstance(product := getattr(layer, field.name), Projection)
     }
     return replace(layer, **products)  # type: ignore[arg-type]
 
 
-def _reordered(matrix: Matrix) -> Matrix:
-    if isinstance(matrix, QuantizedMatrix) and can_interleave(matrix):
+def _reordered(matrix: Matrix, parts: int = 1) -> Matrix:
+    """`matrix` interleaved, if each of its `parts` can be."""
+    if isinstance(matrix, QuantizedMatrix) and can_interleave(matrix) and matrix.rows // parts % ROWS == 0:
         return InterleavedMatrix.of(matrix)
     return matrix

@@ -27,6 +27,7 @@ from cbtop.profiler.traces.moments import TensorStats, tensor_stats
 from cbtop.profiler.traces.quantization import ErrorSource, quantization_error
 from cbtop.profiler.traces.tracer import ModelTracer
 
+PRODUCTS = ("linear", "linear_int8")  # the contracts of what multiplies by weights
 Calls = Sequence[Arguments]
 Watch = Callable[[Calls], int]  # gives the number of values it looked at
 
@@ -50,7 +51,10 @@ class ActivationProbe:
         for layer, bricks in enumerate(self._bricks.layers):
             yield bricks.attention_norm, self._entered
             yield bricks.output_projection, self._added
-            yield bricks.down, self._added
+            if bricks.down is not None:
+                yield bricks.down, self._added
+            if bricks.experts is not None:
+                yield bricks.experts.combine, self._combined
             yield bricks.ffn_add, partial(self._left, layer)
 
     def _entered(self, calls: Calls) -> int:
@@ -60,6 +64,11 @@ class ActivationProbe:
 
     def _added(self, calls: Calls) -> int:
         delta = calls[0][4]
+        self._measured.append(tensor_stats(delta))
+        return int(delta.size)
+
+    def _combined(self, calls: Calls) -> int:
+        delta = calls[0][3]
         self._measured.append(tensor_stats(delta))
         return int(delta.size)
 
@@ -151,13 +160,17 @@ class QuantizationProbe:
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
         layer = turn % len(self._bricks.layers)
         bricks = self._bricks.layers[layer]
-        for brick in (bricks.qkv, bricks.output_projection, bricks.gate, bricks.up, bricks.down):
+        mixed = () if bricks.experts is None else (bricks.experts.router, bricks.experts.experts)
+        dense = (one for one in (bricks.gate, bricks.up, bricks.down) if one is not None)
+        for brick in (bricks.qkv, bricks.output_projection, *dense, *mixed):
             yield brick, partial(self._multiplied, brick, layer)
         yield self._bricks.lm_head, partial(self._multiplied, self._bricks.lm_head, None)
 
     def _multiplied(self, brick: ComputeBrick, layer: int | None, calls: Calls) -> int:
         looked_at = 0
         for kernel, call in zip(brick.kernels, calls, strict=True):
+            if kernel.contract.name not in PRODUCTS:
+                continue
             code, rows, bias, x, found, scratch = kernel.narrow(call)
             block_format = FORMATS[code]
             is_int8 = isinstance(scratch, Int8Scratch)

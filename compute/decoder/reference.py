@@ -17,7 +17,7 @@ def forward_reference(model: Model, tokens: Sequence[int]) -> Wide:
     x = model.embedding.dequantized()[np.asarray(tokens)].astype(np.float64)  # (tokens, hidden)
     for layer in model.layers:
         x = x + _attention(model, layer, _norm(x, layer.attention_norm, model.epsilon))
-        x = x + _feed_forward(layer, _norm(x, layer.ffn_norm, model.epsilon))
+        x = x + _feed_forward(model, layer, _norm(x, layer.ffn_norm, model.epsilon))
     normed = _norm(x, model.final_norm, model.epsilon)
     return _times(normed, Projection(model.lm_head, np.zeros(0, np.float32)))
 
@@ -68,6 +68,21 @@ def _attention(model: Model, layer: LayerWeights, x: Wide) -> Wide:
     return _times(np.einsum("htp,phd->thd", weights, v).reshape(tokens, -1), layer.output)
 
 
-def _feed_forward(layer: LayerWeights, x: Wide) -> Wide:
-    gate = _times(x, layer.gate)
-    return _times(gate / (1 + np.exp(-gate)) * _times(x, layer.up), layer.down)
+def _feed_forward(model: Model, layer: LayerWeights, x: Wide) -> Wide:
+    if model.experts is None or layer.router is None:
+        gate = _times(x, layer.gate)
+        return _times(gate / (1 + np.exp(-gate)) * _times(x, layer.up), layer.down)
+    chances = np.exp(_times(x, layer.router))
+    chances /= chances.sum(axis=1, keepdims=True)
+    shape = model.experts.count, model.feed_forward, model.hidden
+    gates, ups = (one.weight.dequantized().astype(np.float64).reshape(shape) for one in (layer.gate, layer.up))
+    downs = layer.down.weight.dequantized().astype(np.float64).reshape(shape[0], shape[2], shape[1])
+    out = np.zeros_like(x)
+    for token, row in enumerate(x):
+        chosen = np.argsort(-chances[token], kind="stable")[: model.experts.used]
+        total = chances[token, chosen].sum() if model.experts.normalised else 1.0
+        for expert in chosen:
+            gate = gates[expert] @ row
+            inner = gate / (1 + np.exp(-gate)) * (ups[expert] @ row)
+            out[token] += model.experts.scale * chances[token, expert] / total * (downs[expert] @ inner)
+    return out

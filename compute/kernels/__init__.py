@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.activation import SWIGLU
     from cbtop.compute.kernels.attention import ATTENTION
+    from cbtop.compute.kernels.combine import COMBINE
     from cbtop.compute.kernels.embedding import EMBEDDING, INTERLEAVED_EMBEDDING
     from cbtop.compute.kernels.kv_write import KV_WRITE
     from cbtop.compute.kernels.linear import LINEAR
@@ -21,7 +22,9 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
     from cbtop.compute.kernels.rms_norm import RMS_NORM
     from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL
+    from cbtop.compute.kernels.route import ROUTE
     from cbtop.compute.kernels.sampling import DRAWN, GREEDY
+    from cbtop.compute.kernels.take_rows import TAKE_ROWS
 
     return (
         EMBEDDING,
@@ -34,7 +37,10 @@ def all_kernels() -> tuple[Kernel, ...]:
         ROPE_NEOX,
         KV_WRITE,
         ATTENTION,
+        ROUTE,
+        TAKE_ROWS,
         SWIGLU,
+        COMBINE,
         RESIDUAL_ADD,
         GREEDY,
         DRAWN,

@@ -53,6 +53,9 @@ def test_every_condition_of_every_brick_is_announced_once_and_holds_and_changes_
     assert len(set(said)) == len(said)
     of_layer = decoder.bricks.layers[0]
     all_bricks = [getattr(of_layer, name) for name in type(of_layer).__slots__]
+    if of_layer.experts is not None:
+        all_bricks.remove(of_layer.experts)
+        all_bricks += [getattr(of_layer.experts, name) for name in type(of_layer.experts).__slots__]
     all_bricks += [
         decoder.bricks.embedding,
         decoder.bricks.final_norm,

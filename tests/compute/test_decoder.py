@@ -97,10 +97,12 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     assert [layer.parent for layer in layers] == [step.id] * len(model.layers)
     in_layer = [node.name for node in ran if node.parent == layers[0].id]
     qk_norm = ["RmsNorm"] if model.layers[0].q_norm is not None else []
+    feed_forward = ["GateProjection", "UpProjection", "Activation", "DownProjection"]
+    if model.experts is not None:
+        feed_forward = ["MoeRouter", *["MoeExperts"] * in_layer.count("MoeExperts"), "MoeCombine"]
     assert in_layer == [
         "RmsNorm", "QkvProjection", *qk_norm, "RopeEmbedding", "KvWrite", "Attention (fused)", "OutputProjection",
-        "ResidualAdd", "RmsNorm", "GateProjection", "UpProjection",
-        "Activation", "DownProjection", "ResidualAdd",
+        "ResidualAdd", "RmsNorm", *feed_forward, "ResidualAdd",
     ]  # fmt: skip
     directly = [node.name for node in ran if node.parent == step.id and node.kind is NodeKind.BRICK]
     assert directly == ["Embedding", "RmsNorm", "LmHead", "Sampling"]

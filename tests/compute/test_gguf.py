@@ -97,7 +97,7 @@ def test_damage_is_told(tmp_path: Path, content: bytes, wanted: str) -> None:
 
 def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", architecture="mamba")
-    assert "'mamba'; supported are qwen2, qwen3, llama" in message_of(path)
+    assert "'mamba'; supported are qwen2, qwen3, qwen3moe, llama" in message_of(path)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     [
         (lambda w: w.add_head_count_kv(3), "a multiple is wanted"),
         (lambda w: w.add_value_length(4), "only equal ones are supported"),
-        (lambda w: w.add_expert_count(8), "mixture of experts"),
+        (lambda w: w.add_expert_count(8), "has no llama.expert_used_count"),
         (lambda w: w.add_string("llama.rope.scaling.type", "yarn"), "rope scaling 'yarn'"),
         (lambda w: w.add_rope_dimension_count(7), "rotates 7 of 8 dimensions"),
         (lambda w: w.add_rope_freq_base(float("nan")), "a finite number above zero"),

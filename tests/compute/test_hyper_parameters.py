@@ -89,9 +89,7 @@ def test_what_scales_positions_is_honoured(
     assert np.abs(decoder.logits - expected).max() < 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(
-    "keys", [keys for keys, _, _ in HONOURED] + [{"expert_count": 0}, {"attention.causal": True}]
-)
+@pytest.mark.parametrize("keys", [keys for keys, _, _ in HONOURED] + [{"attention.causal": True}])
 def test_llama_cpp_finds_the_same_logits(saying: Rewrite, keys: dict[str, Any]) -> None:
     pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: pip install xllamacpp")
     path = saying(keys | {"vocab_size": 512}, {"tokenizer.ggml.model": "none"})
@@ -114,7 +112,6 @@ def test_llama_cpp_finds_the_same_logits(saying: Rewrite, keys: dict[str, Any]) 
         ({"rope.scale_linear": float("inf")}, ".rope.scale_linear; a finite number above zero is wanted"),
         ({"rope.scaling.attn_factor": -1.0}, ".rope.scaling.attn_factor; a finite number above zero is wanted"),
         ({"rope.scaling.type": "longrope"}, "rope scaling 'longrope'"),
-        ({"expert_count": 8, "expert_used_count": 2}, "is a mixture of experts"),
         ({"attention.sliding_window": "wide"}, "has 'wide' as"),
         ({"unheard.of": [1, 2, 3]}, ".unheard.of' = 'an array of 3', which a"),
         ({"\x1b[2J\n\u202e": "\x1b[31m"}, r".\x1b[2J\n\u202e' = '\x1b[31m', which a"),

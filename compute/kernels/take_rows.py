@@ -1,0 +1,42 @@
+"""Take rows: those of the tokens that an expert is to work on, one after the other.
+
+reference    NumPy
+numba        copies a row at a time
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.contracts import contract
+from cbtop.compute.jit.compile import jit
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+
+
+def reference(x: Any, tokens: Any, out: Any) -> None:
+    """out[i] = x[tokens[i]]; x float32 (all tokens, hidden), tokens int64, out float32 (tokens, hidden)."""
+    out[:] = x[tokens]
+
+
+@jit
+def take_rows(x: Any, tokens: Any, out: Any) -> None:
+    """As `reference`."""
+    columns = np.uint64(x.shape[1])
+    for place in range(np.uint64(tokens.shape[0])):
+        token = np.uint64(tokens[place])
+        for i in range(columns):
+            out[place, i] = x[token, i]
+
+
+def work() -> KernelWork:
+    """Elements are outputs: each is read once and written once."""
+    return KernelWork(bytes_per_element=2.0 * FLOAT_BYTES)
+
+
+def _examples(rng: np.random.Generator, size: int) -> Arguments:
+    return floats(rng, 6, size), np.array([1, 2, 5]), np.zeros((3, size), np.float32)
+
+
+TAKE_ROWS = Kernel("take_rows", reference, take_rows, work, (2,), contract("take_rows"), _examples)
