@@ -177,7 +177,10 @@ def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check
     for code, kernel in linear.LINEAR.items():
         monkeypatch.setitem(linear.LINEAR, code, replace(kernel, implementation=wrong))
     failed = {result.brick for result in decoder_for(model, threads).verify(PROMPT) if not result.passed}
-    assert failed >= {"QkvProjection", "OutputProjection", "GateProjection", "UpProjection", "DownProjection"}
+    feed_forward = {"GateProjection", "UpProjection", "DownProjection"}
+    if model.experts is not None:
+        feed_forward = {"MoeRouter", "MoeExperts"}
+    assert failed >= {"QkvProjection", "OutputProjection", *feed_forward}
 
 
 def test_a_full_context_is_refused(model: Model, decoder_for: MakeDecoder) -> None:

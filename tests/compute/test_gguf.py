@@ -26,6 +26,7 @@ from cbtop.compute.gguf import GgufFile
 from cbtop.compute.gguf_header import aligned
 from cbtop.compute.gguf_writer import written_header
 from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from tests.protocol.test_hostile import peak_of
 
@@ -426,13 +427,14 @@ def test_tensors_and_keys_are_those_that_ggufs_own_reader_finds(model_files: dic
             assert {name: value for name, value in wanted.items() if not name.startswith("GGUF.")} == ours._metadata
             assert [tensor.name for tensor in theirs.tensors] == ours.untaken_tensors()
             read = [
-                ours.matrix(tensor.name, *reversed(tensor.shape.tolist())).data
-                if len(tensor.shape) == 2
-                else ours.vector(tensor.name, *tensor.shape)
+                (ours.vector, ours.matrix, ours.matrices)[len(tensor.shape) - 1](
+                    tensor.name, *reversed(tensor.shape.tolist())
+                )
                 for tensor in theirs.tensors
             ]
             ours.load()
-        for tensor, data in zip(theirs.tensors, read, strict=True):
+        for tensor, one in zip(theirs.tensors, read, strict=True):
+            data = one.data if isinstance(one, QuantizedMatrix) else one
             assert data.tobytes() == tensor.data.tobytes()
             assert data.ndim == 1 or data.ctypes.data % 64 == 0
 

@@ -111,9 +111,9 @@ def test_the_error_of_a_kernel_is_rounding_and_that_of_int8_activations_is_more(
     model: Model, run: Callable[..., Traced]
 ) -> None:
     errors = run(model).forward.quant_errors
-    assert {error.brick for error in errors} == {
-        "QkvProjection", "OutputProjection", "GateProjection", "UpProjection", "DownProjection", "LmHead",
-    }  # fmt: skip
+    dense = {"GateProjection", "UpProjection", "DownProjection"}
+    feed_forward = dense if model.experts is None else {"MoeExperts"}
+    assert {error.brick for error in errors} == {"QkvProjection", "OutputProjection", *feed_forward, "LmHead"}
     assert {error.quant_type for error in errors} == {"Q4_K", "Q6_K"}
     by_source = {error.source.value: error.snr_db for error in errors}
     assert set(by_source) == {"kernel as it ran", "if activations were Q8_0"}
@@ -243,10 +243,10 @@ def with_norm(model: Model, layer: int, value: float) -> Model:
 
 
 def with_down(model: Model, layer: int) -> Model:
-    """The model with one quantised byte of one layer's down projection replaced: a scale of 256 weights."""
+    """The model with one quantised byte of one layer's down projections replaced: a scale of 256 weights."""
     down = model.layers[layer].down
     data = down.weight.data.copy()
-    data[100, 5] ^= 0x3F
+    data[100 :: model.hidden, 5] ^= 0x3F
     data.flags.writeable = False  # as a model's own: for another type the kernels were compiled again
     layers = list(model.layers)
     layers[layer] = replace(layers[layer], down=replace(down, weight=replace(down.weight, data=data)))
@@ -257,9 +257,11 @@ def fingerprints_of(decoder: Decoder) -> Fingerprints:
     """Of all that the bricks write in a prefill and one decode."""
     found = Fingerprints()
     layer_of = {
-        getattr(bricks, field.name): layer
+        getattr(part, field.name): layer
         for layer, bricks in enumerate(decoder.bricks.layers)
-        for field in fields(bricks)
+        for part in (bricks, bricks.experts)
+        if part is not None
+        for field in fields(part)
     }
     position = 0  # where the pass began; the decoder's own moves on before the last bricks run
 
@@ -288,7 +290,11 @@ def test_one_wrong_byte_of_a_quantised_matrix_is_found_in_its_brick(model: Model
     reference = fingerprints_of(decoder_for(model, 1))
     found = fingerprints_of(decoder_for(with_down(model, layer=1), 1)).find_divergence(reference)
     assert found is not None
-    assert (found.brick, found.layer, found.position) == ("DownProjection", 1, 0)
+    assert (found.brick, found.layer, found.position) == (
+        "DownProjection" if model.experts is None else "MoeExperts",
+        1,
+        0,
+    )
 
 
 def test_other_threads_and_other_kernels_of_the_same_meaning_are_no_divergence(
