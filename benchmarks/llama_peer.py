@@ -92,8 +92,8 @@ class Llama:
             (ctypes.c_int32, threads),
             (ctypes.c_int32, threads),
         )
-        vocabulary = _call("llama_model_get_vocab", _Pointer, (_Pointer, self._model))
-        self._words = _call("llama_vocab_n_tokens", ctypes.c_int32, (_Pointer, vocabulary))
+        self._vocabulary = _call("llama_model_get_vocab", _Pointer, (_Pointer, self._model))
+        self._words = _call("llama_vocab_n_tokens", ctypes.c_int32, (_Pointer, self._vocabulary))
         self._decode = library()["llama_decode"]
         self._decode.argtypes = [_Pointer, _Parameters]
 
@@ -109,6 +109,45 @@ class Llama:
             "llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), (_Pointer, self._context), (ctypes.c_int32, -1)
         )
         return np.ctypeslib.as_array(logits, (self._words,)).copy()
+
+    def tokens_of(self, text: str) -> list[int]:
+        """What its own tokenizer makes of a prompt, names of control tokens as these tokens."""
+        data = text.encode()
+        tokens = (ctypes.c_int32 * (2 * len(data) + 8))()
+        count = _call(
+            "llama_tokenize",
+            ctypes.c_int32,
+            (_Pointer, self._vocabulary),
+            (ctypes.c_char_p, data),
+            (ctypes.c_int32, len(data)),
+            (_Pointer, ctypes.addressof(tokens)),
+            (ctypes.c_int32, len(tokens)),
+            (ctypes.c_bool, True),
+            (ctypes.c_bool, True),
+        )
+        return list(tokens[:count])
+
+    def piece_of(self, token: int) -> bytes:
+        """The bytes that a token stands for, none for a control token."""
+        buffer = ctypes.create_string_buffer(256)
+        count = _call(
+            "llama_token_to_piece",
+            ctypes.c_int32,
+            (_Pointer, self._vocabulary),
+            (ctypes.c_int32, token),
+            (_Pointer, ctypes.addressof(buffer)),
+            (ctypes.c_int32, len(buffer)),
+            (ctypes.c_int32, 0),
+            (ctypes.c_bool, False),
+        )
+        return buffer.raw[:count]
+
+    def is_end(self, token: int) -> bool:
+        """Whether a text ends with this token."""
+        is_end: bool = _call(
+            "llama_vocab_is_eog", ctypes.c_bool, (_Pointer, self._vocabulary), (ctypes.c_int32, token)
+        )
+        return is_end
 
     def forget(self) -> None:
         """Begin a new sequence."""

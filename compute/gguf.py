@@ -85,11 +85,11 @@ class GgufFile:
             raise self._bad_key(key, value, "a string")
         return value
 
-    def integer(self, key: str, most: int, default: int | None = None) -> int:
-        """A whole number from 1 to `most`."""
+    def integer(self, key: str, most: int, default: int | None = None, least: int = 1) -> int:
+        """A whole number from `least` to `most`."""
         value = self._value(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise self._bad_key(key, value, f"a whole number from 1 to {most:,}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self._bad_key(key, value, f"a whole number from {least} to {most:,}")
         return value
 
     def integer_of_all(self, key: str, most: int, count: int, default: int | None = None) -> int:

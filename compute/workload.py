@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.compute.decoder.tracing import DecodeTracing
+    from cbtop.compute.tokenizer import Tokenizer
     from cbtop.protocol.messages import CheckResult
 
 Progress = Callable[[str, float | None], None]
+Write = Callable[[str], None]
 ShouldStop = Callable[[], bool]
 
 MAX_DEFAULT_CONTEXT = 2048
@@ -37,6 +39,7 @@ class WorkloadOptions:
     `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in a sample of the decode steps.
     `guard`: what to do about what a brick computes wrong (GUARD_REACTIONS); None: not to look.
     `check_contracts`: run each brick between the conditions of its kernels' contracts.
+    `prompt`: the text to go on from, once, to its end; None: the same random tokens, again and again.
     """
 
     model: Path | None = None
@@ -49,13 +52,21 @@ class WorkloadOptions:
     sampling: Sampling = GREEDY
     check_contracts: bool = False
     guard: str | None = "log"
+    prompt: str | None = None
 
 
-def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, progress: Progress) -> None:
+def run(
+    options: WorkloadOptions,
+    profiler: Profiler,
+    should_stop: ShouldStop,
+    progress: Progress,
+    write: Write = lambda text: None,
+) -> None:
     """Announce the model, its checks and the machine's ceilings, then decode until told to stop.
 
     `should_stop` is asked between steps; `progress` is told what takes long, with an empty text once
-    nothing does. ModelError where the model cannot be run.
+    nothing does; `write` is given a prompt and what the model goes on with, as it comes.
+    ModelError where the model cannot be run.
     """
     # Numba loads in half a second, which whoever only needs WorkloadOptions should not pay.
     from cbtop.compute.backends import cpu_backend
@@ -71,6 +82,10 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
         raise ComputeError(f"{options.steps} steps; give 1 or more")
     backend = cpu_backend(options.threads)
     path = options.model or demo_model(progress)
+    tokenizer = None
+    if options.prompt is not None:
+        progress("reading the tokenizer", None)
+        tokenizer = _tokenizer(path)
     progress("reading the model", None)
     model = model_to_run(path, is_exact=options.is_exact)
     wanted = MAX_DEFAULT_CONTEXT if options.context is None else options.context
@@ -89,6 +104,8 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
         options.check_contracts,
     )
     prompt = _prompt(model, context)
+    if tokenizer is not None and options.prompt is not None:
+        prompt = _tokens(tokenizer, options.prompt, model, context)
 
     progress("compiling kernels", None)
     _warm_up(decoder, prompt, profiler)
@@ -102,7 +119,15 @@ def run(options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, p
     if options.guard:  # from here on: its samples take a share of the time that decoding takes, not compiling
         decoder.guard = JidokaGuard(Reaction(options.guard), profiler, decoder.bricks.places())
     tracing = DecodeTracing(decoder, profiler, TracerConfig.of(options.trace)) if options.trace else None
-    _decode_until(decoder, prompt, options.steps, should_stop, tracing)
+    if tokenizer is None:
+        _decode_until(decoder, prompt, options.steps, should_stop, tracing)
+    else:
+        write(options.prompt or "")
+        _go_on(decoder, prompt, options.steps, should_stop, tracing, tokenizer, write)
+    if tracing:
+        tracing.finish()
+    if decoder.guard:
+        decoder.guard.finish()
 
 
 def verify_model(path: Path, threads: int, *, is_exact: bool) -> list[CheckResult]:
@@ -139,10 +164,28 @@ def _decode_until(
         while decoder.position < decoder.context and (steps is None or done < steps) and not should_stop():
             token = decoder.decode(token, tracing.observer() if tracing else None)
             done += 1
-    if tracing:
-        tracing.finish()
-    if decoder.guard:
-        decoder.guard.finish()
+
+
+def _go_on(
+    decoder: Decoder,
+    prompt: list[int],
+    steps: int | None,
+    should_stop: ShouldStop,
+    tracing: DecodeTracing | None,
+    tokenizer: Tokenizer,
+    write: Write,
+) -> None:
+    """Prefill and decode once, to the end of the text, the context or `steps`, and write the text as it comes."""
+    stream = tokenizer.stream(prompt)
+    decoder.restart()
+    token, done = decoder.prefill(prompt), 0
+    while token not in tokenizer.ends:
+        write(stream.text_of(token))
+        if decoder.position == decoder.context or done == steps or should_stop():
+            break
+        token = decoder.decode(token, tracing.observer() if tracing else None)
+        done += 1
+    write(stream.rest() + "\n")
 
 
 def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
@@ -163,6 +206,32 @@ def _prompt(model: Model, context: int) -> list[int]:
 
     count = max(min(PROMPT_TOKENS, context // 2), 1)
     return [int(token) for token in np.random.default_rng(PROMPT_SEED).integers(0, model.vocabulary, count)]
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    from cbtop.compute.gguf import GgufFile
+    from cbtop.compute.tokenizer import read_tokenizer
+
+    with GgufFile.open(path) as file:
+        return read_tokenizer(file)
+
+
+def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> list[int]:
+    """The tokens of `prompt`. ComputeError where they do not leave room for one more, or are not this model's."""
+    if len(tokenizer.pieces) != model.vocabulary:
+        raise ComputeError(
+            f"the model has {len(tokenizer.pieces):,} tokens in its tokenizer and {model.vocabulary:,} in its "
+            "embedding: convert it again, or leave the prompt away"
+        )
+    tokens = tokenizer.encode(prompt)
+    if not tokens:
+        raise ComputeError("the prompt is empty, and the model has no token to begin with; give a word")
+    if len(tokens) >= context:
+        raise ComputeError(
+            f"the prompt has {len(tokens):,} tokens, which leaves no room in a context of {context:,}; give a "
+            f"shorter one, or a larger --context (the model's: {model.context_length:,})"
+        )
+    return tokens
 
 
 def _manifest(model: Model, backend: Backend, context: int) -> Manifest:

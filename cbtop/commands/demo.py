@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -46,6 +47,8 @@ EPILOG = """\
 examples:
   cbtop demo                                    on screen, until you quit
   cbtop demo --model qwen2.5-1.5b-q4_k_m.gguf   your own model
+  cbtop demo --model qwen2.5-1.5b-q4_k_m.gguf --prompt "Once upon a time"
+                                                what it goes on with, as one of the views
   cbtop demo --headless --steps 50              50 decode steps, then a report: for CI
   cbtop demo --headless --steps 50 --trace all --view trace
                                                 what the model computed: MLT-01 to MLT-05
@@ -53,11 +56,17 @@ examples:
 """
 POLL_MS = 100
 STOP_S = 5.0
+STDERR = 2  # where the text goes that must not stand in a report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--model", type=Path, metavar="FILE.gguf", help="the model (default: a random one, 82 MB)")
+    group.add_argument(
+        "--prompt", type=_prompt, metavar="TEXT",
+        help="go on from TEXT as it stands, without a chat template, to the end of the text or of the context: what "
+        "is written is a view on screen, and goes to stderr with --headless (needs cbtop[text])",
+    )  # fmt: skip
     group.add_argument("--steps", type=count, metavar="N", help="stop after N decode steps (default: until stopped)")
     group.add_argument(
         "--threads", type=count, metavar="N", help="CPU threads (default: all but one, which is left to the screen)"
@@ -114,11 +123,20 @@ def run(options: argparse.Namespace) -> int:
     # On screen the workload's words would tear the picture: they are kept, and shown if it fails.
     with (
         tempfile.TemporaryFile("w+") as said,
-        _workload(options, None if headless else said) as process,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as written,
+        _workload(options, STDERR if headless else written, None if headless else said) as process,
         DemoFeed(process, said, window_s(options)) as feed,
     ):
         judge_as_asked(feed, options)
-        return _print_when_done(feed, process, options) if headless else show_on_screen(feed, options)
+        if headless:
+            return _print_when_done(feed, process, options)
+        if options.prompt is None:
+            return show_on_screen(feed, options)
+        program = _Prompted(process, written)
+        try:
+            return show_on_screen(feed, options, program=program)
+        finally:
+            _write("\n".join(program.written()) + "\n")
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -162,10 +180,12 @@ def serve(options: argparse.Namespace) -> int:
                 sampling=Sampling(options.temperature, options.top_k, options.top_p, options.seed),
                 check_contracts=options.check_contracts,
                 guard=None if options.guard == "off" else options.guard,
+                prompt=options.prompt,
             ),
             profiler,
             should_stop,
             progress,
+            _write,
         )
     except GuardError as error:
         line.clear()
@@ -204,7 +224,9 @@ class DemoFeed(Feed):
 
 
 @contextmanager
-def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[subprocess.Popen[bytes]]:
+def _workload(
+    options: argparse.Namespace, stdout: IO[str] | int, stderr: IO[str] | None
+) -> Iterator[subprocess.Popen[bytes]]:
     """The workload as a child process; stopped when we leave, however we leave."""
     command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--parent", str(os.getpid())]
     for name in ("model", "steps", "threads", "context"):
@@ -218,7 +240,11 @@ def _workload(options: argparse.Namespace, stderr: IO[str] | None) -> Iterator[s
         command += ["--trace", ",".join(options.trace)]
     if options.check_contracts:
         command.append("--check-contracts")
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
+    if options.prompt is not None:
+        command.append(f"--prompt={options.prompt}")
+    else:
+        stdout = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
     try:
         yield process
     finally:
@@ -240,7 +266,8 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     with noted_interrupt() as is_interrupted:
         while process.poll() is None and not is_interrupted():
             feed.poll(POLL_MS)
-            _show_steps(line, feed.view(), options.steps)
+            if options.prompt is None:  # else the text tells how far it is
+                _show_steps(line, feed.view(), options.steps)
         interrupted = is_interrupted()
     if interrupted:  # what was measured so far is still worth printing
         _stop(process)
@@ -287,6 +314,53 @@ def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) 
             f"{view.steps.phase}: step {view.steps.count}{wanted}",
             view.steps.count / steps if steps else None,
         )
+
+
+class _Prompted:
+    """What a workload with a prompt has written, for the screen."""
+
+    def __init__(self, process: subprocess.Popen[bytes], written: IO[str]) -> None:
+        self._process = process
+        self._written = written
+        self._size = 0
+        self._lines: Sequence[str] = ()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def written(self) -> Sequence[str]:
+        size = os.fstat(self._written.fileno()).st_size
+        if size != self._size:
+            text = os.pread(self._written.fileno(), size, 0).decode(errors="replace")
+            self._size, self._lines = size, text.rstrip("\n").split("\n")
+        return self._lines
+
+    def interrupt(self) -> None:
+        self._process.terminate()
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Its text is wrapped here."""
+
+
+def _write(text: str) -> None:
+    """Print what a model has written, at once, and nothing in it that a terminal could obey."""
+    sys.stdout.write("".join(map(_shown, text)))
+    sys.stdout.flush()
+
+
+def _shown(character: str) -> str:
+    # Spaces of all widths, and the joiners of emoji and scripts, are no "printable" ones to Python.
+    is_kept = character.isprintable() or character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
+    return character if is_kept else "\ufffd"
+
+
+def _prompt(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("it is not UTF-8") from None
+    return text
 
 
 def _traces(text: str) -> tuple[str, ...]:

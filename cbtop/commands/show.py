@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cbtop.client.replay import ReplayFeed
     from cbtop.protocol.keys import ViewerKeys
     from cbtop.tui.app import CbtopApp
+    from cbtop.tui.run_app import AppProgram
     from cbtop.viewmodels.model import ReplayView, SourceView
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
@@ -195,8 +196,13 @@ def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> Non
         raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
 
 
-def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: MergeMode | None = None) -> int:
-    """Open the screen on `feed` and give the exit code when it closes."""
+def show_on_screen(
+    feed: Feed | ReplayFeed,
+    options: argparse.Namespace,
+    merge: MergeMode | None = None,
+    program: AppProgram | None = None,
+) -> int:
+    """Open the screen on `feed`, with what `program` writes as one of the views; the exit code when it closes."""
     settle_colours(options)
     # Textual takes a fifth of a second to load; reports and --help should not pay for it.
     from cbtop.client.look_back import look_back
@@ -204,6 +210,7 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
     from cbtop.client.stream_recorder import save_history
     from cbtop.tui.app import CbtopApp
     from cbtop.tui.replay_app import ReplayApp
+    from cbtop.tui.run_app import RunApp
 
     app: CbtopApp
     if isinstance(feed, ReplayFeed):
@@ -212,9 +219,12 @@ def show_on_screen(feed: Feed | ReplayFeed, options: argparse.Namespace, merge: 
         # With several daemons there is no one history to write down.
         save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
         back = partial(look_back, feed) if feed.endpoint else None
-        app = CbtopApp(
-            feed, interval_s=options.interval, save_history=save, look_back=back, section=options.view
-        )  # fmt: skip
+        if program is None:
+            app = CbtopApp(feed, interval_s=options.interval, section=options.view, save_history=save, look_back=back)
+        else:
+            app = RunApp(
+                feed, program, interval_s=options.interval, section=options.view, save_history=save, look_back=back
+            )
     app.phase, app.window, app.merge = options.phase, shows_window(options, by_default=app.window), merge
     dress(app, options)
     code = app.run()

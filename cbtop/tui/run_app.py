@@ -58,8 +58,9 @@ class RunApp(CbtopApp, inherit_bindings=False):
         interval_s: float = 0.5,
         save_history: Callable[[], SavedHistory] | None = None,
         look_back: AskBack | None = None,
+        section: str = "all",
     ) -> None:
-        super().__init__(feed, interval_s=interval_s, save_history=save_history, look_back=look_back)
+        super().__init__(feed, interval_s=interval_s, save_history=save_history, look_back=look_back, section=section)
         self._program = program
         self._written: Sequence[str] = ()
 

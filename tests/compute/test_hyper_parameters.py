@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFWriter
 from gguf.constants import Keys
 
 from benchmarks.llama_peer import Llama
@@ -17,6 +16,8 @@ from cbtop.compute.decoder.base import DESCRIBING, Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ModelError
+
+from .rewritten import rewritten
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 Rewrite = Callable[..., Path]
@@ -32,20 +33,8 @@ def saying(model_files: dict[str, Path], tmp_path: Path, architecture: str) -> R
     """Writes the tiny model of the architecture with keys of it, besides those that it has or in their place."""
 
     def rewrite(keys: dict[str, Any], general: dict[str, Any] | None = None) -> Path:
-        reader = GGUFReader(model_files[architecture])
-        values = {name: item.contents() for name, item in reader.fields.items() if not name.startswith("GGUF.")}
-        values |= {f"{architecture}.{name}": value for name, value in keys.items()} | (general or {})
-        writer = GGUFWriter(tmp_path / "said.gguf", values.pop("general.architecture"))
-        for name, value in values.items():
-            kind = {bool: "bool", str: "string", int: "uint32", float: "float32", list: "array"}[type(value)]
-            getattr(writer, f"add_{kind}")(name, value)
-        for tensor in reader.tensors:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return tmp_path / "said.gguf"
+        said = {f"{architecture}.{name}": value for name, value in keys.items()} | (general or {})
+        return rewritten(model_files[architecture], tmp_path / "said.gguf", said)
 
     return rewrite
 

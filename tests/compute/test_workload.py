@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 
 from cbtop.compute import ceilings
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import read_model
+from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.gguf import GgufFile
+from cbtop.compute.tokenizer import read_tokenizer
 from cbtop.compute.workload import WorkloadOptions, run
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
 
 from .conftest import ListRecorder
+from .rewritten import rewritten
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +57,37 @@ def test_a_full_context_starts_the_sequence_again(
     options = WorkloadOptions(model=model_files["llama"], steps=20, threads=1, context=16)
     run(options, profiler, lambda: False, lambda text, fraction: None)
     assert steps_of(recorder) == {"prefill": 3, "decode": 20}  # 8 tokens of prompt, 8 of room
+
+
+def test_a_prompt_is_gone_on_from_until_the_end_of_the_text(
+    model_files: dict[str, Path], tmp_path: Path, profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'cbtop[text]'")
+    from .vocabularies import byte_level
+
+    def written(steps: int | None, keys: dict[str, int]) -> str:
+        path = rewritten(model_files["qwen2"], tmp_path / "model.gguf", byte_level() | keys)
+        texts: list[str] = []
+        options = WorkloadOptions(model=path, steps=steps, threads=1, prompt="Hello")
+        run(options, profiler, lambda: False, lambda text, fraction: None, texts.append)
+        return "".join(texts)
+
+    of_three = written(3, {})
+    assert steps_of(recorder) == {"prefill": 1, "decode": 3}
+    assert of_three.startswith("Hello")
+    with GgufFile.open(tmp_path / "model.gguf") as file:
+        tokenizer = read_tokenizer(file)
+    chosen: list[int] = []
+    model = read_model(tmp_path / "model.gguf", FAMILIES)
+    decoder = Decoder(model, "numba", 1, BrickProfiler(enabled=False), 16)
+    token = decoder.prefill(tokenizer.encode("Hello"))
+    for _ in range(3):
+        chosen.append(token)
+        token = decoder.decode(token)
+    assert of_three == tokenizer.decode([*tokenizer.encode("Hello"), *chosen, token]) + "\n"
+    recorder.records.clear()
+    assert written(None, {"tokenizer.ggml.eos_token_id": chosen[0]}) == "Hello\n"
+    assert steps_of(recorder) == {"prefill": 1}
 
 
 def test_it_stops_between_steps_when_told(

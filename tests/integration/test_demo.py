@@ -16,6 +16,8 @@ from cbtop.client.feed import Feed
 from cbtop.commands import demo
 from cbtop.compute import demo_model
 from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
+from tests.compute.rewritten import rewritten
+from tests.compute.vocabularies import byte_level
 from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, eventually, wait_until_seen
 
 DECODED_BRICKS = {
@@ -50,6 +52,38 @@ def test_headless_decodes_the_steps_asked_for_and_reports_every_brick(models: di
     assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
     assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
     assert (loss["dropped"], loss["produced"]) == (0, loss["received"])
+
+
+@pytest.fixture(scope="module")
+def speaking(models: dict[str, Path]) -> Path:
+    """The tiny qwen2 with a vocabulary."""
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'cbtop[text]'")
+    path = models["qwen2"].with_name("speaking.gguf")
+    return rewritten(models["qwen2"], path, byte_level())
+
+
+def test_a_prompt_is_gone_on_from_once_beside_a_report_that_stays_whole(
+    speaking: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ("demo", "--model", str(speaking), "--headless", "--steps", "5", "--prompt=-Hi\x1b[2Jthere")
+    done = cbtop(*command, "--format", "json")
+    workload = capfd.readouterr()  # a process, which shares our output
+    assert done.returncode == 0, done.stderr
+    (source,) = json.loads(done.stdout)["sources"]
+    assert source["steps"]["count"] == 5
+    assert workload.out == ""
+    assert "\n-Hi�[2Jthere" in workload.err
+    assert "\x1b" not in workload.err
+
+
+def test_a_prompt_for_a_model_without_a_tokenizer_is_one_line_that_says_so(
+    models: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = cbtop("demo", "--model", str(models["qwen2"]), "--headless", "--steps", "5", "--prompt", "Hi")
+    assert done.returncode == 2
+    said = [line for line in capfd.readouterr().err.splitlines() if not line.endswith("…")]
+    assert len(said) == 1
+    assert "has no tokenizer, so that it takes no prompt; give a model converted with its vocabulary" in said[0]
 
 
 def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]) -> None:

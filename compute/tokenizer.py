@@ -1,0 +1,252 @@
+"""Text to the tokens of a model and back, by what its GGUF file says of its vocabulary.
+
+Source of the keys: ggml's docs/gguf.md; of what they mean: llama.cpp's src/llama-vocab.cpp.
+"""
+
+# Text becomes tokens in Hugging Face's `tokenizers`, made from the file's lists. Tokens become text here: the bytes
+# of each lie in a list, and a character whose bytes come with several tokens waits for its last one.
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cbtop.compute.errors import ComputeError, ModelError
+from cbtop.compute.gguf import GgufFile
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # enum llama_token_type
+WITHOUT_TEXT = (UNKNOWN, CONTROL, UNUSED)
+SPACE = "\u2581"  # how SentencePiece writes one
+MAX_TOKEN_CHARACTERS = 1_024  # the longest of real vocabularies are runs of some hundred spaces
+
+_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_LLAMA3 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# What `tokenizer.ggml.pre` names: the patterns that cut a text into words, one after the other.
+PATTERNS = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "gpt-2": (_GPT2,),
+    "llama-bpe": (_LLAMA3,),
+    "qwen2": (_LLAMA3.replace("{1,3}", ""),),
+    "smollm": (r"\p{N}", _GPT2),
+}
+BEGINS = frozenset({"llama-bpe"})  # what begins with a token of its own where the file does not say
+WHOLE_WORDS = frozenset({"llama-bpe"})  # a word that is a token is that token, whatever merges would make of it
+# Control tokens that end a text whatever the file's keys say, as llama.cpp has them.
+ENDS = frozenset(
+    {
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
+        "<|end_of_text|>", "<|eom_id|>", "<EOT>", "_<EOT>",
+    }
+)  # fmt: skip
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (GPT-2's encoder.py, bytes_to_unicode)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """The vocabulary of a model. `pieces` holds the bytes that each token stands for, none for control tokens."""
+
+    pieces: tuple[bytes, ...]
+    ends: frozenset[int]  # tokens that end a text
+    begin: int | None  # the token that begins one
+    _drops_first_space: bool  # encoding put it there
+    _library: Library
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`, the beginning one first where the model wants it.
+
+        Names of control tokens in the text are these tokens. ComputeError where it is no Unicode text.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ComputeError("the prompt is not UTF-8; give it as such") from error
+        begin = [] if self.begin is None else [self.begin]
+        return begin + list(self._library.encode(text, add_special_tokens=False).ids)
+
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """The text of the tokens that follow those `before`."""
+        stream = TextStream(self)
+        for token in before:
+            stream.text_of(token)
+        return stream
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens` from its beginning on; bytes that are no UTF-8 are U+FFFD."""
+        stream = self.stream()
+        return "".join(map(stream.text_of, tokens)) + stream.rest()
+
+
+class TextStream:
+    """The text of tokens as they come."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces = tokenizer.pieces
+        self._drops_space = tokenizer._drops_first_space
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def text_of(self, token: int) -> str:
+        """The characters that `token` completes."""
+        piece = self._pieces[token]
+        if self._drops_space and piece:
+            piece, self._drops_space = piece.removeprefix(b" "), False
+        return self._characters.decode(piece)
+
+    def rest(self) -> str:
+        """What stands for a character that the end has cut short."""
+        return self._characters.decode(b"", final=True)
+
+
+def read_tokenizer(file: GgufFile) -> Tokenizer:
+    """The tokenizer of an open file. ModelError where it has none, or one that is not supported or damaged.
+
+    ComputeError where the library is not installed.
+    """
+    if not file.has_key("tokenizer.ggml.tokens"):
+        raise ModelError(
+            f"{file.path} has no tokenizer, so that it takes no prompt; give a model converted with its "
+            "vocabulary, or leave the prompt away"
+        )
+    kind = file.text("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise ModelError(
+            f"{file.path} has a tokenizer of kind {kind[:60]!r}; supported are gpt2 and llama: leave the prompt away"
+        )
+    try:
+        # It takes 40 ms to load, and 12 MB to install: only a prompt needs it.
+        import tokenizers
+    except ImportError as error:
+        raise ComputeError(
+            "a prompt wants the package tokenizers, which is not installed: pip install 'cbtop[text]'"
+        ) from error
+    tokens = file.texts("tokenizer.ggml.tokens")
+    types = _numbers(file, "tokenizer.ggml.token_type", len(tokens), [1] * len(tokens))
+    if longest := next((token for token in tokens if len(token) > MAX_TOKEN_CHARACTERS), None):
+        raise _damaged(file, f"a token of {len(longest):,} characters, over the limit of {MAX_TOKEN_CHARACTERS:,}")
+    try:
+        if kind == "gpt2":
+            library, begins, pieces = *_byte_level(file, tokens, tokenizers), _byte_pieces(tokens, types)
+        else:
+            library, begins, pieces = *_sentence_piece(file, tokens, types, tokenizers), _space_pieces(tokens, types)
+        for name, numbers in (("add_special_tokens", (UNKNOWN, CONTROL)), ("add_tokens", (USER_DEFINED,))):
+            added = [token for token, number in zip(tokens, types, strict=True) if number in numbers and token]
+            special = name == "add_special_tokens"
+            getattr(library, name)([tokenizers.AddedToken(one, normalized=False, special=special) for one in added])
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises no narrower one
+        raise _damaged(file, f"a vocabulary that is none ({str(error)[:200]!r})") from error
+    begin = _token(file, "bos", len(tokens), 1 if kind == "llama" else None)
+    ends = {_token(file, name, len(tokens), 2 if kind == "llama" and name == "eos" else None)
+            for name in ("eos", "eot", "eom")}  # fmt: skip
+    ends |= {at for at, token in enumerate(tokens) if token in ENDS and types[at] == CONTROL}
+    return Tokenizer(
+        tuple(pieces),
+        frozenset(end for end in ends if end is not None),
+        begin if file.flag("tokenizer.ggml.add_bos_token", begins) else None,
+        kind == "llama" and file.flag("tokenizer.ggml.add_space_prefix", True),
+        library,
+    )
+
+
+def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Library, bool]:
+    """Merges of characters that stand for bytes, and whether a text begins with a token of its own."""
+    pre = file.text("tokenizer.ggml.pre", "default")
+    if pre not in PATTERNS:
+        raise ModelError(
+            f"{file.path} cuts words as {pre[:60]!r}; supported are {', '.join(PATTERNS)}: leave the prompt away"
+        )
+    merges = [tuple(merge.split(" ", 1)) for merge in file.texts("tokenizer.ggml.merges")]
+    vocabulary = {token: at for at, token in enumerate(tokens)}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS))
+    cut = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(one), "isolated") for one in PATTERNS[pre]]
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [*cut, tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return library, pre in BEGINS
+
+
+def _sentence_piece(
+    file: GgufFile, tokens: list[str], types: Sequence[float], tokenizers: Any
+) -> tuple[Library, bool]:
+    """Merges in the order of the scores of what they make; characters of no token as their bytes."""
+    scores = _numbers(file, "tokenizer.ggml.scores", len(tokens), None)
+    vocabulary = {token: at for at, token in enumerate(tokens)}
+    merges = [
+        (-scores[at], vocabulary[token[:cut]], vocabulary[token[cut:]], token[:cut], token[cut:])
+        for token, at in vocabulary.items()
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
+    model = tokenizers.models.BPE(
+        vocabulary,
+        [merge[3:] for merge in sorted(merges)],
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    library = tokenizers.Tokenizer(model)
+    spaces = tokenizers.normalizers.Replace(" ", SPACE)
+    if file.flag("tokenizer.ggml.add_space_prefix", True):
+        spaces = tokenizers.normalizers.Sequence([tokenizers.normalizers.Prepend(SPACE), spaces])
+    library.normalizer = spaces
+    return library, True
+
+
+def _byte_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
+    bytes_of = _byte_characters()
+    pieces = []
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in WITHOUT_TEXT:
+            pieces.append(b"")
+        elif kind != USER_DEFINED and all(character in bytes_of for character in token):
+            pieces.append(bytes(bytes_of[character] for character in token))
+        else:
+            pieces.append(token.encode())
+    return pieces
+
+
+def _space_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
+    pieces = []
+    for token, kind in zip(tokens, types, strict=True):
+        byte = re.fullmatch("<0x([0-9A-F]{2})>", token) if kind == BYTE else None
+        text = b"" if kind in WITHOUT_TEXT else token.replace(SPACE, " ").encode()
+        pieces.append(bytes.fromhex(byte[1]) if byte else text)
+    return pieces
+
+
+def _numbers(file: GgufFile, key: str, count: int, default: Sequence[float] | None) -> Sequence[float]:
+    """One number for each of `count` tokens."""
+    if default is not None and not file.has_key(key):
+        return default
+    numbers = file.numbers(key)
+    if len(numbers) != count:
+        raise _damaged(file, f"{len(numbers):,} elements of {key} for {count:,} tokens")
+    return numbers
+
+
+def _token(file: GgufFile, name: str, count: int, default: int | None) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    if not file.has_key(key):
+        return default if default is None or default < count else None
+    return file.integer(key, count - 1, least=0)
+
+
+def _damaged(file: GgufFile, what: str) -> ModelError:
+    return ModelError(f"{file.path} has {what}: its tokenizer is damaged; download or convert it again")

@@ -1,0 +1,73 @@
+"""Keys of small vocabularies, learned from a few lines, as converters of models write them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from cbtop.compute.tokenizer import SPACE, _byte_characters
+
+COUNT = 512  # tokens of the tiny models
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+LEARNED = [
+    "The weights of a model are read once a token, and that is what decoding costs: bytes from memory.",
+    "l'été à la forêt, 12345 arbres; über Straßen läuft er, don't we'll I'M IT'S 2026-11-23, x+=1 <= y^2 | $5",
+    "    if x:\n        return {'a': 1}\r\n\r\n\t\tend   \n  привет мир, 你好世界。",
+]
+NAMED = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<mine>"]
+Keys = dict[str, Any]
+
+
+def _learned(trainer: Any, tokenizer: Any) -> list[str]:
+    tokenizer.train_from_iterator(LEARNED * 3, trainer)
+    by_number = {number: token for token, number in tokenizer.get_vocab().items()}
+    return [by_number[number] for number in range(len(by_number))]
+
+
+@functools.cache
+def byte_level(pre: str = "qwen2") -> Keys:
+    """A vocabulary of 256 bytes, merges, and four named tokens."""
+    import tokenizers  # which only some tests want
+
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(_byte_characters())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=COUNT - len(NAMED), initial_alphabet=alphabet, show_progress=False, min_frequency=1
+    )
+    tokens = [*_learned(trainer, trained), *NAMED]
+    unused = [f"[PAD{at}]" for at in range(len(tokens), COUNT)]
+    kinds = [NORMAL] * (len(tokens) - 4) + [CONTROL] * 3 + [USER_DEFINED] + [UNUSED] * len(unused)
+    end = len(tokens) - len(NAMED)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens + unused,
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in json.loads(trained.to_str())["model"]["merges"]],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": end,
+        "tokenizer.ggml.eos_token_id": end,
+    }
+
+
+@functools.cache
+def sentence_piece() -> Keys:
+    """A vocabulary of pieces with scores, the 256 bytes, and tokens that are none of a text."""
+    import tokenizers  # which only some tests want
+
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(replacement=SPACE)
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=COUNT - len(special), show_progress=False)
+    pieces = _learned(trainer, trained)
+    pieces += [f"[PAD{at}]" for at in range(len(special) + len(pieces), COUNT)]
+    tokens = [*special, *pieces]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(special) + [-float(at) for at in range(len(pieces))],
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(pieces),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
