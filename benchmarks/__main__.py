@@ -11,6 +11,7 @@ from benchmarks import (
     compute,
     decode,
     faults,
+    first_token,
     hot_path,
     instrument,
     kernels,
@@ -38,6 +39,7 @@ BENCHMARKS = {
     "load": load.run,
     "faults": faults.run,
     "start_up": start_up.run,
+    "first_token": first_token.run,
 }
 
 

@@ -1,0 +1,71 @@
+"""What a process takes from its start to the first token of the demo's model, in CPU time, and what memory it holds.
+
+Cold: the cache of compiled kernels is empty; warm: another process has filled it. One thread. Memory is what is
+resident beyond the weights, after prompts of one token and of all that the context holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from benchmarks.base import Figure
+from cbtop.compute.demo_model import demo_model
+
+COLD_ROUNDS, WARM_ROUNDS = 3, 7
+PROMPTS = (1, 128, 511)  # tokens; of the demo's context of 512
+FIRST_TOKEN = """
+import json, re, sys, time
+from pathlib import Path
+from cbtop.compute.decoder.int8 import model_to_run
+from cbtop.compute.workload import bare_decoder
+
+def resident_mb():
+    kib = re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
+    return (int(kib) * 1024 - model.weights_bytes) / 1e6
+
+model = model_to_run(Path(sys.argv[1]), is_exact=False)
+decoder = bare_decoder(model, 1, model.context_length)
+decoder.prefill(range(8))
+found = {"cpu_s": time.process_time()}
+for tokens in map(int, sys.argv[2:]):
+    decoder.restart()
+    decoder.prefill(range(tokens))
+    found[f"prompt {tokens}"] = resident_mb()
+print(json.dumps(found))
+"""
+
+
+def run() -> list[Figure]:
+    path = str(demo_model(lambda what, done: None))
+
+    def measured(cache: str) -> dict[str, float]:
+        command = [sys.executable, "-c", FIRST_TOKEN, path, *map(str, PROMPTS)]
+        found: dict[str, float] = json.loads(
+            subprocess.check_output(command, env=os.environ | {"NUMBA_CACHE_DIR": cache})
+        )
+        return found
+
+    cold = []
+    for _ in range(COLD_ROUNDS):
+        with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as cache:
+            cold.append(measured(cache)["cpu_s"])
+    with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as cache:
+        measured(cache)
+        warm = [measured(cache) for _ in range(WARM_ROUNDS)]
+    return [
+        Figure("first token, cold: CPU time", statistics.median(cold), "s"),
+        Figure("first token, warm: CPU time", statistics.median(found["cpu_s"] for found in warm), "s"),
+        *(
+            Figure(
+                f"beyond the weights, resident after {tokens} tokens",
+                statistics.median(found[f"prompt {tokens}"] for found in warm),
+                "MB",
+            )
+            for tokens in PROMPTS
+        ),
+    ]
