@@ -6,14 +6,18 @@
 #   no directory, is not ours and stays.
 # - That is looked after only when a directory is made: kernels are compiled then, which takes a minute anyway. To use
 #   one that is there costs 30 µs.
+# - A directory that is there and cannot be written to, such as that of a container's image, is copied for the process
+#   (2 MB): what it lacks is compiled beside what it has, where Numba would refuse all of it.
 # - No error of the file system goes on to the caller. Without a directory kernels are compiled at each start.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import re
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,6 +29,8 @@ _IN_USE: list[int] = []  # descriptors, which hold the locks: the process's end 
 def use_directory(root: Path, digest: str) -> Path | None:
     """The directory for `digest` (16 hexadecimal digits) in `root`, made where it is not there; None without one."""
     directory = root / f"numba-{digest}"
+    if directory.is_dir() and not os.access(directory, os.W_OK):
+        return _copied(directory)
     try:
         is_new = not directory.is_dir()
         directory.mkdir(parents=True, exist_ok=True)
@@ -43,6 +49,31 @@ def use_directory(root: Path, digest: str) -> Path | None:
     if is_new:
         remove_unused(root, time.time())
     return directory
+
+
+def _copied(directory: Path) -> Path | None:
+    """A copy that ends with this process; None where there is no room for one."""
+    try:
+        copy = Path(tempfile.mkdtemp(prefix="cbtop-kernels-"))
+    except OSError:
+        return None
+    atexit.register(_remove_copy, copy, os.getpid())
+    try:
+        for found in directory.rglob("*"):
+            target = copy / found.relative_to(directory)
+            if found.is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(found, target)  # without its mode, which may be as read-only
+    except OSError:
+        return None
+    return copy
+
+
+def _remove_copy(copy: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a fork's end is not that of who uses it
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def remove_unused(root: Path, now_s: float) -> None:

@@ -73,3 +73,33 @@ def test_what_another_process_uses_stays_however_old_until_it_ends(tmp_path: Pat
 def test_where_nothing_can_be_written_there_is_none_and_no_error(path: str) -> None:
     assert use_directory(Path(path), OURS) is None
     remove_unused(Path(path), NOW_S)
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from cbtop.compute.jit import kernel_cache
+root = Path(sys.argv[1])
+may = os.access
+os.access = lambda path, mode: may(path, mode) and not (mode & os.W_OK and Path(path).is_relative_to(root))
+print(kernel_cache.use_directory(root, sys.argv[2]))
+(Path(kernel_cache.use_directory(root, sys.argv[2])) / "new.nbc").write_bytes(b"more")
+if not os.fork():
+    sys.exit()
+os.wait()
+print(*(path.relative_to(root.parent) for path in sorted(root.parent.glob("cbtop-kernels-*/**/*.nbc"))))
+"""
+
+
+def test_one_that_is_full_and_read_only_is_used_by_a_copy_that_ends_with_the_process(tmp_path: Path) -> None:
+    kernels = tmp_path / "cache" / f"numba-{OURS}" / "kernels_1"
+    kernels.mkdir(parents=True)
+    (kernels / "kernel.nbc").write_bytes(b"code")
+    before = [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
+    command = [sys.executable, "-c", READ_ONLY, str(tmp_path / "cache"), OURS]
+    variables = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
+    used, found = done.stdout.splitlines()[0], done.stdout.splitlines()[-1]
+    assert Path(used).parent == tmp_path
+    assert sorted(Path(name).name for name in found.split()) == ["kernel.nbc", "kernel.nbc", "new.nbc"]
+    assert [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))] == before
