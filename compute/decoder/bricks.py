@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from cbtop.compute import brick_specs
@@ -74,9 +74,17 @@ class ModelBricks:
         """Every brick with its layer, None outside of layers."""
         places: dict[ComputeBrick, int | None] = {self.embedding: None}
         for index, layer in enumerate(self.layers):
-            found = [getattr(layer, field.name) for field in fields(layer)]
-            places |= dict.fromkeys([brick for brick in found if brick is not None], index)
+            places |= dict.fromkeys(_bricks_of(layer), index)
         return places | dict.fromkeys((self.final_norm, self.lm_head, self.sampling))
+
+
+def _bricks_of(part: LayerBricks | ExpertBricks) -> Iterator[ComputeBrick]:
+    for field in fields(part):
+        one = getattr(part, field.name)
+        if isinstance(one, ComputeBrick):
+            yield one
+        elif one is not None:
+            yield from _bricks_of(one)
 
 
 class BrickMaker:
