@@ -130,6 +130,10 @@ class GgufFile:
             raise self._bad_key(key, value, "a finite number above zero")
         return float(value)
 
+    def number_or_zero(self, key: str, default: float) -> float:
+        """A finite number from 0."""
+        return 0.0 if self._value(key, default) == 0 else self.number(key, default)
+
     def numbers(self, key: str) -> list[int | float]:
         """The elements of an array of numbers."""
         value = self._value(key)

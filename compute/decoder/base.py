@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,10 +29,13 @@ SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 # what counts only beside others that are refused or off (how many experts of none).
 DESCRIBING = frozenset(
     {
-        "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.original_context_length",
-        "rope.scaling.finetuned", "attention.sliding_window_pattern", "expert_used_count",
+        "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
+        "attention.sliding_window_pattern", "expert_used_count",
     }
 )  # fmt: skip
+
+YARN_SHORTEST_RAMP = 0.001  # rope_yarn_ramp of ggml: in pairs
+YARN_TURNS = 32.0, 1.0  # beta_fast and beta_slow where a file has none: llama.cpp's, and the paper's for llama
 
 Matrix = QuantizedMatrix | InterleavedMatrix
 RopeLayout = Literal["normal", "neox"]
@@ -93,9 +97,9 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How positions turn into angles. `dimensions` of a head rotate; `factors` divide the frequencies.
+    """How positions turn into angles. `dimensions` of a head rotate; the factors divide the frequencies.
 
-    What rotates is also multiplied by `magnitude` (llama.cpp's `attn_factor`).
+    What rotates is also multiplied by `magnitude` (llama.cpp's `attn_factor`, and what YaRN makes of the scale).
     """
 
     layout: RopeLayout
@@ -103,13 +107,35 @@ class Rope:
     base: float
     scale: float
     magnitude: float
-    factors: NDArray[np.float32] | None
+    short_factors: NDArray[np.float32] | None  # in a context of up to `original_context`
+    long_factors: NDArray[np.float32] | None  # in a longer one (LongRoPE, Ding et al. 2024)
+    original_context: int
+    extrapolation: float  # how much of a fast pair keeps its frequency, unscaled: 0 without YaRN
+    turns: tuple[float, float]  # in the original context: a pair that makes the first is fast, the second slow
 
-    def table(self, positions: int) -> NDArray[np.float32]:
-        """Cosines and sines as `angle_table` makes them, times the magnitude."""
-        table = angle_table(positions, self.dimensions, self.base, self.scale, self.factors)
+    def table(self, context: int) -> NDArray[np.float32]:
+        """Cosines and sines as `angle_table` makes them for a context, times the magnitude."""
+        table = angle_table(context, self._frequencies(context))
         table *= np.float32(self.magnitude)
         return table
+
+    def _frequencies(self, context: int) -> NDArray[np.float64]:
+        """Radians a position, float64 (pairs,). YaRN: Peng et al. 2023, section 3.2; whole pairs as ggml has."""
+        unscaled = self.base ** (-np.arange(0, self.dimensions, 2, dtype=np.float64) / self.dimensions)
+        factors = self.long_factors if context > self.original_context else self.short_factors
+        if factors is not None:
+            unscaled = unscaled / factors
+        if not self.extrapolation:
+            return self.scale * unscaled
+        fast, slow = (
+            self.dimensions * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+            for turns in self.turns
+        )
+        first, last = max(math.floor(fast), 0), min(math.ceil(slow), self.dimensions - 1)
+        ramp = (np.arange(self.dimensions // 2) - first) / max(last - first, YARN_SHORTEST_RAMP)
+        kept = self.extrapolation * (1 - np.clip(ramp, 0, 1))
+        frequencies: NDArray[np.float64] = unscaled * (self.scale * (1 - kept) + kept)
+        return frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +203,7 @@ class _FamilyReader:
                 f"{prefix}.expert_feed_forward_length", MAX_HIDDEN, layers, default=self._feed_forward
             )
         self._epsilon = file.number(f"{prefix}.attention.layer_norm_rms_epsilon")
-        self._context_length = file.integer(f"{prefix}.context_length", MAX_CONTEXT)
+        self._context_length = self._trained_context = file.integer(f"{prefix}.context_length", MAX_CONTEXT)
         if file.is_on(window := f"{prefix}.attention.sliding_window"):
             # In a context that no window is shorter than, none slides.
             self._context_length = min(self._context_length, file.integer(window, MAX_CONTEXT))
@@ -288,21 +314,50 @@ class _FamilyReader:
             )
         # As llama.cpp: a factor without a type is linear, and one of the old key counts where the new is not there.
         scaling = file.text(f"{prefix}.rope.scaling.type", default="linear")
-        if scaling not in ("none", "linear"):
+        if scaling not in ("none", "linear", "yarn", "longrope"):
             raise ModelError(
-                f"{file.path} has rope scaling {scaling[:60]!r}; supported are none and linear: "
+                f"{file.path} has rope scaling {scaling[:60]!r}; supported are none, linear, yarn and longrope: "
                 "give the model without context extension"
             )
         old = file.number(f"{prefix}.rope.scale_linear", default=1.0)
         factor = file.number(f"{prefix}.rope.scaling.factor", default=old)
         scale = 1.0 if scaling == "none" else 1.0 / factor
-        magnitude = file.number(f"{prefix}.rope.scaling.attn_factor", default=1.0)
-        has_factors = file.has_tensor("rope_freqs.weight")
-        factors = file.vector("rope_freqs.weight", dimensions // 2) if has_factors else None
-        if factors is not None and not (factors > 0).all():
-            raise ModelError(f"{file.path}: rope_freqs.weight holds factors that are not above zero: it is damaged")
         base = file.number(f"{prefix}.rope.freq_base", default=10_000.0)
-        return Rope(self._family.rope_layout, dimensions, base, scale, magnitude, factors)
+        yarn = f"{prefix}.rope.scaling.yarn_"
+        extrapolation = file.number_or_zero(f"{yarn}ext_factor", default=float(scaling == "yarn"))
+        yarn_magnitude = file.number(f"{yarn}attn_factor", default=1.0)
+        if extrapolation and base <= 1:
+            raise ModelError(
+                f"{file.path} has {base:g} as {prefix}.rope.freq_base; above 1 is wanted: convert it again"
+            )
+        if extrapolation:  # as llama.cpp, whose own magnitude then takes the place of the file's
+            yarn_magnitude = 1 + 0.1 * math.log(max(1 / scale, 1.0))  # Peng et al. 2023, section 3.4
+        both = ("rope_factors_short.weight", "rope_factors_long.weight")
+        of_all = "rope_freqs.weight"
+        names = (of_all, of_all) if file.has_tensor(of_all) else both if any(map(file.has_tensor, both)) else None
+        short, long = (self._factors(name, dimensions // 2) for name in names) if names else (None, None)
+        trained = self._trained_context
+        return Rope(
+            layout=self._family.rope_layout,
+            dimensions=dimensions,
+            base=base,
+            scale=scale,
+            magnitude=yarn_magnitude * file.number(f"{prefix}.rope.scaling.attn_factor", default=1.0),
+            short_factors=short,
+            long_factors=long,
+            original_context=file.integer(f"{prefix}.rope.scaling.original_context_length", MAX_CONTEXT, trained),
+            extrapolation=extrapolation,
+            turns=(
+                file.number(f"{yarn}beta_fast", default=YARN_TURNS[0]),
+                file.number(f"{yarn}beta_slow", default=YARN_TURNS[1]),
+            ),
+        )
+
+    def _factors(self, name: str, pairs: int) -> NDArray[np.float32]:
+        factors = self._file.vector(name, pairs)
+        if not (factors > 0).all():
+            raise ModelError(f"{self._file.path}: {name} holds factors that are not above zero: it is damaged")
+        return factors
 
     def _layer(self, index: int) -> LayerWeights:
         hidden, feed_forward = self._hidden, self._feed_forward

@@ -12,11 +12,15 @@ from cbtop.compute.decoder.base import LayerWeights, Model, Projection, Rope
 Wide = NDArray[np.float64]
 
 
-def forward_reference(model: Model, tokens: Sequence[int]) -> Wide:
-    """Logits, float64 (tokens, vocabulary), of every position of `tokens`, which start at position 0."""
+def forward_reference(model: Model, tokens: Sequence[int], context: int | None = None) -> Wide:
+    """Logits, float64 (tokens, vocabulary), of every position of `tokens`, which start at position 0.
+
+    They are of a context of that size; None: the model's.
+    """
+    turns = _turns(model.rope, len(tokens), context or model.context_length)
     x = model.embedding.dequantized()[np.asarray(tokens)].astype(np.float64)  # (tokens, hidden)
     for layer in model.layers:
-        x = x + _attention(model, layer, _norm(x, layer.attention_norm, model.epsilon))
+        x = x + _attention(model, layer, turns, _norm(x, layer.attention_norm, model.epsilon))
         x = x + _feed_forward(model, layer, _norm(x, layer.ffn_norm, model.epsilon))
     normed = _norm(x, model.final_norm, model.epsilon)
     return _times(normed, Projection(model.lm_head, np.zeros(0, np.float32)))
@@ -32,13 +36,28 @@ def _norm(x: Wide, weight: NDArray[np.float32], epsilon: float) -> Wide:
     return normed
 
 
-def _rotated(x: Wide, rope: Rope) -> Wide:
+def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
+    """What each pair is multiplied by, complex128 (tokens, 1, pairs)."""
+    wavelengths = 2 * np.pi * rope.base ** (2.0 * np.arange(rope.dimensions // 2) / rope.dimensions)
+    # YaRN looks at the number of turns before the factors.
+    pair_of = [
+        rope.dimensions * np.log(rope.original_context / (2 * np.pi * turns)) / np.log(rope.base) / 2
+        for turns in rope.turns
+    ]
+    factors = rope.short_factors if context <= rope.original_context else rope.long_factors
+    if factors is not None:
+        wavelengths = wavelengths * factors
+    first, last = max(np.floor(pair_of[0]), 0.0), min(np.ceil(pair_of[1]), rope.dimensions - 1.0)
+    slow = np.interp(np.arange(len(wavelengths)), [first, max(last, first + 1e-3)], [0.0, 1.0])
+    fast = rope.extrapolation * (1 - slow)
+    angles = np.arange(tokens)[:, None] * 2 * np.pi / wavelengths * (fast + (1 - fast) * rope.scale)
+    turned: NDArray[np.complex128] = rope.magnitude * np.exp(1j * angles)[:, None, :]
+    return turned
+
+
+def _rotated(x: Wide, rope: Rope, turn: NDArray[np.complex128]) -> Wide:
     """x: (tokens, heads, head_dim); as complex numbers, a pair turns by multiplication."""
     half = rope.dimensions // 2
-    frequencies = rope.scale * rope.base ** (-2.0 * np.arange(half) / rope.dimensions)
-    if rope.factors is not None:
-        frequencies = frequencies / rope.factors
-    turn = rope.magnitude * np.exp(1j * np.arange(len(x))[:, None] * frequencies)[:, None, :]  # (tokens, 1, half)
     rotating = x[..., : rope.dimensions]
     pairs = rotating.reshape(*x.shape[:2], 2, half).swapaxes(2, 3)
     if rope.layout == "normal":
@@ -52,13 +71,13 @@ def _rotated(x: Wide, rope: Rope) -> Wide:
     return out
 
 
-def _attention(model: Model, layer: LayerWeights, x: Wide) -> Wide:
+def _attention(model: Model, layer: LayerWeights, turns: NDArray[np.complex128], x: Wide) -> Wide:
     tokens, group = len(x), model.heads // model.kv_heads
     q = _times(x, layer.q).reshape(tokens, model.heads, -1)
     k = _times(x, layer.k).reshape(tokens, model.kv_heads, -1)
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = _norm(q, layer.q_norm, model.epsilon), _norm(k, layer.k_norm, model.epsilon)
-    q, k = _rotated(q, model.rope), _rotated(k, model.rope)
+    q, k = _rotated(q, model.rope, turns), _rotated(k, model.rope, turns)
     v = _times(x, layer.v).reshape(tokens, model.kv_heads, -1)
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("thd,phd->htp", q, k) / np.sqrt(model.head_dim)

@@ -18,16 +18,8 @@ from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 
-def angle_table(
-    positions: int, dimensions: int, base: float, scale: float, factors: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
-    """Cosines and sines, float32 (2, positions, dimensions / 2), of position * scale * base^(-2i/dimensions).
-
-    `factors` divide the frequencies one by one (`rope_freqs.weight`, Llama 3.1).
-    """
-    frequencies = scale * base ** (-np.arange(0, dimensions, 2, dtype=np.float64) / dimensions)
-    if factors is not None:
-        frequencies = frequencies / factors
+def angle_table(positions: int, frequencies: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Cosines and sines, float32 (2, positions, pairs), of position * frequency: a frequency a pair."""
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
     return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
 
@@ -68,8 +60,7 @@ def work() -> KernelWork:
 def _examples(neox: bool) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         head_dim = 2 * size
-        factors = np.linspace(1, 4, size, dtype=np.float32)
-        table = angle_table(9, head_dim, 1e4, 1.0, None if neox else factors)
+        table = angle_table(9, 1e4 ** (-np.arange(size) / size))
         return floats(rng, 5, 3 * head_dim), head_dim, 4, table, neox
 
     return examples

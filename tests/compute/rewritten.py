@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from gguf import GGUFReader, GGUFWriter
+from gguf.quants import dequantize
 
 
-def rewritten(source: Path, path: Path, keys: dict[str, Any]) -> Path:
-    """Write the file `source` at `path` with `keys`, besides those that it has or in their place."""
+def rewritten(source: Path, path: Path, keys: dict[str, Any], tensors: dict[str, Any] | None = None) -> Path:
+    """Write the file `source` at `path` with `keys`, besides those that it has or in their place.
+
+    With `tensors`, which follow its own, all are of float32.
+    """
     reader = GGUFReader(source)
     values = {name: item.contents() for name, item in reader.fields.items() if not name.startswith("GGUF.")} | keys
     writer = GGUFWriter(path, values.pop("general.architecture"))
@@ -17,7 +21,12 @@ def rewritten(source: Path, path: Path, keys: dict[str, Any]) -> Path:
         kind = {bool: "bool", str: "string", int: "uint32", float: "float32", list: "array"}[type(value)]
         getattr(writer, f"add_{kind}")(name, value)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        if tensors is None:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        else:
+            writer.add_tensor(tensor.name, dequantize(tensor.data, tensor.tensor_type))
+    for name, data in (tensors or {}).items():
+        writer.add_tensor(name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

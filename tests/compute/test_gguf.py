@@ -111,7 +111,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         (lambda w: w.add_head_count_kv(3), "a multiple is wanted"),
         (lambda w: w.add_value_length(4), "only equal ones are supported"),
         (lambda w: w.add_expert_count(8), "has no llama.expert_used_count"),
-        (lambda w: w.add_string("llama.rope.scaling.type", "yarn"), "rope scaling 'yarn'"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "dynamic"), "rope scaling 'dynamic'"),
         (lambda w: w.add_rope_dimension_count(7), "rotates 7 of 8 dimensions"),
         (lambda w: w.add_rope_freq_base(float("nan")), "a finite number above zero"),
         (lambda w: w.add_key_length(0), "has '0' as llama.attention.key_length"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from gguf.constants import Keys
 
 from benchmarks.llama_peer import Llama
 from cbtop.compute.decoder import FAMILIES
-from cbtop.compute.decoder.base import DESCRIBING, Model, read_model
+from cbtop.compute.decoder.base import DESCRIBING, Model, Rope, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ModelError
+from cbtop.profiler.profiler import BrickProfiler
 
 from .rewritten import rewritten
 
@@ -30,11 +32,13 @@ def architecture(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def saying(model_files: dict[str, Path], tmp_path: Path, architecture: str) -> Rewrite:
-    """Writes the tiny model of the architecture with keys of it, besides those that it has or in their place."""
+    """Writes the tiny model of the architecture with keys of it, besides those that it has or in their place.
 
-    def rewrite(keys: dict[str, Any], general: dict[str, Any] | None = None) -> Path:
+    def rewrite(
+        keys: dict[str, Any], general: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None
+    ) -> Path:
         said = {f"{architecture}.{name}": value for name, value in keys.items()} | (general or {})
-        return rewritten(model_files[architecture], tmp_path / "said.gguf", said)
+        return rewritten(model_files[architecture], tmp_path / "said.gguf", said, tensors)
 
     return rewrite
 
@@ -90,6 +94,90 @@ def test_llama_cpp_finds_the_same_logits(saying: Rewrite, keys: dict[str, Any]) 
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
+LONG_PROMPT = [int(token) for token in np.random.default_rng(3).integers(0, 512, 60)]
+EXTENDED = {"context_length": 256, "rope.scaling.original_context_length": 32}
+YARN = EXTENDED | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+LONGROPE = EXTENDED | {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2}
+FACTORS = {
+    "rope_factors_long.weight": np.linspace(1, 9, 32, dtype=np.float32),
+    "rope_factors_short.weight": np.linspace(3, 1, 32, dtype=np.float32),
+}
+
+
+@pytest.mark.parametrize("architecture", ["llama"])
+@pytest.mark.parametrize(
+    ("keys", "tensors", "faults"),
+    [
+        (
+            YARN,
+            {},
+            (
+                {"turns": (1.0, 1.0)},
+                {"turns": (32.0, 0.3)},
+                {"magnitude": 1.0},
+                {"extrapolation": 0.0},
+                {"original_context": 16},
+            ),
+        ),
+        (YARN | {"rope.scaling.attn_factor": 1.3}, {}, ({"scale": 0.3},)),
+        (YARN | {"rope.scaling.factor": 0.5}, {}, ({"magnitude": 1 + 0.1 * np.log(0.5)},)),
+        (LONGROPE, FACTORS, ({"original_context": 256}, {"magnitude": 1.0})),
+        (LONGROPE | {"rope.scaling.original_context_length": 256}, FACTORS, ({"original_context": 255},)),
+        (LONGROPE | {"rope.scaling.factor": 4.0}, FACTORS, ({"scale": 1.0},)),
+        (LONGROPE, {}, ({"magnitude": 1.0},)),
+    ],
+    ids=["yarn", "yarn times a factor", "yarn that shrinks", "long", "short", "long and scaled", "no factors"],
+)
+def test_an_extended_context_is_llama_cpps_and_no_other_one(
+    saying: Rewrite, keys: dict[str, Any], tensors: dict[str, Any], faults: tuple[dict[str, Any], ...]
+) -> None:
+    pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: pip install xllamacpp")
+    path = saying(keys | {"vocab_size": 512}, {"tokenizer.ggml.model": "none"}, tensors)
+    model = read_model(path, FAMILIES)
+    llama = Llama(path, context=256)
+    found = llama.decode(LONG_PROMPT)
+    llama.close()
+
+    def error(rope: Rope) -> float:
+        expected = forward_reference(replace(model, rope=rope), LONG_PROMPT)[-1]
+        return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+    assert error(model.rope) < 5e-3
+    for fault in faults:
+        assert error(replace(model.rope, **fault)) > 2e-2
+
+
+@pytest.mark.parametrize("architecture", ["llama"])
+@pytest.mark.parametrize(
+    ("keys", "tensors"),
+    [
+        (YARN, {}),
+        (YARN | {"rope.scaling.yarn_ext_factor": 0.5, "rope.scaling.yarn_beta_fast": 8.0}, {}),
+        (YARN | {"rope.scaling.yarn_ext_factor": 0.0, "rope.scaling.yarn_attn_factor": 1.5}, {}),
+        (LONGROPE, FACTORS),
+    ],
+)
+@pytest.mark.parametrize("context", [256, 32])
+def test_a_decoder_turns_by_the_context_that_it_has(
+    saying: Rewrite, profiler: BrickProfiler, keys: dict[str, Any], tensors: dict[str, Any], context: int
+) -> None:
+    model = read_model(saying(keys, tensors=tensors), FAMILIES)
+    decoder = Decoder(model, "numba", 1, profiler, context, "f32")
+    decoder.prefill(LONG_PROMPT[:30])
+    expected = forward_reference(model, LONG_PROMPT[:30], context)[-1]
+    assert np.abs(decoder.logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("architecture", ["llama"])
+def test_factors_for_long_contexts_alone_are_no_whole_model(saying: Rewrite) -> None:
+    long = {name: data for name, data in FACTORS.items() if "long" in name}
+    assert "has no tensor 'rope_factors_short.weight'" in refusal(saying(LONGROPE, tensors=long))
+    zeros = FACTORS | {"rope_factors_long.weight": np.zeros(32, np.float32)}
+    assert "rope_factors_long.weight holds factors that are not above zero" in refusal(
+        saying(LONGROPE, tensors=zeros)
+    )
+
+
 @pytest.mark.parametrize(
     ("keys", "wanted"),
     [
@@ -100,7 +188,12 @@ def test_llama_cpp_finds_the_same_logits(saying: Rewrite, keys: dict[str, Any]) 
         ({"rope.scaling.factor": 0.0}, ".rope.scaling.factor; a finite number above zero is wanted"),
         ({"rope.scale_linear": float("inf")}, ".rope.scale_linear; a finite number above zero is wanted"),
         ({"rope.scaling.attn_factor": -1.0}, ".rope.scaling.attn_factor; a finite number above zero is wanted"),
-        ({"rope.scaling.type": "longrope"}, "rope scaling 'longrope'"),
+        ({"rope.scaling.type": "dynamic"}, "rope scaling 'dynamic'; supported are none, linear, yarn and longrope"),
+        ({"rope.scaling.yarn_ext_factor": -1.0}, ".rope.scaling.yarn_ext_factor; a finite number above zero"),
+        ({"rope.scaling.yarn_beta_fast": 0.0}, ".rope.scaling.yarn_beta_fast; a finite number above zero"),
+        ({"rope.scaling.yarn_log_multiplier": 0.5}, ".rope.scaling.yarn_log_multiplier' = '0.5', which a"),
+        ({"rope.scaling.type": "yarn", "rope.freq_base": 1.0}, "has 1 as"),
+        ({"rope.scaling.original_context_length": 0}, ".rope.scaling.original_context_length; a whole number"),
         ({"attention.sliding_window": "wide"}, "has 'wide' as"),
         ({"unheard.of": [1, 2, 3]}, ".unheard.of' = 'an array of 3', which a"),
         ({"\x1b[2J\n\u202e": "\x1b[31m"}, r".\x1b[2J\n\u202e' = '\x1b[31m', which a"),
@@ -152,7 +245,9 @@ READ = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "expert_count", "attention.causal",
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
     "attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.dimension_count", "rope.freq_base",
-    "rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor",
+    "rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor", "rope.scaling.original_context_length",
+    "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
 }  # fmt: skip
 
 
