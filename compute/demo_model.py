@@ -51,6 +51,7 @@ class Shape:
 DEMO = Shape("qwen2", 768, 12, 2, 3840, 10, 32_768, 512)
 TINY = Shape("qwen2", 256, 4, 2, 512, 2, 512, 64)
 TINY_QWEN3 = replace(TINY, architecture="qwen3")
+TINY_PHI3 = replace(TINY, architecture="phi3", tied=False)
 TINY_LLAMA = replace(TINY, architecture="llama", tied=False)
 TINY_QWEN3MOE = replace(TINY, architecture="qwen3moe", feed_forward=256, experts=5, experts_used=2)
 TINY_MIXTRAL = replace(TINY_LLAMA, feed_forward=256, experts=4, experts_used=2)
@@ -153,9 +154,13 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         rich = Q6_K if index % 2 == 0 else Q4_K
         layer = f"blk.{index}"
         yield _Tensor(f"{layer}.attn_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
-        yield _Tensor(f"{layer}.attn_q.weight", (hidden, hidden), Q4_K, spread)
-        yield _Tensor(f"{layer}.attn_k.weight", (kv_rows, hidden), Q4_K, spread)
-        yield _Tensor(f"{layer}.attn_v.weight", (kv_rows, hidden), rich, spread)
+        is_fused = shape.architecture == "phi3"
+        if is_fused:
+            yield _Tensor(f"{layer}.attn_qkv.weight", (hidden + 2 * kv_rows, hidden), rich, spread)
+        else:
+            yield _Tensor(f"{layer}.attn_q.weight", (hidden, hidden), Q4_K, spread)
+            yield _Tensor(f"{layer}.attn_k.weight", (kv_rows, hidden), Q4_K, spread)
+            yield _Tensor(f"{layer}.attn_v.weight", (kv_rows, hidden), rich, spread)
         if shape.architecture == "qwen2":
             yield _Tensor(f"{layer}.attn_q.bias", (hidden,), F32, BIAS_DEVIATION)
             yield _Tensor(f"{layer}.attn_k.bias", (kv_rows,), F32, BIAS_DEVIATION)
@@ -169,8 +174,11 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         end = "_exps.weight" if shape.experts else ".weight"
         if shape.experts:
             yield _Tensor(f"{layer}.ffn_gate_inp.weight", (shape.experts, hidden), F32, spread)
-        yield _Tensor(f"{layer}.ffn_gate{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
-        yield _Tensor(f"{layer}.ffn_up{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
+        if is_fused:
+            yield _Tensor(f"{layer}.ffn_up.weight", (2 * shape.feed_forward, hidden), Q4_K, spread)
+        else:
+            yield _Tensor(f"{layer}.ffn_gate{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
+            yield _Tensor(f"{layer}.ffn_up{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
         yield _Tensor(f"{layer}.ffn_down{end}", (*of_all, hidden, shape.feed_forward), rich, ffn_spread)
     yield _Tensor("output_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
     if not shape.tied:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +50,7 @@ class Family:
     `qkv_bias`: the three attention projections must have biases. Other biases are read where they stand.
     `qk_norm`: queries and keys are normalised, each head by itself, before they rotate.
     `experts`: the feed-forward network may be a mixture of experts.
+    `fused`: queries, keys and values are rows of one tensor (`attn_qkv`), gate and up of another (`ffn_up`).
     """
 
     architecture: str
@@ -55,6 +58,7 @@ class Family:
     qkv_bias: bool
     qk_norm: bool = False
     experts: bool = False
+    fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,17 +367,26 @@ class _FamilyReader:
         hidden, feed_forward = self._hidden, self._feed_forward
         query_rows, kv_rows = self._heads * self._head_dim, self._kv_heads * self._head_dim
         bias = self._family.qkv_bias
+        if self._family.fused:
+            q, k, v = self._rows_of_one(f"blk.{index}.attn_qkv", (query_rows, kv_rows, kv_rows), hidden)
+            gate, up = self._rows_of_one(f"blk.{index}.ffn_up", (feed_forward, feed_forward), hidden)
+        else:
+            q = self._projection(f"blk.{index}.attn_q", query_rows, hidden, bias)
+            k = self._projection(f"blk.{index}.attn_k", kv_rows, hidden, bias)
+            v = self._projection(f"blk.{index}.attn_v", kv_rows, hidden, bias)
+            gate = self._of_experts(f"blk.{index}.ffn_gate", feed_forward, hidden)
+            up = self._of_experts(f"blk.{index}.ffn_up", feed_forward, hidden)
         return LayerWeights(
             attention_norm=self._file.vector(f"blk.{index}.attn_norm.weight", hidden),
-            q=self._projection(f"blk.{index}.attn_q", query_rows, hidden, bias),
-            k=self._projection(f"blk.{index}.attn_k", kv_rows, hidden, bias),
-            v=self._projection(f"blk.{index}.attn_v", kv_rows, hidden, bias),
+            q=q,
+            k=k,
+            v=v,
             q_norm=self._head_norm(f"blk.{index}.attn_q_norm.weight"),
             k_norm=self._head_norm(f"blk.{index}.attn_k_norm.weight"),
             output=self._projection(f"blk.{index}.attn_output", hidden, query_rows),
             ffn_norm=self._file.vector(f"blk.{index}.ffn_norm.weight", hidden),
-            gate=self._of_experts(f"blk.{index}.ffn_gate", feed_forward, hidden),
-            up=self._of_experts(f"blk.{index}.ffn_up", feed_forward, hidden),
+            gate=gate,
+            up=up,
             down=self._of_experts(f"blk.{index}.ffn_down", hidden, feed_forward),
             router=(
                 None
@@ -391,6 +404,13 @@ class _FamilyReader:
 
     def _head_norm(self, name: str) -> NDArray[np.float32] | None:
         return self._file.vector(name, self._head_dim) if self._family.qk_norm else None
+
+    def _rows_of_one(self, name: str, rows: tuple[int, ...], columns: int) -> Iterator[Projection]:
+        """Products by the rows of one tensor, where they lie: first so many, then so many."""
+        matrix = self._file.matrix(f"{name}.weight", sum(rows), columns)
+        for first, count in zip(accumulate(rows, initial=0), rows, strict=False):
+            part = QuantizedMatrix(matrix.format, matrix.data[first : first + count], columns)
+            yield Projection(part, np.zeros(0, np.float32))
 
     def _projection(self, name: str, rows: int, columns: int, needs_bias: bool = False) -> Projection:
         weight = self._file.matrix(f"{name}.weight", rows, columns)

@@ -104,6 +104,34 @@ FACTORS = {
 }
 
 
+def test_in_floats_every_family_is_llama_cpps_and_gate_and_up_are_not_swapped(saying: Rewrite) -> None:
+    pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: pip install xllamacpp")
+    path = saying({"vocab_size": 512}, {"tokenizer.ggml.model": "none"}, {})
+    model = read_model(path, FAMILIES)
+    llama = Llama(path)
+    found = llama.decode(LONG_PROMPT)
+    llama.close()
+    swapped = tuple(replace(layer, gate=layer.up, up=layer.gate) for layer in model.layers)
+    rotated = tuple(replace(layer, k=layer.v, v=layer.k) for layer in model.layers)
+    errors = []
+    for layers in (model.layers, swapped, rotated):
+        expected = forward_reference(replace(model, layers=layers), LONG_PROMPT)[-1]
+        errors.append(np.abs(found - expected).max() / np.abs(expected).max())
+    assert errors[0] < 5e-3
+    assert min(errors[1:]) > 2e-2
+
+
+@pytest.mark.parametrize("architecture", ["phi3"])
+def test_products_of_one_tensor_are_multiplied_where_they_lie(
+    model_files: dict[str, Path], architecture: str
+) -> None:
+    for layer in read_model(model_files[architecture], FAMILIES).layers:
+        for together in ((layer.q, layer.k, layer.v), (layer.gate, layer.up)):
+            rows = [product.weight.data for product in together]
+            ends = [data.ctypes.data + data.nbytes for data in rows]
+            assert ends[:-1] == [data.ctypes.data for data in rows[1:]]
+
+
 @pytest.mark.parametrize("architecture", ["llama"])
 @pytest.mark.parametrize(
     ("keys", "tensors", "faults"),

@@ -1,0 +1,10 @@
+"""Phi-3, Phi-3.5 and Phi-4-mini: as Llama, with queries, keys and values in one tensor, and gate and up in another.
+
+Source: Phi-3 technical report (2024); tensor names and the RoPE layout as llama.cpp's LLM_ARCH_PHI3.
+"""
+
+from __future__ import annotations
+
+from cbtop.compute.decoder.base import Family
+
+PHI3 = Family(architecture="phi3", rope_layout="neox", qkv_bias=False, fused=True)
