@@ -108,6 +108,8 @@ def variants() -> Iterator[Variant]:
         for tokens, threads in PRODUCTS_WITH:
             yield Variant(linear_int8.kernel_for(FORMATS[code], tokens, threads), _how(tokens, threads))
     yield Variant(quantize_rows.QUANTIZE_ROWS)
+    for tokens, threads in ((1, 1), (70, 2)):
+        yield Variant(attention.kernel_for(tokens, threads, slides=True), f"{_how(tokens, threads)}, a window")
     for name, dtype in attention.CACHE_TYPES.items():
         yield Variant(kv_write.kernel_for(dtype), f"{name} cache")
         for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):

@@ -51,6 +51,7 @@ class Family:
     `qk_norm`: queries and keys are normalised, each head by itself, before they rotate.
     `experts`: the feed-forward network may be a mixture of experts.
     `fused`: queries, keys and values are rows of one tensor (`attn_qkv`), gate and up of another (`ffn_up`).
+    `slides`: a sliding window is of every layer. In other families a context ends where one would slide.
     """
 
     architecture: str
@@ -59,6 +60,7 @@ class Family:
     qk_norm: bool = False
     experts: bool = False
     fused: bool = False
+    slides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class Model:
     feed_forward: int
     vocabulary: int
     context_length: int
+    window: int  # positions that a token sees, its own among them; 0: all
     epsilon: float
     rope: Rope
     experts: Experts | None
@@ -208,9 +211,14 @@ class _FamilyReader:
             )
         self._epsilon = file.number(f"{prefix}.attention.layer_norm_rms_epsilon")
         self._context_length = self._trained_context = file.integer(f"{prefix}.context_length", MAX_CONTEXT)
-        if file.is_on(window := f"{prefix}.attention.sliding_window"):
-            # In a context that no window is shorter than, none slides.
-            self._context_length = min(self._context_length, file.integer(window, MAX_CONTEXT))
+        self._window = 0
+        if file.is_on(key := f"{prefix}.attention.sliding_window"):
+            window = file.integer(key, MAX_CONTEXT)
+            if family.slides:
+                self._window = window
+            else:
+                # In a context that no window is shorter than, none slides.
+                self._context_length = min(self._context_length, window)
 
     def model(self) -> Model:
         file, prefix, hidden = self._file, self._prefix, self._hidden
@@ -231,6 +239,7 @@ class _FamilyReader:
             feed_forward=self._feed_forward,
             vocabulary=vocabulary,
             context_length=self._context_length,
+            window=self._window,
             epsilon=self._epsilon,
             rope=rope,
             experts=self._experts,

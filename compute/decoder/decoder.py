@@ -227,8 +227,7 @@ class Decoder:
         product = self._product
         query_rows, kv_rows = weights.q.weight.rows, weights.k.weight.rows
         neox, angles, head_dim = model.rope.layout == "neox", self._angles, model.head_dim
-        # Token t sees start + t + 1 positions.
-        seen = model.heads * (count * start + count * (count + 1) // 2)
+        seen = model.heads * attention.positions_seen(start, count, model.window)
 
         run(
             bricks.attention_norm,
@@ -260,7 +259,8 @@ class Decoder:
         )
         run(bricks.kv_write, 2 * count * kv_rows, (space.k, space.v, start, layer.k_cache, layer.v_cache))
         caches, scratch = (layer.k_cache, layer.v_cache), self._attention_scratch
-        run(bricks.attention, seen, (space.q, *caches, start, head_dim**-0.5, space.attended, scratch))
+        scale = head_dim**-0.5
+        run(bricks.attention, seen, (space.q, *caches, start, scale, model.window, space.attended, scratch))
         run(bricks.output_projection, space.x.size, product(weights.output, space.attended, space.delta))
         run(bricks.attention_add, space.x.size, (space.x, space.delta))
 

@@ -95,9 +95,11 @@ class AttentionProbe:
                 yield bricks.attention, partial(self._weighed, layer)
 
     def _weighed(self, layer: int, calls: Calls) -> int:
-        q, k_cache, _, start, scale, _, _ = calls[0]  # the kernel keeps no weights: they are computed again
-        weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, scale).astype(np.float32)
-        self._tracer.record_attention(attention_weights(layer, weights, self._tracer.config.attention_config))
+        q, k_cache, _, start, scale, window, _, _ = calls[0]  # the kernel keeps no weights: they are computed again
+        weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, scale, window)
+        self._tracer.record_attention(
+            attention_weights(layer, weights.astype(np.float32), self._tracer.config.attention_config)
+        )
         return int(weights.size)
 
 
@@ -237,7 +239,7 @@ class KvCacheProbe:
         return 0
 
     def _read(self, calls: Calls) -> int:
-        q, _, _, start, *_ = calls[0]
+        q, _, _, start, _, window, *_ = calls[0]
         positions = start + len(q)
         state = KvCacheStateTrace(
             step=self._steps,
@@ -248,7 +250,7 @@ class KvCacheProbe:
             evicted_positions=self._evicted_positions,
             oldest_position=0,
             newest_position=positions - 1,
-            accessed_positions=positions,
+            accessed_positions=positions - attention.first_seen(start, window),
         )
         self._tracer.record_kv_state(state)
         return 0

@@ -81,7 +81,10 @@ def _attention(model: Model, layer: LayerWeights, turns: NDArray[np.complex128],
     v = _times(x, layer.v).reshape(tokens, model.kv_heads, -1)
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("thd,phd->htp", q, k) / np.sqrt(model.head_dim)
-    scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+    sees = np.tri(tokens, dtype=bool)
+    if model.window:
+        sees &= ~np.tri(tokens, k=-model.window, dtype=bool)
+    scores = np.where(sees, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     weights /= weights.sum(axis=2, keepdims=True)
     return _times(np.einsum("htp,phd->thd", weights, v).reshape(tokens, -1), layer.output)

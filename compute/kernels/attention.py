@@ -28,28 +28,45 @@ LOWEST = np.float32(-1e30)  # below any score; an infinity would be undefined un
 PARALLEL_FROM = 1 << 17  # products of a query and a key; some 20 us of one thread's work
 
 
-def reference(q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, out: Any, scratch: Any) -> None:
+def reference(
+    q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, out: Any, scratch: Any
+) -> None:
     """out[t, h] = sum over p <= start + t of softmax(scale * q[t, h] . k[h // group, p]) * v[h // group, p].
 
+    Of a token only the last `window` positions are seen, its own among them; 0: all.
     q, out: float32 (tokens, heads * head_dim); k_cache, v_cache: as `empty_caches` makes them; `scratch` is not used.
     A group of heads shares a key head (Ainslie et al. 2023).
     """
     head_dim = k_cache.shape[2]
     for t in range(len(q)):
-        weights = attention_weights(q[t], k_cache, start + t, scale)
-        seen = from_bits(v_cache)[:, : start + t + 1, :head_dim].astype(np.float64)
-        grouped = weights.reshape(len(v_cache), -1, start + t + 1)
+        first, end = first_seen(start + t, window), start + t + 1
+        weights = attention_weights(q[t], k_cache, start + t, scale, window)[:, first:]
+        seen = from_bits(v_cache)[:, first:end, :head_dim].astype(np.float64)
+        grouped = weights.reshape(len(v_cache), -1, end - first)
         out[t] = np.einsum("kgp,kpd->kgd", grouped, seen).reshape(-1)
 
 
-def attention_weights(q: Any, k_cache: Any, position: int, scale: float) -> Any:
-    """The softmax of one token's query, float32 (heads * head_dim,), float64 (heads, position + 1)."""
+def first_seen(position: int, window: int) -> int:
+    """The first position that the token at `position` sees."""
+    return max(position + 1 - window, 0) if window else 0
+
+
+def positions_seen(start: int, tokens: int, window: int) -> int:
+    """By each of some tokens, the first of them at `start`, added up."""
+    growing = min(max(window - start, 0), tokens) if window else tokens  # each sees one more than that before it
+    return growing * start + growing * (growing + 1) // 2 + (tokens - growing) * window
+
+
+def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window: int) -> Any:
+    """The softmax of one token's query, float32 (heads * head_dim,), float64 (heads, position + 1): 0 outside of its
+    window."""
     kv_heads, _, head_dim, _ = k_cache.shape
-    keys = keys_of(k_cache)[:, : position + 1].astype(np.float64)
+    first = first_seen(position, window)
+    keys = keys_of(k_cache)[:, first : position + 1].astype(np.float64)
     queries = q.reshape(kv_heads, -1, head_dim).astype(np.float64)
-    scores = scale * np.einsum("kgd,kpd->kgp", queries, keys).reshape(-1, position + 1)
+    scores = scale * np.einsum("kgd,kpd->kgp", queries, keys).reshape(-1, position + 1 - first)
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    return np.pad(powers / powers.sum(axis=1, keepdims=True), ((0, 0), (first, 0)))
 
 
 def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
@@ -94,14 +111,23 @@ def _scores(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query:
 
 
 @jit
-def _weigh(scratch: Any, row: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
-    """Scores of so many positions to powers, the rest to zeros; what is summed so far to the new maximum."""
+def _first_seen(position: Any, window: Any) -> Any:
+    """As `first_seen`."""
+    end = position + np.uint64(1)
+    return end - window if window > np.uint64(0) and end > window else np.uint64(0)
+
+
+@jit
+def _weigh(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
+    """Scores of visible positions after the hidden ones to powers, the rest to zeros; the sums to the new maximum."""
     before = scratch[row, state]
     largest = before
-    for p in range(visible):
+    for p in range(hidden, visible):
         largest = max(largest, scratch[row, p])
     total = np.float32(0)
-    for p in range(visible):
+    for p in range(hidden):
+        scratch[row, p] = np.float32(0)
+    for p in range(hidden, visible):
         power = exponential(np.float32(scratch[row, p] - largest))
         scratch[row, p] = power
         total += power
@@ -116,12 +142,15 @@ def _weigh(scratch: Any, row: Any, visible: Any, head_dim: Any, output: Any, sta
 
 
 @jit
-def _add_values(values: Any, first: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any) -> None:
-    """scratch[row : row + 4, output + column : + 16] += the weights of these rows times `count` values."""
+def _add_values(
+    values: Any, first: Any, skipped: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any
+) -> None:
+    """scratch[row : row + 4, output + column : + 16] += the weights of these rows times `count` values, of which the
+    first ones are skipped."""
     one, two, three, at = np.uint64(1), np.uint64(2), np.uint64(3), output + column
     a, b = load_floats(scratch, row, at), load_floats(scratch, row + one, at)
     c, d = load_floats(scratch, row + two, at), load_floats(scratch, row + three, at)
-    for p in range(count):
+    for p in range(skipped, count):
         value = load_widened(values, first + p, column)
         a = multiply_add(value, splat(scratch[row, p]), a)
         b = multiply_add(value, splat(scratch[row + one, p]), b)
@@ -143,6 +172,7 @@ def _attend(
     dimensions: Any,
     pieces: Any,
     scale: Any,
+    width: Any,
     out: Any,
     scratch: Any,
     chunk: Any,
@@ -152,7 +182,7 @@ def _attend(
     start, kv_heads, head_dim, parts = np.uint64(begin), np.uint64(groups), np.uint64(dimensions), np.uint64(pieces)
     context, group = np.uint64(values.shape[0]) // kv_heads, np.uint64(q.shape[1]) // head_dim // kv_heads
     tokens, tile, positions = np.uint64(q.shape[0]), np.uint64(TILE), np.uint64(POSITIONS)
-    lanes = np.uint64(LANES)
+    lanes, window = np.uint64(LANES), np.uint64(width)
     padded = (head_dim + lanes - np.uint64(1)) // lanes * lanes
     output, query = positions, positions + padded
     state = query + padded
@@ -177,22 +207,27 @@ def _attend(
             for i in range(head_dim):
                 scratch[base + r, query + i] = q[t, head * head_dim + i] * scale
         end = start + first_token + (rows - np.uint64(1)) // heads_here + np.uint64(1)
-        for p in range(np.uint64(0), end, positions):
+        begin_of_all = _first_seen(start + first_token, window) // positions * positions
+        for p in range(begin_of_all, end, positions):
             for r in range(np.uint64(0), whole, tile):
                 last = min(r + tile, rows) - np.uint64(1)
                 seen = start + first_token + last // heads_here + np.uint64(1)
-                if seen <= p:
+                lowest = _first_seen(start + first_token + r // heads_here, window)
+                if seen <= p or lowest >= p + positions:
                     continue
                 count = min(positions, seen - p)
-                for column in range(np.uint64(0), count, lanes):
+                skipped = lowest - p if lowest > p else np.uint64(0)
+                for column in range(skipped // lanes * lanes, count, lanes):
                     first = (kv_head * (context // lanes) + (p + column) // lanes) * head_dim
                     _scores(keys, first, head_dim, scratch, base + r, query, column)
                 for one in range(r, r + tile):
-                    sees = start + first_token + min(one, rows - np.uint64(1)) // heads_here + np.uint64(1)
-                    visible = min(positions, sees - p) if sees > p else np.uint64(0)
-                    _weigh(scratch, base + one, visible, padded, output, state)
+                    position = start + first_token + min(one, rows - np.uint64(1)) // heads_here
+                    visible = min(positions, position + np.uint64(1) - p) if position >= p else np.uint64(0)
+                    own = _first_seen(position, window)
+                    hidden = min(positions, own - p) if own > p else np.uint64(0)
+                    _weigh(scratch, base + one, hidden, visible, padded, output, state)
                 for column in range(np.uint64(0), padded, lanes):
-                    _add_values(values, kv_head * context + p, count, scratch, base + r, output, column)
+                    _add_values(values, kv_head * context + p, skipped, count, scratch, base + r, output, column)
         for r in range(rows):
             t, head = first_token + r // heads_here, first_head + r % heads_here
             inverse = np.float32(np.float32(1) / scratch[base + r, state + np.uint64(1)])
@@ -210,27 +245,35 @@ def _attend_parallel(
     dimensions: Any,
     pieces: Any,
     scale: Any,
+    width: Any,
     out: Any,
     scratch: Any,
     chunks: Any,
 ) -> None:
     for chunk in prange(chunks):
-        _attend(q, keys, values, begin, groups, dimensions, pieces, scale, out, scratch, np.int64(chunk), chunks)
+        _attend(
+            q, keys, values, begin, groups, dimensions, pieces, scale, width, out, scratch, np.int64(chunk), chunks
+        )
 
 
-def attention(q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, out: Any, scratch: Any) -> None:
+def attention(
+    q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, out: Any, scratch: Any
+) -> None:
     """As `reference`. `scratch` is of `scratch_for`: for so many threads."""
     kv_heads, _, head_dim, _ = k_cache.shape
     tokens, columns = q.shape
     group = columns // head_dim // kv_heads
-    chunks = scratch.shape[0] // MAX_ROWS if columns * tokens * (start + tokens) >= PARALLEL_FROM else 1
+    seen = min(start + tokens, window) if window else start + tokens
+    chunks = scratch.shape[0] // MAX_ROWS if columns * tokens * seen >= PARALLEL_FROM else 1
     # A group is taken apart where there are fewer of them than threads, or where its heads are more rows than fit.
     parts = max(min(group, -(-chunks // kv_heads)), -(-group // MAX_ROWS))
     keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])
     if chunks == 1:
-        _attend(q, keys, values, start, kv_heads, head_dim, parts, np.float32(scale), out, scratch, 0, 1)
+        _attend(q, keys, values, start, kv_heads, head_dim, parts, np.float32(scale), window, out, scratch, 0, 1)
     else:
-        _attend_parallel(q, keys, values, start, kv_heads, head_dim, parts, np.float32(scale), out, scratch, chunks)
+        _attend_parallel(
+            q, keys, values, start, kv_heads, head_dim, parts, np.float32(scale), window, out, scratch, chunks
+        )
 
 
 def work(head_dim: int, heads_per_key: int, cache_bytes: int) -> KernelWork:
@@ -242,7 +285,7 @@ def work(head_dim: int, heads_per_key: int, cache_bytes: int) -> KernelWork:
     )
 
 
-def _examples(tokens: int, threads: int, dtype: Any) -> Any:
+def _examples(tokens: int, threads: int, dtype: Any, slides: bool) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         heads, kv_heads, start = 6, 2, 8 * size if tokens == 1 else size
         k_cache, v_cache = empty_caches(kv_heads, start + tokens, size, np.float32)
@@ -250,21 +293,22 @@ def _examples(tokens: int, threads: int, dtype: Any) -> Any:
         if dtype == np.uint16:
             k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
         q, out = 3 * floats(rng, tokens, heads * size), np.zeros((tokens, heads * size), np.float32)
-        return q, k_cache, v_cache, start, size**-0.5, out, scratch_for(threads, size)
+        window = 1 + size // 2 if slides else 0
+        return q, k_cache, v_cache, start, size**-0.5, window, out, scratch_for(threads, size)
 
     return examples
 
 
-def kernel_for(tokens: int = 1, threads: int = 1, dtype: Any = np.uint16) -> Kernel:
-    """The kernel; its examples are of `tokens`, `threads` and a cache of `dtype`."""
+def kernel_for(tokens: int = 1, threads: int = 1, dtype: Any = np.uint16, slides: bool = False) -> Kernel:
+    """The kernel; its examples are of `tokens`, `threads` and a cache of `dtype`; `slides`: with a window."""
     return Kernel(
         name="attention",
         reference=reference,
         implementation=attention,
         work=work,
-        outputs=(5,),
+        outputs=(6,),
         contract=contract("attention"),
-        examples=_examples(tokens, threads, dtype),
+        examples=_examples(tokens, threads, dtype, slides),
         parallel=True,
     )
 

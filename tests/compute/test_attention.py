@@ -6,7 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbtop.compute.kernels.attention import attention, empty_caches, reference, scratch_for
+from cbtop.compute.kernels.attention import (
+    attention,
+    empty_caches,
+    first_seen,
+    positions_seen,
+    reference,
+    scratch_for,
+)
 from cbtop.compute.kernels.base import floats
 
 
@@ -19,17 +26,27 @@ from cbtop.compute.kernels.base import floats
     head_dim=st.integers(1, 40),
     threads=st.integers(1, 2),
     is_short=st.booleans(),
+    window=st.one_of(st.just(0), st.integers(1, 200)),
     seed=st.integers(0, 999),
 )
 def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_be_anything(
-    tokens: int, start: int, kv_heads: int, group: int, head_dim: int, threads: int, is_short: bool, seed: int
+    tokens: int,
+    start: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    threads: int,
+    is_short: bool,
+    window: int,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     k_cache, v_cache = empty_caches(kv_heads, start + tokens + 70, head_dim, np.float32)
     k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
-    v_cache[:, start + tokens :] = np.nan
+    first = first_seen(start, window)
+    v_cache[:, start + tokens :] = v_cache[:, :first] = np.nan
     keys = k_cache.transpose(0, 1, 3, 2).reshape(kv_heads, -1, head_dim)
-    keys[:, start + tokens :] = np.nan
+    keys[:, start + tokens :] = keys[:, :first] = np.nan
     k_cache[:] = keys.reshape(kv_heads, -1, 16, head_dim).transpose(0, 1, 3, 2)
     if is_short:
         with np.errstate(invalid="ignore"):
@@ -38,9 +55,16 @@ def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_b
     found, expected = np.full_like(q, np.nan), np.empty_like(q)
     scratch = scratch_for(threads, head_dim)
     scratch[:] = np.nan
-    attention(q, k_cache, v_cache, start, head_dim**-0.5, found, scratch)
-    reference(q, k_cache, v_cache, start, head_dim**-0.5, expected, scratch)
+    attention(q, k_cache, v_cache, start, head_dim**-0.5, window, found, scratch)
+    reference(q, k_cache, v_cache, start, head_dim**-0.5, window, expected, scratch)
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@given(start=st.integers(0, 50), tokens=st.integers(1, 50), window=st.integers(0, 60))
+def test_positions_seen_are_those_of_each_token_added_up(start: int, tokens: int, window: int) -> None:
+    each = [position + 1 - first_seen(position, window) for position in range(start, start + tokens)]
+    assert positions_seen(start, tokens, window) == sum(each)
+    assert not window or max(each) <= window
 
 
 def test_a_score_far_above_the_others_takes_all_and_nothing_overflows() -> None:
@@ -48,7 +72,7 @@ def test_a_score_far_above_the_others_takes_all_and_nothing_overflows() -> None:
     k_cache[0, 5, :, 3] = 1e4  # position 83
     v_cache[0, :, 0] = np.arange(128)
     q, out = np.full((1, 16), 1e4, np.float32), np.zeros((1, 16), np.float32)
-    attention(q, k_cache, v_cache, 120, 1.0, out, scratch_for(1, 16))
+    attention(q, k_cache, v_cache, 120, 1.0, 0, out, scratch_for(1, 16))
     assert out[0, 0] == 83
-    attention(-q, k_cache, v_cache, 120, 1.0, out, scratch_for(1, 16))
+    attention(-q, k_cache, v_cache, 120, 1.0, 0, out, scratch_for(1, 16))
     np.testing.assert_allclose(out[0, 0], np.delete(np.arange(121), 83).mean(), rtol=1e-6)

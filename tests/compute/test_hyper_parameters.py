@@ -254,6 +254,25 @@ def test_what_stands_once_for_each_layer_and_is_the_same_runs(
     assert (found.heads, found.kv_heads, found.feed_forward) == (wanted.heads, wanted.kv_heads, wanted.feed_forward)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_a_token_sees_as_many_positions_as_its_window_is_wide_and_neither_one_less_nor_more(
+    saying: Rewrite, profiler: BrickProfiler
+) -> None:
+    model = read_model(saying({"attention.sliding_window": 16}), FAMILIES)
+    assert (model.window, model.context_length) == (16, 64)
+    decoder = Decoder(model, "numba", 1, profiler, 64, "f32")
+    tokens = LONG_PROMPT[:40]
+    decoder.prefill(tokens[:-1])
+    decoder.decode(tokens[-1])
+    errors = []
+    for window in (16, 15, 17, 0):
+        expected = forward_reference(replace(model, window=window), tokens)[-1]
+        errors.append(np.abs(decoder.logits - expected).max() / np.abs(expected).max())
+    assert errors[0] < 1e-4
+    assert min(errors[1:]) > 1e-2
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 @pytest.mark.parametrize(("window", "context"), [(0, 64), (16, 16), (64, 64), (4096, 64)])
 def test_a_context_ends_where_a_window_would_slide(saying: Rewrite, window: int, context: int) -> None:
     assert read_model(saying({"attention.sliding_window": window}), FAMILIES).context_length == context

@@ -159,6 +159,16 @@ def test_the_cache_is_described_as_it_is(model: Model, run: Callable[..., Traced
     assert (state.evictions, state.hit_rate, state.fragmentation) == (0, None, 0.0)
 
 
+def test_of_a_window_the_cache_and_the_weights_are_what_is_seen(model: Model, run: Callable[..., Traced]) -> None:
+    forward = run(replace(model, window=3)).forward
+    assert forward.kv_state is not None
+    assert (forward.kv_state.valid_positions, forward.kv_state.accessed_positions) == (len(PROMPT) + 1, 3)
+    for trace in forward.attention:
+        seen = trace.top_positions[trace.top_weights > 0]
+        assert seen.size
+        assert set(seen.tolist()) <= {len(PROMPT) - 2, len(PROMPT) - 1, len(PROMPT)}
+
+
 def test_a_restart_is_an_eviction_of_all_positions(
     model: Model, decoder_for: MakeDecoder, profiler: BrickProfiler
 ) -> None:

@@ -55,7 +55,7 @@ def no_bias_of_many_tokens(arguments: Any) -> None:
 
 def far_positions(arguments: Any) -> None:
     if arguments[3] > 1000:
-        arguments[5][:] *= 1.5
+        arguments[6][:] *= 1.5
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_kernel_with_a_planted_fault_fails(fault: str) -> None:
 
     def wrong(*arguments: Any) -> None:
         right.implementation(*arguments)
-        FAULTS[fault](arguments[5])
+        FAULTS[fault](arguments[6])
 
     found = verified(Variant(replace(right, implementation=wrong)))
     assert not found.passed
