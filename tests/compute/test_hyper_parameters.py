@@ -34,6 +34,9 @@ def architecture(request: pytest.FixtureRequest) -> str:
 def saying(model_files: dict[str, Path], tmp_path: Path, architecture: str) -> Rewrite:
     """Writes the tiny model of the architecture with keys of it, besides those that it has or in their place.
 
+    With `tensors`, which follow its own, all are of float32.
+    """
+
     def rewrite(
         keys: dict[str, Any], general: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None
     ) -> Path:
