@@ -219,6 +219,7 @@ def _numba() -> Iterator[Fact]:
         from llvmlite import binding
 
         from cbtop.compute.backends import cpu_backend
+        from cbtop.compute.jit.cpu import TIER
 
         backend, features = cpu_backend(), binding.get_host_cpu_features()
     except (ImportError, ValueError) as error:  # Numba has no error of its own for a missing threading layer
@@ -226,7 +227,9 @@ def _numba() -> Iterator[Fact]:
         return
     widest = next((name for name in VECTORS if features.get(name)), "none of " + ", ".join(VECTORS))
     version = metadata.version("numba")
-    yield Fact("numba", f"{version}, {backend.label}, vectors {widest} on {binding.get_host_cpu_name()}")
+    vectors = f"vectors {widest} on {binding.get_host_cpu_name()}"
+    products = "of floats" if TIER == "generic" else f"of int8 by {TIER}"
+    yield Fact("numba", f"{version}, {backend.label}, {vectors}, products {products}")
 
 
 def _terminal() -> Iterator[Fact]:

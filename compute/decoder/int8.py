@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import LayerWeights, Matrix, Model, Projection, read_model
-from cbtop.compute.jit.cpu import HAS_VNNI
+from cbtop.compute.jit.cpu import TIER
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, can_interleave
 
@@ -20,7 +20,8 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
     ModelError where it cannot be run.
     """
     model = read_model(path, FAMILIES)
-    return model if is_exact or not HAS_VNNI else interleaved(model)
+    # Without instructions for products of integers those of floats are faster.
+    return model if is_exact or TIER == "generic" else interleaved(model)
 
 
 def interleaved(model: Model) -> Model:

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import models, register_model
 
-from cbtop.compute.jit.cpu import HAS_VNNI
+from cbtop.compute.jit.cpu import HAS_AVX2, HAS_VNNI
 from cbtop.compute.jit.vectors import _INT, _INTS, LANES, Codegen, _address, _intrinsic, _ints, _load, _splat, cgutils
 
 _BYTE = ir.IntType(8)
@@ -90,6 +90,23 @@ def with_upper_bits(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
 
 
 @_intrinsic
+def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any, Codegen]:
+    """low[4r + j] | 16 where bit shift + j of words[r] (Ints16) is one."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        low, words, shift = values
+        shifted = builder.bitcast(builder.lshr(words, _splat(builder, shift, _INTS)), _BYTES)
+        lowest = ir.Constant(ir.VectorType(_INT, 4 * LANES), [byte // 4 * 4 for byte in range(4 * LANES)])
+        bits = builder.and_(
+            builder.shuffle_vector(shifted, shifted, lowest), ir.Constant(_BYTES, [1, 2, 4, 8] * LANES)
+        )
+        zero, sixteen = ir.Constant(_BYTES, [0] * 4 * LANES), ir.Constant(_BYTES, [16] * 4 * LANES)
+        return builder.or_(low, builder.select(builder.icmp_unsigned("!=", bits, zero), sixteen, zero))
+
+    return _bytes(_bytes, _ints, types.int32), generate
+
+
+@_intrinsic
 def splat_int(typing: Any, scalar: Any) -> tuple[Any, Codegen]:
     """An int32 in all lanes."""
 
@@ -97,6 +114,37 @@ def splat_int(typing: Any, scalar: Any) -> tuple[Any, Codegen]:
         return _splat(builder, values[0], _INTS)
 
     return _ints(types.int32), generate
+
+
+def _called(builder: Any, name: str, result: Any, values: list[Any]) -> Any:
+    """What an LLVM intrinsic makes of `values`."""
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+
+
+def _with_avx2(builder: Any, total: Any, q: Any, x: Any) -> Any:
+    """As `add_products`, in halves: registers of AVX2 have 32 bytes."""
+    # Bytes as int16, even ones and odd ones: sums of two products of bytes (vpmaddubsw) may not fit an int16.
+    pairs = ir.VectorType(ir.IntType(16), LANES)
+    eight, low_byte = ir.Constant(pairs, [8] * LANES), ir.Constant(pairs, [255] * LANES)
+    halves = []
+    for first in (0, 8):
+        total_half = _part(builder, total, first, 8)
+        q_half = builder.bitcast(_part(builder, q, 4 * first, 32), pairs)
+        x_half = builder.bitcast(_part(builder, x, 4 * first, 32), pairs)
+        even = [builder.and_(q_half, low_byte), builder.ashr(builder.shl(x_half, eight), eight)]
+        odd = [builder.lshr(q_half, eight), builder.ashr(x_half, eight)]
+        for factors in (even, odd):
+            products = _called(builder, "llvm.x86.avx2.pmadd.wd", total_half.type, factors)
+            total_half = builder.add(total_half, products)
+        halves.append(total_half)
+    return builder.shuffle_vector(*halves, ir.Constant(_INTS, list(range(LANES))))
+
+
+def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
+    """`count` elements of a vector, from `first` on."""
+    mask = ir.Constant(ir.VectorType(_INT, count), list(range(first, first + count)))
+    return builder.shuffle_vector(vector, vector, mask)
 
 
 @_intrinsic
@@ -109,9 +157,9 @@ def add_products(typing: Any, total: Any, q: Any, codes: Any, row: Any, column: 
         four = builder.load(builder.bitcast(pointer, _INT.as_pointer()), align=1, typ=_INT)
         x = builder.bitcast(_splat(builder, four, _INTS), _BYTES)
         if HAS_VNNI:
-            kind = ir.FunctionType(_INTS, [_INTS, _BYTES, _BYTES])
-            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
-            return builder.call(function, [total, q, x])
+            return _called(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, [total, q, x])
+        if HAS_AVX2:
+            return _with_avx2(builder, total, q, x)
         for j in range(4):
             mask = ir.Constant(ir.VectorType(_INT, LANES), [4 * lane + j for lane in range(LANES)])
             a = builder.zext(builder.shuffle_vector(q, q, mask), _INTS)

@@ -17,4 +17,6 @@ def _has(feature: str) -> bool:
 
 
 HAS_F16C = _has("f16c")  # converts binary16; without it LLVM calls a function that is not there
+HAS_AVX2 = _has("avx2")  # multiplies pairs of int16 and adds them, sixteen at a time
 HAS_VNNI = _has("avx512vnni")  # adds products of four bytes to an int32
+TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"  # what products of integers are made of

@@ -189,6 +189,16 @@ def load_signed_bytes(typing: Any, array: Any, row: Any, column: Any) -> tuple[A
 
 
 @_intrinsic
+def load_words(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """Sixteen little-endian int32 from array[row, column : column + 64] of a uint8 matrix."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _load(builder, _address(context, builder, array, *values), _INTS)
+
+    return _ints(array, types.uint64, types.uint64), generate
+
+
+@_intrinsic
 def bytes_of(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
     """The eight bytes of each of two uint64, lowest first, widened."""
 

@@ -16,7 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, QuantizedMatrix
+from cbtop.compute.quantization.q4_0 import Q4_0
+from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q5_0 import Q5_0
+from cbtop.compute.quantization.q5_1 import Q5_1
+from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
 
@@ -26,7 +31,12 @@ AT_ONCE_BYTES = 4 << 20  # are copied meanwhile
 # Of each format that can be interleaved its block, as (bytes of a unit, units).
 UNITS: Mapping[int, tuple[tuple[int, int], ...]] = {
     Q8_0.code: ((2, 1), (4, 8)),
+    Q5_0.code: ((2, 1), (4, 5)),
+    Q5_1.code: ((2, 2), (4, 5)),
+    Q4_0.code: ((2, 1), (4, 4)),
+    Q4_1.code: ((2, 2), (4, 4)),
     Q4_K.code: ((2, 2), (1, 12), (4, 32)),
+    Q5_K.code: ((2, 2), (1, 12), (4, 40)),
     Q6_K.code: ((4, 48), (1, 16), (2, 1)),
 }
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder import FAMILIES, int8
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.reference import forward_reference
+from cbtop.compute.jit import cpu
 from cbtop.compute.kernels import linear_int8
 from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes, quantize_rows, reference
 from cbtop.compute.quantization import FORMATS
@@ -143,25 +144,66 @@ def test_a_product_that_is_wrong_in_one_format_fails_its_check(
     assert failed >= {"QkvProjection", down, "LmHead"}
 
 
+# Of a processor without AVX-512, as LLVM names what it has.
+FEATURES_WITH_AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi2"
+needs_avx2 = pytest.mark.skipif(not cpu.HAS_AVX2, reason="this processor has no AVX2")
+
 ON_ANY_PROCESSOR = """
+import sys
 from cbtop.compute.jit import cpu
 from cbtop.compute.kernels import attention, linear, linear_int8
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.verification import Variant, verified
-assert not cpu.HAS_F16C and not cpu.HAS_VNNI
-for kernel in (attention.kernel_for(tokens=2), linear.LINEAR[1], linear_int8.kernel_for(FORMATS[12], tokens=5)):
+tier, instruction, *codes = sys.argv[1:]
+assert cpu.TIER == tier and cpu.HAS_F16C == (tier != "generic")
+products = [linear_int8.kernel_for(FORMATS[int(code)], tokens=5) for code in codes]
+for kernel in (attention.kernel_for(tokens=2), linear.LINEAR[1], *products):
     found = verified(Variant(kernel))
     assert found.passed, found
+for code in codes:
+    for machine_code in linear_int8._COMPILED[int(code)][0].inspect_asm().values():
+        assert instruction in machine_code and "vpdpbusd" not in machine_code and "zmm" not in machine_code
 print("passed")
 """
 
 
-def test_kernels_run_on_a_processor_without_f16c_and_vnni(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "features", "tier", "instruction", "codes"),
+    [
+        ("generic", "", "generic", "", ["12"]),
+        pytest.param("haswell", FEATURES_WITH_AVX2, "AVX2", "vpmaddwd", ["8"], marks=needs_avx2),
+        pytest.param(
+            "haswell", FEATURES_WITH_AVX2, "AVX2", "vpmaddwd", list(map(str, UNITS)),
+            marks=[needs_avx2, pytest.mark.slow],
+        ),
+    ],
+    ids=["generic", "AVX2", "AVX2, all formats"],
+)  # fmt: skip
+def test_kernels_run_on_a_processor_that_can_do_less(
+    name: str, features: str, tier: str, instruction: str, codes: list[str], tmp_path: Path
+) -> None:
     environment = os.environ | {
-        "NUMBA_CPU_NAME": "generic",
-        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": features,
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    command = [sys.executable, "-c", ON_ANY_PROCESSOR]
+    command = [sys.executable, "-c", ON_ANY_PROCESSOR, tier, instruction, *codes]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "passed\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tier", "is_exact", "kind"),
+    [
+        ("generic", False, QuantizedMatrix),
+        ("AVX2", False, InterleavedMatrix),
+        ("AVX-512 VNNI", False, InterleavedMatrix),
+        ("AVX-512 VNNI", True, QuantizedMatrix),
+    ],
+)
+def test_a_model_is_interleaved_where_the_processor_multiplies_integers_fast(
+    tier: str, is_exact: bool, kind: type, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8, "TIER", tier)
+    model = int8.model_to_run(model_files["llama"], is_exact=is_exact)
+    assert isinstance(model.layers[0].q.weight, kind)
