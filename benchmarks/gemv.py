@@ -1,0 +1,105 @@
+"""One token times a matrix of every format: the weights' bytes a second, beside those of reading.
+
+From a matrix of L2's size, of L3's and one that only memory holds, one thread, processor time, in rounds that take
+turns. Reading is the faster of a plain loop and of one that prefetches; each of the two, and each kernel, has memory
+of its own on huge pages. Kernels are those that a decoder takes on this processor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.base import Figure, Ratio
+from cbtop.compute.backends import cpu_backend
+from cbtop.compute.ceilings import _read
+from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.cpu import TIER
+from cbtop.compute.jit.vectors import add, load_floats, prefetch, splat, total_of
+from cbtop.compute.kernels.linear import linear
+from cbtop.compute.kernels.linear_int8 import Int8Scratch, linear_int8
+from cbtop.compute.memory import on_huge_pages
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
+from cbtop.compute.quantization.interleaved import InterleavedMatrix, can_interleave
+
+COLUMNS, ROUNDS = 2048, 11
+SIZES = {"L2": 512 << 10, "L3": 8 << 20, "memory": 300_000_000}  # bytes; L2 of 1 MiB and L3 of 32 MiB or more
+ROUND_BYTES = 100_000_000  # that a round reads at least: a clock's step is nothing beside it
+LINE_FLOATS, AHEAD_FLOATS = 16, 512
+NO_BIAS = np.zeros(0, np.float32)
+
+
+@jit
+def _read_ahead(rows: Any, sums: Any) -> None:
+    """float32 (1, numbers), read a line at a time with the one 2 KiB ahead asked for."""
+    even, odd, row = splat(np.float32(0)), splat(np.float32(0)), np.uint64(0)
+    for pair in range(np.uint64(rows.shape[1] // (2 * LINE_FLOATS))):
+        first = pair * np.uint64(2 * LINE_FLOATS)
+        prefetch(rows, row, first + np.uint64(AHEAD_FLOATS))
+        prefetch(rows, row, first + np.uint64(AHEAD_FLOATS + LINE_FLOATS))
+        even = add(even, load_floats(rows, row, first))
+        odd = add(odd, load_floats(rows, row, first + np.uint64(LINE_FLOATS)))
+    sums[0] = total_of(add(even, odd))
+
+
+def run() -> list[Figure]:
+    return list(_figures())
+
+
+def _figures() -> Iterator[Figure]:
+    cpu_backend(1)  # threads that wait spin, which is processor time, too
+    for place, size_bytes in SIZES.items():
+        for block_format in FORMATS.values():
+            yield _figure(place, block_format, size_bytes)
+
+
+def _figure(place: str, block_format: BlockFormat, size_bytes: int) -> Figure:
+    matrix = _weights(block_format, size_bytes)
+    words = np.frombuffer(on_huge_pages(matrix.size_bytes), np.int64)
+    numbers = np.frombuffer(on_huge_pages(matrix.size_bytes), np.float32).reshape(1, -1)
+    words[:], numbers[:] = 1, 1
+    name, product = _product(matrix)
+    calls: dict[str, Callable[[], object]] = {
+        "plain": partial(_read, words, np.zeros(1, np.int64)),
+        "ahead": partial(_read_ahead, numbers, np.zeros(1, np.float32)),
+        "product": product,
+    }
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    repeats = max(ROUND_BYTES // matrix.size_bytes, 1)
+    for turn in range(ROUNDS + 1):  # the first compiles, and touches every page
+        for each, call in calls.items():
+            begun_ns = time.process_time_ns()
+            for _ in range(repeats):
+                call()
+            if turn:
+                taken[each].append(time.process_time_ns() - begun_ns)
+    reading = [min(both) for both in zip(taken["plain"], taken["ahead"], strict=True)]
+    ratio = Ratio.of(reading, taken["product"])
+    gb_per_s = repeats * matrix.size_bytes / float(np.median(taken["product"]))
+    return Figure(f"{name} from {place}", gb_per_s, "GB/s", "reading", ratio)
+
+
+def _product(matrix: QuantizedMatrix) -> tuple[str, Callable[[], object]]:
+    block_format, x = matrix.format, np.ones((1, COLUMNS), np.float32)
+    out = np.zeros((1, matrix.rows), np.float32)
+    if TIER == "generic" or not can_interleave(matrix):
+        scratch = np.zeros((1, COLUMNS), np.float32)
+        return block_format.name, partial(linear, block_format.code, matrix.data, NO_BIAS, x, out, scratch)
+    data = InterleavedMatrix.of(matrix).data
+    int8_scratch = Int8Scratch.of(1, COLUMNS, 1)
+    call = partial(linear_int8, block_format.code, data, NO_BIAS, x, out, int8_scratch)
+    return f"{block_format.name}, int8 by {TIER},", call
+
+
+def _weights(block_format: BlockFormat, size_bytes: int) -> QuantizedMatrix:
+    """Of some rows again and again: to quantise all would take minutes."""
+    some = block_format.quantize(np.random.default_rng(1).standard_normal((16, COLUMNS), dtype=np.float32))
+    times = size_bytes // some.nbytes
+    data = np.frombuffer(on_huge_pages(times * some.nbytes), np.uint8).reshape(times, *some.shape)
+    data[:] = some
+    return QuantizedMatrix(block_format, data.reshape(-1, some.shape[1]), COLUMNS)
