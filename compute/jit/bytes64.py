@@ -51,10 +51,14 @@ def load_64(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codege
 
 @_intrinsic
 def shifted(typing: Any, vector: Any, amount: Any) -> tuple[Any, Codegen]:
-    """Each byte shifted right by `amount` bits."""
+    """Each byte shifted right by `amount` bits; above them those of the next byte come in, to be masked away.
+
+    No processor shifts bytes: with an amount known only as it runs, that took products of Q5_K 1.4 times as long.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.lshr(values[0], _splat_bytes(builder, values[1]))
+        words = builder.lshr(builder.bitcast(values[0], _INTS), _splat(builder, values[1], _INTS))
+        return builder.bitcast(words, _BYTES)
 
     return _bytes(_bytes, types.int32), generate
 

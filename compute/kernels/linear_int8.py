@@ -211,7 +211,7 @@ def _unpack_q4_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     base, half = (step >> U(1)) * U(144 * ROWS), step & U(1)
     at = base + U(16 * ROWS) + half * U(1024) + (part >> U(1)) * U(512)
     shift = np.int32(4) * np.int32(part & U(1))
-    _ask_ahead(w, row, at + (part & U(1)) * U(256), 4)
+    _ask_ahead(w, row, base + (half * U(4) + part) * U(18 * ROWS), 5)
     return (
         _nibbles(w, row, at, shift),
         _nibbles(w, row, at + U(64), shift),
@@ -264,7 +264,7 @@ def _unpack_q6_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     low = base + half * U(64 * ROWS) + (part & U(1)) * U(512)
     high = base + U(128 * ROWS) + half * U(32 * ROWS)
     low_shift, high_shift = np.int32(4) * np.int32(part >> U(1)), np.int32(2) * np.int32(part)
-    _ask_ahead(w, row, low + (part >> U(1)) * U(256), 4)
+    _ask_ahead(w, row, base + (half * U(4) + part) * U(420), 7)
     d = load_halves(w, row, base + U(208 * ROWS))
     scales = base + U(192 * ROWS) + (half * U(4) + part) * U(2 * ROWS)
     return (
