@@ -93,4 +93,5 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
     warm = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=3)
     assert tokens(warm) == tokens(warm) == tokens(warm, threads=2)
     assert tokens(warm) != tokens(Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=4))
-    assert tokens(Sampling(temperature=1e-3)) == tokens(Sampling())
+    # Two logits of the tiny models lie within 2e-4 of one another where a processor has no VNNI.
+    assert tokens(Sampling(temperature=1e-6)) == tokens(Sampling())
