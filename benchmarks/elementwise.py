@@ -86,7 +86,8 @@ def _gates(size: int, torch: Any) -> Calls:
 
 def _rotations(size: int, torch: Any) -> Calls:
     """Heads of HEAD_DIM, halves rotated against each other; NumPy and torch write a new array."""
-    x, table, half = _row(size), angle_table(8, HEAD_DIM, 1e4, 1.0, None), HEAD_DIM // 2
+    half = HEAD_DIM // 2
+    x, table = _row(size), angle_table(8, 1e4 ** -(np.arange(half) / half))
     heads, cos, sin = _row(size).reshape(-1, 2, half), table[0, 7], table[1, 7]
 
     def rotated(heads: Any, cos: Any, sin: Any, stack: Any) -> Any:

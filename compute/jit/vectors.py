@@ -126,10 +126,21 @@ def _widened(builder: Any, halves: Any) -> Any:
 
 @_intrinsic
 def load_floats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] of a float32 matrix."""
+    """array[row, column : column + 16] of a float32 matrix; sixteen from that byte on of a uint8 matrix."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _load(builder, _address(context, builder, array, *values), _FLOATS)
+
+    return _floats(array, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def load_bfloats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """Sixteen bfloat16 from array[row, column : column + 32] of a uint8 matrix, as Floats16."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        bits = _load(builder, _address(context, builder, array, *values), ir.VectorType(ir.IntType(16), LANES))
+        return builder.bitcast(builder.shl(builder.zext(bits, _INTS), _INTS([16] * LANES)), _FLOATS)
 
     return _floats(array, types.uint64, types.uint64), generate
 

@@ -10,9 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import half_to_float, jit, jit_inlined, load_half
-from cbtop.compute.jit.vectors import LANES, add, load_floats, load_halves, multiply_add, splat, total_of
+from cbtop.compute.jit.compile import copy_of, half_to_float, jit, jit_inlined, load_half
+from cbtop.compute.jit.vectors import (
+    LANES,
+    add,
+    load_bfloats,
+    load_floats,
+    load_halves,
+    multiply_add,
+    prefetch,
+    splat,
+    total_of,
+)
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
+
+AHEAD = np.uint64(1024)  # bytes that are asked for before they are needed
 
 
 def _unpack_f32(blocks: Bytes) -> Floats:
@@ -35,14 +47,57 @@ def _pack_bf16(blocks: Floats) -> Bytes:
     return (kept >> np.uint32(16)).astype("<u2").view(np.uint8)
 
 
-@jit_inlined
-def dot_row_f32(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed."""
-    values = weights[row].view(np.float32)
-    total = np.float32(0)
-    for i in range(np.uint64(values.shape[0])):
-        total += values[i] * x[0, i]
+@jit
+def _load_float(weights: Any, row: Any, at: Any) -> Any:
+    return weights[row, at : at + np.uint64(4)].view(np.float32)[0]
+
+
+@jit
+def _bfloat_to_float(bits: Any) -> Any:
+    return np.int32(np.int32(bits) << np.int32(16)).view(np.float32)
+
+
+@jit
+def _load_bfloat(weights: Any, row: Any, at: Any) -> Any:
+    return _bfloat_to_float(weights[row, at : at + np.uint64(2)].view(np.uint16)[0])
+
+
+# What the code below calls of a format; each has a copy of it with its own in place of these.
+_load_16, _load_one, _size_bytes = load_halves, load_half, np.uint64(2)
+
+
+def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
+    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed.
+
+    Four sums of sixteen lanes: one alone would wait for itself. The lines that the next rows lie in are asked for
+    meanwhile, for the processor itself looks ahead too little: from memory 0.55 to 0.75 of its read bandwidth.
+    """
+    columns, token, i = np.uint64(x.shape[1]), np.uint64(0), np.uint64(0)
+    a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
+    p, q, r = np.uint64(LANES), np.uint64(2 * LANES), np.uint64(3 * LANES)
+    while i + np.uint64(4 * LANES) <= columns:
+        for line in range(_size_bytes):  # so many of 64 bytes hold 64 elements
+            prefetch(weights, row, i * _size_bytes + AHEAD + np.uint64(64) * np.uint64(line))
+        a = multiply_add(_load_16(weights, row, i * _size_bytes), load_floats(x, token, i), a)
+        b = multiply_add(_load_16(weights, row, (i + p) * _size_bytes), load_floats(x, token, i + p), b)
+        c = multiply_add(_load_16(weights, row, (i + q) * _size_bytes), load_floats(x, token, i + q), c)
+        d = multiply_add(_load_16(weights, row, (i + r) * _size_bytes), load_floats(x, token, i + r), d)
+        i += np.uint64(4 * LANES)
+    total = total_of(add(add(a, b), add(c, d)))
+    while i < columns:
+        total += _load_one(weights, row, i * _size_bytes) * x[token, i]
+        i += np.uint64(1)
     return total
+
+
+def _dot_row_of(name: str, load_16: Any, load_one: Any, size_bytes: int) -> Any:
+    own = {"_load_16": load_16, "_load_one": load_one, "_size_bytes": np.uint64(size_bytes)}
+    return jit_inlined(copy_of(_dot_row, f"dot_row_{name}", **own))
+
+
+dot_row_f32 = _dot_row_of("f32", load_floats, _load_float, 4)
+dot_row_f16 = _dot_row_of("f16", load_halves, load_half, 2)
+dot_row_bf16 = _dot_row_of("bf16", load_bfloats, _load_bfloat, 2)
 
 
 @jit
@@ -53,45 +108,12 @@ def dequantize_row_f32(weights: Any, row: Any, out: Any, out_row: Any) -> None:
         out[out_row, i] = values[i]
 
 
-@jit_inlined
-def dot_row_f16(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed."""
-    columns = np.uint64(x.shape[1])
-    even, odd = splat(np.float32(0)), splat(np.float32(0))
-    token, step, i = np.uint64(0), np.uint64(LANES), np.uint64(0)
-    while i + step + step <= columns:
-        even = multiply_add(load_halves(weights, row, i + i), load_floats(x, token, i), even)
-        i += step
-        odd = multiply_add(load_halves(weights, row, i + i), load_floats(x, token, i), odd)
-        i += step
-    total = total_of(add(even, odd))
-    while i < columns:
-        total += load_half(weights, row, i + i) * x[token, i]
-        i += np.uint64(1)
-    return total
-
-
 @jit
 def dequantize_row_f16(weights: Any, row: Any, out: Any, out_row: Any) -> None:
     """Row `row` as float32 into out[out_row]."""
     values = weights[row].view(np.uint16)
     for i in range(np.uint64(values.shape[0])):
         out[out_row, i] = half_to_float(values[i])
-
-
-@jit
-def _bfloat_to_float(bits: Any) -> Any:
-    return np.int32(np.int32(bits) << np.int32(16)).view(np.float32)
-
-
-@jit_inlined
-def dot_row_bf16(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed."""
-    values = weights[row].view(np.uint16)
-    total = np.float32(0)
-    for i in range(np.uint64(values.shape[0])):
-        total += _bfloat_to_float(values[i]) * x[0, i]
-    return total
 
 
 @jit

@@ -92,7 +92,7 @@ def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     checked = {(check["brick"], check["assertion"]): check["passed"] for check in source["checks"]}
-    assert False not in checked.values()  # None: what no sample of the guard reached within the share of time it may take
+    assert False not in checked.values()  # None: no sample of the guard reached it within its share of the time
     assert all(passed for (_, assertion), passed in checked.items() if "condition" in assertion)
     assert {brick for brick, assertion in checked if assertion.startswith("precondition")} == DECODED_BRICKS
     assert {brick for brick, assertion in checked if assertion.startswith("postcondition")} == DECODED_BRICKS
