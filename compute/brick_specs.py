@@ -44,6 +44,7 @@ MOE_ROUTER = BrickSpec("MoeRouter", BrickCategory.FFN, (Finite(), PRODUCT))
 MOE_EXPERTS = BrickSpec("MoeExperts", BrickCategory.FFN, (Finite(), PRODUCT))
 MOE_COMBINE = BrickSpec("MoeCombine", BrickCategory.FFN, (Finite(), ELEMENTWISE))
 LM_HEAD = BrickSpec.of(BrickId.LM_HEAD, Finite(), PRODUCT)
+SOFT_CAP = BrickSpec("SoftCap", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
 SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
 
 # In the order in which a token meets them.
@@ -64,5 +65,6 @@ BRICKS: tuple[BrickSpec, ...] = (
     MOE_EXPERTS,
     MOE_COMBINE,
     LM_HEAD,
+    SOFT_CAP,
     SAMPLING,
 )

@@ -29,7 +29,7 @@ PREDICTED_LOGIT_DEVIATION = 3.0  # about what a trained model shows; makes the g
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's sizes. Matrices have hidden or feed_forward columns: both must be multiples of 256."""
+    """A model's sizes. Matrices have hidden, feed_forward or heads * head_dim columns: multiples of 256."""
 
     architecture: str
     hidden: int
@@ -42,10 +42,14 @@ class Shape:
     tied: bool = True
     experts: int = 0
     experts_used: int = 0
+    key_length: int = 0  # 0: the heads share what is hidden
+    rope_base: float = 10_000.0
+    window: int = 0  # positions that a token sees where a window slides; 0: all
+    window_period: int = 0  # of so many layers the last sees all; 0: as the architecture has it
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.heads
+        return self.key_length or self.hidden // self.heads
 
 
 DEMO = Shape("qwen2", 768, 12, 2, 3840, 10, 32_768, 512)
@@ -54,6 +58,8 @@ TINY_QWEN3 = replace(TINY, architecture="qwen3")
 TINY_PHI3 = replace(TINY, architecture="phi3", tied=False)
 TINY_LLAMA = replace(TINY, architecture="llama", tied=False)
 TINY_QWEN3MOE = replace(TINY, architecture="qwen3moe", feed_forward=256, experts=5, experts_used=2)
+TINY_GEMMA2 = replace(TINY, architecture="gemma2", kv_heads=1, key_length=128, window=24)
+TINY_GEMMA3 = replace(TINY_GEMMA2, architecture="gemma3", rope_base=1e6, window_period=2)
 TINY_MIXTRAL = replace(TINY_LLAMA, feed_forward=256, experts=4, experts_used=2)
 
 
@@ -127,6 +133,14 @@ def _metadata(shape: Shape) -> dict[str, str | int | float]:
         f"{prefix}.expert_used_count": shape.experts_used,
         f"{prefix}.expert_feed_forward_length": shape.feed_forward,
     }
+    heads = {
+        f"{prefix}.attention.key_length": shape.key_length,
+        f"{prefix}.attention.value_length": shape.key_length,
+    }
+    windows = {
+        f"{prefix}.attention.sliding_window": shape.window,
+        f"{prefix}.attention.sliding_window_pattern": shape.window_period,
+    }
     return {
         "general.architecture": prefix,
         "general.name": f"cbtop demo ({shape.layers} layers, random weights)",
@@ -136,15 +150,16 @@ def _metadata(shape: Shape) -> dict[str, str | int | float]:
         f"{prefix}.feed_forward_length": shape.feed_forward,
         f"{prefix}.attention.head_count": shape.heads,
         f"{prefix}.attention.head_count_kv": shape.kv_heads,
-        f"{prefix}.rope.freq_base": 10_000.0,
+        f"{prefix}.rope.freq_base": shape.rope_base,
         f"{prefix}.attention.layer_norm_rms_epsilon": 1e-6,
         **(mixture if shape.experts else {}),
+        **{key: value for key, value in (heads | windows).items() if value},
     }
 
 
 def _tensors(shape: Shape) -> Iterator[_Tensor]:
     """All tensors, in the mix that llama.cpp calls Q4_K_M: Q6_K for the output, half of v and of down."""
-    hidden, kv_rows = shape.hidden, shape.kv_heads * shape.head_dim
+    hidden, kv_rows, query_rows = shape.hidden, shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
     # Deviation 1/sqrt(columns) keeps a product as large as its input.
     spread, ffn_spread = hidden**-0.5, shape.feed_forward**-0.5
     # A tied matrix also makes the logits; the first norm takes any scale from the embedding.
@@ -156,19 +171,22 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         yield _Tensor(f"{layer}.attn_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
         is_fused = shape.architecture == "phi3"
         if is_fused:
-            yield _Tensor(f"{layer}.attn_qkv.weight", (hidden + 2 * kv_rows, hidden), rich, spread)
+            yield _Tensor(f"{layer}.attn_qkv.weight", (query_rows + 2 * kv_rows, hidden), rich, spread)
         else:
-            yield _Tensor(f"{layer}.attn_q.weight", (hidden, hidden), Q4_K, spread)
+            yield _Tensor(f"{layer}.attn_q.weight", (query_rows, hidden), Q4_K, spread)
             yield _Tensor(f"{layer}.attn_k.weight", (kv_rows, hidden), Q4_K, spread)
             yield _Tensor(f"{layer}.attn_v.weight", (kv_rows, hidden), rich, spread)
         if shape.architecture == "qwen2":
-            yield _Tensor(f"{layer}.attn_q.bias", (hidden,), F32, BIAS_DEVIATION)
+            yield _Tensor(f"{layer}.attn_q.bias", (query_rows,), F32, BIAS_DEVIATION)
             yield _Tensor(f"{layer}.attn_k.bias", (kv_rows,), F32, BIAS_DEVIATION)
             yield _Tensor(f"{layer}.attn_v.bias", (kv_rows,), F32, BIAS_DEVIATION)
-        if shape.architecture in ("qwen3", "qwen3moe"):
+        if shape.architecture in ("qwen3", "qwen3moe", "gemma3"):
             yield _Tensor(f"{layer}.attn_q_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
             yield _Tensor(f"{layer}.attn_k_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
-        yield _Tensor(f"{layer}.attn_output.weight", (hidden, hidden), Q4_K, spread)
+        yield _Tensor(f"{layer}.attn_output.weight", (hidden, query_rows), Q4_K, query_rows**-0.5)
+        is_gemma = shape.architecture in ("gemma2", "gemma3")
+        if is_gemma:
+            yield _Tensor(f"{layer}.post_attention_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
         yield _Tensor(f"{layer}.ffn_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
         of_all = (shape.experts,) if shape.experts else ()
         end = "_exps.weight" if shape.experts else ".weight"
@@ -180,6 +198,8 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
             yield _Tensor(f"{layer}.ffn_gate{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
             yield _Tensor(f"{layer}.ffn_up{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
         yield _Tensor(f"{layer}.ffn_down{end}", (*of_all, hidden, shape.feed_forward), rich, ffn_spread)
+        if is_gemma:
+            yield _Tensor(f"{layer}.post_ffw_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
     yield _Tensor("output_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
     if not shape.tied:
         yield _Tensor("output.weight", (shape.vocabulary, hidden), Q6_K, head_spread)

@@ -114,6 +114,16 @@ class GgufFile:
             raise self._bad_key(key, value, "true or false")
         return value
 
+    def flags(self, key: str, count: int) -> tuple[bool, ...]:
+        """An array of `count` of true or false."""
+        value = self._value(key)
+        if not isinstance(value, Array) or SCALARS.get(value.kind) != "<?" or value.count != count:
+            raise self._bad_key(key, value, f"one for each of {count} layers, of true or false,")
+        return tuple(byte != 0 for byte in self._elements(value))
+
+    def is_array(self, key: str) -> bool:
+        return isinstance(self._value(key), Array)
+
     def is_on(self, key: str) -> bool:
         """Whether the key is there, and neither 0 nor false."""
         return self._value(key, 0) != 0

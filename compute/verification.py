@@ -53,10 +53,12 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "kv_write": (brick_specs.KV_WRITE,),
     "attention": (brick_specs.ATTENTION,),
     activation.SWIGLU.name: (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
+    activation.GEGLU.name: (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
     "route": (brick_specs.MOE_ROUTER,),
     "take_rows": (brick_specs.MOE_EXPERTS,),
     "combine": (brick_specs.MOE_COMBINE,),
     "residual_add": (brick_specs.RESIDUAL_ADD,),
+    "soft_cap": (brick_specs.SOFT_CAP,),
     sampling.GREEDY.name: (brick_specs.SAMPLING,),
     sampling.DRAWN.name: (brick_specs.SAMPLING,),
 }
@@ -109,6 +111,8 @@ def variants() -> Iterator[Variant]:
             yield Variant(linear_int8.kernel_for(FORMATS[code], tokens, threads), _how(tokens, threads))
     yield Variant(quantize_rows.QUANTIZE_ROWS)
     for tokens, threads in ((1, 1), (70, 2)):
+        held = attention.kernel_for(tokens, threads, slides=True, cap=2.0)
+        yield Variant(held, f"{_how(tokens, threads)}, a window, a soft cap")
         yield Variant(attention.kernel_for(tokens, threads, slides=True), f"{_how(tokens, threads)}, a window")
     for name, dtype in attention.CACHE_TYPES.items():
         yield Variant(kv_write.kernel_for(dtype), f"{name} cache")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf import GgufFile
+from cbtop.compute.kernels.activation import Activation
 from cbtop.compute.kernels.rope import angle_table
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import InterleavedMatrix
@@ -28,13 +29,17 @@ MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
 # Keys of an architecture that change nothing that a decoder computes: what is said of a model beside its sizes, and
-# what counts only beside others that are refused or off (how many experts of none).
+# what counts only beside others that are refused or off (how many experts of none). So do those that begin as
+# OF_IMAGES: they speak of tensors in another file.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
         "attention.sliding_window_pattern", "expert_used_count",
     }
 )  # fmt: skip
+
+OF_IMAGES = "vision.", "mm."
+TENSORS_OF_IMAGES = "v.", "mm."
 
 YARN_SHORTEST_RAMP = 0.001  # rope_yarn_ramp of ggml: in pairs
 YARN_TURNS = 32.0, 1.0  # beta_fast and beta_slow where a file has none: llama.cpp's, and the paper's for llama
@@ -51,7 +56,16 @@ class Family:
     `qk_norm`: queries and keys are normalised, each head by itself, before they rotate.
     `experts`: the feed-forward network may be a mixture of experts.
     `fused`: queries, keys and values are rows of one tensor (`attn_qkv`), gate and up of another (`ffn_up`).
-    `slides`: a sliding window is of every layer. In other families a context ends where one would slide.
+    `activation`: of the gate of the feed-forward network.
+    `post_norms`: what a half layer computes is normalised before it is added.
+    `scales_embedding`: by the root of what is hidden.
+    `attention_cap`, `logit_cap`: of scores and logits where the file names none; 0: no cap; None: the family has no
+    such key.
+    `window_period`: of so many layers the last sees all positions, in the others a window slides, of `window` where
+    the file names none; 0: it slides in every layer; None: in none, and a context ends where one would.
+    `sliding_rope_base`: of layers whose window slides, where the file names none; positions are not scaled there.
+    None: they rotate as the others.
+    `layers_scaled_by_hidden`: a model of so many layers scales scores by what of hidden each head has.
     """
 
     architecture: str
@@ -60,7 +74,15 @@ class Family:
     qk_norm: bool = False
     experts: bool = False
     fused: bool = False
-    slides: bool = False
+    activation: Activation = "silu"
+    post_norms: bool = False
+    scales_embedding: bool = False
+    attention_cap: float | None = None
+    logit_cap: float | None = None
+    window_period: int | None = None
+    window: int = 0
+    sliding_rope_base: float | None = None
+    layers_scaled_by_hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +116,14 @@ class LayerWeights:
     q_norm: NDArray[np.float32] | None  # (head_dim,); None where queries and keys are not normalised
     k_norm: NDArray[np.float32] | None
     output: Projection
+    attention_post_norm: NDArray[np.float32] | None  # (hidden,); None where what is added is not normalised
     ffn_norm: NDArray[np.float32]
     gate: Projection
     up: Projection
     down: Projection
     router: Projection | None  # (experts, hidden); None where there are no experts
+    ffn_post_norm: NDArray[np.float32] | None
+    slides: bool  # a token sees the model's window of positions here, not all
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +183,15 @@ class Model:
     feed_forward: int
     vocabulary: int
     context_length: int
-    window: int  # positions that a token sees, its own among them; 0: all
+    window: int  # positions that a token sees in layers that slide, its own among them; 0: all
     epsilon: float
     rope: Rope
+    sliding_rope: Rope  # of layers that slide: `rope` itself where all are alike
+    activation: Activation
+    embedding_scale: float
+    attention_scale: float  # of scores
+    attention_cap: float  # of scores; 0: none
+    logit_cap: float
     experts: Experts | None
     embedding: Matrix
     layers: tuple[LayerWeights, ...]
@@ -211,18 +242,20 @@ class _FamilyReader:
             )
         self._epsilon = file.number(f"{prefix}.attention.layer_norm_rms_epsilon")
         self._context_length = self._trained_context = file.integer(f"{prefix}.context_length", MAX_CONTEXT)
-        self._window = 0
-        if file.is_on(key := f"{prefix}.attention.sliding_window"):
-            window = file.integer(key, MAX_CONTEXT)
-            if family.slides:
-                self._window = window
-            else:
-                # In a context that no window is shorter than, none slides.
-                self._context_length = min(self._context_length, window)
+        key, least = f"{prefix}.attention.sliding_window", min(family.window, 1)
+        self._window = window = file.integer(key, MAX_CONTEXT, default=family.window, least=least)
+        self._slides = self._sliding_layers() if window else (False,) * layers
+        if window and family.window_period is None:
+            # In a context that no window is shorter than, none slides.
+            self._window, self._context_length = 0, min(self._context_length, window)
 
     def model(self) -> Model:
         file, prefix, hidden = self._file, self._prefix, self._hidden
         rope = self._rope()
+        sliding_rope = self._sliding_rope(rope)
+        attention_cap = self._cap("attn_logit_softcapping", self._family.attention_cap)
+        logit_cap = self._cap("final_logit_softcapping", self._family.logit_cap)
+        is_by_hidden = self._layers == self._family.layers_scaled_by_hidden
         self._refuse_what_would_be_ignored()
         vocabulary = file.rows_of("token_embd.weight")
         embedding = file.matrix("token_embd.weight", vocabulary, hidden)
@@ -242,6 +275,12 @@ class _FamilyReader:
             window=self._window,
             epsilon=self._epsilon,
             rope=rope,
+            sliding_rope=sliding_rope,
+            activation=self._family.activation,
+            embedding_scale=math.sqrt(hidden) if self._family.scales_embedding else 1.0,
+            attention_scale=(hidden // self._heads if is_by_hidden else self._head_dim) ** -0.5,
+            attention_cap=attention_cap,
+            logit_cap=logit_cap,
             experts=self._experts,
             embedding=embedding,
             layers=tuple(self._layer(index) for index in range(self._layers)),
@@ -250,7 +289,13 @@ class _FamilyReader:
             parameters=file.elements(),
             weights_bytes=file.size_bytes(),
         )
-        if untaken := file.untaken_tensors():
+        untaken = file.untaken_tensors()
+        if untaken and all(name.startswith(TENSORS_OF_IMAGES) for name in untaken):
+            raise ModelError(
+                f"{file.path} also reads images ({untaken[0]!r} and {len(untaken) - 1} more tensors), which is not "
+                "supported; give a file of its text model alone, as llama.cpp's convert_hf_to_gguf.py writes it"
+            )
+        if untaken:
             raise ModelError(
                 f"{file.path} has tensors that a {prefix} decoder would ignore ({untaken[0]!r} and "
                 f"{len(untaken) - 1} more); its results would be wrong: give a plain {prefix} model"
@@ -276,11 +321,36 @@ class _FamilyReader:
                 "give a model that generates text"
             )
         for key, value in file.unasked_keys(f"{prefix}.").items():
-            if key.removeprefix(f"{prefix}.") not in DESCRIBING:
+            name = key.removeprefix(f"{prefix}.")
+            if name not in DESCRIBING and not name.startswith(OF_IMAGES):
                 raise ModelError(
                     f"{file.path} has {key!r:.80} = {value}, which a {prefix} decoder would ignore here; its results "
                     f"could be wrong: give a plain {prefix} model"
                 )
+
+    def _cap(self, name: str, default: float | None) -> float:
+        return 0.0 if default is None else self._file.number_or_zero(f"{self._prefix}.{name}", default)
+
+    def _sliding_layers(self) -> tuple[bool, ...]:
+        """Of each layer whether the window slides there."""
+        period, layers = self._family.window_period, self._layers
+        if not period:
+            return (period == 0,) * layers
+        if self._file.is_array(key := f"{self._prefix}.attention.sliding_window_pattern"):
+            return self._file.flags(key, layers)
+        period = self._file.integer(key, MAX_LAYERS, period)
+        return tuple(index % period < period - 1 for index in range(layers))
+
+    def _sliding_rope(self, rope: Rope) -> Rope:
+        if not any(self._slides) or not self._family.window_period:
+            return rope
+        own_base = self._family.sliding_rope_base
+        base = self._file.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
+        if own_base is None:
+            return rope if base == rope.base else replace(rope, base=base)
+        # As llama.cpp, which takes back what it makes of the scale that is none here.
+        of_scale = 1 + 0.1 * math.log(1 / rope.scale) if rope.extrapolation else 1.0
+        return replace(rope, base=base, scale=1.0, extrapolation=0.0, magnitude=rope.magnitude / of_scale)
 
     def _mixture(self) -> Experts | None:
         file, prefix = self._file, self._prefix
@@ -393,6 +463,7 @@ class _FamilyReader:
             q_norm=self._head_norm(f"blk.{index}.attn_q_norm.weight"),
             k_norm=self._head_norm(f"blk.{index}.attn_k_norm.weight"),
             output=self._projection(f"blk.{index}.attn_output", hidden, query_rows),
+            attention_post_norm=self._post_norm(f"blk.{index}.post_attention_norm.weight"),
             ffn_norm=self._file.vector(f"blk.{index}.ffn_norm.weight", hidden),
             gate=gate,
             up=up,
@@ -402,6 +473,8 @@ class _FamilyReader:
                 if self._experts is None
                 else self._projection(f"blk.{index}.ffn_gate_inp", self._experts.count, hidden)
             ),
+            ffn_post_norm=self._post_norm(f"blk.{index}.post_ffw_norm.weight"),
+            slides=self._slides[index],
         )
 
     def _of_experts(self, name: str, rows: int, columns: int) -> Projection:
@@ -413,6 +486,9 @@ class _FamilyReader:
 
     def _head_norm(self, name: str) -> NDArray[np.float32] | None:
         return self._file.vector(name, self._head_dim) if self._family.qk_norm else None
+
+    def _post_norm(self, name: str) -> NDArray[np.float32] | None:
+        return self._file.vector(name, self._hidden) if self._family.post_norms else None
 
     def _rows_of_one(self, name: str, rows: tuple[int, ...], columns: int) -> Iterator[Projection]:
         """Products by the rows of one tensor, where they lie: first so many, then so many."""

@@ -23,6 +23,7 @@ from cbtop.compute.kernels import (
     rope,
     route,
     sampling,
+    soft_cap,
     take_rows,
 )
 from cbtop.compute.kernels.base import Kernel
@@ -50,6 +51,7 @@ class LayerBricks:
     kv_write: ComputeBrick
     attention: ComputeBrick
     output_projection: ComputeBrick
+    attention_post_norm: ComputeBrick | None
     attention_add: ComputeBrick
     ffn_norm: ComputeBrick
     gate: ComputeBrick | None  # this and the next three: None in a mixture of experts
@@ -57,6 +59,7 @@ class LayerBricks:
     activation: ComputeBrick | None
     down: ComputeBrick | None
     experts: ExpertBricks | None
+    ffn_post_norm: ComputeBrick | None
     ffn_add: ComputeBrick
 
 
@@ -68,6 +71,7 @@ class ModelBricks:
     layers: tuple[LayerBricks, ...]
     final_norm: ComputeBrick
     lm_head: ComputeBrick
+    soft_cap: ComputeBrick | None
     sampling: ComputeBrick
 
     def places(self) -> dict[ComputeBrick, int | None]:
@@ -75,7 +79,8 @@ class ModelBricks:
         places: dict[ComputeBrick, int | None] = {self.embedding: None}
         for index, layer in enumerate(self.layers):
             places |= dict.fromkeys(_bricks_of(layer), index)
-        return places | dict.fromkeys((self.final_norm, self.lm_head, self.sampling))
+        last = (self.final_norm, self.lm_head, self.soft_cap, self.sampling)
+        return places | {brick: None for brick in last if brick is not None}
 
 
 def _bricks_of(part: LayerBricks | ExpertBricks) -> Iterator[ComputeBrick]:
@@ -101,12 +106,14 @@ class BrickMaker:
         model = self._model
         is_plain = isinstance(model.embedding, QuantizedMatrix)
         lookup = embedding.EMBEDDING if is_plain else embedding.INTERLEAVED_EMBEDDING
-        embed = Launch(lookup, embedding.work(model.embedding))
+        embed = Launch(lookup, embedding.work(model.embedding, model.embedding_scale != 1))
+        held = Launch(soft_cap.SOFT_CAP, soft_cap.work())
         return ModelBricks(
             embedding=self._brick(brick_specs.EMBEDDING, embed),
             layers=tuple(self._layer(weights) for weights in model.layers),
             final_norm=self._norm(),
             lm_head=self._brick(brick_specs.LM_HEAD, _product(model.lm_head, has_bias=False)),
+            soft_cap=self._brick(brick_specs.SOFT_CAP, held) if model.logit_cap else None,
             sampling=self._brick(brick_specs.SAMPLING, Launch(self._sampling, sampling.work())),
         )
 
@@ -114,8 +121,9 @@ class BrickMaker:
         model = self._model
         is_dense = weights.router is None
         shared, cache_bytes = model.heads // model.kv_heads, self._cache_bytes
-        fused = Launch(attention.ATTENTION, attention.work(model.head_dim, shared, cache_bytes))
-        swiglu = Launch(activation.SWIGLU, activation.work())
+        is_capped = model.attention_cap > 0
+        fused = Launch(attention.ATTENTION, attention.work(model.head_dim, shared, cache_bytes, is_capped))
+        gated = activation.ACTIVATIONS[model.activation]
         return LayerBricks(
             attention_norm=self._norm(),
             qkv=self._projections(brick_specs.QKV_PROJECTION, weights.q, weights.k, weights.v),
@@ -124,13 +132,15 @@ class BrickMaker:
             kv_write=self._brick(brick_specs.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work(cache_bytes))),
             attention=self._brick(brick_specs.ATTENTION, fused),
             output_projection=self._projections(brick_specs.OUTPUT_PROJECTION, weights.output),
+            attention_post_norm=None if weights.attention_post_norm is None else self._norm(),
             attention_add=self._add(),
             ffn_norm=self._norm(),
             gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate) if is_dense else None,
             up=self._projections(brick_specs.UP_PROJECTION, weights.up) if is_dense else None,
-            activation=self._brick(brick_specs.ACTIVATION, swiglu) if is_dense else None,
+            activation=self._brick(brick_specs.ACTIVATION, Launch(gated, gated.work())) if is_dense else None,
             down=self._projections(brick_specs.DOWN_PROJECTION, weights.down) if is_dense else None,
             experts=self._experts(weights),
+            ffn_post_norm=None if weights.ffn_post_norm is None else self._norm(),
             ffn_add=self._add(),
         )
 
@@ -143,11 +153,12 @@ class BrickMaker:
             for one in (weights.gate, weights.up, weights.down)
         )
         taken = Launch(take_rows.TAKE_ROWS, take_rows.work(), model.hidden)
-        swiglu = Launch(activation.SWIGLU, activation.work(), model.feed_forward)
+        gated = activation.ACTIVATIONS[model.activation]
+        activated = Launch(gated, gated.work(), model.feed_forward)
         routed = Launch(route.ROUTE, route.work(experts.used), experts.count)
         return ExpertBricks(
             router=self._brick(brick_specs.MOE_ROUTER, _product(router.weight, router.bias.size > 0), routed),
-            experts=self._brick(brick_specs.MOE_EXPERTS, taken, gate, up, swiglu, down),
+            experts=self._brick(brick_specs.MOE_EXPERTS, taken, gate, up, activated, down),
             combine=self._brick(brick_specs.MOE_COMBINE, Launch(combine.COMBINE, combine.work(experts.used))),
         )
 

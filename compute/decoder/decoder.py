@@ -41,6 +41,8 @@ class _Layer:
     weights: LayerWeights
     k_cache: Cache
     v_cache: Cache
+    angles: Floats  # of the positions, as Rope's `table` makes them
+    window: int
 
 
 def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
@@ -101,8 +103,17 @@ class Decoder:
         self._chooser = kernels.GREEDY if sampling.is_greedy else kernels.DRAWN
         dtype = np.dtype(attention.CACHE_TYPES[cache_type])
         self.bricks = BrickMaker(model, backend, profiler, dtype.itemsize, self._chooser).bricks()
+        angles = sliding_angles = model.rope.table(context)
+        if model.sliding_rope is not model.rope:
+            sliding_angles = model.sliding_rope.table(context)
         self._layers = tuple(
-            _Layer(bricks, weights, *attention.empty_caches(model.kv_heads, context, model.head_dim, dtype))
+            _Layer(
+                bricks,
+                weights,
+                *attention.empty_caches(model.kv_heads, context, model.head_dim, dtype),
+                angles=sliding_angles if weights.slides else angles,
+                window=model.window if weights.slides else 0,
+            )
             for bricks, weights in zip(self.bricks.layers, model.layers, strict=True)
         )
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
@@ -110,7 +121,6 @@ class Decoder:
         self._scratch = np.zeros((threads, columns), np.float32)
         self._int8_scratch = Int8Scratch.of(most, columns, threads)
         self._attention_scratch = attention.scratch_for(threads, model.head_dim)
-        self._angles = model.rope.table(context)
         self._space = Workspace.of(model, most)
         self._alone = self._space.first(1)
         self.guard: JidokaGuard | None = None
@@ -140,7 +150,7 @@ class Decoder:
         if guard is None:
             return self._forward(tokens, run, layer)
         token = self._forward(tokens, guard.run(run, start), layer)
-        if guard.has_fault(self.logits):
+        if guard.has_fault(self._space.logits_product):  # a soft cap would hide infinities
             self.position = start
             token = self._forward(tokens, guard.again(self._run_brick), layer)
         return token
@@ -196,8 +206,10 @@ class Decoder:
         run(
             bricks.lm_head,
             head.rows,
-            self._product(Projection(head, _NO_BIAS), space.last_normed, space.logits),
+            self._product(Projection(head, _NO_BIAS), space.last_normed, space.logits_product),
         )
+        if bricks.soft_cap is not None:
+            run(bricks.soft_cap, model.vocabulary, (space.logits_product, model.logit_cap, space.logits))
         run(bricks.sampling, model.vocabulary, self._choice(space))
         return int(space.choice[0])
 
@@ -213,7 +225,7 @@ class Decoder:
         space = self._alone if count == 1 else self._space.first(count)
         space.tokens[:] = tokens
         embedding = model.embedding
-        arguments = (embedding.format.code, embedding.data, space.tokens, space.x)
+        arguments = (embedding.format.code, embedding.data, space.tokens, model.embedding_scale, space.x)
         run(bricks.embedding, count * model.hidden, arguments)
         for index, layer in enumerate(self._layers):
             with scope(index):
@@ -226,8 +238,8 @@ class Decoder:
         model, bricks, weights, start = self.model, layer.bricks, layer.weights, self.position
         product = self._product
         query_rows, kv_rows = weights.q.weight.rows, weights.k.weight.rows
-        neox, angles, head_dim = model.rope.layout == "neox", self._angles, model.head_dim
-        seen = model.heads * attention.positions_seen(start, count, model.window)
+        neox, angles, head_dim = model.rope.layout == "neox", layer.angles, model.head_dim
+        seen = model.heads * attention.positions_seen(start, count, layer.window)
 
         run(
             bricks.attention_norm,
@@ -259,9 +271,12 @@ class Decoder:
         )
         run(bricks.kv_write, 2 * count * kv_rows, (space.k, space.v, start, layer.k_cache, layer.v_cache))
         caches, scratch = (layer.k_cache, layer.v_cache), self._attention_scratch
-        scale = head_dim**-0.5
-        run(bricks.attention, seen, (space.q, *caches, start, scale, model.window, space.attended, scratch))
-        run(bricks.output_projection, space.x.size, product(weights.output, space.attended, space.delta))
+        scores = model.attention_scale, layer.window, model.attention_cap
+        run(bricks.attention, seen, (space.q, *caches, start, *scores, space.attended, scratch))
+        run(bricks.output_projection, space.x.size, product(weights.output, space.attended, space.delta_product))
+        if bricks.attention_post_norm is not None:
+            norm = weights.attention_post_norm
+            run(bricks.attention_post_norm, space.x.size, (space.delta_product, norm, model.epsilon, space.delta))
         run(bricks.attention_add, space.x.size, (space.x, space.delta))
 
     def _feed_forward(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
@@ -269,16 +284,18 @@ class Decoder:
         run(bricks.ffn_norm, space.x.size, (space.x, weights.ffn_norm, self.model.epsilon, space.normed))
         if bricks.experts is not None:
             self._mix(layer, bricks.experts, space, count, run)
-            run(bricks.ffn_add, space.x.size, (space.x, space.delta))
-            return
-        run(bricks.gate, inner, self._product(weights.gate, space.normed, space.gate))
-        run(bricks.up, inner, self._product(weights.up, space.normed, space.up))
-        run(bricks.activation, inner, (space.gate, space.up, space.activated))
-        run(bricks.down, space.x.size, self._product(weights.down, space.activated, space.delta))
+        else:
+            run(bricks.gate, inner, self._product(weights.gate, space.normed, space.gate))
+            run(bricks.up, inner, self._product(weights.up, space.normed, space.up))
+            run(bricks.activation, inner, (space.gate, space.up, space.activated))
+            run(bricks.down, space.x.size, self._product(weights.down, space.activated, space.delta_product))
+        if bricks.ffn_post_norm is not None:
+            norm, epsilon = weights.ffn_post_norm, self.model.epsilon
+            run(bricks.ffn_post_norm, space.x.size, (space.delta_product, norm, epsilon, space.delta))
         run(bricks.ffn_add, space.x.size, (space.x, space.delta))
 
     def _mix(self, layer: _Layer, bricks: ExpertBricks, space: Workspace, count: int, run: Run) -> None:
-        """space.delta = what the experts make of space.normed."""
+        """space.delta_product = what the experts make of space.normed."""
         model, weights, experts = self.model, layer.weights, self.model.experts
         assert experts is not None
         assert weights.router is not None
@@ -309,7 +326,7 @@ class Decoder:
                 (gated, upped, activated),
                 self._product(down, activated, mixed.outputs[first:end]),
             )
-        run(bricks.combine, space.delta.size, (mixed.outputs, mixed.places, mixed.weights, space.delta))
+        run(bricks.combine, space.delta.size, (mixed.outputs, mixed.places, mixed.weights, space.delta_product))
 
     def _product(self, projection: Projection, x: Floats, out: Floats) -> Arguments:
         weight = projection.weight

@@ -10,4 +10,4 @@ from __future__ import annotations
 
 from cbtop.compute.decoder.base import Family
 
-LLAMA = Family(architecture="llama", rope_layout="normal", qkv_bias=False, experts=True, slides=True)
+LLAMA = Family(architecture="llama", rope_layout="normal", qkv_bias=False, experts=True, window_period=0)

@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from cbtop.compute.decoder.base import Family
 
-PHI3 = Family(architecture="phi3", rope_layout="neox", qkv_bias=False, fused=True, slides=True)
+PHI3 = Family(architecture="phi3", rope_layout="neox", qkv_bias=False, fused=True, window_period=0)

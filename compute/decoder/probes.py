@@ -13,7 +13,7 @@ import numpy as np
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.bricks import ModelBricks
 from cbtop.compute.decoder.workspace import Floats
-from cbtop.compute.kernels import attention, rms_norm
+from cbtop.compute.kernels import attention, rms_norm, soft_cap
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
@@ -50,11 +50,16 @@ class ActivationProbe:
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
         for layer, bricks in enumerate(self._bricks.layers):
             yield bricks.attention_norm, self._entered
-            yield bricks.output_projection, self._added
-            if bricks.down is not None:
+            if bricks.attention_post_norm is not None:
+                yield bricks.attention_post_norm, self._normed_or_combined
+            else:
+                yield bricks.output_projection, self._added
+            if bricks.ffn_post_norm is not None:
+                yield bricks.ffn_post_norm, self._normed_or_combined
+            elif bricks.down is not None:
                 yield bricks.down, self._added
-            if bricks.experts is not None:
-                yield bricks.experts.combine, self._combined
+            elif bricks.experts is not None:
+                yield bricks.experts.combine, self._normed_or_combined
             yield bricks.ffn_add, partial(self._left, layer)
 
     def _entered(self, calls: Calls) -> int:
@@ -67,7 +72,7 @@ class ActivationProbe:
         self._measured.append(tensor_stats(delta))
         return int(delta.size)
 
-    def _combined(self, calls: Calls) -> int:
+    def _normed_or_combined(self, calls: Calls) -> int:
         delta = calls[0][3]
         self._measured.append(tensor_stats(delta))
         return int(delta.size)
@@ -95,8 +100,8 @@ class AttentionProbe:
                 yield bricks.attention, partial(self._weighed, layer)
 
     def _weighed(self, layer: int, calls: Calls) -> int:
-        q, k_cache, _, start, scale, window, _, _ = calls[0]  # the kernel keeps no weights: they are computed again
-        weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, scale, window)
+        q, k_cache, _, start, *scores, _, _ = calls[0]  # the kernel keeps no weights: they are computed again
+        weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, *scores)
         self._tracer.record_attention(
             attention_weights(layer, weights.astype(np.float32), self._tracer.config.attention_config)
         )
@@ -111,13 +116,18 @@ class LogitProbe:
         self._tracer = tracer
         self._outputs: list[Floats] = []  # (1, hidden) each
         self._norm: Arguments = ()
+        self._head: Arguments = ()
+        self._cap: Arguments = ()
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
         self._outputs.clear()
         for bricks in self._bricks.layers:
             yield bricks.ffn_add, self._left
         yield self._bricks.final_norm, self._normed
-        yield self._bricks.lm_head, self._chosen
+        yield self._bricks.lm_head, self._multiplied
+        if self._bricks.soft_cap is not None:
+            yield self._bricks.soft_cap, self._capped
+        yield self._bricks.sampling, self._chosen
 
     def _left(self, calls: Calls) -> int:
         self._outputs.append(calls[0][0][-1:].copy())
@@ -127,23 +137,31 @@ class LogitProbe:
         self._norm = calls[0]
         return 0
 
+    def _multiplied(self, calls: Calls) -> int:
+        self._head = calls[0]
+        return 0
+
+    def _capped(self, calls: Calls) -> int:
+        self._cap = calls[0]
+        return 0
+
     def _chosen(self, calls: Calls) -> int:
-        final = calls[0][4][0]
-        evolution = logit_evolution(
-            self._tracer.position, final, self._lens(calls[0]), self._tracer.config.tracked_tokens
-        )
+        final = calls[0][0][0]
+        evolution = logit_evolution(self._tracer.position, final, self._lens(), self._tracer.config.tracked_tokens)
         self._tracer.record_logits(evolution)
         return int(final.size) * (1 + len(self._outputs))
 
-    def _lens(self, head: Arguments) -> Iterator[Floats]:
+    def _lens(self) -> Iterator[Floats]:
         """Each layer's logits, float32 (vocabulary,), in one buffer."""
-        code, weights, bias, normed_last, logits_last, scratch = head
+        code, weights, bias, normed_last, logits_last, scratch = self._head
         _, norm_weight, epsilon, _ = self._norm
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
         (product,) = self._bricks.lm_head.kernels
         for output in self._outputs:
             rms_norm.RMS_NORM.implementation(output, norm_weight, epsilon, normed)
             product.implementation(code, weights, bias, normed, logits, scratch)
+            if self._cap:
+                soft_cap.SOFT_CAP.implementation(logits, self._cap[1], logits)
             yield logits[0]
 
 

@@ -17,13 +17,32 @@ def forward_reference(model: Model, tokens: Sequence[int], context: int | None =
 
     They are of a context of that size; None: the model's.
     """
-    turns = _turns(model.rope, len(tokens), context or model.context_length)
     x = model.embedding.dequantized()[np.asarray(tokens)].astype(np.float64)  # (tokens, hidden)
+    x *= model.embedding_scale
+    context = context or model.context_length
     for layer in model.layers:
-        x = x + _attention(model, layer, turns, _norm(x, layer.attention_norm, model.epsilon))
-        x = x + _feed_forward(model, layer, _norm(x, layer.ffn_norm, model.epsilon))
+        attended = _attention(model, layer, context, _norm(x, layer.attention_norm, model.epsilon))
+        x = x + _post(model, attended, layer.attention_post_norm)
+        inner = _feed_forward(model, layer, _norm(x, layer.ffn_norm, model.epsilon))
+        x = x + _post(model, inner, layer.ffn_post_norm)
     normed = _norm(x, model.final_norm, model.epsilon)
-    return _times(normed, Projection(model.lm_head, np.zeros(0, np.float32)))
+    return _held(_times(normed, Projection(model.lm_head, np.zeros(0, np.float32))), model.logit_cap)
+
+
+def _post(model: Model, x: Wide, weight: NDArray[np.float32] | None) -> Wide:
+    return x if weight is None else _norm(x, weight, model.epsilon)
+
+
+def _held(x: Wide, cap: float) -> Wide:
+    held: Wide = cap * np.tanh(x / cap) if cap else x
+    return held
+
+
+def _activated(model: Model, gate: Wide) -> Wide:
+    slope = np.sqrt(2 / np.pi)
+    inner = gate / 2 if model.activation == "silu" else slope * gate + slope * 0.044715 * gate * gate * gate
+    activated: Wide = gate * (1 + np.tanh(inner)) / 2  # the logistic function is one of these, too
+    return activated
 
 
 def _times(x: Wide, projection: Projection) -> Wide:
@@ -71,18 +90,20 @@ def _rotated(x: Wide, rope: Rope, turn: NDArray[np.complex128]) -> Wide:
     return out
 
 
-def _attention(model: Model, layer: LayerWeights, turns: NDArray[np.complex128], x: Wide) -> Wide:
+def _attention(model: Model, layer: LayerWeights, context: int, x: Wide) -> Wide:
+    rope = model.sliding_rope if layer.slides else model.rope
+    turns = _turns(rope, len(x), context)
     tokens, group = len(x), model.heads // model.kv_heads
     q = _times(x, layer.q).reshape(tokens, model.heads, -1)
     k = _times(x, layer.k).reshape(tokens, model.kv_heads, -1)
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = _norm(q, layer.q_norm, model.epsilon), _norm(k, layer.k_norm, model.epsilon)
-    q, k = _rotated(q, model.rope, turns), _rotated(k, model.rope, turns)
+    q, k = _rotated(q, rope, turns), _rotated(k, rope, turns)
     v = _times(x, layer.v).reshape(tokens, model.kv_heads, -1)
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = np.einsum("thd,phd->htp", q, k) / np.sqrt(model.head_dim)
+    scores = _held(np.einsum("thd,phd->htp", q, k) * model.attention_scale, model.attention_cap)
     sees = np.tri(tokens, dtype=bool)
-    if model.window:
+    if layer.slides and model.window:
         sees &= ~np.tri(tokens, k=-model.window, dtype=bool)
     scores = np.where(sees, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
@@ -93,7 +114,7 @@ def _attention(model: Model, layer: LayerWeights, turns: NDArray[np.complex128],
 def _feed_forward(model: Model, layer: LayerWeights, x: Wide) -> Wide:
     if model.experts is None or layer.router is None:
         gate = _times(x, layer.gate)
-        return _times(gate / (1 + np.exp(-gate)) * _times(x, layer.up), layer.down)
+        return _times(_activated(model, gate) * _times(x, layer.up), layer.down)
     chances = np.exp(_times(x, layer.router))
     chances /= chances.sum(axis=1, keepdims=True)
     shape = model.experts.count, model.feed_forward, model.hidden
@@ -105,6 +126,6 @@ def _feed_forward(model: Model, layer: LayerWeights, x: Wide) -> Wide:
         total = chances[token, chosen].sum() if model.experts.normalised else 1.0
         for expert in chosen:
             gate = gates[expert] @ row
-            inner = gate / (1 + np.exp(-gate)) * (ups[expert] @ row)
+            inner = _activated(model, gate) * (ups[expert] @ row)
             out[token] += model.experts.scale * chances[token, expert] / total * (downs[expert] @ inner)
     return out

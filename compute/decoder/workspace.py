@@ -27,11 +27,13 @@ class Workspace:
     k_product: Floats
     attended: Floats  # (tokens, heads * head_dim)
     delta: Floats  # (tokens, hidden), what a half layer adds
+    delta_product: Floats  # as delta, and the same where that is not normalised
     gate: Floats  # (tokens, feed_forward)
     up: Floats
     activated: Floats
     last_normed: Floats  # (1, hidden)
     logits: Floats  # (1, vocabulary)
+    logits_product: Floats  # as logits, and the same where these have no soft cap
     choice: NDArray[np.int64]  # (1,)
 
     @classmethod
@@ -42,7 +44,9 @@ class Workspace:
         x = floats(tokens, model.hidden)
         query_rows, kv_rows = model.heads * model.head_dim, model.kv_heads * model.head_dim
         q, k = floats(tokens, query_rows), floats(tokens, kv_rows)
+        delta, logits = floats(tokens, model.hidden), floats(1, model.vocabulary)
         is_normed = model.layers[0].q_norm is not None
+        is_delta_normed = model.layers[0].attention_post_norm is not None
         return cls(
             tokens=np.zeros(tokens, np.int64),
             x=x,
@@ -54,18 +58,20 @@ class Workspace:
             q_product=np.zeros_like(q) if is_normed else q,
             k_product=np.zeros_like(k) if is_normed else k,
             attended=floats(tokens, query_rows),
-            delta=floats(tokens, model.hidden),
+            delta=delta,
+            delta_product=np.zeros_like(delta) if is_delta_normed else delta,
             gate=floats(tokens, model.feed_forward),
             up=floats(tokens, model.feed_forward),
             activated=floats(tokens, model.feed_forward),
             last_normed=floats(1, model.hidden),
-            logits=floats(1, model.vocabulary),
+            logits=logits,
+            logits_product=np.zeros_like(logits) if model.logit_cap else logits,
             choice=np.zeros(1, np.int64),
         )
 
     def first(self, tokens: int) -> Workspace:
         """The same buffers for a pass over fewer tokens."""
-        whole = ("last", "last_normed", "logits", "choice")
+        whole = ("last", "last_normed", "logits", "logits_product", "choice")
         of_tokens = [field.name for field in fields(self) if field.name not in whole]
         rows = {name: getattr(self, name)[:tokens] for name in of_tokens}
         return replace(self, last=self.x[tokens - 1 : tokens], **rows)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def all_kernels() -> tuple[Kernel, ...]:
-    from cbtop.compute.kernels.activation import SWIGLU
+    from cbtop.compute.kernels.activation import GEGLU, SWIGLU
     from cbtop.compute.kernels.attention import ATTENTION
     from cbtop.compute.kernels.combine import COMBINE
     from cbtop.compute.kernels.embedding import EMBEDDING, INTERLEAVED_EMBEDDING
@@ -24,6 +24,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL
     from cbtop.compute.kernels.route import ROUTE
     from cbtop.compute.kernels.sampling import DRAWN, GREEDY
+    from cbtop.compute.kernels.soft_cap import SOFT_CAP
     from cbtop.compute.kernels.take_rows import TAKE_ROWS
 
     return (
@@ -40,8 +41,10 @@ def all_kernels() -> tuple[Kernel, ...]:
         ROUTE,
         TAKE_ROWS,
         SWIGLU,
+        GEGLU,
         COMBINE,
         RESIDUAL_ADD,
+        SOFT_CAP,
         GREEDY,
         DRAWN,
     )

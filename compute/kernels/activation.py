@@ -1,4 +1,4 @@
-"""SwiGLU: silu(gate) * up, the gate of the feed-forward network.
+"""SwiGLU and GEGLU: silu(gate) * up and gelu(gate) * up, the gates of feed-forward networks.
 
 reference    NumPy, float64
 numba        one vectorised pass with its own exponential (3.2-3.9x of NumPy)
@@ -6,7 +6,8 @@ numba        one vectorised pass with its own exponential (3.2-3.9x of NumPy)
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +15,12 @@ from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+
+Activation = Literal["silu", "gelu"]
+
+# Hendrycks and Gimpel 2016: gelu(x) is about x / (1 + exp(-LINEAR * x - CUBIC * x³)), the form with a tanh rewritten.
+LINEAR = np.float32(2 * np.sqrt(2 / np.pi))
+CUBIC = np.float32(0.044715 * 2 * np.sqrt(2 / np.pi))
 
 
 def reference(gate: Any, up: Any, out: Any) -> None:
@@ -41,4 +48,28 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return 10 * floats(rng, 3, size), floats(rng, 3, size), np.zeros((3, size), np.float32)
 
 
+def geglu_reference(gate: Any, up: Any, out: Any) -> None:
+    """out = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate³))) * up; shapes as of `reference`."""
+    wide = gate.astype(np.float64)
+    out[:] = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) * up
+
+
+@jit
+def geglu(gate: Any, up: Any, out: Any) -> None:
+    """As `geglu_reference`."""
+    columns = np.uint64(gate.shape[1])
+    for t in range(np.uint64(gate.shape[0])):
+        for i in range(columns):
+            value = gate[t, i]
+            power = np.float32(-value * (LINEAR + CUBIC * value * value))
+            out[t, i] = value / (np.float32(1) + exponential(power)) * up[t, i]
+
+
+def geglu_work() -> KernelWork:
+    """As `work`, and four multiplications and an addition of the cube."""
+    return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 8.0, bytes_per_element=3.0 * FLOAT_BYTES)
+
+
 SWIGLU = Kernel("swiglu", reference, swiglu, work, (2,), contract("swiglu"), _examples)
+GEGLU = Kernel("geglu", geglu_reference, geglu, geglu_work, (2,), contract("geglu"), _examples)
+ACTIVATIONS: Mapping[Activation, Kernel] = {"silu": SWIGLU, "gelu": GEGLU}

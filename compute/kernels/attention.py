@@ -16,7 +16,7 @@ import numpy as np
 
 from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit, jit_parallel, prange
-from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
+from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, TANGENT_FLOPS, exponential, tangent
 from cbtop.compute.jit.vectors import LANES, load_floats, load_widened, multiply_add, splat, store_floats
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats, from_bits
 
@@ -29,18 +29,19 @@ PARALLEL_FROM = 1 << 17  # products of a query and a key; some 20 us of one thre
 
 
 def reference(
-    q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, out: Any, scratch: Any
+    q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
     """out[t, h] = sum over p <= start + t of softmax(scale * q[t, h] . k[h // group, p]) * v[h // group, p].
 
-    Of a token only the last `window` positions are seen, its own among them; 0: all.
+    Of a token only the last `window` positions are seen, its own among them; 0: all. Scores s become
+    cap * tanh(s / cap); 0: they stay as they are.
     q, out: float32 (tokens, heads * head_dim); k_cache, v_cache: as `empty_caches` makes them; `scratch` is not used.
     A group of heads shares a key head (Ainslie et al. 2023).
     """
     head_dim = k_cache.shape[2]
     for t in range(len(q)):
         first, end = first_seen(start + t, window), start + t + 1
-        weights = attention_weights(q[t], k_cache, start + t, scale, window)[:, first:]
+        weights = attention_weights(q[t], k_cache, start + t, scale, window, cap)[:, first:]
         seen = from_bits(v_cache)[:, first:end, :head_dim].astype(np.float64)
         grouped = weights.reshape(len(v_cache), -1, end - first)
         out[t] = np.einsum("kgp,kpd->kgd", grouped, seen).reshape(-1)
@@ -57,7 +58,7 @@ def positions_seen(start: int, tokens: int, window: int) -> int:
     return growing * start + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
-def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window: int) -> Any:
+def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window: int, cap: float) -> Any:
     """The softmax of one token's query, float32 (heads * head_dim,), float64 (heads, position + 1): 0 outside of its
     window."""
     kv_heads, _, head_dim, _ = k_cache.shape
@@ -65,6 +66,8 @@ def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window:
     keys = keys_of(k_cache)[:, first : position + 1].astype(np.float64)
     queries = q.reshape(kv_heads, -1, head_dim).astype(np.float64)
     scores = scale * np.einsum("kgd,kpd->kgp", queries, keys).reshape(-1, position + 1 - first)
+    if cap:
+        scores = cap * np.tanh(scores / cap)
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.pad(powers / powers.sum(axis=1, keepdims=True), ((0, 0), (first, 0)))
 
@@ -115,6 +118,14 @@ def _first_seen(position: Any, window: Any) -> Any:
     """As `first_seen`."""
     end = position + np.uint64(1)
     return end - window if window > np.uint64(0) and end > window else np.uint64(0)
+
+
+@jit
+def _hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
+    """Scores of visible positions after the hidden ones between -cap and cap."""
+    inverse = np.float32(np.float32(1) / cap)
+    for p in range(hidden, visible):
+        scratch[row, p] = cap * tangent(np.float32(scratch[row, p] * inverse))
 
 
 @jit
@@ -173,6 +184,7 @@ def _attend(
     pieces: Any,
     scale: Any,
     width: Any,
+    cap: Any,
     out: Any,
     scratch: Any,
     chunk: Any,
@@ -225,6 +237,8 @@ def _attend(
                     visible = min(positions, position + np.uint64(1) - p) if position >= p else np.uint64(0)
                     own = _first_seen(position, window)
                     hidden = min(positions, own - p) if own > p else np.uint64(0)
+                    if cap > np.float32(0):
+                        _hold(scratch, base + one, hidden, visible, cap)
                     _weigh(scratch, base + one, hidden, visible, padded, output, state)
                 for column in range(np.uint64(0), padded, lanes):
                     _add_values(values, kv_head * context + p, skipped, count, scratch, base + r, output, column)
@@ -246,18 +260,18 @@ def _attend_parallel(
     pieces: Any,
     scale: Any,
     width: Any,
+    cap: Any,
     out: Any,
     scratch: Any,
     chunks: Any,
 ) -> None:
     for chunk in prange(chunks):
-        _attend(
-            q, keys, values, begin, groups, dimensions, pieces, scale, width, out, scratch, np.int64(chunk), chunks
-        )
+        own = np.int64(chunk)
+        _attend(q, keys, values, begin, groups, dimensions, pieces, scale, width, cap, out, scratch, own, chunks)
 
 
 def attention(
-    q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, out: Any, scratch: Any
+    q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
     """As `reference`. `scratch` is of `scratch_for`: for so many threads."""
     kv_heads, _, head_dim, _ = k_cache.shape
@@ -268,24 +282,23 @@ def attention(
     # A group is taken apart where there are fewer of them than threads, or where its heads are more rows than fit.
     parts = max(min(group, -(-chunks // kv_heads)), -(-group // MAX_ROWS))
     keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])
+    shape, scores = (start, kv_heads, head_dim, parts), (np.float32(scale), window, np.float32(cap))
     if chunks == 1:
-        _attend(q, keys, values, start, kv_heads, head_dim, parts, np.float32(scale), window, out, scratch, 0, 1)
+        _attend(q, keys, values, *shape, *scores, out, scratch, 0, 1)
     else:
-        _attend_parallel(
-            q, keys, values, start, kv_heads, head_dim, parts, np.float32(scale), window, out, scratch, chunks
-        )
+        _attend_parallel(q, keys, values, *shape, *scores, out, scratch, chunks)
 
 
-def work(head_dim: int, heads_per_key: int, cache_bytes: int) -> KernelWork:
+def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = False) -> KernelWork:
     """Elements are heads x positions, summed over the tokens. A key and its value, of `cache_bytes` a number, are
     read once for the heads that share them."""
     return KernelWork(
-        flops_per_element=4.0 * head_dim + EXPONENTIAL_FLOPS + 3,
+        flops_per_element=4.0 * head_dim + EXPONENTIAL_FLOPS + 3 + is_capped * (TANGENT_FLOPS + 2),
         bytes_per_element=2.0 * cache_bytes * head_dim / heads_per_key,
     )
 
 
-def _examples(tokens: int, threads: int, dtype: Any, slides: bool) -> Any:
+def _examples(tokens: int, threads: int, dtype: Any, slides: bool, cap: float) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         heads, kv_heads, start = 6, 2, 8 * size if tokens == 1 else size
         k_cache, v_cache = empty_caches(kv_heads, start + tokens, size, np.float32)
@@ -294,21 +307,24 @@ def _examples(tokens: int, threads: int, dtype: Any, slides: bool) -> Any:
             k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
         q, out = 3 * floats(rng, tokens, heads * size), np.zeros((tokens, heads * size), np.float32)
         window = 1 + size // 2 if slides else 0
-        return q, k_cache, v_cache, start, size**-0.5, window, out, scratch_for(threads, size)
+        return q, k_cache, v_cache, start, size**-0.5, window, cap, out, scratch_for(threads, size)
 
     return examples
 
 
-def kernel_for(tokens: int = 1, threads: int = 1, dtype: Any = np.uint16, slides: bool = False) -> Kernel:
-    """The kernel; its examples are of `tokens`, `threads` and a cache of `dtype`; `slides`: with a window."""
+def kernel_for(
+    tokens: int = 1, threads: int = 1, dtype: Any = np.uint16, slides: bool = False, cap: float = 0.0
+) -> Kernel:
+    """The kernel; its examples are of `tokens`, `threads` and a cache of `dtype`, their scores held by `cap`;
+    `slides`: with a window."""
     return Kernel(
         name="attention",
         reference=reference,
         implementation=attention,
         work=work,
-        outputs=(6,),
+        outputs=(7,),
         contract=contract("attention"),
-        examples=_examples(tokens, threads, dtype, slides),
+        examples=_examples(tokens, threads, dtype, slides, cap),
         parallel=True,
     )
 

@@ -1,4 +1,4 @@
-"""Embedding: one row of the embedding matrix a token, dequantised.
+"""Embedding: one row of the embedding matrix a token, dequantised, and scaled where a model does.
 
 reference    dequantises the rows with NumPy
 numba        the row dequantiser of the weight's format, straight into the output
@@ -20,9 +20,9 @@ from cbtop.compute.quantization.interleaved import InterleavedMatrix, rows_of
 from cbtop.compute.quantization.q6_k import Q6_K
 
 
-def reference(code: int, weights: Any, tokens: Any, out: Any) -> None:
-    """out[t] = W[tokens[t]]; W uint8 (vocabulary, row_bytes), tokens int64, out float32 (tokens, hidden)."""
-    out[:] = FORMATS[code].dequantize(weights[tokens])
+def reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
+    """out[t] = scale * W[tokens[t]]; W uint8 (vocabulary, row_bytes), tokens int64, out float32 (tokens, hidden)."""
+    out[:] = scale * FORMATS[code].dequantize(weights[tokens]).astype(np.float64)
 
 
 _dequantize_row = F32.dequantize_row  # in the copy of the code below that each format has it is the format's own
@@ -39,15 +39,25 @@ _COMPILED = {
 }
 
 
-def embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
+@jit
+def _scale(out: Any, scale: Any) -> None:
+    columns = np.uint64(out.shape[1])
+    for t in range(np.uint64(out.shape[0])):
+        for i in range(columns):
+            out[t, i] *= scale
+
+
+def embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
     """As `reference`. Raises ValueError for the code of a format that is not known."""
     _COMPILED[known(code)](weights, tokens, out)
+    if scale != 1:
+        _scale(out, np.float32(scale))
 
 
-def work(matrix: QuantizedMatrix | InterleavedMatrix) -> KernelWork:
-    """Elements are outputs, tokens x hidden; a multiplication each where there is a scale."""
+def work(matrix: QuantizedMatrix | InterleavedMatrix, is_scaled: bool) -> KernelWork:
+    """Elements are outputs, tokens x hidden; a multiplication each by a block's scale, and by that of all."""
     return KernelWork(
-        flops_per_element=1.0 if matrix.format.block_elements > 1 else 0.0,
+        flops_per_element=float(matrix.format.block_elements > 1) + is_scaled,
         bytes_per_element=FLOAT_BYTES + matrix.format.block_bytes / matrix.format.block_elements,
     )
 
@@ -55,23 +65,27 @@ def work(matrix: QuantizedMatrix | InterleavedMatrix) -> KernelWork:
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
     matrix = QuantizedMatrix.of(Q6_K, floats(rng, 50, 256 * (1 + size // 64)))
     tokens = rng.integers(0, 50, size)
-    return Q6_K.code, matrix.data, tokens, np.zeros((size, matrix.columns), np.float32)
+    return Q6_K.code, matrix.data, tokens, _scale_of(size), np.zeros((size, matrix.columns), np.float32)
 
 
-def interleaved_reference(code: int, weights: Any, tokens: Any, out: Any) -> None:
+def _scale_of(size: int) -> float:
+    return 1.0 + size % 2  # of some examples none
+
+
+def interleaved_reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
     """As `reference`; `weights` are interleaved."""
-    out[:] = FORMATS[code].dequantize(rows_of(FORMATS[code], weights, tokens))
+    reference(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), scale, out)
 
 
-def interleaved_embedding(code: int, weights: Any, tokens: Any, out: Any) -> None:
+def interleaved_embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
     """As `interleaved_reference`."""
-    embedding(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), out)
+    embedding(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), scale, out)
 
 
 def _interleaved_examples(rng: np.random.Generator, size: int) -> Arguments:
     matrix = InterleavedMatrix.of(QuantizedMatrix.of(Q6_K, floats(rng, 48, 256 * (1 + size // 64))))
     tokens = rng.integers(0, 48, size)
-    return Q6_K.code, matrix.data, tokens, np.zeros((size, matrix.columns), np.float32)
+    return Q6_K.code, matrix.data, tokens, _scale_of(size), np.zeros((size, matrix.columns), np.float32)
 
 
 INTERLEAVED_EMBEDDING = Kernel(
@@ -79,8 +93,8 @@ INTERLEAVED_EMBEDDING = Kernel(
     interleaved_reference,
     interleaved_embedding,
     work,
-    (3,),
+    (4,),
     contract("embedding"),
     _interleaved_examples,
 )
-EMBEDDING = Kernel("embedding", reference, embedding, work, (3,), contract("embedding"), _examples)
+EMBEDDING = Kernel("embedding", reference, embedding, work, (4,), contract("embedding"), _examples)

@@ -11,11 +11,20 @@ import pytest
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
-from cbtop.compute.demo_model import TINY, TINY_LLAMA, TINY_PHI3, TINY_QWEN3, TINY_QWEN3MOE, write_model
+from cbtop.compute.demo_model import (
+    TINY,
+    TINY_GEMMA2,
+    TINY_GEMMA3,
+    TINY_LLAMA,
+    TINY_PHI3,
+    TINY_QWEN3,
+    TINY_QWEN3MOE,
+    write_model,
+)
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CatalogMessage
 
-SHAPES = (TINY, TINY_QWEN3, TINY_QWEN3MOE, TINY_LLAMA, TINY_PHI3)
+SHAPES = (TINY, TINY_QWEN3, TINY_QWEN3MOE, TINY_LLAMA, TINY_PHI3, TINY_GEMMA2, TINY_GEMMA3)
 
 
 @dataclass

@@ -27,6 +27,7 @@ from cbtop.compute.kernels.base import floats
     threads=st.integers(1, 2),
     is_short=st.booleans(),
     window=st.one_of(st.just(0), st.integers(1, 200)),
+    cap=st.sampled_from([0.0, 0.5, 50.0]),
     seed=st.integers(0, 999),
 )
 def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_be_anything(
@@ -38,6 +39,7 @@ def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_b
     threads: int,
     is_short: bool,
     window: int,
+    cap: float,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -55,8 +57,8 @@ def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_b
     found, expected = np.full_like(q, np.nan), np.empty_like(q)
     scratch = scratch_for(threads, head_dim)
     scratch[:] = np.nan
-    attention(q, k_cache, v_cache, start, head_dim**-0.5, window, found, scratch)
-    reference(q, k_cache, v_cache, start, head_dim**-0.5, window, expected, scratch)
+    attention(q, k_cache, v_cache, start, head_dim**-0.5, window, cap, found, scratch)
+    reference(q, k_cache, v_cache, start, head_dim**-0.5, window, cap, expected, scratch)
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -72,7 +74,7 @@ def test_a_score_far_above_the_others_takes_all_and_nothing_overflows() -> None:
     k_cache[0, 5, :, 3] = 1e4  # position 83
     v_cache[0, :, 0] = np.arange(128)
     q, out = np.full((1, 16), 1e4, np.float32), np.zeros((1, 16), np.float32)
-    attention(q, k_cache, v_cache, 120, 1.0, 0, out, scratch_for(1, 16))
+    attention(q, k_cache, v_cache, 120, 1.0, 0, 0.0, out, scratch_for(1, 16))
     assert out[0, 0] == 83
-    attention(-q, k_cache, v_cache, 120, 1.0, 0, out, scratch_for(1, 16))
+    attention(-q, k_cache, v_cache, 120, 1.0, 0, 0.0, out, scratch_for(1, 16))
     np.testing.assert_allclose(out[0, 0], np.delete(np.arange(121), 83).mean(), rtol=1e-6)

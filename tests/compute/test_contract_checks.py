@@ -60,6 +60,7 @@ def test_every_condition_of_every_brick_is_announced_once_and_holds_and_changes_
         decoder.bricks.embedding,
         decoder.bricks.final_norm,
         decoder.bricks.lm_head,
+        decoder.bricks.soft_cap,
         decoder.bricks.sampling,
     ]
     contracts = [(brick.spec.name, kernel.contract) for brick in filter(None, all_bricks) for kernel in brick.kernels]

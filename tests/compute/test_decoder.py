@@ -97,15 +97,16 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     assert [layer.parent for layer in layers] == [step.id] * len(model.layers)
     in_layer = [node.name for node in ran if node.parent == layers[0].id]
     qk_norm = ["RmsNorm"] if model.layers[0].q_norm is not None else []
+    post_norm = ["RmsNorm"] if model.layers[0].ffn_post_norm is not None else []
     feed_forward = ["GateProjection", "UpProjection", "Activation", "DownProjection"]
     if model.experts is not None:
         feed_forward = ["MoeRouter", *["MoeExperts"] * in_layer.count("MoeExperts"), "MoeCombine"]
     assert in_layer == [
         "RmsNorm", "QkvProjection", *qk_norm, "RopeEmbedding", "KvWrite", "Attention (fused)", "OutputProjection",
-        "ResidualAdd", "RmsNorm", *feed_forward, "ResidualAdd",
+        *post_norm, "ResidualAdd", "RmsNorm", *feed_forward, *post_norm, "ResidualAdd",
     ]  # fmt: skip
     directly = [node.name for node in ran if node.parent == step.id and node.kind is NodeKind.BRICK]
-    assert directly == ["Embedding", "RmsNorm", "LmHead", "Sampling"]
+    assert directly == ["Embedding", "RmsNorm", "LmHead", *["SoftCap"] * (model.logit_cap > 0), "Sampling"]
 
 
 def test_a_projections_work_is_its_shapes(model: Model, decoder_for: MakeDecoder, recorder: ListRecorder) -> None:

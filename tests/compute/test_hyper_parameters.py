@@ -218,8 +218,7 @@ def test_factors_for_long_contexts_alone_are_no_whole_model(saying: Rewrite) -> 
     [
         ({"attention.causal": False}, ".attention.causal = false"),
         ({"attention.causal": 0}, ".attention.causal; true or false is wanted"),
-        ({"attn_logit_softcapping": 50.0}, ".attn_logit_softcapping' = '50.0', which a"),
-        ({"final_logit_softcapping": 30.0}, ".final_logit_softcapping' = '30.0', which a"),
+        ({"router_logit_softcapping": 50.0}, ".router_logit_softcapping' = '50.0', which a"),
         ({"rope.scaling.factor": 0.0}, ".rope.scaling.factor; a finite number above zero is wanted"),
         ({"rope.scale_linear": float("inf")}, ".rope.scale_linear; a finite number above zero is wanted"),
         ({"rope.scaling.attn_factor": -1.0}, ".rope.scaling.attn_factor; a finite number above zero is wanted"),

@@ -65,7 +65,7 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.q8_0 import Q8_0
 linear.linear(*linear.LINEAR[Q8_0.code].examples(np.random.default_rng(1), 8))
-embedding.embedding(Q8_0.code, np.zeros((1, 34), np.uint8), np.zeros(1, np.int64), np.zeros((1, 32), np.float32))
+embedding.embedding(Q8_0.code, np.zeros((1, 34), np.uint8), np.zeros(1, np.int64), 1.0, np.zeros((1, 32), np.float32))
 compiled = (linear._COMPILED[Q8_0.code][0], embedding._COMPILED[Q8_0.code])
 print([one.name for one in FORMATS.values() if one.dot_row.signatures or one.dequantize_row.signatures])
 print([sum(function.stats.cache_hits.values()) for function in compiled])

@@ -160,7 +160,8 @@ def test_the_cache_is_described_as_it_is(model: Model, run: Callable[..., Traced
 
 
 def test_of_a_window_the_cache_and_the_weights_are_what_is_seen(model: Model, run: Callable[..., Traced]) -> None:
-    forward = run(replace(model, window=3)).forward
+    layers = tuple(replace(layer, slides=True) for layer in model.layers)
+    forward = run(replace(model, window=3, layers=layers)).forward
     assert forward.kv_state is not None
     assert (forward.kv_state.valid_positions, forward.kv_state.accessed_positions) == (len(PROMPT) + 1, 3)
     for trace in forward.attention:

@@ -55,7 +55,7 @@ def no_bias_of_many_tokens(arguments: Any) -> None:
 
 def far_positions(arguments: Any) -> None:
     if arguments[3] > 1000:
-        arguments[6][:] *= 1.5
+        arguments[7][:] *= 1.5
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_kernel_with_a_planted_fault_fails(fault: str) -> None:
 
     def wrong(*arguments: Any) -> None:
         right.implementation(*arguments)
-        FAULTS[fault](arguments[6])
+        FAULTS[fault](arguments[7])
 
     found = verified(Variant(replace(right, implementation=wrong)))
     assert not found.passed
@@ -98,7 +98,7 @@ def test_a_check_that_cannot_fail_is_a_failure(monkeypatch: pytest.MonkeyPatch) 
     assert not found.passed
     assert set(found.missed) == {
         "an output left out", "scaled by 1.5", "two outputs swapped", "the first row for every token",
-        "rows counted from the end",
+        "rows counted from the end", "the scale left out",
     }  # fmt: skip
     assert FAULTS.keys() - set(found.missed) == {"a NaN"}
 
@@ -112,7 +112,7 @@ def test_a_condition_that_nothing_breaks_is_a_failure() -> None:
 
 
 def test_a_condition_that_does_not_hold_of_a_call_is_a_failure() -> None:
-    def wrong(code: int, weights: Any, tokens: Any, out: Any) -> None:
+    def wrong(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
         out[:] = np.inf
 
     kernel = next(iter(variants())).kernel

@@ -24,15 +24,17 @@ def test_what_one_brick_runs_is_said_in_every_format(capsys: pytest.CaptureFixtu
     assert main(["verify", "Activation"]) == 0
     text = capsys.readouterr().out
     assert "✓  swiglu" in text
-    assert "1 of 1 pass; 59 faults were planted" in text
+    assert "✓  geglu" in text
+    assert "2 of 2 pass; 118 faults were planted" in text
     assert main(["verify", "Activation", "--format", "json"]) == 0
-    (kernel,) = json.loads(capsys.readouterr().out)["kernels"]
-    assert (kernel["kernel"], kernel["passed"]) == ("swiglu", True)
-    assert kernel["bricks"] == ["Activation", "MoeExperts"]
-    assert (kernel["planted"], kernel["missed"]) == (59, [])
+    kernels = json.loads(capsys.readouterr().out)["kernels"]
+    assert [(kernel["kernel"], kernel["passed"]) for kernel in kernels] == [("swiglu", True), ("geglu", True)]
+    for kernel in kernels:
+        assert kernel["bricks"] == ["Activation", "MoeExperts"]
+        assert (kernel["planted"], kernel["missed"]) == (59, [])
     assert main(["verify", "Activation", "--format", "junit"]) == 0
     (suite,) = ET.fromstring(capsys.readouterr().out)
-    assert (suite.get("tests"), suite.get("failures"), len(suite)) == ("1", "0", 1)
+    assert (suite.get("tests"), suite.get("failures"), len(suite)) == ("2", "0", 2)
 
 
 def test_a_kernel_that_is_wrong_is_named_with_exit_code_4(

@@ -1,0 +1,23 @@
+"""Gemma 2: as Llama with a GELU gate, norms after each half layer, soft caps, and a window in every other layer.
+
+Source: Gemma 2 technical report (2024); tensor names, norms that hold their weights' + 1, the RoPE layout, what holds
+where a file says nothing, and the scale of the 27B's scores (46 layers) as llama.cpp's LLM_ARCH_GEMMA2.
+"""
+
+from __future__ import annotations
+
+from cbtop.compute.decoder.base import Family
+
+GEMMA2 = Family(
+    architecture="gemma2",
+    rope_layout="neox",
+    qkv_bias=False,
+    activation="gelu",
+    post_norms=True,
+    scales_embedding=True,
+    attention_cap=50.0,
+    logit_cap=30.0,
+    window_period=2,
+    window=4096,
+    layers_scaled_by_hidden=46,
+)

@@ -1,0 +1,42 @@
+"""Soft cap: holds logits between two bounds, and leaves small ones nearly as they are.
+
+reference    NumPy, float64
+numba        one vectorised pass with its own hyperbolic tangent
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.contracts import contract
+from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.exponential import TANGENT_FLOPS, tangent
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+
+
+def reference(x: Any, cap: float, out: Any) -> None:
+    """out = cap * tanh(x / cap); x, out: float32 (tokens, vocabulary)."""
+    out[:] = cap * np.tanh(x.astype(np.float64) / cap)
+
+
+@jit
+def soft_cap(x: Any, cap: float, out: Any) -> None:
+    """As `reference`."""
+    columns, largest, inverse = np.uint64(x.shape[1]), np.float32(cap), np.float32(1 / cap)
+    for t in range(np.uint64(x.shape[0])):
+        for i in range(columns):
+            out[t, i] = largest * tangent(np.float32(x[t, i] * inverse))
+
+
+def work() -> KernelWork:
+    """Elements are outputs; one reading, one writing."""
+    return KernelWork(flops_per_element=TANGENT_FLOPS + 2.0, bytes_per_element=2.0 * FLOAT_BYTES)
+
+
+def _examples(rng: np.random.Generator, size: int) -> Arguments:
+    return 20 * floats(rng, 3, size), 15.0, np.zeros((3, size), np.float32)
+
+
+SOFT_CAP = Kernel("soft_cap", reference, soft_cap, work, (2,), contract("soft_cap"), _examples)
