@@ -30,10 +30,16 @@ def random_weights(seed: int, rows: int = 3, columns: int = 768) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, columns), dtype=np.float32)
 
 
+def any_bytes(seed: int, rows: int, row_bytes: int) -> np.ndarray:
+    """Read-only, as a file's: of bytes that may be written to, each format would be compiled once more."""
+    data = np.random.default_rng(seed).integers(0, 256, (rows, row_bytes), dtype=np.uint8)
+    data.flags.writeable = False
+    return data
+
+
 @ALL_FORMATS
 def test_bytes_mean_what_gguf_says(block_format: BlockFormat) -> None:
-    rng = np.random.default_rng(5)
-    data = rng.integers(0, 256, (7, block_format.row_bytes(1024)), dtype=np.uint8)
+    data = any_bytes(5, 7, block_format.row_bytes(1024))
     with np.errstate(all="ignore"):
         expected = dequantize(data, GGMLQuantizationType(block_format.code))
         actual = block_format.dequantize(data)
@@ -171,7 +177,7 @@ def test_a_nan_stays_one_in_bf16(bits: int) -> None:
 def test_compiled_code_reads_any_bytes_as_the_reference_does(
     block_format: BlockFormat, seed: int, rows: int, blocks: int
 ) -> None:
-    data = np.random.default_rng(seed).integers(0, 256, (rows, blocks * block_format.block_bytes), dtype=np.uint8)
+    data = any_bytes(seed, rows, blocks * block_format.block_bytes)
     with np.errstate(all="ignore"):
         expected = block_format.dequantize(data)
     found = np.zeros_like(expected)
@@ -187,7 +193,7 @@ def test_compiled_code_reads_any_bytes_as_the_reference_does(
 @pytest.mark.parametrize("tokens", [1, 6])
 def test_no_finite_product_is_made_of_weights_that_are_no_numbers(block_format: BlockFormat, tokens: int) -> None:
     rows, columns = 2000, block_format.block_elements
-    data = np.random.default_rng(9).integers(0, 256, (rows, block_format.block_bytes), dtype=np.uint8)
+    data = any_bytes(9, rows, block_format.block_bytes)
     with np.errstate(all="ignore"):
         broken = ~np.isfinite(block_format.dequantize(data)).all(axis=1)
     assert broken.any()
