@@ -205,7 +205,9 @@ def _counted(steps: StepsView) -> str:
 def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:
     """The rate over the time in which steps ran, how many of them ran at once, and what a token took."""
     at_once = f"; {fmt.number(steps.at_once)} steps at once" if steps.overlap else ""
-    ran = f"steps ran {fmt.duration(steps.union_us)} of {fmt.duration(stretch.wall_us if stretch else None)}"
+    ran_us = next((one.us for one in stretch.by_phase if one.name == steps.phase), None) if stretch else None
+    of = fmt.duration(stretch.wall_us if stretch else None)
+    ran = f"steps ran {fmt.duration(steps.union_us if ran_us is None else ran_us)} of {of}"
     return f"  {fmt.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}{_a_token(steps)}"
 
 

@@ -61,7 +61,7 @@ class StepsView:
     tokens_per_sec: float | None  # of wall-clock time, over the stretch that is shown
     recorded: int  # of them: what lies in steps is known of these
     failed: int = 0  # of them: left by an exception, as one that is cancelled is; their tokens count
-    tokens_per_sec_in_steps: float | None = None  # tokens / union_us
+    tokens_per_sec_in_steps: float | None = None  # tokens / the time of the stretch in which at least one step ran
     mean_us: float | None = None
     recorded_mean_us: float | None = None  # of those whose inside was recorded
     min_us: float | None = None
@@ -72,7 +72,7 @@ class StepsView:
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
-    union_us: float | None = None  # the time in which at least one step ran
+    union_us: float | None = None  # the time in which at least one step ran, also what of it lies before the stretch
     at_once: float | None = None  # how many of them ran then, on average: their time / union_us
     sequences: SpanView | None = None  # that a step works on
     cached: SpanView | None = None  # positions that the cache of each sequence holds before a step

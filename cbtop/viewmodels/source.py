@@ -77,8 +77,8 @@ def shown(record: SourceRecord, *, window: bool) -> Shown:
     is_all = not (window and record.window.has_watched)
     stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
     stretch = stretch_of(record, seconds)
-    phases = steps_views(record, stats, stretch)
     view = None if stretch is None else stretch_view(record, stats, stretch)
+    phases = steps_views(record, stats, stretch, view)
     if view and any(steps.is_sample for steps in phases):
         # Steps that left nothing ran in what would pass for the time between the others.
         view = replace(view, in_steps_us=None, between_us=None)

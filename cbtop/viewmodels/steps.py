@@ -15,17 +15,19 @@ from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.durations import duration_bars
-from cbtop.viewmodels.model import PaceView, SpanView, StepsView
+from cbtop.viewmodels.model import PaceView, SpanView, StepsView, StretchView
 
 BUCKETS_A_BAR = 4  # 16 bars an octave: a bar is 3 to 6 % of its value wide
 
 
-def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None) -> tuple[StepsView, ...]:
+def steps_views(
+    record: SourceRecord, stats: NodeStats, stretch: Stretch | None, ran: StretchView | None = None
+) -> tuple[StepsView, ...]:
     """One entry a phase that ever ended a step, in the order they first ran, with the numbers of `stats`, which are
-    those of `stretch`."""
+    those of `stretch`, in which it `ran` so long."""
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
-    ran = [step for step in steps if step.id < len(counts) and counts[step.id]]
+    ended = [step for step in steps if step.id < len(counts) and counts[step.id]]
     in_others = _names_in_others(record.nodes) if record.sample_every > 1 else set()
 
     def is_sample(step: Node) -> bool:
@@ -33,7 +35,10 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
         is_known = record.stats.rare("plain", (step.id,)) and display_name(step) not in in_others
         return record.sample_every > 1 and not is_known
 
-    return tuple(_steps_view(stats, step, stretch, is_sample=is_sample(step)) for step in ran)
+    ran_us = {} if ran is None else {phase.name: phase.us for phase in ran.by_phase}
+    return tuple(
+        _steps_view(stats, step, stretch, ran_us.get(display_name(step)), is_sample=is_sample(step)) for step in ended
+    )
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
@@ -99,7 +104,10 @@ def _names_in_others(nodes: NodeTable) -> set[str]:
     return {display_name(nodes[node]) for node in np.flatnonzero(is_inside).tolist()}
 
 
-def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sample: bool) -> StepsView:
+def _steps_view(
+    stats: NodeStats, step: Node, stretch: Stretch | None, ran_us: float | None, *, is_sample: bool
+) -> StepsView:
+    """`ran_us`: in so much of `stretch` any of them ran; None: in how much of it is not known, or there is none."""
     phase, calls = display_name(step), stats.calls([step.id])
     # Else the tokens are those of some steps only, or of none.
     is_counted = not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
@@ -118,7 +126,8 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
         failed=calls.failed,
         tokens=tokens,
         tokens_per_sec=_rate(tokens, wall_ns),
-        tokens_per_sec_in_steps=_rate(tokens, union_ns) if is_counted else None,
+        # Of a step that began before the stretch what lies in it: else this may be less than the rate by the clock.
+        tokens_per_sec_in_steps=_rate(tokens, round(ran_us * 1e3) if ran_us else union_ns) if is_counted else None,
         mean_us=total_ns / count / 1e3,
         recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,
         min_us=_us(calls.min_ns),

@@ -101,6 +101,15 @@ class Viewer:
         for node, phase in enumerate(PHASES, 1):
             own = covered_ns([span for span in self.host.spans if span[0] == node], stretch.begin_ns, stretch.end_ns)
             assert sum(one.us for one in found.by_phase if one.name == phase) == own / 1e3
+            self._has_the_rate_of(phase, own)
+
+    def _has_the_rate_of(self, phase: str, ran_ns: int) -> None:
+        """Tokens are of the time that its steps ran in the window, so no fewer a second than by the clock."""
+        (record,) = self.store.sources.values()
+        for steps in source_view(record, window=True).phases:
+            if steps.phase == phase and steps.count and ran_ns:
+                assert steps.tokens_per_sec_in_steps == pytest.approx(steps.tokens / ran_ns * 1e9)
+                assert steps.tokens_per_sec_in_steps >= (steps.tokens_per_sec or 0) * (1 - 1e-9)
 
 
 def covered_ns(spans: Sequence[Span], begin_ns: int, end_ns: int) -> int:

@@ -190,6 +190,7 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
     for one in phases:
         a_token = one["us_per_token"]
         wall = [(one["wall_us"][key], 1.0) for key in ("p50", "p95", "p99", "min", "max")]
+        ran_us = {phase["name"]: phase["us"] for phase in source["stretch"]["in_steps_by_phase"]}[one["phase"]]
         yield from found_in(
             f"phases in the text, {one['phase']}",
             rf"{one['phase']}: ({NUMBER}) steps?, ({NUMBER}) tokens, ({NUMBER}) tokens/s, step p50 ({NUMBER}), "
@@ -197,7 +198,7 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
             rf"\s+({NUMBER}) tok/s in steps: steps ran ({NUMBER}) of ({NUMBER})[^\n]*; ms/token p50 ({NUMBER}), "
             rf"p99 ({NUMBER}), max ({NUMBER})",
             text, (one["count"], 1), (one["tokens"], 1), (one["tokens_per_sec"], 1), *wall,
-            (one["tokens_per_sec_in_steps"], 1), (one["union_us"], 1), (source["stretch"]["wall_us"], 1),
+            (one["tokens_per_sec_in_steps"], 1), (ran_us, 1), (source["stretch"]["wall_us"], 1),
             *((a_token[key], 1e3) for key in ("p50", "p99", "max")),
         )  # fmt: skip
     books, count = source["books"], source["steps"]["recorded"]
