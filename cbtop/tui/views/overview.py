@@ -18,7 +18,7 @@ from cbtop.tui.views.devices import Devices, busy_curve
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.layer_map import slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.views.verdicts import verdict_lines
+from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.curve import Chart
@@ -95,8 +95,10 @@ class OverviewDrawing(SourceDrawing):
         speed = part(_speed, 4, height) if is_known else part(_speed, 2, 2)
         step, cost = part(_step, 2, 4), part(_cost, 1, 1)
         phases = part(_phases, len(source.phases) + (height >= _ROOMY), 1 + len(source.phases))
-        verdicts = part(verdict_lines, worst, 1 + 2 * found if found else 2)
-        compared = len(baseline_lines(source.baseline, width if width < TWO_COLUMNS else width * 3 // 5))
+        left = width if width < TWO_COLUMNS else width * 3 // 5
+        right = width if width < TWO_COLUMNS else width - left - 2
+        verdicts = part(verdict_lines, worst, most_verdict_lines(source, right))
+        compared = len(baseline_lines(source.baseline, left))
         since = part(_baseline, max(1, min(compared, 2)), compared)
         layers = part(_layers, 2, 6 if source.layer_times else 0)
         bricks = part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
@@ -105,7 +107,6 @@ class OverviewDrawing(SourceDrawing):
             order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
-        left, right = width * 3 // 5, width - width * 3 // 5 - 2
         over = (speed, phases, since, step, layers)
         first = parts_lines(over, (phases, step, since, speed, layers), left, height)
         second = parts_lines((verdicts, bricks, devices, cost), (verdicts, cost, devices, bricks), right, height)

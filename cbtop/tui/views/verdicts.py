@@ -2,42 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cbtop import formatting
-from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, plain, rule, wrap_line
 from cbtop.viewmodels.model import Severity, SourceView, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
+_LEAST_SENTENCE = 40  # cells of it that stay beside what mending gives
 
 
 def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
-    """The worst first, as many with their advice as leaves room for the others; those without a line are counted."""
+    """The worst first, with what to do and then with all their words, as far as there is room; those without a line
+    are counted. What mending gives stands behind the sentence where there is no room for what to do."""
     verdicts = source.verdicts
     if not verdicts:
         return [rule((("verdicts", "dim"),), width), (("  ✓ no rule found anything to say", "good"),)]
     shown = verdicts[: height - 1]
-    with_advice = min(len(shown), height - 1 - len(shown))
+    texts = [_texts(verdict, width) for verdict in shown]
+    room = _dealt(texts, height - 1 - len(shown))
     left_out = len(verdicts) - len(shown)
-    head = rule((("verdicts", "dim"),), width, ((f"{left_out} more", "warn"),) if left_out else BLANK)
-    lines = [head]
-    for at, verdict in enumerate(shown):
-        lines.append(_sentence(verdict, width))
-        if at < with_advice:
-            lines.append(_advice(verdict, width))
-    return lines
+    more: Line = ((f"{left_out} more", "warn"),) if left_out else BLANK
+    derived: Line = BLANK
+    lines: list[Line] = []
+    for verdict, (sentence, advice), (for_sentence, for_advice) in zip(shown, texts, room, strict=True):
+        said = _cut(sentence, for_sentence, width)
+        gain = "" if for_advice else _gain(verdict)
+        if gain and width - len(gain) - 2 >= _LEAST_SENTENCE:
+            said = [(*fit_line(said[0], width - len(gain) - 2), ("  ", ""), (gain, "good"))]
+            derived = (("gains are derived", "faint"),)
+        lines += [*said, *_cut(advice, for_advice, width)]
+    return [rule((("verdicts", "dim"),), width, join((derived, more), " · ")), *lines]
 
 
-def _sentence(verdict: Verdict, width: int) -> Line:
+def most_verdict_lines(source: SourceView, width: int) -> int:
+    """The lines that all words of its verdicts take."""
+    return 1 + max(1, sum(len(lines) for verdict in source.verdicts for lines in _texts(verdict, width)))
+
+
+def _texts(verdict: Verdict, width: int) -> tuple[list[Line], list[Line]]:
+    """Its sentence, and what to do, in as many lines as they take."""
     glyph, role = _LOOKS[verdict.severity]
-    return fit_line(((f"  {glyph} ", role), (clean(verdict.sentence), "strong")), width)
+    gain = _gain(verdict)
+    if_so: Line = ((f"{gain} if {clean(verdict.gain_if)} (derived). ", "good"),) if gain else BLANK
+    return (
+        wrap_line(((f"  {glyph} ", role),), ((clean(verdict.sentence), "strong"),), width),
+        wrap_line((("    → ", "faint"),), (*if_so, (clean(verdict.advice), "dim")), width),
+    )
 
 
-def _advice(verdict: Verdict, width: int) -> Line:
-    gain: Line = ()
-    if verdict.gain_tokens_per_sec is not None:
-        gain = (
-            (
-                f"+{formatting.number(verdict.gain_tokens_per_sec)} tokens/s if {clean(verdict.gain_if)} (derived). ",
-                "good",
-            ),
-        )
-    return fit_line((("    → ", "faint"), *gain, (clean(verdict.advice), "dim")), width)
+def _gain(verdict: Verdict) -> str:
+    more = verdict.gain_tokens_per_sec
+    return "" if more is None else f"+{formatting.number(more)} tokens/s"
+
+
+def _dealt(texts: Sequence[tuple[list[Line], list[Line]]], free: int) -> list[tuple[int, int]]:
+    """Lines for the sentence and for what to do of each: one a sentence, and of those `free` first one for what to do
+    of each, then what the words of the first take, and so on."""
+    first = [min(1, max(0, free - at)) for at in range(len(texts))]
+    free -= sum(first)
+    room = []
+    for (sentence, advice), for_advice in zip(texts, first, strict=True):
+        more_sentence = min(free, len(sentence) - 1)
+        more_advice = min(free - more_sentence, len(advice) - 1) if for_advice else 0
+        free -= more_sentence + more_advice
+        room.append((1 + more_sentence, for_advice + more_advice))
+    return room
+
+
+def _cut(lines: Sequence[Line], room: int, width: int) -> list[Line]:
+    """The first of them; the last that there is room for has the beginning of the next, so that the cut is marked."""
+    if len(lines) <= room or not room:
+        return list(lines[:room])
+    *whole, last = lines[:room]
+    rest = plain(lines[room]).lstrip()
+    return [*whole, fit_line((*last, (f" {rest}", last[-1][1])), width)]

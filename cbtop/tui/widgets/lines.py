@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from rich.cells import cell_len, set_cell_size
@@ -99,6 +100,24 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
         kept.append((text, role))
         left -= size
     return tuple(kept)
+
+
+def wrap_line(head: Line, body: Line, width: int) -> list[Line]:
+    """`body` behind `head` in as many lines as it takes, broken between words; all begin where the first does."""
+    room = width - width_of(head)
+    rows: list[list[Span]] = [[]]
+    left = room
+    for text, role in body:
+        for word in re.split(r"(?<= )", text):
+            if cell_len(word.rstrip()) > left and rows[-1]:
+                rows.append([])
+                left = room
+            before = rows[-1].pop()[0] if rows[-1] and rows[-1][-1][1] == role else ""
+            rows[-1].append((before + word, role))
+            left -= cell_len(word)
+    indent: Line = ((" " * width_of(head), ""),)
+    ends = [(*row[:-1], *((text.rstrip(), role) for text, role in row[-1:])) for row in rows]
+    return [(*(indent if at else head), *row) for at, row in enumerate(ends)]
 
 
 def restyle(line: Line, role: str) -> Line:

@@ -64,6 +64,21 @@ def test_what_is_slow_and_what_mending_it_gives_is_on_the_first_screen(width: in
         assert "Half of the time no step runs" in text
 
 
+LONG = replace(FOUND, sentence=FOUND.sentence + " by its median call" * 9, advice=FOUND.advice + ", one by one" * 20)
+
+
+def test_where_there_is_room_nothing_that_a_verdict_says_is_cut() -> None:
+    right = [line[200 * 3 // 5 + 2 :] for line in drawn(replace(SLOW, verdicts=(LONG, LONG)), 200, 55)]
+    text = " ".join(line.strip() for line in right)
+    assert text.count(LONG.sentence) == text.count(LONG.advice) == 2
+
+
+def test_where_there_is_no_room_for_what_to_do_what_mending_gives_stands_beside_the_sentence() -> None:
+    lines = drawn(replace(SLOW, verdicts=(LONG, replace(FOUND, gain_tokens_per_sec=None), LONG)), 80, 19)
+    assert ["+3.10 tokens/s" in line for line in lines if "Layer 4 is 1.43×" in line] == [True, False, True]
+    assert any("gains are derived" in line for line in lines)
+
+
 def test_verdicts_that_find_no_room_are_counted() -> None:
     many = replace(SLOW, verdicts=(FOUND,) * 9)
     text = "\n".join(drawn(many, 80, 19))
