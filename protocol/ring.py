@@ -126,7 +126,7 @@ ABANDONED_AFTER_S = 2.0
 # Writers may be inside this many slots beyond the cursor; what lay there may be half overwritten.
 MAX_WRITERS_INSIDE = 64
 # A reader searches so many slots beyond the cursor, and LOOK_FURTHER times as many when it found records to the end.
-# Few at first, because most looks find nothing: a daemon looks at each of its rings twenty times a second.
+# Few at first, because most looks find nothing: a daemon reads each of its rings four times a second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
 MAX_RECORDS = 1 << 62  # a century of a record a nanosecond: a cursor beyond it lies
@@ -449,6 +449,18 @@ class RingReader:
     def read_to(self) -> int:
         """The number of the next record: everything below it was read or counted as overwritten."""
         return self._next
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether an eighth of it was written since the last read: one slot tells, by the number in it.
+
+        Raises RingError when the file has been cut short.
+        """
+        number = self._next + self.capacity // 8
+        at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
+        *_, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
+        ahead = (sequence - number - 1) & SEQUENCE_MASK  # more than half of all numbers ahead is an old one
+        return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
 
     def read(self, *, final: bool = False) -> Batch:
         """The complete records since the last read, at most as many as the ring holds.

@@ -37,7 +37,7 @@ examples:
 POLL_MS = 100
 DEFAULT_MAX_BYTES = 1 << 30
 ANSWER_WITHIN_S = 5.0
-READ_ON_S = 60.0  # at most: the daemon looks ten times a second, on a machine with time for it
+READ_ON_S = 60.0  # at most: the daemon reads four times a second, on a machine with time for it
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 

@@ -63,8 +63,8 @@ from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.version import __version__
 
-READ_S = 0.1  # a default ring holds a tenth of a second of 2.6 million records a second
-PUBLISH_S = 0.1
+LOOK_S = 0.1  # a default ring holds a tenth of a second of 2.6 million records a second
+PUBLISH_S = 0.25  # no screen draws more often: what is said in between would be taken in for nothing
 DISCOVER_S = 0.2
 JOIN_S = 0.1  # who joins within it is answered together
 HEARTBEAT_S = 1.0
@@ -128,7 +128,8 @@ class Daemon:
             {
                 self._keyframe: KEYFRAME_S,
                 self._discover: DISCOVER_S,
-                self._read: READ_S,
+                self._read_filling: LOOK_S,
+                self._read: PUBLISH_S,
                 self._publish: PUBLISH_S,
                 self._say_devices: PUBLISH_S,
                 self._beat: HEARTBEAT_S,
@@ -264,10 +265,18 @@ class Daemon:
         _log.warning("%s", line)
 
     def _read(self) -> None:
-        waiting = 0
-        for source in self._sources.values():
+        self._poll(self._sources.values())
+
+    def _read_filling(self) -> None:
+        """Read what might be overwritten before the next look at all."""
+        self._poll([source for source in self._sources.values() if source.is_filling])
+
+    def _poll(self, sources: Iterable[Source]) -> None:
+        waiting = sum(source.waiting for source in self._sources.values())
+        for source in sources:
+            before = source.waiting
             source.poll()
-            waiting += source.waiting
+            waiting += source.waiting - before
             if waiting > MOST_WAITING:
                 self._publish()
                 waiting = 0

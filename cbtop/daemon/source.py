@@ -18,7 +18,7 @@ from cbtop.protocol import codec
 from cbtop.protocol.announcements import Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked
 from cbtop.protocol.columns import pack_columns
-from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -122,6 +122,14 @@ class Source:
         """Read with the next poll what was left unread."""
         if self.is_left_unread:
             self.is_left_unread, self._is_wanted = False, True
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether so much has come since the last poll that the next should not be waited for."""
+        try:
+            return self.state is SourceStatus.LIVE and self._ring.is_filling
+        except RingError:
+            return True  # the poll says what is wrong with it
 
     def poll(self) -> None:
         """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""

@@ -94,6 +94,24 @@ def test_what_was_written_is_read_once_in_order_or_counted_as_overwritten(bursts
     path.unlink()
 
 
+def test_a_ring_is_filling_from_an_eighth_of_it_that_was_not_read_on_also_in_later_laps(path: Path) -> None:
+    writer = RingWriter(path, 64 * RECORD_BYTES)
+    reader = RingReader(path)
+    for _ in range(20):
+        found = []
+        for _ in range(9):
+            found.append(reader.is_filling)
+            writer.record(7, 100, 250, 1)
+        assert [*found, reader.is_filling] == [False] * 9 + [True]
+        reader.read()
+    for _ in range(200):
+        writer.record(7, 100, 250, 1)
+    assert reader.is_filling  # it was written round three times
+    os.truncate(path, HEADER_BYTES)
+    with pytest.raises(RingError, match="cut short"):
+        assert reader.is_filling
+
+
 @either_writer
 def test_eight_threads_lose_and_corrupt_nothing(path: Path) -> None:
     writer, each = RingWriter(path), 5000

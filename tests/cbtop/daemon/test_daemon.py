@@ -25,6 +25,7 @@ from cbtop.protocol import codec
 from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import default_endpoint
+from cbtop.protocol.errors import RingError
 from cbtop.protocol.messages import DeviceSample, HostHello, Message, Node, SourceCatalog, StatsUpdate
 from cbtop.protocol.process import process_start
 from cbtop.protocol.recording import FrameKind
@@ -397,6 +398,29 @@ def test_no_more_than_a_bound_of_what_was_read_waits_to_be_said(
     daemon._read()
     assert waited == [1] * 4
     assert waiting(daemon) == 0
+    for profiler in profilers:
+        profiler.close()
+
+
+def test_between_what_is_said_only_rings_that_are_filling_are_read(
+    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = profilers = [BrickProfiler(recorder=RingRecorder(runtime, 64 * RECORD_BYTES)) for _ in range(2)]
+    record(profilers)
+    daemon._discover()
+    daemon._publish()
+    record([slow, *[fast] * 20])
+    daemon._read_filling()
+    assert sorted(source.waiting for source in daemon._sources.values()) == [0, 20]
+    daemon._read()
+    assert sorted(source.waiting for source in daemon._sources.values()) == [1, 20]
+
+    def cut_short(*_: object) -> None:
+        raise RingError("the file has been cut short")
+
+    monkeypatch.setattr(RingReader, "_pread", cut_short)
+    daemon._read_filling()
+    assert {source.state for source in daemon._sources.values()} == {SourceStatus.FAULTY}
     for profiler in profilers:
         profiler.close()
 
