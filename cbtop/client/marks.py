@@ -56,9 +56,11 @@ class Marks:
                 self._put(at_ns, Mark.PHASE)
 
     def judge(self, at_ns: int, view: SourceView) -> None:
-        """Take in the verdicts on a view of that moment, but for notes: what bounds a process that is well."""
+        """Take in the verdicts on the first view of that moment, but for notes: what bounds a process that is well."""
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
+        if seen_ns == at_ns:
+            return  # that second is known: the verdicts of a view that does not show them are never made
         ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
         if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
             if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):

@@ -15,6 +15,7 @@ from cbtop.client.window import Window
 from cbtop.protocol.messages import HostHello, SourceState
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import Mark, Severity, SourceView, Subject, Verdict
+from cbtop.viewmodels.on_demand import Later, with_parts
 from tests.cbtop import samples
 from tests.cbtop.client.test_replay import IMPERFECT, Hand
 
@@ -79,6 +80,18 @@ def test_no_verdict_begins_where_nobody_looked_just_before_nor_a_note_nor_by_sho
     marks.judge(BEGIN_NS + 29 * S, judged("stuck"))  # back in time
     marks.judge(BEGIN_NS + 32 * S, replace(judged("odd-layer"), phase="prefill"))
     assert marks.found == {}
+
+
+def test_of_each_moment_the_verdicts_of_one_view_are_made_and_no_more() -> None:
+    marks, made = Marks(BEGIN_NS), []
+
+    def verdicts() -> tuple[Verdict, ...]:
+        made.append("stuck")
+        return judged("stuck").verdicts
+
+    for moment_ns in (BEGIN_NS, BEGIN_NS, BEGIN_NS + S, BEGIN_NS + S):
+        marks.judge(moment_ns, with_parts(samples.LIVE, verdicts=Later(verdicts)))
+    assert made == ["stuck"] * 2
 
 
 def test_of_one_second_the_most_urgent_stays_and_there_is_an_end_to_marks() -> None:
