@@ -3,7 +3,8 @@
 reference    NumPy, float64: scores, softmax, weighted sum
 numba        64 positions at a time with a running maximum and sum (Milakov and Gimelshein 2018; Rabe and Staats
              2021), so that no buffer grows with the context. Four rows, each a token's head, share every reading of
-             keys and values: the heads of a group, and in a prompt its tokens. One thread, or some groups for each.
+             keys and values: the heads of a group, and in a prompt its tokens. Of one or two that are left each
+             reads twice as much at a time. One thread, or some groups for each.
 
 Keys lie sixteen positions beside each other, so that scores need no sum across a register; values lie as they come.
 """
@@ -22,7 +23,7 @@ from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats, fr
 
 CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what holds the numbers of a KV cache: uint16 the bits of f16
 POSITIONS = 64  # looked at together; a cache has a whole number of them
-TILE = 4  # rows that share a reading
+TILE, PAIR = 4, 2  # rows that share a reading: as many sums at a time fill the registers of AVX2
 MAX_ROWS = 64  # of one piece of work
 LOWEST = np.float32(-1e30)  # below any score; an infinity would be undefined under fastmath
 PARALLEL_FROM = 1 << 17  # products of a query and a key; some 20 us of one thread's work
@@ -114,6 +115,23 @@ def _scores(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query:
 
 
 @jit
+def _scores_of_pair(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query: Any, column: Any) -> None:
+    """scratch[row : row + 2, column : column + 32] = the queries of these rows times thirty-two keys."""
+    one, after, low, high = np.uint64(1), np.uint64(LANES), first, first + head_dim
+    a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
+    for i in range(head_dim):
+        key, other = load_widened(keys, low + i, np.uint64(0)), load_widened(keys, high + i, np.uint64(0))
+        a = multiply_add(key, splat(scratch[row, query + i]), a)
+        b = multiply_add(other, splat(scratch[row, query + i]), b)
+        c = multiply_add(key, splat(scratch[row + one, query + i]), c)
+        d = multiply_add(other, splat(scratch[row + one, query + i]), d)
+    store_floats(scratch, row, column, a)
+    store_floats(scratch, row, column + after, b)
+    store_floats(scratch, row + one, column, c)
+    store_floats(scratch, row + one, column + after, d)
+
+
+@jit
 def _first_seen(position: Any, window: Any) -> Any:
     """As `first_seen`."""
     end = position + np.uint64(1)
@@ -174,6 +192,26 @@ def _add_values(
 
 
 @jit
+def _add_values_of_pair(
+    values: Any, first: Any, skipped: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any
+) -> None:
+    """scratch[row : row + 2, output + column : + 32] += as `_add_values`."""
+    one, low, high = np.uint64(1), column, column + np.uint64(LANES)
+    a, b = load_floats(scratch, row, output + low), load_floats(scratch, row, output + high)
+    c, d = load_floats(scratch, row + one, output + low), load_floats(scratch, row + one, output + high)
+    for p in range(skipped, count):
+        value, other = load_widened(values, first + p, low), load_widened(values, first + p, high)
+        a = multiply_add(value, splat(scratch[row, p]), a)
+        b = multiply_add(other, splat(scratch[row, p]), b)
+        c = multiply_add(value, splat(scratch[row + one, p]), c)
+        d = multiply_add(other, splat(scratch[row + one, p]), d)
+    store_floats(scratch, row, output + low, a)
+    store_floats(scratch, row, output + high, b)
+    store_floats(scratch, row + one, output + low, c)
+    store_floats(scratch, row + one, output + high, d)
+
+
+@jit
 def _attend(
     q: Any,
     keys: Any,
@@ -194,7 +232,7 @@ def _attend(
     start, kv_heads, head_dim, parts = np.uint64(begin), np.uint64(groups), np.uint64(dimensions), np.uint64(pieces)
     context, group = np.uint64(values.shape[0]) // kv_heads, np.uint64(q.shape[1]) // head_dim // kv_heads
     tokens, tile, positions = np.uint64(q.shape[0]), np.uint64(TILE), np.uint64(POSITIONS)
-    lanes, window = np.uint64(LANES), np.uint64(width)
+    lanes, window, pair = np.uint64(LANES), np.uint64(width), np.uint64(PAIR)
     padded = (head_dim + lanes - np.uint64(1)) // lanes * lanes
     output, query = positions, positions + padded
     state = query + padded
@@ -222,6 +260,7 @@ def _attend(
         begin_of_all = _first_seen(start + first_token, window) // positions * positions
         for p in range(begin_of_all, end, positions):
             for r in range(np.uint64(0), whole, tile):
+                is_pair = rows - r <= pair
                 last = min(r + tile, rows) - np.uint64(1)
                 seen = start + first_token + last // heads_here + np.uint64(1)
                 lowest = _first_seen(start + first_token + r // heads_here, window)
@@ -229,19 +268,28 @@ def _attend(
                     continue
                 count = min(positions, seen - p)
                 skipped = lowest - p if lowest > p else np.uint64(0)
-                for column in range(skipped // lanes * lanes, count, lanes):
+                at_once = lanes + lanes if is_pair else lanes
+                for column in range(skipped // at_once * at_once, count, at_once):
                     first = (kv_head * (context // lanes) + (p + column) // lanes) * head_dim
-                    _scores(keys, first, head_dim, scratch, base + r, query, column)
-                for one in range(r, r + tile):
-                    position = start + first_token + min(one, rows - np.uint64(1)) // heads_here
+                    if is_pair:
+                        _scores_of_pair(keys, first, head_dim, scratch, base + r, query, column)
+                    else:
+                        _scores(keys, first, head_dim, scratch, base + r, query, column)
+                for one in range(r, last + np.uint64(1)):  # in rows that nobody asked for all scores are 0
+                    position = start + first_token + one // heads_here
                     visible = min(positions, position + np.uint64(1) - p) if position >= p else np.uint64(0)
                     own = _first_seen(position, window)
                     hidden = min(positions, own - p) if own > p else np.uint64(0)
                     if cap > np.float32(0):
                         _hold(scratch, base + one, hidden, visible, cap)
                     _weigh(scratch, base + one, hidden, visible, padded, output, state)
-                for column in range(np.uint64(0), padded, lanes):
-                    _add_values(values, kv_head * context + p, skipped, count, scratch, base + r, output, column)
+                first, column = kv_head * context + p, np.uint64(0)
+                while is_pair and column + lanes < padded:
+                    _add_values_of_pair(values, first, skipped, count, scratch, base + r, output, column)
+                    column += lanes + lanes
+                while column < padded:
+                    _add_values(values, first, skipped, count, scratch, base + r, output, column)
+                    column += lanes
         for r in range(rows):
             t, head = first_token + r // heads_here, first_head + r % heads_here
             inverse = np.float32(np.float32(1) / scratch[base + r, state + np.uint64(1)])
