@@ -17,17 +17,19 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 BLOCK = 32
 FACTORS = 4  # of a block: its scale, and this times minus the sums of its codes, of the first 16, of the last
 LARGEST = np.float32(127)
+SMALLEST = np.float32(2.0**-126)  # of the scales but 0: of one that is smaller, the inverse is infinite
 MAGNITUDE, INFINITE, NOT_A_NUMBER = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(0x7FC00000)
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:
     """x: float32 (tokens, columns), whole blocks of 32; codes: the bytes of int8 (tokens, columns); factors: float32
-    (tokens, columns / 8). x is about codes * scale; a block of zeros has the scale 0, one with a NaN or an infinity
-    NaN."""
+    (tokens, columns / 8). x is about codes * scale, to half of 2^-126 at best; a block of zeros has the scale 0,
+    one with a NaN or an infinity NaN."""
     tokens, columns = x.shape
     is_finite = np.isfinite(x.reshape(tokens, -1, BLOCK)).all(axis=2)
     blocks = np.where(is_finite[..., None], x.reshape(tokens, -1, BLOCK), np.float32(0))
-    scales = (np.abs(blocks).max(axis=2) / LARGEST).astype(np.float32)
+    largest = np.abs(blocks).max(axis=2)
+    scales = np.where(largest > 0, np.maximum(largest / LARGEST, SMALLEST), np.float32(0)).astype(np.float32)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
     rounded = np.rint(blocks * inverse[..., None])
     codes[:tokens, :columns] = rounded.reshape(tokens, -1).astype(np.int8).view(np.uint8)
@@ -49,8 +51,10 @@ def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
                 largest = max(largest, np.int32(np.float32(x[t, first + i]).view(np.int32) & MAGNITUDE))
             is_finite = largest < INFINITE
             largest = np.int32(largest if is_finite else 0)
-            scale = np.float32(np.int32(largest).view(np.float32) / LARGEST)
-            inverse = np.float32(1) / scale if largest > np.int32(0) else np.float32(0)
+            scale, inverse = np.float32(0), np.float32(0)
+            if largest > np.int32(0):
+                scale = max(np.float32(np.int32(largest).view(np.float32) / LARGEST), SMALLEST)
+                inverse = np.float32(1) / scale
             low, high = np.int32(0), np.int32(0)
             for i in range(half):
                 code = _rounded(x[t, first + i] * inverse)

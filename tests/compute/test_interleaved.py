@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cbtop.compute.decoder import FAMILIES, int8
@@ -54,6 +54,8 @@ def test_only_whole_groups_of_a_format_with_units_are_interleaved() -> None:
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=32, max_size=32))
+@example([0.0] * 31 + [2.0**-126])  # whose scale would have an infinite inverse
+@example([0.0] * 31 + [2.0**-149])
 def test_rows_of_any_size_are_rounded_as_the_reference_rounds_them(values: list[float]) -> None:
     x = np.array([values], np.float32)
     found, expected = empty_codes(1, 32), empty_codes(1, 32)
