@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -569,9 +569,16 @@ BINDINGS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("owner", "binding"), BINDINGS, ids=[f"{owner.__name__}-{binding.key}" for owner, binding in BINDINGS]
-)
+def first_keys() -> Iterator[Any]:
+    """Every key; those that do what another key does there, too, when there is time."""
+    met = set()
+    for owner, binding in BINDINGS:
+        marks = [pytest.mark.slow] if (owner, binding.action) in met else []
+        met.add((owner, binding.action))
+        yield pytest.param(owner, binding, id=f"{owner.__name__}-{binding.key}", marks=marks)
+
+
+@pytest.mark.parametrize(("owner", "binding"), first_keys())
 async def test_every_key_does_what_it_says(owner: type, binding: Binding, feed: ScriptedFeed) -> None:
     assert binding.description, "a key without a description is in no help"
     app = CbtopApp(feed, section="bricks", interval_s=0.5)
@@ -980,8 +987,15 @@ async def test_a_click_on_a_head_sorts_on_a_key_presses_it_and_two_on_a_row_are_
         assert isinstance(app.screen, HelpScreen)
 
 
-@pytest.mark.parametrize("ending", [ending for ending, _ in KINDS.values()])
-@pytest.mark.parametrize("view", VIEWS)
+# Of one view every kind of file, and of every view its cells; the others when there is time.
+@pytest.mark.parametrize(
+    ("view", "ending"),
+    [
+        pytest.param(view, ending, marks=() if view is Bricks or ending == "csv" else pytest.mark.slow)
+        for view in VIEWS
+        for ending, _ in KINDS.values()
+    ],
+)
 async def test_e_writes_the_view_shown_into_a_new_file_and_names_it(
     feed: ScriptedFeed, view: type[View], ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,13 @@ NOISES = {
 }
 
 
-@pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param(noise, id=name, marks=() if name in ("of ten steps", "of fifty steps, and louder") else pytest.mark.slow)
+        for name, noise in NOISES.items()
+    ],
+)
 def test_of_two_hundred_comparisons_of_one_stationary_process_at_most_one_in_a_hundred_finds_a_change(
     noise: Noise,
 ) -> None:
@@ -31,7 +37,11 @@ def test_of_two_hundred_comparisons_of_one_stationary_process_at_most_one_in_a_h
 
 
 @pytest.mark.parametrize(
-    ("noise", "share"), [(Noise(memory=0.0), 0.97), (Noise(memory=0.9), 0.95)], ids=["no memory", "of ten steps"]
+    ("noise", "share"),
+    [
+        pytest.param(Noise(memory=0.0), 0.97, id="no memory", marks=pytest.mark.slow),
+        pytest.param(Noise(memory=0.9), 0.95, id="of ten steps"),
+    ],
 )
 def test_ten_percent_on_one_brick_of_one_layer_is_named(noise: Noise, share: float) -> None:
     named = wrong = 0

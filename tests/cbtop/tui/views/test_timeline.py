@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from textual.pilot import Pilot
@@ -230,22 +230,28 @@ def hostile() -> SourceView:
     return replace(samples.LIVE, timeline=replace(found, lanes=lanes, newest=lanes[0].rows[0].spans[-1]))
 
 
+EVERY_SIZE = list(product((20, 40, 61, 99, 151, 300), (1, 4, 9, 20, 60)))
+A_FEW_SIZES = [(20, 1), (40, 60), (61, 4), (99, 20), (151, 9), (300, 60)]  # each width and each height
+
+
+@pytest.mark.parametrize("sizes", [A_FEW_SIZES, pytest.param(EVERY_SIZE, marks=pytest.mark.slow)], ids=len)
 @pytest.mark.parametrize(
     "source", [at(20.0), at(0.5), hostile(), samples.SLOWEST], ids=["run", "begin", "hostile", "none"]
 )
-async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(source: SourceView) -> None:
+async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(
+    source: SourceView, sizes: list[tuple[int, int]]
+) -> None:
     app = CbtopApp(ScriptedFeed(source), interval_s=60)
     async with app.run_test(size=(80, 24)) as pilot:
         text = await opened(pilot)
         drawn = map_of(app)
         for keys in ([], ["l"], ["0"], ["enter"]):
             await pilot.press(*keys)
-            for width in (20, 40, 61, 99, 151, 300):
-                for height in (1, 4, 9, 20, 60):
-                    lines = drawn.draw(width, height)
-                    assert len(lines) <= height
-                    assert max(map(width_of, lines), default=0) <= width
-                    assert "\x1b" not in "".join(map(plain, lines))
+            for width, height in sizes:
+                lines = drawn.draw(width, height)
+                assert len(lines) <= height
+                assert max(map(width_of, lines), default=0) <= width
+                assert "\x1b" not in "".join(map(plain, lines))
     if source is samples.SLOWEST:
         assert "several processes" in text
 

@@ -31,9 +31,21 @@ STREAMS = CAUSES | QUIET | {name: made for name, (made, _) in RECORDED.items()}
 IDS = [rule.id for rule in VERDICTS]
 
 
+class Views(dict[str, SourceView]):
+    """Of each stream its view, made as it is first asked for: a worker that runs a part of the tests makes no other."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._folders = folders
+
+    def __missing__(self, name: str) -> SourceView:
+        self[name] = STREAMS[name](self._folders.mktemp("stream"))
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SourceView]:
-    return {name: made(tmp_path_factory.mktemp("stream")) for name, made in STREAMS.items()}
+def views(tmp_path_factory: pytest.TempPathFactory) -> Views:
+    return Views(tmp_path_factory)
 
 
 def test_every_verdict_has_a_stream_that_provokes_it() -> None:
@@ -201,8 +213,8 @@ def _page(views: dict[str, SourceView]) -> str:
 def _matrix(views: dict[str, SourceView]) -> str:
     """A row a stream, a column a verdict."""
     rows = [f"| | {' | '.join(str(at) for at in range(1, len(IDS) + 1))} |", "|---" * (len(IDS) + 1) + "|"]
-    for name, view in views.items():
-        said = {verdict.id for verdict in view.verdicts}
+    for name in STREAMS:
+        said = {verdict.id for verdict in views[name].verdicts}
         number = f"{IDS.index(name) + 1} " if name in IDS else ""
         rows.append(f"| {number}{name} | {' | '.join('×' if each in said else ' ' for each in IDS)} |")
     return "\n".join(rows)
