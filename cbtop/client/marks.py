@@ -56,7 +56,7 @@ class Marks:
                 self._put(at_ns, Mark.PHASE)
 
     def judge(self, at_ns: int, view: SourceView) -> None:
-        """Take in the verdicts on the first view of that moment, without notes: what bounds a process that is well."""
+        """Take in the verdicts on the first view of that moment, not notes: what bounds a process that is well."""
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
         if seen_ns == at_ns:
