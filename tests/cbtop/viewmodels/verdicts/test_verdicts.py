@@ -32,7 +32,7 @@ IDS = [rule.id for rule in VERDICTS]
 
 
 class Views(dict[str, SourceView]):
-    """Of each stream its view, made as it is first asked for: a worker that runs a part of the tests makes no other."""
+    """Of each stream its view, made as it is first asked for: a worker with a part of the tests makes no other."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         super().__init__()
