@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
-from cbtop.compute.jit.compile import jit, jit_parallel, prange
+from cbtop.compute.jit.compile import copy_of, jit, jit_parallel, prange
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, TANGENT_FLOPS, exponential, tangent
 from cbtop.compute.jit.vectors import LANES, load_floats, load_widened, multiply_add, splat, store_floats
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats, from_bits
@@ -139,11 +139,16 @@ def _first_seen(position: Any, window: Any) -> Any:
 
 
 @jit
+def _leave(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
+    """Scores as they are."""
+
+
+@jit
 def _hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
     """Scores of visible positions after the hidden ones between -cap and cap."""
-    inverse = np.float32(np.float32(1) / cap)
+    largest, inverse = np.float32(cap), np.float32(1 / cap)
     for p in range(hidden, visible):
-        scratch[row, p] = cap * tangent(np.float32(scratch[row, p] * inverse))
+        scratch[row, p] = largest * tangent(np.float32(scratch[row, p] * inverse))
 
 
 @jit
@@ -211,8 +216,10 @@ def _add_values_of_pair(
     store_floats(scratch, row + one, output + high, d)
 
 
-@jit
-def _attend(
+_held = _leave  # in the copy of the code below that is for scores with a cap it is `_hold`
+
+
+def _attend_any(
     q: Any,
     keys: Any,
     values: Any,
@@ -280,8 +287,7 @@ def _attend(
                     visible = min(positions, position + np.uint64(1) - p) if position >= p else np.uint64(0)
                     own = _first_seen(position, window)
                     hidden = min(positions, own - p) if own > p else np.uint64(0)
-                    if cap > np.float32(0):
-                        _hold(scratch, base + one, hidden, visible, cap)
+                    _held(scratch, base + one, hidden, visible, cap)
                     _weigh(scratch, base + one, hidden, visible, padded, output, state)
                 first, column = kv_head * context + p, np.uint64(0)
                 while is_pair and column + lanes < padded:
@@ -297,8 +303,12 @@ def _attend(
                 out[t, head * head_dim + i] = scratch[base + r, output + i] * inverse
 
 
-@jit_parallel
-def _attend_parallel(
+# Without a cap no score pays for one, as it would by 4 % where a call decides (a query of 6 heads, 513 positions).
+_attend = jit(copy_of(_attend_any, "_attend"))
+_attend_held = jit(copy_of(_attend_any, "_attend_held", _held=_hold))
+
+
+def _attend_any_parallel(
     q: Any,
     keys: Any,
     values: Any,
@@ -318,6 +328,10 @@ def _attend_parallel(
         _attend(q, keys, values, begin, groups, dimensions, pieces, scale, width, cap, out, scratch, own, chunks)
 
 
+_attend_parallel = jit_parallel(copy_of(_attend_any_parallel, "_attend_parallel"))
+_attend_held_parallel = jit_parallel(copy_of(_attend_any_parallel, "_attend_held_parallel", _attend=_attend_held))
+
+
 def attention(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
@@ -330,11 +344,13 @@ def attention(
     # A group is taken apart where there are fewer of them than threads, or where its heads are more rows than fit.
     parts = max(min(group, -(-chunks // kv_heads)), -(-group // MAX_ROWS))
     keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])
-    shape, scores = (start, kv_heads, head_dim, parts), (np.float32(scale), window, np.float32(cap))
+    scores = np.float32(scale), window, cap
     if chunks == 1:
-        _attend(q, keys, values, *shape, *scores, out, scratch, 0, 1)
+        alone = _attend_held if cap else _attend
+        alone(q, keys, values, start, kv_heads, head_dim, parts, *scores, out, scratch, 0, 1)
     else:
-        _attend_parallel(q, keys, values, *shape, *scores, out, scratch, chunks)
+        together = _attend_held_parallel if cap else _attend_parallel
+        together(q, keys, values, start, kv_heads, head_dim, parts, *scores, out, scratch, chunks)
 
 
 def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = False) -> KernelWork:
