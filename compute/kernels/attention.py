@@ -276,12 +276,12 @@ def _attend_any(
                 count = min(positions, seen - p)
                 skipped = lowest - p if lowest > p else np.uint64(0)
                 at_once = lanes + lanes if is_pair else lanes
-                for column in range(skipped // at_once * at_once, count, at_once):
-                    first = (kv_head * (context // lanes) + (p + column) // lanes) * head_dim
+                for place in range(skipped // at_once * at_once, count, at_once):
+                    key = (kv_head * (context // lanes) + (p + place) // lanes) * head_dim
                     if is_pair:
-                        _scores_of_pair(keys, first, head_dim, scratch, base + r, query, column)
+                        _scores_of_pair(keys, key, head_dim, scratch, base + r, query, place)
                     else:
-                        _scores(keys, first, head_dim, scratch, base + r, query, column)
+                        _scores(keys, key, head_dim, scratch, base + r, query, place)
                 for one in range(r, last + np.uint64(1)):  # in rows that nobody asked for all scores are 0
                     position = start + first_token + one // heads_here
                     visible = min(positions, position + np.uint64(1) - p) if position >= p else np.uint64(0)
@@ -289,7 +289,8 @@ def _attend_any(
                     hidden = min(positions, own - p) if own > p else np.uint64(0)
                     _held(scratch, base + one, hidden, visible, cap)
                     _weigh(scratch, base + one, hidden, visible, padded, output, state)
-                first, column = kv_head * context + p, np.uint64(0)
+                first: Any = kv_head * context + p
+                column: Any = np.uint64(0)
                 while is_pair and column + lanes < padded:
                     _add_values_of_pair(values, first, skipped, count, scratch, base + r, output, column)
                     column += lanes + lanes
