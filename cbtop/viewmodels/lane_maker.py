@@ -30,14 +30,14 @@ from cbtop.viewmodels.lanes import (
 
 
 class LaneMaker:
-    """Makes a lane of the records of one track."""
+    """Makes a lane of the records of one track; it reaches back to `since_ns` after `begin_ns`."""
 
-    def __init__(self, nodes: NodeTable, begin_ns: int, names: GapNames, *, has_steps: bool) -> None:
+    def __init__(self, nodes: NodeTable, begin_ns: int, names: GapNames, since_ns: int, *, has_steps: bool) -> None:
         self._nodes = nodes
         self._begin_ns = begin_ns
         self._names = names
         self._has_steps = has_steps
-        self._told_ns = 0  # up to here all is in a brick or a gap
+        self._told_ns = since_ns  # up to here all is in a brick or a gap
         self._gaps: list[Gap] = []
 
     def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:

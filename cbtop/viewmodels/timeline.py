@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,26 +34,31 @@ from cbtop.viewmodels.lanes import (
     Lane,
     Span,
 )
+from cbtop.viewmodels.on_demand import Later, OnDemand
 
 MAX_SPANS = 4_096  # so many records are shown, or one whole step of more
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimelineView:
     """The last steps of a source, of all phases. Times are ns; `begin_ns` is on the clock of its host."""
 
     begin_ns: int
     length_ns: int
-    lanes: tuple[Lane, ...]
-    newest: Span | None  # the newest step that was recorded whole, of the phase that is shown if there is one
-    newest_s: float | None  # Unix time of its end
-    spans: int  # drawn
+    newest_s: float | None  # Unix time at which `newest` ended
+    spans: int  # on all lanes
     older: int  # records that are here and began before
     unplaced: int  # records in steps that have not ended, or whose own record is missing
     missing: int  # records that were lost since the timeline was followed
-    steps: int  # drawn
+    steps: int  # on all lanes
+    lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
+    # The same as far as it can be in sight while the newest step is followed: each reaches back to a moment well
+    # before that at which nothing ran on it. Lanes and rows that only what ran before needed are not among them.
+    newest_lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
+    # The newest step that was recorded whole, of the phase that is shown if there is one.
+    newest: OnDemand[Span | None] = OnDemand()
 
     def newest_parts(self) -> list[tuple[Lane, Span | Gap]]:
         """The outermost bricks in the newest step and the gaps between them, on every lane, by their start."""
@@ -96,30 +103,37 @@ def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> Timeli
     placed = chosen & found.is_placed
     if not placed.any():
         return None
-    end_ns = int(found.batch.end_ns[placed].max())
+    length_ns = int(found.batch.end_ns[placed].max()) - begin_ns
     holes = [hole for hole in (Hole(0, recent.horizon_ns), *recent.holes) if hole.end_ns > begin_ns]
     between = BETWEEN_RECORDED if is_sample else BETWEEN_STEPS
-    lanes = tuple(_lanes(found, placed, begin_ns, end_ns - begin_ns, holes, between))
-    spans = [span for lane in lanes for row in lane.rows for span in row.spans]
-    newest_span, newest_s = None, None
+    make = _Lanes(found, placed, begin_ns, length_ns, holes, between)
+    lanes = Later(lambda: _titled(make.all()))
+    newest_lanes, newest_s = lanes, None
+    newest_span: Later[Span | None] = Later(lambda: None)
     if newest is not None:
-        node, start_ns = int(found.batch.node[newest]), int(found.batch.start_ns[newest]) - begin_ns
-        newest_span = next(span for span in spans if (span.node, span.start_ns) == (node, start_ns))
+        node, start_ns, end_ns = (int(column[newest]) for column in (batch.node, batch.start_ns, batch.end_ns))
+        newest_lanes = Later(lambda: _titled(make.about(start_ns - (end_ns - start_ns))))
+        newest_span = Later(lambda: _span_of(newest_lanes.value(), node, start_ns - begin_ns))
         if record.hello is not None:
-            end = begin_ns + newest_span.end_ns
-            newest_s = (record.hello.realtime_ns + end - record.hello.monotonic_ns) / 1e9
+            newest_s = (record.hello.realtime_ns + end_ns - record.hello.monotonic_ns) / 1e9
     return TimelineView(
         begin_ns=begin_ns,
-        length_ns=end_ns - begin_ns,
-        lanes=lanes,
-        newest=newest_span,
+        length_ns=length_ns,
         newest_s=newest_s,
-        spans=len(spans),
+        spans=int(placed.sum()),
         older=int((~chosen).sum()),
         unplaced=int((chosen & ~found.is_placed).sum()),
         missing=recent.missing,
-        steps=sum(is_step(nodes, span.node) for span in spans),
+        steps=int((placed & found.is_step).sum()),
+        lanes=lanes,
+        newest_lanes=newest_lanes,
+        newest=newest_span,
     )
+
+
+def _span_of(lanes: Sequence[Lane], node: int, start_ns: int) -> Span:
+    spans = (span for lane in lanes for row in lane.rows for span in row.spans)
+    return next(span for span in spans if (span.node, span.start_ns) == (node, start_ns))
 
 
 class _Records:
@@ -171,51 +185,106 @@ class _Records:
         begin_ns = int(steps.min()) if len(steps) else max(enough_ns, int(start_ns[0]))
         return begin_ns if newest is None else min(begin_ns, int(self.batch.start_ns[newest]))
 
+    def quiet_from(self, at: NDArray[np.int64], moment_ns: int) -> NDArray[np.int64]:
+        """Of the records `at`, by their start, those from the last one on that began before a moment and at which no
+        other ran on: what lies in what is the same as if all were there. All, where there is none."""
+        start_ns, end_ns = self.batch.start_ns[at], self.batch.end_ns[at]
+        is_quiet = start_ns < moment_ns
+        is_quiet[1:] &= np.maximum.accumulate(end_ns)[:-1] < start_ns[1:]  # what took no time lies in what ends then
+        return at[np.flatnonzero(is_quiet)[-1:].max(initial=0) :]
 
-def _lanes(
-    found: _Records, placed: NDArray[np.bool_], begin_ns: int, length_ns: int, holes: Sequence[Hole], between: str
-) -> Iterator[Lane]:
-    """Every lane, those of steps first."""
-    nodes = found.nodes
-    ran = _together(found, placed & found.is_step, begin_ns)
-    cut_short = _together(found, ~placed & (found.batch.start_ns >= begin_ns), begin_ns)
-    groups = _groups(found, placed)
-    named: dict[str, int] = {}
-    for kind, number in sorted(groups, key=lambda key: (KINDS.index(key[0]), key[1])):
+
+class _Lanes:
+    """Makes lanes, those of steps first."""
+
+    def __init__(
+        self,
+        found: _Records,
+        placed: NDArray[np.bool_],
+        begin_ns: int,
+        length_ns: int,
+        holes: Sequence[Hole],
+        between: str,
+    ) -> None:
+        self._found, self._placed = found, placed
+        self._begin_ns, self._length_ns, self._holes, self._between = begin_ns, length_ns, holes, between
+
+    def all(self) -> Iterator[Lane]:
+        """Of all that is placed."""
+        for kind, at in self._groups:
+            yield from self._of(kind, at, 0)
+
+    def about(self, moment_ns: int) -> Iterator[Lane]:
+        """Each from a moment before that one on at which nothing ran on it."""
+        for kind, at in self._groups:
+            near = self._found.quiet_from(at, moment_ns)
+            since_ns = 0 if len(near) == len(at) else int(self._found.batch.start_ns[near[0]]) - self._begin_ns
+            yield from self._of(kind, near, since_ns)
+
+    def _of(self, kind: str, at: NDArray[np.int64], since_ns: int) -> Iterator[Lane]:
+        """The lanes of the records `at`, by their start, that may share lanes."""
+        nodes, begin_ns = self._found.nodes, self._begin_ns
         tracks: dict[int, list[tuple[int, TimedRecord]]] = {}
-        for track, depth, record in on_tracks(nodes, groups[kind, number]):
+        for track, depth, record in on_tracks(nodes, self._timed(at)):
             tracks.setdefault(track, []).append((depth, record))
         for _, records in sorted(tracks.items()):
             has_steps = any(is_step(nodes, record.node) for _, record in records)
             name = BESIDE if kind == STEPS and not has_steps else kind
-            named[name] = named.get(name, 0) + 1
-            title = name if named[name] == 1 else f"{name} {named[name]}"
-            names = GapNames(nodes, ran if has_steps else None, cut_short, between, begin_ns, holes)
-            yield LaneMaker(nodes, begin_ns, names, has_steps=has_steps).lane(title, records, length_ns)
+            ran = self._ran if has_steps else None
+            names = GapNames(nodes, ran, self._cut_short, self._between, begin_ns, self._holes)
+            maker = LaneMaker(nodes, begin_ns, names, since_ns, has_steps=has_steps)
+            yield maker.lane(name, records, self._length_ns)
+
+    def _timed(self, at: NDArray[np.int64]) -> Iterator[TimedRecord]:
+        batch = self._found.batch
+        told = (batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags, self._found.is_plain)
+        columns = (column[at].tolist() for column in told)
+        for node, start_ns, end_ns, elements, flags, is_plain in zip(*columns, strict=True):
+            counted = None if flags & FLAG_UNCOUNTED else elements
+            yield TimedRecord(node, start_ns, end_ns, counted, bool(flags & FLAG_FAILED), is_plain)
+
+    @cached_property
+    def _groups(self) -> list[tuple[str, NDArray[np.int64]]]:
+        """The records that may share lanes, each group by start, and what they are."""
+        batch = self._found.batch
+        at = np.flatnonzero(self._placed)
+        at = at[np.lexsort((batch.node[at], -batch.end_ns[at], batch.start_ns[at]))]
+        nodes, ran = self._found.nodes, np.unique(batch.node[at])
+        kind = nodes.made_of("timeline kinds", None, ran, lambda: _kind_of(nodes, ran.tolist()))[batch.node[at]]
+        group = kind * LANES + np.where(kind == KINDS.index(OUTSIDE), 0, self._found.lane[at])
+        return [(KINDS[one // LANES], at[group == one]) for one in np.unique(group).tolist()]
+
+    @cached_property
+    def _ran(self) -> list[tuple[int, int]]:
+        return _together(self._found, self._placed & self._found.is_step, self._begin_ns)
+
+    @cached_property
+    def _cut_short(self) -> list[tuple[int, int]]:
+        chosen = ~self._placed & (self._found.batch.start_ns >= self._begin_ns)
+        return _together(self._found, chosen, self._begin_ns)
 
 
-def _groups(found: _Records, placed: NDArray[np.bool_]) -> dict[tuple[str, int], list[TimedRecord]]:
-    """The records that may share lanes, by what they are and the lane that they carry; each group by start."""
-    batch, nodes = found.batch, found.nodes
-    at = np.flatnonzero(placed)
-    at = at[np.lexsort((batch.node[at], -batch.end_ns[at], batch.start_ns[at]))]
-    told = (batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags)
-    columns = (column[at].tolist() for column in (*told, found.is_plain, found.lane))
-    on_device = {node for node in np.unique(batch.node[at]).tolist() if _ON_DEVICE.search(_timed_by(nodes, node))}
+def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
+    """By id which of KINDS each of the nodes that ran is."""
+    on_device = {node for node in ran if _ON_DEVICE.search(_timed_by(nodes, node))}
     device_steps = {nodes.step_of[node] for node in on_device}
-    kinds: dict[int, str] = {}
-    groups: dict[tuple[str, int], list[TimedRecord]] = {}
-    for node, start_ns, end_ns, elements, flags, is_plain, lane in zip(*columns, strict=True):
-        kind = kinds.get(node)
-        if kind is None:
-            step = nodes.step_of[node]
-            is_host = bool(nodes[node].backend) and node not in on_device and step in device_steps
-            inside = HOST if is_host else STEPS if step > 0 else OUTSIDE
-            kind = kinds[node] = ADOPTED if _is_adopted(nodes, node) else inside
-        counted = None if flags & FLAG_UNCOUNTED else elements
-        record = TimedRecord(node, start_ns, end_ns, counted, bool(flags & FLAG_FAILED), is_plain)
-        groups.setdefault((kind, 0 if kind == OUTSIDE else lane), []).append(record)
-    return groups
+    kinds = np.zeros(len(nodes) + 1, np.int64)
+    for node in ran:
+        step = nodes.step_of[node]
+        is_host = bool(nodes[node].backend) and node not in on_device and step in device_steps
+        inside = HOST if is_host else STEPS if step > 0 else OUTSIDE
+        kinds[node] = KINDS.index(ADOPTED if _is_adopted(nodes, node) else inside)
+    return kinds
+
+
+def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
+    """Of several with one name the others numbered."""
+    named: Counter[str] = Counter()
+    found = []
+    for lane in lanes:
+        named[lane.name] += 1
+        found.append(lane if named[lane.name] == 1 else replace(lane, name=f"{lane.name} {named[lane.name]}"))
+    return tuple(found)
 
 
 def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:

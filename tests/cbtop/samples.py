@@ -529,28 +529,31 @@ HOSTILE_NAMES = (
     "",
 )
 
+HOSTILE_LANES = (
+    Lane(
+        "steps",
+        HOSTILE_NAMES,
+        (
+            Row(
+                "bricks",
+                tuple(
+                    Span(100 * at, 100, 0, at + 1, name, NodeKind.BRICK, BrickCategory.FFN, (name,), name, 1)
+                    for at, name in enumerate(HOSTILE_NAMES)
+                ),
+            ),
+        ),
+        (),
+        0,
+    ),
+)
+
 HOSTILE = replace(
     LIVE,
     timeline=TimelineView(
         begin_ns=0,
         length_ns=100 * len(HOSTILE_NAMES),
-        lanes=(
-            Lane(
-                "steps",
-                HOSTILE_NAMES,
-                (
-                    Row(
-                        "bricks",
-                        tuple(
-                            Span(100 * at, 100, 0, at + 1, name, NodeKind.BRICK, BrickCategory.FFN, (name,), name, 1)
-                            for at, name in enumerate(HOSTILE_NAMES)
-                        ),
-                    ),
-                ),
-                (),
-                0,
-            ),
-        ),
+        lanes=HOSTILE_LANES,
+        newest_lanes=HOSTILE_LANES,
         newest=None,
         newest_s=None,
         spans=len(HOSTILE_NAMES),

@@ -14,7 +14,6 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, join_fitting, rule, width_of
 from cbtop.tui.widgets.time_row import GAP, SHADES, Block, Scale
 from cbtop.viewmodels.lanes import Gap, Lane, Span
-from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
 TICK_CELLS = 12  # at least so many lie between two ticks
@@ -55,10 +54,10 @@ class Blocks(Sequence[Block]):
         return _block(self._parts[at])
 
 
-def row_blocks(timeline: TimelineView) -> list[RowBlocks]:
+def row_blocks(lanes: Sequence[Lane]) -> list[RowBlocks]:
     """Every row of every lane, from the top down."""
     found: list[RowBlocks] = []
-    for lane in timeline.lanes:
+    for lane in lanes:
         for number, row in enumerate(lane.rows):
             is_bricks = number == lane.bricks
             parts: list[Span | Gap] = list(row.spans)

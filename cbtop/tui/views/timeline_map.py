@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from cbtop import formatting
 from cbtop.protocol.vocabulary import SourceStatus
@@ -12,7 +13,7 @@ from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, plain, rule
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.tui.widgets.time_row import GAP, Block, Scale, time_row
-from cbtop.viewmodels.lanes import Span
+from cbtop.viewmodels.lanes import Lane, Span
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.timeline import TimelineView
 
@@ -36,7 +37,8 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._begin_ns = self._end_ns = 0  # in sight, from the beginning of the timeline
         self._row: tuple[str, str] | None = None  # lane and row; None: the bricks of the first lane
         self._at: int | None = None  # the block under the cursor, of that row
-        self._rows: list[RowBlocks] = []
+        self._drawn: Sequence[Lane] = ()
+        self._rows: list[RowBlocks] = []  # of these
         self._shown: TimelineView | None = None
 
     def show_source(self, source: SourceView) -> None:
@@ -46,17 +48,23 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().show_source(source)
 
     def redraw(self) -> None:
-        shown = self._held or (self._source.timeline if self._source else None)
-        if shown is not self._shown:
-            self._shown = shown
-            self._rows = row_blocks(shown) if shown else []
+        self._shown = shown = self._held or (self._source.timeline if self._source else None)
         if shown is not None and self._held is None:
             self._begin_ns, self._end_ns = _newest_in_sight(shown)
+        self._show_lanes()
         super().redraw()
+
+    def _show_lanes(self) -> None:
+        """Lay out all lanes of the timeline that is held; of one that is followed those of its newest step."""
+        shown = self._shown
+        lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
+        if lanes is not self._drawn:
+            self._drawn, self._rows = lanes, row_blocks(lanes)
 
     def _hold(self) -> bool:
         """Stay with the timeline shown; False where there is none."""
         self._held = self._held or self._shown
+        self._show_lanes()
         return self._held is not None
 
     @property

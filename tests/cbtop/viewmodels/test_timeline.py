@@ -51,12 +51,35 @@ def parts_of(lane: Lane) -> list[Span | Gap]:
     return sorted([*lane.rows[lane.bricks].spans, *lane.gaps], key=lambda part: (part.start_ns, part.end_ns))
 
 
+def check_newest(found: TimelineView) -> None:
+    """The lanes of the newest step are those of all, as far as they reach back; what may be in sight is on them."""
+    drawn: set[Span] = set()
+    for lane in found.newest_lanes:
+        since_ns = min(part.start_ns for row in (*(row.spans for row in lane.rows), lane.gaps) for part in row)
+        spans, gaps = since(since_ns, lane)
+        drawn.update(spans)
+        assert any(since(since_ns, other) == (spans, gaps) for other in found.lanes)
+        assert sum(lane.parts_ns(since_ns, found.length_ns).values()) == found.length_ns - since_ns
+    if found.newest is not None:
+        sight_ns = found.newest.start_ns - found.newest.duration_ns
+        assert {span for lane in found.lanes for span in since(0, lane)[0] if span.end_ns > sight_ns} <= drawn
+
+
+def since(since_ns: int, lane: Lane) -> tuple[list[Span], list[Gap]]:
+    """What lies on a lane, and began at a moment or after it; in which of its rows is not told."""
+    spans = [replace(span, level=0) for row in lane.rows for span in row.spans if span.start_ns >= since_ns]
+    return sorted(spans, key=lambda one: (one.start_ns, -one.end_ns, one.node)), [
+        gap for gap in lane.gaps if gap.start_ns > since_ns
+    ]
+
+
 def told(lane: Lane) -> list[tuple[str, int, int]]:
     return [(part.name, part.start_ns, part.duration_ns) for part in parts_of(lane)]
 
 
 def check(found: TimelineView, record: SourceRecord) -> None:
     """What holds of every timeline."""
+    check_newest(found)
     assert found.spans + found.unplaced + found.older == len(record.recent)
     for lane in found.lanes:
         at_ns = 0

@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 
 import pytest
@@ -19,8 +20,9 @@ from cbtop.tui.views import VIEWS
 from cbtop.tui.views.timeline import Timeline
 from cbtop.tui.views.timeline_map import HELD, TimelineMap
 from cbtop.tui.widgets.lines import plain, width_of
-from cbtop.viewmodels.lanes import Span
+from cbtop.viewmodels.lanes import Lane, Span
 from cbtop.viewmodels.model import MergedView, MergeMode, SourceView
+from cbtop.viewmodels.on_demand import Later, with_parts
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.seen_timelines import RECORDED, at, timeline_at
@@ -97,6 +99,28 @@ async def test_it_follows_the_newest_step_until_a_key_moves_it_and_again_after_g
         newest = await opened(pilot, "G")
         assert HELD not in newest
         assert map_of(app)._shown is timeline_at(20.0)
+
+
+async def test_while_it_follows_only_the_lanes_of_the_newest_step_are_made_and_a_key_brings_all() -> None:
+    made: list[str] = []
+
+    def make(name: str, lanes: tuple[Lane, ...]) -> tuple[Lane, ...]:
+        made.append(name)
+        return lanes
+
+    known = timeline_at(20.0)
+    later = {name: Later(partial(make, name, getattr(known, name))) for name in ("lanes", "newest_lanes")}
+    app = CbtopApp(ScriptedFeed(with_parts(at(20.0), timeline=with_parts(known, **later))), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await opened(pilot)
+        app.tick()
+        await pilot.pause()
+        assert made == ["newest_lanes"]
+        in_sight = map_of(app)._lines[1:-1]
+        await opened(pilot, "l")
+        assert made == ["newest_lanes", "lanes"]
+        await opened(pilot, "G")
+        assert map_of(app)._lines[1:-1] == in_sight
 
 
 @pytest.mark.parametrize("keys", [["z"], ["Z"], ["0"], ["l"], ["h"], ["L"], ["H"], ["g"]])
