@@ -41,7 +41,7 @@ PATTERNS = {
 }
 BEGINS = frozenset({"llama-bpe"})  # what begins with a token of its own where the file does not say
 WHOLE_WORDS = frozenset({"llama-bpe"})  # a word that is a token is that token, whatever merges would make of it
-# Control tokens that end a text whatever the file's keys say, as llama.cpp has them.
+# Tokens that end a text, and are control tokens, whatever the file says of them, as llama.cpp has them.
 ENDS = frozenset(
     {
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
@@ -135,7 +135,8 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             "a prompt wants the package tokenizers, which is not installed: pip install 'cbtop[text]'"
         ) from error
     tokens = file.texts("tokenizer.ggml.tokens")
-    types = _numbers(file, "tokenizer.ggml.token_type", len(tokens), [1] * len(tokens))
+    said = _numbers(file, "tokenizer.ggml.token_type", len(tokens), [1] * len(tokens))
+    types = [CONTROL if token in ENDS else kind for token, kind in zip(tokens, said, strict=True)]
     if longest := next((token for token in tokens if len(token) > MAX_TOKEN_CHARACTERS), None):
         raise _damaged(file, f"a token of {len(longest):,} characters, over the limit of {MAX_TOKEN_CHARACTERS:,}")
     try:
@@ -154,7 +155,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
     begin = _token(file, "bos", len(tokens), 1 if kind == "llama" else None)
     ends = {_token(file, name, len(tokens), 2 if kind == "llama" and name == "eos" else None)
             for name in ("eos", "eot", "eom")}  # fmt: skip
-    ends |= {at for at, token in enumerate(tokens) if token in ENDS and types[at] == CONTROL}
+    ends |= {at for at, token in enumerate(tokens) if token in ENDS}
     return Tokenizer(
         tuple(pieces),
         frozenset(end for end in ends if end is not None),

@@ -17,7 +17,7 @@ from cbtop.compute.gguf import GgufFile
 from cbtop.compute.tokenizer import BEGINS, PATTERNS, SPACE, Tokenizer, read_tokenizer
 
 from .rewritten import rewritten
-from .vocabularies import COUNT, Keys, byte_level, sentence_piece
+from .vocabularies import COUNT, Keys, byte_level, gemma, sentence_piece
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'cbtop[text]'")
 
@@ -25,12 +25,14 @@ TEXTS = [
     "", " ", "a", "Hello world", "  two  spaces  ", "don't WE'LL it's", "1234567", "x1y22z333", "a\n\n b\r\n\tc  ",
     "l'été, über Straßen", "привет мир", "你好世界。", "👩‍👩‍👧 🇩🇪 ñ n\u0303", "<|im_start|>user\nhi<|im_end|>\n",
     "a<mine>b <mine> c", "<|im_end", "\x00\x1b[31m\x7f", "a\u00a0b\u3000c\u2028d", "$5 += ^~|<=>", "tokens " * 40,
+    "<start_of_turn>user\nHi  you<end_of_turn>\n", "a" + 7 * "\n" + "   b<td> </td>",
 ]  # fmt: skip
 
 VOCABULARIES: dict[str, Callable[[], Keys]] = {
     **{pre: lambda pre=pre: byte_level(pre) for pre in PATTERNS},
     "llama": sentence_piece,
     "llama without a space before": lambda: sentence_piece() | {"tokenizer.ggml.add_space_prefix": False},
+    "gemma": gemma,
     "qwen2 that begins with a token": lambda: byte_level() | {"tokenizer.ggml.add_bos_token": True},
 }
 

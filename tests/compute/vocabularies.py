@@ -71,3 +71,19 @@ def sentence_piece() -> Keys:
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
+
+
+@functools.cache
+def gemma() -> Keys:
+    """As `sentence_piece`, with runs and names of its own, one of them of a type that it should not have."""
+    keys = sentence_piece()
+    own = {
+        "<start_of_turn>": CONTROL, "<end_of_turn>": USER_DEFINED, "\n\n": USER_DEFINED, "\n\n\n": USER_DEFINED,
+        "  ": USER_DEFINED, "   ": USER_DEFINED, "<td>": USER_DEFINED,
+    }  # fmt: skip
+    kept = COUNT - len(own)
+    return keys | {
+        "tokenizer.ggml.tokens": [*keys["tokenizer.ggml.tokens"][:kept], *own],
+        "tokenizer.ggml.token_type": [*keys["tokenizer.ggml.token_type"][:kept], *own.values()],
+        "tokenizer.ggml.add_space_prefix": False,
+    }
