@@ -569,7 +569,7 @@ BINDINGS = [
 ]
 
 
-def first_keys() -> Iterator[Any]:
+def every_key() -> Iterator[Any]:
     """Every key; those that do what another key does there, too, when there is time."""
     met = set()
     for owner, binding in BINDINGS:
@@ -578,7 +578,7 @@ def first_keys() -> Iterator[Any]:
         yield pytest.param(owner, binding, id=f"{owner.__name__}-{binding.key}", marks=marks)
 
 
-@pytest.mark.parametrize(("owner", "binding"), first_keys())
+@pytest.mark.parametrize(("owner", "binding"), every_key())
 async def test_every_key_does_what_it_says(owner: type, binding: Binding, feed: ScriptedFeed) -> None:
     assert binding.description, "a key without a description is in no help"
     app = CbtopApp(feed, section="bricks", interval_s=0.5)
