@@ -38,6 +38,7 @@ RESIDUAL_ADD = BrickSpec("ResidualAdd", BrickCategory.OTHER, (Finite(), ELEMENTW
 GATE_PROJECTION = BrickSpec.of(BrickId.GATE_PROJECTION, Finite(), PRODUCT)
 UP_PROJECTION = BrickSpec.of(BrickId.UP_PROJECTION, Finite(), PRODUCT)
 ACTIVATION = BrickSpec.of(BrickId.ACTIVATION, Finite(), ELEMENTWISE)
+GATED = BrickSpec("GateUpActivation (fused)", BrickCategory.FFN, (Finite(), PRODUCT))
 DOWN_PROJECTION = BrickSpec.of(BrickId.DOWN_PROJECTION, Finite(), PRODUCT)
 # As the profiler calls them in other programs (profiler/instrument/classification.py).
 MOE_ROUTER = BrickSpec("MoeRouter", BrickCategory.FFN, (Finite(), PRODUCT))
@@ -60,6 +61,7 @@ BRICKS: tuple[BrickSpec, ...] = (
     GATE_PROJECTION,
     UP_PROJECTION,
     ACTIVATION,
+    GATED,
     DOWN_PROJECTION,
     MOE_ROUTER,
     MOE_EXPERTS,

@@ -17,17 +17,19 @@ from cbtop.compute import brick_specs
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Equivalent, Finite
 from cbtop.compute.kernels import (
-    activation,
     all_kernels,
     attention,
+    gated,
     kv_write,
     linear,
     linear_int8,
+    qkv,
     quantize_rows,
-    sampling,
 )
 from cbtop.compute.kernels.base import Arguments, Kernel, from_bits, numbers, with_copies
 from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q6_k import Q6_K
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
@@ -43,25 +45,26 @@ PRODUCTS = (
     brick_specs.MOE_EXPERTS,
     brick_specs.LM_HEAD,
 )
-# The bricks that a kernel runs in, by its name; products run in all of PRODUCTS.
+# The bricks that a kernel runs in, by its contract's name; products run in all of PRODUCTS.
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "embedding": (brick_specs.EMBEDDING,),
-    "interleaved_embedding": (brick_specs.EMBEDDING,),
     "rms_norm": (brick_specs.RMS_NORM,),
-    "rope_normal": (brick_specs.ROPE_EMBEDDING,),
-    "rope_neox": (brick_specs.ROPE_EMBEDDING,),
+    "qkv": (brick_specs.QKV_PROJECTION,),
+    "rope": (brick_specs.ROPE_EMBEDDING,),
     "kv_write": (brick_specs.KV_WRITE,),
     "attention": (brick_specs.ATTENTION,),
-    activation.SWIGLU.name: (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
-    activation.GEGLU.name: (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
+    "gated": (brick_specs.GATED, brick_specs.MOE_EXPERTS),
+    "swiglu": (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
+    "geglu": (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
     "route": (brick_specs.MOE_ROUTER,),
     "take_rows": (brick_specs.MOE_EXPERTS,),
     "combine": (brick_specs.MOE_COMBINE,),
     "residual_add": (brick_specs.RESIDUAL_ADD,),
     "soft_cap": (brick_specs.SOFT_CAP,),
-    sampling.GREEDY.name: (brick_specs.SAMPLING,),
-    sampling.DRAWN.name: (brick_specs.SAMPLING,),
+    "greedy": (brick_specs.SAMPLING,),
+    "drawn": (brick_specs.SAMPLING,),
 }
+OF_SEVERAL_SHAPES = ("attention", "gated", "kv_write", "qkv")  # what runs in a brick and has variants of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Variant:
 
     @property
     def bricks(self) -> tuple[str, ...]:
-        return tuple(spec.name for spec in BRICKS_OF.get(self.kernel.name, PRODUCTS))
+        return tuple(spec.name for spec in BRICKS_OF.get(self.kernel.contract.name, PRODUCTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class Verified:
 def variants() -> Iterator[Variant]:
     """Every kernel of a decoder: each format, one token and more, one thread and two, each type of KV cache."""
     for kernel in all_kernels():
-        if kernel.name in BRICKS_OF and kernel.name not in ("attention", "kv_write"):
+        name = kernel.contract.name
+        if name in BRICKS_OF and name not in OF_SEVERAL_SHAPES:
             yield Variant(kernel)
     for block_format in FORMATS.values():
         for tokens, threads in PRODUCTS_WITH:
@@ -114,10 +118,25 @@ def variants() -> Iterator[Variant]:
         held = attention.kernel_for(tokens, threads, slides=True, cap=2.0)
         yield Variant(held, f"{_how(tokens, threads)}, a window, a soft cap")
         yield Variant(attention.kernel_for(tokens, threads, slides=True), f"{_how(tokens, threads)}, a window")
+    yield from _fused()
     for name, dtype in attention.CACHE_TYPES.items():
         yield Variant(kv_write.kernel_for(dtype), f"{name} cache")
         for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):
             yield Variant(attention.kernel_for(tokens, threads, dtype), f"{_how(tokens, threads)}, {name} cache")
+
+
+def _fused() -> Iterator[Variant]:
+    """Products in one call: of each format in some way, and in every way of two formats, as Q4_K_M models have."""
+    for is_int8, codes in ((False, tuple(FORMATS)), (True, tuple(linear_int8.LINEAR_INT8))):
+        for turn, code in enumerate(codes):
+            tokens, threads = PRODUCTS_WITH[turn % len(PRODUCTS_WITH)]
+            how = _how(tokens, threads)
+            yield Variant(qkv.kernel_for((code,) * 3, tokens, threads, is_int8), how)
+            yield Variant(gated.kernel_for((code,) * 2, tokens, threads, is_int8), how)
+    for tokens, threads in PRODUCTS_WITH:
+        how = f"{_how(tokens, threads)}, mixed"
+        yield Variant(qkv.kernel_for((Q4_K.code, Q4_K.code, Q6_K.code), tokens, threads, is_int8=True), how)
+        yield Variant(gated.kernel_for((Q4_K.code, Q6_K.code), tokens, threads, is_int8=True), how)
 
 
 def _how(tokens: int, threads: int) -> str:

@@ -17,7 +17,7 @@ from cbtop.compute.gguf import GgufFile
 from cbtop.compute.kernels.activation import Activation
 from cbtop.compute.kernels.rope import angle_table
 from cbtop.compute.quantization.base import QuantizedMatrix
-from cbtop.compute.quantization.interleaved import InterleavedMatrix
+from cbtop.compute.quantization.interleaved import Matrix
 
 # Bounds on metadata: above any model that runs on one machine, below what would overflow a buffer's size.
 MAX_LAYERS = 1_000
@@ -44,7 +44,6 @@ TENSORS_OF_IMAGES = "v.", "mm."
 YARN_SHORTEST_RAMP = 0.001  # rope_yarn_ramp of ggml: in pairs
 YARN_TURNS = 32.0, 1.0  # beta_fast and beta_slow where a file has none: llama.cpp's, and the paper's for llama
 
-Matrix = QuantizedMatrix | InterleavedMatrix
 RopeLayout = Literal["normal", "neox"]
 
 

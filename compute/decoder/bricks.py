@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick, Launch, Profiler
 from cbtop.compute.brick_specs import BrickSpec
-from cbtop.compute.decoder.base import LayerWeights, Matrix, Model, Projection
+from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.experts import of_expert
 from cbtop.compute.kernels import (
     activation,
     attention,
     combine,
     embedding,
+    gated,
     kv_write,
     linear,
     linear_int8,
+    qkv,
     residual_add,
     rms_norm,
     rope,
@@ -27,7 +29,9 @@ from cbtop.compute.kernels import (
     take_rows,
 )
 from cbtop.compute.kernels.base import Kernel
+from cbtop.compute.kernels.linear_int8 import can_share
 from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.interleaved import InterleavedMatrix, Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class LayerBricks:
     attention_post_norm: ComputeBrick | None
     attention_add: ComputeBrick
     ffn_norm: ComputeBrick
-    gate: ComputeBrick | None  # this and the next three: None in a mixture of experts
+    gated: ComputeBrick | None  # gate, up and activation in one, or the next three; none in a mixture of experts
+    gate: ComputeBrick | None
     up: ComputeBrick | None
     activation: ComputeBrick | None
     down: ComputeBrick | None
@@ -123,10 +128,12 @@ class BrickMaker:
         shared, cache_bytes = model.heads // model.kv_heads, self._cache_bytes
         is_capped = model.attention_cap > 0
         fused = Launch(attention.ATTENTION, attention.work(model.head_dim, shared, cache_bytes, is_capped))
-        gated = activation.ACTIVATIONS[model.activation]
+        activated = activation.ACTIVATIONS[model.activation]
+        is_gated = is_dense and self._can_gate(weights)
+        is_apart = is_dense and not is_gated
         return LayerBricks(
             attention_norm=self._norm(),
-            qkv=self._projections(brick_specs.QKV_PROJECTION, weights.q, weights.k, weights.v),
+            qkv=self._qkv(weights),
             qk_norm=None if weights.q_norm is None else self._brick(brick_specs.RMS_NORM, *self._qk_norm()),
             rope=self._brick(brick_specs.ROPE_EMBEDDING, *self._rope()),
             kv_write=self._brick(brick_specs.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work(cache_bytes))),
@@ -135,30 +142,48 @@ class BrickMaker:
             attention_post_norm=None if weights.attention_post_norm is None else self._norm(),
             attention_add=self._add(),
             ffn_norm=self._norm(),
-            gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate) if is_dense else None,
-            up=self._projections(brick_specs.UP_PROJECTION, weights.up) if is_dense else None,
-            activation=self._brick(brick_specs.ACTIVATION, Launch(gated, gated.work())) if is_dense else None,
+            gated=self._brick(brick_specs.GATED, _gated(weights.gate, weights.up)) if is_gated else None,
+            gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate) if is_apart else None,
+            up=self._projections(brick_specs.UP_PROJECTION, weights.up) if is_apart else None,
+            activation=self._brick(brick_specs.ACTIVATION, Launch(activated, activated.work())) if is_apart else None,
             down=self._projections(brick_specs.DOWN_PROJECTION, weights.down) if is_dense else None,
             experts=self._experts(weights),
             ffn_post_norm=None if weights.ffn_post_norm is None else self._norm(),
             ffn_add=self._add(),
         )
 
+    def _qkv(self, weights: LayerWeights) -> ComputeBrick:
+        projections = weights.q, weights.k, weights.v
+        matrices = [one.weight for one in projections]
+        if not can_share(matrices):
+            return self._projections(brick_specs.QKV_PROJECTION, *projections)
+        codes = [matrix.format.code for matrix in matrices]
+        kernel = qkv.kernel_for(codes, is_int8=isinstance(matrices[0], InterleavedMatrix))
+        work = qkv.work(matrices, sum(one.bias.size for one in projections))
+        return self._brick(brick_specs.QKV_PROJECTION, Launch(kernel, work))
+
+    def _can_gate(self, weights: LayerWeights) -> bool:
+        """Whether one kernel does gate, up and activation."""
+        return self._model.activation == "silu" and can_share((weights.gate.weight, weights.up.weight))
+
     def _experts(self, weights: LayerWeights) -> ExpertBricks | None:
         experts, model, router = self._model.experts, self._model, weights.router
         if experts is None or router is None:
             return None
         gate, up, down = (
-            _product(of_expert(one.weight, 0, experts.count), has_bias=False)
+            replace(one, weight=of_expert(one.weight, 0, experts.count))
             for one in (weights.gate, weights.up, weights.down)
         )
         taken = Launch(take_rows.TAKE_ROWS, take_rows.work(), model.hidden)
-        gated = activation.ACTIVATIONS[model.activation]
-        activated = Launch(gated, gated.work(), model.feed_forward)
+        inner: tuple[Launch, ...] = (_gated(gate, up),)
+        if not self._can_gate(weights):
+            activated = activation.ACTIVATIONS[model.activation]
+            last = Launch(activated, activated.work(), model.feed_forward)
+            inner = (_product(gate.weight, has_bias=False), _product(up.weight, has_bias=False), last)
         routed = Launch(route.ROUTE, route.work(experts.used), experts.count)
         return ExpertBricks(
             router=self._brick(brick_specs.MOE_ROUTER, _product(router.weight, router.bias.size > 0), routed),
-            experts=self._brick(brick_specs.MOE_EXPERTS, taken, gate, up, activated, down),
+            experts=self._brick(brick_specs.MOE_EXPERTS, taken, *inner, _product(down.weight, has_bias=False)),
             combine=self._brick(brick_specs.MOE_COMBINE, Launch(combine.COMBINE, combine.work(experts.used))),
         )
 
@@ -181,6 +206,12 @@ class BrickMaker:
 
     def _projections(self, spec: BrickSpec, *projections: Projection) -> ComputeBrick:
         return self._brick(spec, *(_product(p.weight, has_bias=p.bias.size > 0) for p in projections))
+
+
+def _gated(gate: Projection, up: Projection) -> Launch:
+    weights = gate.weight, up.weight
+    kernel = gated.kernel_for([one.format.code for one in weights], is_int8=isinstance(weights[0], InterleavedMatrix))
+    return Launch(kernel, gated.work(*weights, (gate.bias.size > 0) + (up.bias.size > 0)), gate.weight.rows)
 
 
 def _product(weight: Matrix, has_bias: bool) -> Launch:

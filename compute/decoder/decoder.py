@@ -22,6 +22,7 @@ from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.interleaved import Matrix
 from cbtop.compute.settings import GREEDY, Sampling
 from cbtop.protocol.messages import CheckResult
 
@@ -249,9 +250,7 @@ class Decoder:
         run(
             bricks.qkv,
             count * (query_rows + 2 * kv_rows),
-            product(weights.q, space.normed, space.q_product),
-            product(weights.k, space.normed, space.k_product),
-            product(weights.v, space.normed, space.v),
+            *self._qkv(bricks.qkv, weights, space),
         )
         if bricks.qk_norm is not None:
             products = (space.q_product, weights.q_norm, space.q), (space.k_product, weights.k_norm, space.k)
@@ -285,9 +284,13 @@ class Decoder:
         if bricks.experts is not None:
             self._mix(layer, bricks.experts, space, count, run)
         else:
-            run(bricks.gate, inner, self._product(weights.gate, space.normed, space.gate))
-            run(bricks.up, inner, self._product(weights.up, space.normed, space.up))
-            run(bricks.activation, inner, (space.gate, space.up, space.activated))
+            if bricks.gated is not None:
+                outs = space.gate, space.up, space.activated
+                run(bricks.gated, inner, self._gated(weights.gate, weights.up, space.normed, *outs))
+            else:
+                run(bricks.gate, inner, self._product(weights.gate, space.normed, space.gate))
+                run(bricks.up, inner, self._product(weights.up, space.normed, space.up))
+                run(bricks.activation, inner, (space.gate, space.up, space.activated))
             run(bricks.down, space.x.size, self._product(weights.down, space.activated, space.delta_product))
         if bricks.ffn_post_norm is not None:
             norm, epsilon = weights.ffn_post_norm, self.model.epsilon
@@ -317,21 +320,39 @@ class Decoder:
             )
             taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
             activated = space.activated[:tokens]
+            inner: tuple[Arguments, ...] = (self._gated(gate, up, taken, gated, upped, activated),)
+            if len(bricks.experts.kernels) > 3:  # what is fused otherwise is three
+                products = self._product(gate, taken, gated), self._product(up, taken, upped)
+                inner = (*products, (gated, upped, activated))
             run(
                 bricks.experts,
-                tokens * (2 * model.hidden + 3 * model.feed_forward),
+                tokens * (2 * model.hidden + len(inner) * model.feed_forward),
                 (space.normed, mixed.tokens[first:end], taken),
-                self._product(gate, taken, gated),
-                self._product(up, taken, upped),
-                (gated, upped, activated),
+                *inner,
                 self._product(down, activated, mixed.outputs[first:end]),
             )
         run(bricks.combine, space.delta.size, (mixed.outputs, mixed.places, mixed.weights, space.delta_product))
 
+    def _qkv(self, brick: ComputeBrick, weights: LayerWeights, space: Workspace) -> tuple[Arguments, ...]:
+        q, k, v, x = weights.q, weights.k, weights.v, space.normed
+        outs = space.q_product, space.k_product, space.v
+        if len(brick.kernels) > 1:
+            return tuple(self._product(one, x, out) for one, out in zip((q, k, v), outs, strict=True))
+        return ((*_of(q), *_of(k), *_of(v), x, *outs, self._scratch_of(q.weight)),)
+
+    def _gated(self, gate: Projection, up: Projection, x: Floats, *outs: Floats) -> Arguments:
+        return (*_of(gate), *_of(up), x, *outs, self._scratch_of(gate.weight))
+
     def _product(self, projection: Projection, x: Floats, out: Floats) -> Arguments:
-        weight = projection.weight
-        scratch = self._scratch if isinstance(weight, QuantizedMatrix) else self._int8_scratch
-        return weight.format.code, weight.data, projection.bias, x, out, scratch
+        return (*_of(projection), x, out, self._scratch_of(projection.weight))
+
+    def _scratch_of(self, weight: Matrix) -> Floats | Int8Scratch:
+        return self._scratch if isinstance(weight, QuantizedMatrix) else self._int8_scratch
+
+
+def _of(projection: Projection) -> Arguments:
+    weight = projection.weight
+    return weight.format.code, weight.data, projection.bias
 
 
 _NO_BIAS = np.zeros(0, np.float32)

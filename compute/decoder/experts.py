@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.compute.decoder.base import Experts, Matrix
+from cbtop.compute.decoder.base import Experts
+from cbtop.compute.quantization.interleaved import Matrix
 
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]

@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from cbtop.compute.decoder import FAMILIES
-from cbtop.compute.decoder.base import LayerWeights, Matrix, Model, Projection, read_model
+from cbtop.compute.decoder.base import LayerWeights, Model, Projection, read_model
 from cbtop.compute.jit.cpu import TIER
 from cbtop.compute.quantization.base import QuantizedMatrix
-from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, can_interleave
+from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix, can_interleave
 
 OF_EXPERTS = ("gate", "up", "down")  # of a layer: they hold the matrices of all experts
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.bricks import ModelBricks
 from cbtop.compute.decoder.workspace import Floats
 from cbtop.compute.kernels import attention, rms_norm, soft_cap
-from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.base import Arguments, Part
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.interleaved import rows_of
@@ -181,14 +181,14 @@ class QuantizationProbe:
         layer = turn % len(self._bricks.layers)
         bricks = self._bricks.layers[layer]
         mixed = () if bricks.experts is None else (bricks.experts.experts,)
-        dense = (one for one in (bricks.gate, bricks.up, bricks.down) if one is not None)
+        dense = (one for one in (bricks.gated, bricks.gate, bricks.up, bricks.down) if one is not None)
         for brick in (bricks.qkv, bricks.output_projection, *dense, *mixed):
             yield brick, partial(self._multiplied, brick, layer)
         yield self._bricks.lm_head, partial(self._multiplied, self._bricks.lm_head, None)
 
     def _multiplied(self, brick: ComputeBrick, layer: int | None, calls: Calls) -> int:
         looked_at = 0
-        for kernel, call in zip(brick.kernels, calls, strict=True):
+        for kernel, call in _taken_apart(zip(brick.kernels, calls, strict=True)):
             if kernel.contract.name not in PRODUCTS:
                 continue
             code, rows, bias, x, found, scratch = kernel.narrow(call)
@@ -224,6 +224,12 @@ class QuantizationProbe:
         actual: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
     ) -> None:
         self._tracer.record_quant_error(quantization_error(brick, layer, source, quant_type, bits, expected, actual))
+
+
+def _taken_apart(calls: Iterable[Part]) -> Iterator[Part]:
+    """Kernels with their arguments; in place of a fused one those that it is."""
+    for kernel, call in calls:
+        yield from ((kernel, call),) if kernel.parts is None else kernel.parts(call)
 
 
 class KvCacheProbe:

@@ -15,9 +15,11 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.attention import ATTENTION
     from cbtop.compute.kernels.combine import COMBINE
     from cbtop.compute.kernels.embedding import EMBEDDING, INTERLEAVED_EMBEDDING
+    from cbtop.compute.kernels.gated import GATED, GATED_INT8
     from cbtop.compute.kernels.kv_write import KV_WRITE
     from cbtop.compute.kernels.linear import LINEAR
     from cbtop.compute.kernels.linear_int8 import LINEAR_INT8
+    from cbtop.compute.kernels.qkv import QKV, QKV_INT8
     from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS
     from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
     from cbtop.compute.kernels.rms_norm import RMS_NORM
@@ -34,6 +36,8 @@ def all_kernels() -> tuple[Kernel, ...]:
         *LINEAR.values(),
         QUANTIZE_ROWS,
         *LINEAR_INT8.values(),
+        *QKV.values(),
+        *QKV_INT8.values(),
         ROPE_NORMAL,
         ROPE_NEOX,
         KV_WRITE,
@@ -42,6 +46,8 @@ def all_kernels() -> tuple[Kernel, ...]:
         TAKE_ROWS,
         SWIGLU,
         GEGLU,
+        *GATED.values(),
+        *GATED_INT8.values(),
         COMBINE,
         RESIDUAL_ADD,
         SOFT_CAP,

@@ -30,13 +30,18 @@ def reference(gate: Any, up: Any, out: Any) -> None:
 
 
 @jit
-def swiglu(gate: Any, up: Any, out: Any) -> None:
-    """As `reference`."""
-    columns = np.uint64(gate.shape[1])
+def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
+    """As `reference`, of the columns from `first` to `end` alone."""
     for t in range(np.uint64(gate.shape[0])):
-        for i in range(columns):
+        for i in range(first, end):
             value = gate[t, i]
             out[t, i] = value / (np.float32(1) + exponential(np.float32(-value))) * up[t, i]
+
+
+@jit
+def swiglu(gate: Any, up: Any, out: Any) -> None:
+    """As `reference`."""
+    swiglu_columns(gate, up, out, np.uint64(0), np.uint64(gate.shape[1]))
 
 
 def work() -> KernelWork:

@@ -41,6 +41,7 @@ class Kernel:
     `examples` makes arguments of about `size` elements a dimension.
     `parallel` says whether it may spread over all threads of the backend; the others run on one.
     `narrow` cuts arguments down to what the reference can do in a moment: the same operation on fewer rows.
+    `parts` says of a fused kernel what a call is instead: kernels in a row, each with its arguments.
     """
 
     name: str
@@ -52,6 +53,10 @@ class Kernel:
     examples: Callable[[np.random.Generator, int], Arguments]
     narrow: Callable[[Arguments], Arguments] = everything
     parallel: bool = False
+    parts: Callable[[Arguments], tuple[Part, ...]] | None = None
+
+
+Part = tuple[Kernel, Arguments]
 
 
 def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:

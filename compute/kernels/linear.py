@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
-from cbtop.compute.jit.compile import copy_of, jit, jit_parallel, prange
+from cbtop.compute.jit.compile import copy_of, jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.quantization import FORMATS, known
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
-from cbtop.compute.quantization.interleaved import InterleavedMatrix
+from cbtop.compute.quantization.interleaved import Matrix
 
-PARALLEL_FROM_BYTES = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
 CHECKED_ROWS = 64  # of a live matrix; the whole of an output matrix would take seconds to dequantise
 
 
@@ -63,7 +63,7 @@ def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any)
         t += np.uint64(1)
 
 
-def _rows(weights: Any, bias: Any, x: Any, out: Any, scratch: Any, chunk: Any, chunks: Any) -> None:
+def _rows(weights: Any, bias: Any, x: Any, scratch: Any, out: Any, chunk: Any, chunks: Any) -> None:
     """The rows of one chunk of `chunks`."""
     rows = weights.shape[0]
     for row in range(np.uint64(chunk * rows // chunks), np.uint64((chunk + 1) * rows // chunks)):
@@ -75,20 +75,20 @@ def _rows(weights: Any, bias: Any, x: Any, out: Any, scratch: Any, chunk: Any, c
             _dot_tokens(scratch, np.uint64(chunk), x, out, row, offset)
 
 
-def _rows_in_parallel(weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    chunks = scratch.shape[0]
-    for chunk in prange(chunks):
-        _rows(weights, bias, x, out, scratch, np.int64(chunk), chunks)
-
-
-def _compiled(block_format: BlockFormat) -> tuple[Any, Any]:
-    """`_rows` and `_rows_in_parallel` for weights of one format; compiled when they are first called."""
+def _compiled(block_format: BlockFormat) -> CompiledRows:
+    """`_rows` for weights of one format; compiled when they are first called."""
     name, dequantize_row, dot_row = block_format.name, block_format.dequantize_row, block_format.dot_row
-    rows = jit(copy_of(_rows, f"_rows_{name}", _dequantize_row=dequantize_row, _dot_row=dot_row))
-    return rows, jit_parallel(copy_of(_rows_in_parallel, f"_rows_in_parallel_{name}", _rows=rows))
+    return CompiledRows(jit(copy_of(_rows, f"_rows_{name}", _dequantize_row=dequantize_row, _dot_row=dot_row)))
 
 
-_COMPILED = {code: _compiled(block_format) for code, block_format in FORMATS.items()}
+ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, block_format in FORMATS.items()}
+
+
+def prepare(code: int, x: Any, scratch: Any) -> None:
+    """What rows of a format need of x besides x, before the first of them. ValueError where there is no such code."""
+    prepare_format = FORMATS[known(code)].prepare
+    if prepare_format is not None and x.shape[0] == 1:
+        prepare_format(x, scratch)
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
@@ -96,17 +96,11 @@ def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -
 
     Raises ValueError for the code of a format that is not known.
     """
-    prepare = FORMATS[known(code)].prepare
-    rows, rows_in_parallel = _COMPILED[code]
-    if prepare is not None and x.shape[0] == 1:
-        prepare(x, scratch)
-    if scratch.shape[0] == 1 or weights.size * x.shape[0] < PARALLEL_FROM_BYTES:
-        rows(weights, bias, x, out, scratch, 0, 1)
-    else:
-        rows_in_parallel(weights, bias, x, out, scratch)
+    prepare(code, x, scratch)
+    multiply_one(ROWS_OF[code], weights, bias, x, scratch, out, scratch.shape[0])
 
 
-def work(matrix: QuantizedMatrix | InterleavedMatrix, has_bias: bool) -> KernelWork:
+def work(matrix: Matrix, has_bias: bool) -> KernelWork:
     """Elements are outputs, tokens x rows. Weights are read once a call, x once a token."""
     return KernelWork(
         flops_per_element=2.0 * matrix.columns + has_bias,

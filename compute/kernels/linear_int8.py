@@ -10,6 +10,7 @@ x is rounded, so that y is as far from the product of x itself as int8 is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from cbtop.compute.jit.bytes64 import (
     with_fifth_bits,
     with_upper_bits,
 )
-from cbtop.compute.jit.compile import copy_of, jit, jit_inlined, jit_parallel, prange
+from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
 from cbtop.compute.jit.vectors import (
     bits_and,
     bits_or,
@@ -43,13 +44,15 @@ from cbtop.compute.jit.vectors import (
     store_floats,
     to_floats,
 )
+from cbtop.compute.kernels import linear
 from cbtop.compute.kernels.base import Arguments, Kernel, floats
-from cbtop.compute.kernels.linear import CHECKED_ROWS, PARALLEL_FROM_BYTES, work
+from cbtop.compute.kernels.linear import CHECKED_ROWS, work
+from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, quantize_rows
 from cbtop.compute.kernels.quantize_rows import reference as quantize
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
-from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, rows_of
+from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, Matrix, rows_of
 from cbtop.compute.quantization.q4_0 import Q4_0
 from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -350,13 +353,12 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
 
 
 _four_tokens, _one_token = _four_tokens_128, _one_token_128
+_STEP_BYTES = Q4_K.block_bytes // 2  # of a row, in a step
 
 
-def _groups(
-    w: Any, rows: Any, steps: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any
-) -> None:
+def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any) -> None:
     """The whole groups of rows of one chunk of `chunks`, for all tokens: four at a time, then one by one."""
-    tokens, groups = U(out.shape[0]), rows // ROWS
+    tokens, groups, steps = U(out.shape[0]), w.shape[0] // ROWS, w.shape[1] // _STEP_BYTES
     for group in range(U(chunk * groups // chunks), U((chunk + 1) * groups // chunks)):
         row: Any = group * U(ROWS)
         t: Any = U(0)
@@ -383,15 +385,8 @@ def _groups(
                     out[t, row + i] += bias[row + i]
 
 
-def _groups_in_parallel(
-    w: Any, rows: Any, steps: Any, bias: Any, codes: Any, factors: Any, out: Any, chunks: Any
-) -> None:
-    for chunk in prange(chunks):
-        _groups(w, rows, steps, bias, codes, factors, out, np.int64(chunk), chunks)
-
-
-def _compiled(block_format: BlockFormat, unpack: Any, add: Any) -> tuple[Any, Any]:
-    """`_groups` and `_groups_in_parallel` of one format; compiled when they are first called."""
+def _compiled(block_format: BlockFormat, unpack: Any, add: Any) -> CompiledRows:
+    """`_groups` of one format; compiled when they are first called."""
     name = block_format.name
     own: dict[str, Any] = {"_unpack": unpack, "_add": add}
     part = jit_inlined(copy_of(_add_part, f"_add_part_{name}", **own))
@@ -399,11 +394,11 @@ def _compiled(block_format: BlockFormat, unpack: Any, add: Any) -> tuple[Any, An
     four = copy_of(_four_tokens_32 if is_small else _four_tokens_128, f"_four_tokens_{name}", _add_part=part)
     one = copy_of(_one_token_32 if is_small else _one_token_128, f"_one_token_{name}", **own)
     tokens = {"_four_tokens": jit_inlined(four), "_one_token": jit_inlined(one)}
-    groups = jit(copy_of(_groups, f"_groups_{name}", **tokens))
-    return groups, jit_parallel(copy_of(_groups_in_parallel, f"_groups_in_parallel_{name}", _groups=groups))
+    step_bytes = block_format.block_bytes if is_small else block_format.block_bytes // 2
+    return CompiledRows(jit(copy_of(_groups, f"_groups_{name}", _STEP_BYTES=step_bytes, **tokens)), ROWS)
 
 
-_COMPILED = {
+ROWS_OF: dict[int, CompiledRows] = {
     Q8_0.code: _compiled(Q8_0, _unpack_q8_0, _add_with_minimum),
     Q5_0.code: _compiled(Q5_0, _unpack_q5_0, _add_with_minimum),
     Q5_1.code: _compiled(Q5_1, _unpack_q5_1, _add_with_minimum),
@@ -415,16 +410,28 @@ _COMPILED = {
 }
 
 
+def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:
+    """What is made once of activations for all rows that meet them: the rows by format, what these take for x, what
+    they take beside it, and the threads. Of an Int8Scratch int8 products; else `scratch` is as `linear` has it."""
+    if isinstance(scratch, Int8Scratch):
+        quantize_rows(x, scratch.codes, scratch.factors)
+        return ROWS_OF, scratch.codes, scratch.factors, scratch.threads
+    linear.prepare(code, x, scratch)
+    return linear.ROWS_OF, x, scratch, scratch.shape[0]
+
+
+def can_share(matrices: Sequence[Matrix]) -> bool:
+    """Whether products by all of these take the same of activations."""
+    if all(isinstance(matrix, InterleavedMatrix) for matrix in matrices):
+        return True
+    is_plain = all(isinstance(matrix, QuantizedMatrix) for matrix in matrices)
+    return is_plain and len({matrix.format.prepare for matrix in matrices}) == 1
+
+
 def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
     """As `reference`."""
-    groups, groups_in_parallel = _COMPILED[code]
-    codes, factors, threads = scratch.codes, scratch.factors, scratch.threads
-    quantize_rows(x, codes, factors)
-    rows, steps = len(weights), x.shape[1] // min(FORMATS[code].block_elements, 4 * BLOCK)
-    if threads == 1 or weights.size * x.shape[0] < PARALLEL_FROM_BYTES:
-        groups(weights, rows, steps, bias, codes, factors, out, 0, 1)
-    else:
-        groups_in_parallel(weights, rows, steps, bias, codes, factors, out, threads)
+    rows, codes, factors, threads = prepared(code, x, scratch)
+    multiply_one(rows[code], weights, bias, codes, factors, out, threads)
 
 
 def narrow(arguments: Arguments) -> Arguments:

@@ -71,6 +71,9 @@ class InterleavedMatrix:
         return cls(matrix.format, matrix.data, matrix.columns)
 
 
+Matrix = QuantizedMatrix | InterleavedMatrix
+
+
 def can_interleave(matrix: QuantizedMatrix) -> bool:
     """Whether its format has units, and its rows are whole groups."""
     return matrix.format.code in UNITS and matrix.rows % ROWS == 0

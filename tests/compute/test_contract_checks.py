@@ -51,19 +51,7 @@ def test_every_condition_of_every_brick_is_announced_once_and_holds_and_changes_
     said = [(result.brick, result.assertion) for result in results(recorder)]
     assert [result for result in results(recorder) if not result.passed] == []
     assert len(set(said)) == len(said)
-    of_layer = decoder.bricks.layers[0]
-    all_bricks = [getattr(of_layer, name) for name in type(of_layer).__slots__]
-    if of_layer.experts is not None:
-        all_bricks.remove(of_layer.experts)
-        all_bricks += [getattr(of_layer.experts, name) for name in type(of_layer.experts).__slots__]
-    all_bricks += [
-        decoder.bricks.embedding,
-        decoder.bricks.final_norm,
-        decoder.bricks.lm_head,
-        decoder.bricks.soft_cap,
-        decoder.bricks.sampling,
-    ]
-    contracts = [(brick.spec.name, kernel.contract) for brick in filter(None, all_bricks) for kernel in brick.kernels]
+    contracts = [(brick.spec.name, kernel.contract) for brick in decoder.bricks.places() for kernel in brick.kernels]
     assert set(said) == {
         (brick, condition.name) for brick, one in contracts for condition in (*one.preconditions, *one.postconditions)
     }

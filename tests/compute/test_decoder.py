@@ -14,7 +14,7 @@ from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import MOST_TOGETHER, Decoder
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.kernels import linear, rms_norm
+from cbtop.compute.kernels import gated, linear, qkv, rms_norm
 from cbtop.compute.kernels.attention import CACHE_TYPES
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
@@ -98,7 +98,9 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     in_layer = [node.name for node in ran if node.parent == layers[0].id]
     qk_norm = ["RmsNorm"] if model.layers[0].q_norm is not None else []
     post_norm = ["RmsNorm"] if model.layers[0].ffn_post_norm is not None else []
-    feed_forward = ["GateProjection", "UpProjection", "Activation", "DownProjection"]
+    is_fused = model.activation == "silu"
+    gate = ["GateUpActivation (fused)"] if is_fused else ["GateProjection", "UpProjection", "Activation"]
+    feed_forward = [*gate, "DownProjection"]
     if model.experts is not None:
         feed_forward = ["MoeRouter", *["MoeExperts"] * in_layer.count("MoeExperts"), "MoeCombine"]
     assert in_layer == [
@@ -177,8 +179,22 @@ def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check
 
     for code, kernel in linear.LINEAR.items():
         monkeypatch.setitem(linear.LINEAR, code, replace(kernel, implementation=wrong))
+
+    def in_parts(module: Any, name: str) -> None:
+        right = getattr(module, name)
+
+        def wrong_parts(*arguments: Any) -> None:
+            right(*arguments)
+            for kernel, call in module.parts(arguments):
+                kernel.implementation(*call)
+
+        monkeypatch.setattr(module, name, wrong_parts)
+
+    in_parts(qkv, "qkv")
+    in_parts(gated, "gated")
     failed = {result.brick for result in decoder_for(model, threads).verify(PROMPT) if not result.passed}
-    feed_forward = {"GateProjection", "UpProjection", "DownProjection"}
+    gate = {"GateUpActivation (fused)"} if model.activation == "silu" else {"GateProjection", "UpProjection"}
+    feed_forward = {*gate, "DownProjection"}
     if model.experts is not None:
         feed_forward = {"MoeRouter", "MoeExperts"}
     assert failed >= {"QkvProjection", "OutputProjection", *feed_forward}

@@ -143,7 +143,7 @@ def test_each_expert_is_read_once_a_pass_and_only_those_that_are_chosen(
     decoder = decoder_for(model, 1)
     assert model.experts is not None
     count, used, layers = model.experts.count, model.experts.used, len(model.layers)
-    per_token = 2 * model.hidden + 3 * model.feed_forward
+    per_token = 2 * model.hidden + model.feed_forward
 
     def ran() -> list[tuple[Node, int]]:
         nodes = {m.id: m for m in recorder.messages if isinstance(m, Node)}

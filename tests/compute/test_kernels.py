@@ -13,22 +13,17 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
+from cbtop.compute.checks import Equivalent
 from cbtop.compute.kernels import all_kernels
+from cbtop.compute.kernels.base import with_copies
 from cbtop.compute.kernels.linear import kernel_for
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.verification import FAULTS, Variant, variants, verified
 
-# Each format's products over two threads take a second or two to compile, and differ only in what one thread does.
-# Of these both are always compiled: what the demo's model has, and the plainest.
-ALWAYS_OVER_TWO_THREADS = {"f32_linear", "q4_k_linear", "q6_k_linear", "q4_k_linear_int8", "q6_k_linear_int8"}
-
 
 def case(variant: Variant) -> Any:
-    is_product = "_linear" in variant.kernel.name
-    is_slow = is_product and "2 threads" in variant.how and variant.kernel.name not in ALWAYS_OVER_TWO_THREADS
-    name = f"{variant.kernel.name} {variant.how}".strip()
-    return pytest.param(variant, id=name, marks=[pytest.mark.slow] if is_slow else [])
+    return pytest.param(variant, id=f"{variant.kernel.name} {variant.how}".strip())
 
 
 @pytest.mark.parametrize("variant", map(case, variants()))
@@ -36,6 +31,22 @@ def test_a_kernel_agrees_with_its_reference_and_no_planted_fault_passes_its_chec
     found = verified(variant)
     assert (found.failed, found.missed) == ((), ())
     assert found.planted >= len(FAULTS)
+
+
+FUSED = [variant for variant in variants() if variant.kernel.parts is not None]
+
+
+@pytest.mark.parametrize("variant", map(case, FUSED))
+def test_a_fused_kernel_computes_what_the_kernels_that_it_is_made_of_do(variant: Variant) -> None:
+    kernel = variant.kernel
+    assert kernel.parts is not None
+    arguments = kernel.examples(np.random.default_rng(1), 40)
+    apart = with_copies(arguments, kernel.outputs)
+    kernel.implementation(*arguments)
+    for part, call in kernel.parts(apart):
+        part.implementation(*call)
+    for place in kernel.outputs:
+        assert Equivalent(kernel.contract.tolerance).evaluate(arguments[place], apart[place]).passed
 
 
 @pytest.mark.parametrize("name", ["embedding", "f32_linear"])
@@ -75,7 +86,7 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.q8_0 import Q8_0
 linear.linear(*linear.LINEAR[Q8_0.code].examples(np.random.default_rng(1), 8))
 embedding.embedding(Q8_0.code, np.zeros((1, 34), np.uint8), np.zeros(1, np.int64), 1.0, np.zeros((1, 32), np.float32))
-compiled = (linear._COMPILED[Q8_0.code][0], embedding._COMPILED[Q8_0.code])
+compiled = (linear.ROWS_OF[Q8_0.code].function, embedding._COMPILED[Q8_0.code])
 print([one.name for one in FORMATS.values() if one.dot_row.signatures or one.dequantize_row.signatures])
 print([sum(function.stats.cache_hits.values()) for function in compiled])
 """

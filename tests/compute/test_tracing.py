@@ -111,7 +111,8 @@ def test_the_error_of_a_kernel_is_rounding_and_that_of_int8_activations_is_more(
     model: Model, run: Callable[..., Traced]
 ) -> None:
     errors = run(model).forward.quant_errors
-    dense = {"GateProjection", "UpProjection", "DownProjection"}
+    gate = {"GateUpActivation (fused)"} if model.activation == "silu" else {"GateProjection", "UpProjection"}
+    dense = {*gate, "DownProjection"}
     feed_forward = dense if model.experts is None else {"MoeExperts"}
     assert {error.brick for error in errors} == {"QkvProjection", "OutputProjection", *feed_forward, "LmHead"}
     assert {error.quant_type for error in errors} == {"Q4_K", "Q6_K"}

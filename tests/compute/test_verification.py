@@ -11,14 +11,14 @@ import pytest
 
 from cbtop.compute.brick_specs import BRICKS
 from cbtop.compute.checks import Equivalent, Finding
-from cbtop.compute.kernels import all_kernels, attention, linear
+from cbtop.compute.kernels import all_kernels, attention, linear, products
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.verification import FAULTS, SIZES, Variant, variants, verified
 
 
 def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
     found = list(variants())
-    assert {variant.kernel.name for variant in found} == {kernel.name for kernel in all_kernels()}
+    assert {variant.kernel.name for variant in found} >= {kernel.name for kernel in all_kernels()}
     assert {brick for variant in found for brick in variant.bricks} == {spec.name for spec in BRICKS}
 
 
@@ -37,7 +37,7 @@ def test_a_way_over_several_threads_that_does_nothing_is_found_where_it_is_taken
 def test_a_product_verified_with_two_threads_has_work_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
     narrowest = min(FORMATS.values(), key=lambda one: one.row_bytes(256))
     over_several: list[int] = []
-    monkeypatch.setitem(linear._COMPILED, narrowest.code, (nothing, lambda *_: over_several.append(1)))
+    monkeypatch.setattr(products, "_one", lambda *_: over_several.append(1))
     kernel = linear.kernel_for(narrowest, 1, 2)
     kernel.implementation(*kernel.examples(np.random.default_rng(1), max(SIZES)))
     assert over_several

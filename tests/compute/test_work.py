@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS
-from cbtop.compute.kernels import attention, linear
+from cbtop.compute.kernels import activation, attention, gated, linear, qkv
 from cbtop.compute.kernels.base import KernelWork
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -22,6 +22,20 @@ def test_a_quantised_product_reads_its_weights_once_a_call() -> None:
     flops, moved = done(linear.work(matrix, has_bias=False), elements=128)
     assert flops == 2 * 128 * 512
     assert moved == pytest.approx(128 * 2 * 144 + 4 * 512 + 4 * 128)  # a Q4_K block: 256 weights in 144 bytes
+
+
+def test_fused_products_do_what_they_are_made_of_and_read_the_activations_once() -> None:
+    first = QuantizedMatrix.of(Q4_K, np.ones((128, 512), np.float32))
+    second = QuantizedMatrix.of(Q4_K, np.ones((64, 512), np.float32))
+    tokens, once, bias = 3, 3 * 512 * 4, 64
+    apart = [done(linear.work(matrix, has_bias=matrix is second), tokens * matrix.rows) for matrix in (first, second)]
+    flops, moved = done(qkv.work((first, second, second), 2 * bias), tokens * (128 + 2 * 64))
+    assert flops == pytest.approx(apart[0][0] + 2 * apart[1][0])
+    assert moved == pytest.approx(apart[0][1] + 2 * apart[1][1] - 2 * once)
+    after = done(activation.work(), tokens * 64)
+    flops, moved = done(gated.work(second, second, 2), tokens * 64)
+    assert flops == pytest.approx(2 * apart[1][0] + after[0])
+    assert moved == pytest.approx(2 * apart[1][1] + after[1] - once)
 
 
 def test_attention_reads_a_key_and_its_value_once_for_the_heads_that_share_them() -> None:

@@ -22,7 +22,7 @@ from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, eventually
 
 DECODED_BRICKS = {
     "Embedding", "RmsNorm", "QkvProjection", "RopeEmbedding", "Attention (fused)",
-    "OutputProjection", "GateProjection", "UpProjection", "Activation", "DownProjection", "LmHead", "Sampling",
+    "OutputProjection", "GateUpActivation (fused)", "DownProjection", "LmHead", "Sampling",
     "ResidualAdd", "KvWrite",
 }  # fmt: skip
 

@@ -1,0 +1,49 @@
+"""Calling compiled code by its address: one loop over threads for the rows of every format.
+
+A compiled function that another one calls is compiled once more inside of it, which takes seconds for a product of
+integers: one thread and several had each its own. Called by its address it is there once.
+"""
+
+# What lies at an address is believed: it must have been compiled for arguments of the same types. Only `address_of`
+# makes addresses, and of arrays only those whose rows lie one after the other are passed on.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+from numba.core import types
+from numba.extending import intrinsic as numba_intrinsic
+
+from cbtop.compute.jit.vectors import Codegen
+
+_intrinsic: Any = numba_intrinsic
+_numba: Any = numba
+
+
+def address_of(function: Any, *arguments: Any) -> int:
+    """Where the machine code of a function under @jit begins that takes arguments as these; compiled if need be."""
+    kinds = tuple(_numba.typeof(one) for one in arguments)
+    function.compile(kinds)
+    overload = function.overloads[kinds]
+    address: int = overload.library.get_pointer_to_function(overload.fndesc.llvm_func_name)
+    return address
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def call_rows(
+    typing: Any, address: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any
+) -> tuple[Any, Codegen] | None:
+    """What lies at `address`, called with the rest: the rows of one chunk, as `linear` and `linear_int8` have it."""
+    kinds = weights, bias, x, beside, out, chunk, chunks
+    if any(one.layout != "C" for one in kinds[:5]):
+        return None  # Numba says which types it has no function for
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        address, *rest = values
+        kind = context.call_conv.get_function_type(types.none, kinds)
+        function = builder.inttoptr(address, kind.as_pointer())
+        context.call_conv.call_function(builder, function, types.none, kinds, rest)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, *kinds), generate

@@ -1,0 +1,108 @@
+"""Gated: gate and up, two products of the same activations, and SwiGLU of both, in one call.
+
+reference    two linear ones and swiglu
+numba        what the products need of the activations is made once (int8: their codes), and rows and what becomes of
+             them are one loop over threads. 2 vCPU Zen, 2 x 3,840 rows of 768 columns, int8: 0.99x of the time of
+             three calls on one thread, 0.74x on two
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.contracts import contract
+from cbtop.compute.kernels import activation, linear, linear_int8
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, Part
+from cbtop.compute.kernels.linear_int8 import Int8Scratch, prepared
+from cbtop.compute.kernels.products import multiply_gated
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.interleaved import Matrix
+
+
+def reference(
+    gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
+    up: Any, out: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """gate and up, each as `linear` or, with an Int8Scratch, `linear_int8` makes it of x, float32 (tokens, columns);
+    out as `swiglu` makes it of them. Both matrices have as many rows."""
+    gate_part, up_part = (gate_code, gate_weights, gate_bias), (up_code, up_weights, up_bias)
+    for kernel, call in parts((*gate_part, *up_part, x, gate, up, out, scratch)):
+        kernel.reference(*call)
+
+
+def gated(
+    gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
+    up: Any, out: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """As `reference`. Formats of float products must need the same of x (`can_share`)."""
+    rows, x, beside, threads = prepared(gate_code, x, scratch)
+    multiply_gated(
+        (rows[gate_code], gate_weights, gate_bias, gate),
+        (rows[up_code], up_weights, up_bias, up),
+        x,
+        beside,
+        out,
+        threads,
+    )
+
+
+def parts(arguments: Arguments) -> tuple[Part, ...]:
+    """The products that a call is, and what follows them."""
+    *matrices, x, gate, up, out, scratch = arguments
+    kernels = linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR
+    calls = [(*matrices[at : at + 3], x, product, scratch) for at, product in ((0, gate), (3, up))]
+    return (*((kernels[call[0]], call) for call in calls), (activation.SWIGLU, (gate, up, out)))
+
+
+def narrow(arguments: Arguments) -> Arguments:
+    """The same of some rows, which are the same of both matrices."""
+    (gate_kernel, gate_call), (up_kernel, up_call), _ = parts(arguments)
+    gate, up = gate_kernel.narrow(gate_call), up_kernel.narrow(up_call)
+    with_out = gate_kernel.narrow((*gate_call[:4], arguments[9], gate_call[5]))
+    return (*gate[:3], *up[:3], arguments[6], gate[4], up[4], with_out[4], arguments[10])
+
+
+def work(gate: Matrix, up: Matrix, biases: int) -> KernelWork:
+    """Elements are outputs, tokens x rows; `biases`: of how many of the two. Weights are read once a call, x once a
+    token."""
+    after = activation.work()
+    return KernelWork(
+        flops_per_element=4.0 * gate.columns + biases + after.flops_per_element,
+        bytes_per_call=gate.size_bytes + up.size_bytes + biases * gate.rows * FLOAT_BYTES,
+        bytes_per_element=(2.0 + gate.columns / gate.rows) * FLOAT_BYTES + after.bytes_per_element,
+    )
+
+
+def _examples(codes: Sequence[int], tokens: int, threads: int, is_int8: bool) -> Any:
+    kernel_for = linear_int8.kernel_for if is_int8 else linear.kernel_for
+
+    def examples(rng: np.random.Generator, size: int) -> Arguments:
+        gate, up = (kernel_for(FORMATS[code], tokens, threads).examples(rng, size) for code in codes)
+        gate[3][:] *= np.float32(gate[3].shape[1] ** -0.5)  # products near 1: where a gate is neither open nor shut
+        return (*gate[:3], *up[:3], gate[3], gate[4], up[4], np.zeros_like(gate[4]), gate[5])
+
+    return examples
+
+
+def kernel_for(codes: Sequence[int], tokens: int = 1, threads: int = 1, is_int8: bool = False) -> Kernel:
+    """The kernel for weights of two formats; its examples are of `tokens` and `threads`."""
+    formats = dict.fromkeys(FORMATS[code].name.lower() for code in codes)
+    return Kernel(
+        name=f"{'_'.join(formats)}_gated{'_int8' * is_int8}",
+        reference=reference,
+        implementation=gated,
+        work=work,
+        outputs=(7, 8, 9),
+        contract=contract("gated"),
+        examples=_examples(codes, tokens, threads, is_int8),
+        narrow=narrow,
+        parallel=True,
+        parts=parts,
+    )
+
+
+GATED: dict[int, Kernel] = {code: kernel_for((code,) * 2) for code in linear.LINEAR}
+GATED_INT8: dict[int, Kernel] = {code: kernel_for((code,) * 2, is_int8=True) for code in linear_int8.LINEAR_INT8}

@@ -1,0 +1,109 @@
+"""The rows of one matrix, or of several that meet the same activations, on one thread or spread over some.
+
+What is several is one loop over threads: waking them costs as much as a small product. The chunk of a thread holds
+the same share of every matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.addresses import address_of, call_rows
+from cbtop.compute.jit.compile import jit_parallel, prange
+from cbtop.compute.kernels.activation import swiglu, swiglu_columns
+
+PARALLEL_FROM_BYTES = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
+
+
+@dataclass(slots=True)
+class CompiledRows:
+    """The compiled rows of one format: `function(weights, bias, x, beside, out, chunk, chunks)` writes those of one
+    chunk of `chunks`, `unit` rows at a time. `x` and `beside` are what a tier makes of activations: they and scratch
+    rows for each thread, or codes and factors."""
+
+    function: Any
+    unit: int = 1
+    _address: int = field(default=0, init=False)
+
+    def address(self, *arguments: Any) -> int:
+        """Of the machine code for arguments as these, which are of the same types in every call."""
+        if not self._address:
+            self._address = address_of(self.function, *arguments, 0, 1)
+        return self._address
+
+
+@jit_parallel
+def _one(first: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunks: Any) -> None:
+    for chunk in prange(chunks):
+        call_rows(first, weights, bias, x, beside, out, np.int64(chunk), chunks)
+
+
+@jit_parallel
+def _three(
+    first: Any, weights: Any, bias: Any, out: Any,
+    second: Any, second_weights: Any, second_bias: Any, second_out: Any,
+    third: Any, third_weights: Any, third_bias: Any, third_out: Any,
+    x: Any, beside: Any, chunks: Any,
+) -> None:  # fmt: skip
+    for chunk in prange(chunks):
+        call_rows(first, weights, bias, x, beside, out, np.int64(chunk), chunks)
+        call_rows(second, second_weights, second_bias, x, beside, second_out, np.int64(chunk), chunks)
+        call_rows(third, third_weights, third_bias, x, beside, third_out, np.int64(chunk), chunks)
+
+
+@jit_parallel
+def _gated(
+    first: Any, weights: Any, bias: Any, gate: Any,
+    second: Any, second_weights: Any, second_bias: Any, up: Any,
+    x: Any, beside: Any, out: Any, unit: Any, chunks: Any,
+) -> None:  # fmt: skip
+    groups = weights.shape[0] // unit
+    for chunk in prange(chunks):
+        call_rows(first, weights, bias, x, beside, gate, np.int64(chunk), chunks)
+        call_rows(second, second_weights, second_bias, x, beside, up, np.int64(chunk), chunks)
+        # The rows that are this chunk's, as `call_rows` counts them.
+        begin, end = chunk * groups // chunks * unit, (chunk + 1) * groups // chunks * unit
+        swiglu_columns(gate, up, out, np.uint64(begin), np.uint64(end))
+
+
+def multiply_one(rows: CompiledRows, weights: Any, bias: Any, x: Any, beside: Any, out: Any, threads: int) -> None:
+    """out = x @ weights.T + bias."""
+    if threads == 1 or weights.size * out.shape[0] < PARALLEL_FROM_BYTES:
+        rows.function(weights, bias, x, beside, out, 0, 1)
+    else:
+        address = rows.address(weights, bias, x, beside, out)
+        _one(address, weights, bias, x, beside, out, threads)
+
+
+Part = tuple[CompiledRows, Any, Any, Any]  # with weights, bias and out
+
+
+def multiply_three(q: Part, k: Part, v: Part, x: Any, beside: Any, threads: int) -> None:
+    """Of each part out = x @ weights.T + bias."""
+    rows, a, a_bias, a_out = q
+    b_rows, b, b_bias, b_out = k
+    c_rows, c, c_bias, c_out = v
+    if threads == 1 or (a.size + b.size + c.size) * a_out.shape[0] < PARALLEL_FROM_BYTES:
+        rows.function(a, a_bias, x, beside, a_out, 0, 1)
+        b_rows.function(b, b_bias, x, beside, b_out, 0, 1)
+        c_rows.function(c, c_bias, x, beside, c_out, 0, 1)
+        return
+    first, second = rows.address(a, a_bias, x, beside, a_out), b_rows.address(b, b_bias, x, beside, b_out)
+    third = c_rows.address(c, c_bias, x, beside, c_out)
+    _three(first, a, a_bias, a_out, second, b, b_bias, b_out, third, c, c_bias, c_out, x, beside, threads)
+
+
+def multiply_gated(gate: Part, up: Part, x: Any, beside: Any, out: Any, threads: int) -> None:
+    """Of both parts their product; then out = silu(gate's) * up's."""
+    rows, a, a_bias, a_out = gate
+    b_rows, b, b_bias, b_out = up
+    if threads == 1 or (a.size + b.size) * out.shape[0] < PARALLEL_FROM_BYTES:
+        rows.function(a, a_bias, x, beside, a_out, 0, 1)
+        b_rows.function(b, b_bias, x, beside, b_out, 0, 1)
+        swiglu(a_out, b_out, out)
+        return
+    first, second = rows.address(a, a_bias, x, beside, a_out), b_rows.address(b, b_bias, x, beside, b_out)
+    _gated(first, a, a_bias, a_out, second, b, b_bias, b_out, x, beside, out, rows.unit, threads)
