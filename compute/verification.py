@@ -16,12 +16,14 @@ import numpy as np
 from cbtop.compute import brick_specs
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Equivalent, Finite
+from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import (
     all_kernels,
     attention,
     gated,
     kv_write,
     linear,
+    linear_bf16,
     linear_int8,
     qkv,
     quantize_rows,
@@ -112,7 +114,9 @@ def variants() -> Iterator[Variant]:
             yield Variant(linear.kernel_for(block_format, tokens, threads), _how(tokens, threads))
     for code in linear_int8.LINEAR_INT8:
         for tokens, threads in PRODUCTS_WITH:
-            yield Variant(linear_int8.kernel_for(FORMATS[code], tokens, threads), _how(tokens, threads))
+            many = HAS_TILES and tokens >= linear_bf16.FROM_TOKENS
+            kernel_for = linear_bf16.kernel_for if many else linear_int8.kernel_for
+            yield Variant(kernel_for(FORMATS[code], tokens, threads), _how(tokens, threads))
     yield Variant(quantize_rows.QUANTIZE_ROWS)
     for tokens, threads in ((1, 1), (70, 2)):
         held = attention.kernel_for(tokens, threads, slides=True, cap=2.0)

@@ -219,7 +219,7 @@ def _numba() -> Iterator[Fact]:
         from llvmlite import binding
 
         from cbtop.compute.backends import cpu_backend
-        from cbtop.compute.jit.cpu import TIER
+        from cbtop.compute.jit.cpu import HAS_TILES, TIER
 
         backend, features = cpu_backend(), binding.get_host_cpu_features()
     except (ImportError, ValueError) as error:  # Numba has no error of its own for a missing threading layer
@@ -229,7 +229,8 @@ def _numba() -> Iterator[Fact]:
     version = metadata.version("numba")
     vectors = f"vectors {widest} on {binding.get_host_cpu_name()}"
     products = "of floats" if TIER == "generic" else f"of int8 by {TIER}"
-    yield Fact("numba", f"{version}, {backend.label}, {vectors}, products {products}")
+    of_many = ", of many tokens of bfloat16 by AMX" if HAS_TILES else ""
+    yield Fact("numba", f"{version}, {backend.label}, {vectors}, products {products}{of_many}")
 
 
 def _terminal() -> Iterator[Fact]:

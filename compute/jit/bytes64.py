@@ -12,7 +12,21 @@ from numba.core import types
 from numba.extending import models, register_model
 
 from cbtop.compute.jit.cpu import HAS_AVX2, HAS_VNNI
-from cbtop.compute.jit.vectors import _INT, _INTS, LANES, Codegen, _address, _intrinsic, _ints, _load, _splat, cgutils
+from cbtop.compute.jit.vectors import (
+    _FLOATS,
+    _INT,
+    _INTS,
+    LANES,
+    Codegen,
+    _address,
+    _called,
+    _floats,
+    _intrinsic,
+    _ints,
+    _load,
+    _splat,
+    constant_intrinsic,
+)
 
 _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 4 * LANES)
@@ -120,10 +134,47 @@ def splat_int(typing: Any, scalar: Any) -> tuple[Any, Codegen]:
     return _ints(types.int32), generate
 
 
-def _called(builder: Any, name: str, result: Any, values: list[Any]) -> Any:
-    """What an LLVM intrinsic makes of `values`."""
-    kind = ir.FunctionType(result, [value.type for value in values])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+# How a tile's rows of weights stand beside each other: two of every four, then the other two. In this order the bytes
+# of two columns need no permutation across a register, which takes two instructions for 32 weights.
+_TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
+
+
+@constant_intrinsic
+def column_pairs(typing: Any, vector: Any, pair: Any, half: Any) -> tuple[Any, Codegen]:
+    """Bytes 2 * pair and 2 * pair + 1 of eight rows beside each other, as Floats16: the first eight of a tile, or the
+    last. `pair` and `half` are constants, 0 or 1."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        first, zero = 2 * pair.literal_value, 4 * LANES
+        rows = _TILE_ROWS[8 * half.literal_value :][:8]
+        places = [place for row in rows for j in range(2) for place in (4 * row + first + j, zero, zero, zero)]
+        mask = ir.Constant(ir.VectorType(_INT, 4 * LANES), places)
+        spread = builder.shuffle_vector(values[0], ir.Constant(_BYTES, [0] * 4 * LANES), mask)
+        return builder.sitofp(builder.bitcast(spread, _INTS), _FLOATS)
+
+    return _floats(_bytes, pair, half), generate
+
+
+@constant_intrinsic
+def row_pairs(typing: Any, vector: Any, half: Any) -> tuple[Any, Codegen]:
+    """Of eight rows of a Floats16 each twice, as `column_pairs` has them."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        rows = _TILE_ROWS[8 * half.literal_value :][:8]
+        return builder.shuffle_vector(values[0], values[0], _INTS([row for row in rows for _ in range(2)]))
+
+    return _floats(_floats, half), generate
+
+
+@_intrinsic
+def from_tile(typing: Any, vector: Any) -> tuple[Any, Codegen]:
+    """Sixteen rows that stand as in a tile, in their order."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        places = [_TILE_ROWS.index(row) for row in range(LANES)]
+        return builder.shuffle_vector(values[0], values[0], _INTS(places))
+
+    return _floats(_floats), generate
 
 
 def _with_avx2(builder: Any, total: Any, q: Any, x: Any) -> Any:

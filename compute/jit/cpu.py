@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from typing import Any
 
 import numba
 from llvmlite import binding
 
 _settings: Any = numba.config  # its attributes are made at run time, unknown to type checkers
+# Linux, asm/prctl.h: a process asks once for the state of its threads that tiles are, which the system then saves.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 def _has(feature: str) -> bool:
@@ -16,7 +20,17 @@ def _has(feature: str) -> bool:
     return bool(binding.get_host_cpu_features().get(feature))
 
 
+def _may_use_tiles() -> bool:
+    """Whether the system lets this process, its threads and its forks use tiles."""
+    if sys.platform != "linux":
+        return False
+    call: Any = ctypes.CDLL(None).syscall
+    return bool(call(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
+
+
 HAS_F16C = _has("f16c")  # converts binary16; without it LLVM calls a function that is not there
 HAS_AVX2 = _has("avx2")  # multiplies pairs of int16 and adds them, sixteen at a time
 HAS_VNNI = _has("avx512vnni")  # adds products of four bytes to an int32
 TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"  # what products of integers are made of
+# AMX: multiplies tiles of bfloat16. What is compiled for another processor runs on none.
+HAS_TILES = all(map(_has, ("amx-tile", "amx-bf16", "avx512bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())

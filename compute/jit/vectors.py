@@ -77,6 +77,17 @@ def _intrinsic(define: Any) -> Any:
     return numba_intrinsic(define)
 
 
+def constant_intrinsic(define: Any) -> Any:
+    """As `_intrinsic`; arguments that are constants of the code come with their values."""
+    return numba_intrinsic(prefer_literal=True)(define)
+
+
+def _called(builder: Any, name: str, result: Any, values: list[Any]) -> Any:
+    """What an LLVM intrinsic makes of `values`."""
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+
+
 def _splat(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
     """`scalar` in all lanes."""
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _INT(0))

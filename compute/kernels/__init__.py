@@ -18,6 +18,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.gated import GATED, GATED_INT8
     from cbtop.compute.kernels.kv_write import KV_WRITE
     from cbtop.compute.kernels.linear import LINEAR
+    from cbtop.compute.kernels.linear_bf16 import LINEAR_BF16
     from cbtop.compute.kernels.linear_int8 import LINEAR_INT8
     from cbtop.compute.kernels.qkv import QKV, QKV_INT8
     from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS
@@ -36,6 +37,7 @@ def all_kernels() -> tuple[Kernel, ...]:
         *LINEAR.values(),
         QUANTIZE_ROWS,
         *LINEAR_INT8.values(),
+        *LINEAR_BF16.values(),
         *QKV.values(),
         *QKV_INT8.values(),
         ROPE_NORMAL,

@@ -3,7 +3,8 @@
 reference    float64 product of the dequantised weights and the same int8 activations
 numba        sixteen rows at a time: four weights of each and four codes are multiplied and added by one instruction
              (AVX-512 VNNI; AVX2 takes twelve), exactly; then one scale a row. Four tokens share every reading of
-             weights. One thread, or some groups of rows for each.
+             weights. One thread, or some groups of rows for each. With AMX products of many tokens are those of
+             linear_bf16.
 
 x is rounded, so that y is as far from the product of x itself as int8 is.
 """
@@ -17,39 +18,28 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
-from cbtop.compute.jit.bytes64 import (
-    add_products,
-    flipped,
-    load_64,
-    masked,
-    shifted,
-    splat_int,
-    with_fifth_bits,
-    with_upper_bits,
-)
+from cbtop.compute.jit.bytes64 import add_products, splat_int
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
-from cbtop.compute.jit.vectors import (
-    bits_and,
-    bits_or,
-    load_bytes,
-    load_halves,
-    load_signed_bytes,
-    load_words,
-    multiply,
-    multiply_add,
-    prefetch,
-    shift_left,
-    shift_right,
-    splat,
-    store_floats,
-    to_floats,
-)
-from cbtop.compute.kernels import linear
+from cbtop.compute.jit.cpu import HAS_TILES
+from cbtop.compute.jit.vectors import multiply, multiply_add, splat, store_floats, to_floats
+from cbtop.compute.kernels import linear, linear_bf16
 from cbtop.compute.kernels.base import Arguments, Kernel, floats
-from cbtop.compute.kernels.linear import CHECKED_ROWS, work
+from cbtop.compute.kernels.linear import work
+from cbtop.compute.kernels.linear_bf16 import FROM_TOKENS, TileScratch
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, quantize_rows
 from cbtop.compute.kernels.quantize_rows import reference as quantize
+from cbtop.compute.kernels.unpacking import (
+    narrow,
+    unpack_q4_0,
+    unpack_q4_1,
+    unpack_q4_k,
+    unpack_q5_0,
+    unpack_q5_1,
+    unpack_q5_k,
+    unpack_q6_k,
+    unpack_q8_0,
+)
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, Matrix, rows_of
@@ -63,218 +53,39 @@ from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
 
 U = np.uint64
-AHEAD = np.uint64(4096)  # bytes that are asked for before they are needed
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Scratch:
-    """Where a product puts its activations: codes and factors of `quantize_rows`; and its threads."""
+    """Where a product puts its activations: codes and factors of `quantize_rows`; its threads; and, where the
+    processor has tiles, what products of many tokens need."""
 
     codes: Any
     factors: Any
     threads: int
+    tiles: TileScratch | None
 
     @classmethod
     def of(cls, tokens: int, columns: int, threads: int) -> Int8Scratch:
-        return cls(*empty_codes(tokens, columns), threads)
+        tiles = TileScratch.of(tokens, columns, threads) if HAS_TILES and tokens >= FROM_TOKENS else None
+        return cls(*empty_codes(tokens, columns), threads, tiles)
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
     """out[tokens, rows] = x'[tokens, columns] @ W.T + bias, where x' is x as `quantize_rows` rounds it.
 
-    `weights` are interleaved; `bias` has no elements where there is none.
+    `weights` are interleaved; `bias` has no elements where there is none. Of FROM_TOKENS and more, with tiles in the
+    scratch: as `linear_bf16`.
     """
+    if scratch.tiles is not None and len(x) >= FROM_TOKENS:
+        linear_bf16.reference(code, weights, bias, x, out, scratch.tiles)
+        return
     codes, factors = empty_codes(*x.shape)
     quantize(x, codes, factors)
     scales = np.repeat(factors[:, ::FACTORS].astype(np.float64), BLOCK, axis=1)
     block_format = FORMATS[code]
     matrix = block_format.dequantize(rows_of(block_format, weights, np.arange(len(weights))))
     out[:] = codes.view(np.int8) * scales @ matrix.astype(np.float64).T + (bias if bias.size else 0.0)
-
-
-# Of each format: eight vectors of 64 weights, unsigned, that are 32 columns of 16 rows; then what is needed of them.
-
-
-@jit_inlined
-def _ask_ahead(w: Any, row: Any, at: Any, lines: Any) -> None:
-    for line in range(U(lines)):
-        prefetch(w, row, at + AHEAD + U(64) * line)
-
-
-@jit_inlined
-def _unpack_q8_0(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base, sign = step * U(34 * ROWS), np.int32(128)
-    at = base + U(2 * ROWS)
-    _ask_ahead(w, row, base, 8)
-    scale = load_halves(w, row, base)
-    return (
-        flipped(load_64(w, row, at), sign),
-        flipped(load_64(w, row, at + U(64)), sign),
-        flipped(load_64(w, row, at + U(128)), sign),
-        flipped(load_64(w, row, at + U(192)), sign),
-        flipped(load_64(w, row, at + U(256)), sign),
-        flipped(load_64(w, row, at + U(320)), sign),
-        flipped(load_64(w, row, at + U(384)), sign),
-        flipped(load_64(w, row, at + U(448)), sign),
-        scale,
-        multiply(scale, splat(np.float32(128))),
-    )
-
-
-@jit_inlined
-def _nibbles(w: Any, row: Any, at: Any, shift: Any) -> Any:
-    return masked(shifted(load_64(w, row, at), shift), np.int32(15))
-
-
-@jit_inlined
-def _four_bits(w: Any, row: Any, at: Any) -> Any:
-    """Thirty-two columns: those of the low nibbles, then those of the high ones."""
-    low, high = np.int32(0), np.int32(4)
-    return (
-        _nibbles(w, row, at, low),
-        _nibbles(w, row, at + U(64), low),
-        _nibbles(w, row, at + U(128), low),
-        _nibbles(w, row, at + U(192), low),
-        _nibbles(w, row, at, high),
-        _nibbles(w, row, at + U(64), high),
-        _nibbles(w, row, at + U(128), high),
-        _nibbles(w, row, at + U(192), high),
-    )
-
-
-@jit_inlined
-def _five_bits(w: Any, row: Any, at: Any) -> Any:
-    """As `_four_bits`, of what follows sixteen words of highest bits."""
-    words = load_words(w, row, at)
-    q, r, s, t, a, b, c, d = _four_bits(w, row, at + U(64))
-    return (
-        with_fifth_bits(q, words, np.int32(0)),
-        with_fifth_bits(r, words, np.int32(4)),
-        with_fifth_bits(s, words, np.int32(8)),
-        with_fifth_bits(t, words, np.int32(12)),
-        with_fifth_bits(a, words, np.int32(16)),
-        with_fifth_bits(b, words, np.int32(20)),
-        with_fifth_bits(c, words, np.int32(24)),
-        with_fifth_bits(d, words, np.int32(28)),
-    )
-
-
-@jit_inlined
-def _unpack_q4_0(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base = step * U(18 * ROWS)
-    _ask_ahead(w, row, base, 5)
-    scale = load_halves(w, row, base)
-    return (*_four_bits(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(8))))
-
-
-@jit_inlined
-def _unpack_q4_1(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base = step * U(20 * ROWS)
-    _ask_ahead(w, row, base, 5)
-    minimum = multiply(load_halves(w, row, base + U(2 * ROWS)), splat(np.float32(-1)))
-    return (*_four_bits(w, row, base + U(4 * ROWS)), load_halves(w, row, base), minimum)
-
-
-@jit_inlined
-def _unpack_q5_0(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base = step * U(22 * ROWS)
-    _ask_ahead(w, row, base, 6)
-    scale = load_halves(w, row, base)
-    return (*_five_bits(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(16))))
-
-
-@jit_inlined
-def _unpack_q5_1(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base = step * U(24 * ROWS)
-    _ask_ahead(w, row, base, 6)
-    minimum = multiply(load_halves(w, row, base + U(2 * ROWS)), splat(np.float32(-1)))
-    return (*_five_bits(w, row, base + U(4 * ROWS)), load_halves(w, row, base), minimum)
-
-
-@jit_inlined
-def _six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
-    """Scale and minimum of a sub-block as Q4_K and Q5_K store them (see quantization/six_bits.py)."""
-    fifteen = np.int32(15)
-    a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))
-    m = load_bytes(w, row, base + U(8 * ROWS) + part * U(ROWS))
-    c = load_bytes(w, row, base + U(12 * ROWS) + part * U(ROWS))
-    if half == U(0):
-        scales, minima = bits_and(a, np.int32(63)), bits_and(m, np.int32(63))
-    else:
-        scales = bits_or(bits_and(c, fifteen), shift_left(shift_right(a, np.int32(6)), np.int32(4)))
-        minima = bits_or(shift_right(c, np.int32(4)), shift_left(shift_right(m, np.int32(6)), np.int32(4)))
-    return (
-        multiply(load_halves(w, row, base), to_floats(scales)),
-        multiply(load_halves(w, row, base + U(2 * ROWS)), to_floats(minima)),
-    )
-
-
-@jit_inlined
-def _unpack_q4_k(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base, half = (step >> U(1)) * U(144 * ROWS), step & U(1)
-    at = base + U(16 * ROWS) + half * U(1024) + (part >> U(1)) * U(512)
-    shift = np.int32(4) * np.int32(part & U(1))
-    _ask_ahead(w, row, base + (half * U(4) + part) * U(18 * ROWS), 5)
-    return (
-        _nibbles(w, row, at, shift),
-        _nibbles(w, row, at + U(64), shift),
-        _nibbles(w, row, at + U(128), shift),
-        _nibbles(w, row, at + U(192), shift),
-        _nibbles(w, row, at + U(256), shift),
-        _nibbles(w, row, at + U(320), shift),
-        _nibbles(w, row, at + U(384), shift),
-        _nibbles(w, row, at + U(448), shift),
-        *_six_bit_factors(w, row, base, half, part),
-    )
-
-
-@jit_inlined
-def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
-    upper = masked(shifted(load_64(w, row, high), high_shift), mask)
-    return with_upper_bits(_nibbles(w, row, low, low_shift), upper)
-
-
-@jit_inlined
-def _with_uppers(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
-    """Thirty-two columns: nibbles, and above them the bits of `mask` of other bytes."""
-    return (
-        _with_upper(w, row, low, high, low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(64), high + U(64), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(128), high + U(128), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(192), high + U(192), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(256), high + U(256), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(320), high + U(320), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(384), high + U(384), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(448), high + U(448), low_shift, high_shift, mask),
-    )
-
-
-@jit_inlined
-def _unpack_q5_k(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base, half = (step >> U(1)) * U(176 * ROWS), step & U(1)
-    low = base + U(48 * ROWS) + half * U(1024) + (part >> U(1)) * U(512)
-    low_shift, high_shift = np.int32(4) * np.int32(part & U(1)), np.int32(half * U(4) + part)
-    _ask_ahead(w, row, base + (half * U(4) + part) * U(22 * ROWS), 6)
-    return (
-        *_with_uppers(w, row, low, base + U(16 * ROWS), low_shift, high_shift, np.int32(1)),
-        *_six_bit_factors(w, row, base, half, part),
-    )
-
-
-@jit_inlined
-def _unpack_q6_k(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base, half = (step >> U(1)) * U(210 * ROWS), step & U(1)
-    low = base + half * U(64 * ROWS) + (part & U(1)) * U(512)
-    high = base + U(128 * ROWS) + half * U(32 * ROWS)
-    low_shift, high_shift = np.int32(4) * np.int32(part >> U(1)), np.int32(2) * np.int32(part)
-    _ask_ahead(w, row, base + (half * U(4) + part) * U(420), 7)
-    d = load_halves(w, row, base + U(208 * ROWS))
-    scales = base + U(192 * ROWS) + (half * U(4) + part) * U(2 * ROWS)
-    return (
-        *_with_uppers(w, row, low, high, low_shift, high_shift, np.int32(3)),
-        multiply(d, to_floats(load_signed_bytes(w, row, scales))),
-        multiply(d, to_floats(load_signed_bytes(w, row, scales + U(ROWS)))),
-    )
 
 
 @jit_inlined
@@ -311,7 +122,7 @@ def _add_less_32(found: Any, codes: Any, factors: Any, token: Any, block: Any, t
 
 
 # What the code below calls of a format; each has a copy of it with its own in place of these.
-_unpack, _add = _unpack_q4_k, _add_with_minimum
+_unpack, _add = unpack_q4_k, _add_with_minimum
 
 
 def _add_part(
@@ -399,14 +210,14 @@ def _compiled(block_format: BlockFormat, unpack: Any, add: Any) -> CompiledRows:
 
 
 ROWS_OF: dict[int, CompiledRows] = {
-    Q8_0.code: _compiled(Q8_0, _unpack_q8_0, _add_with_minimum),
-    Q5_0.code: _compiled(Q5_0, _unpack_q5_0, _add_with_minimum),
-    Q5_1.code: _compiled(Q5_1, _unpack_q5_1, _add_with_minimum),
-    Q4_0.code: _compiled(Q4_0, _unpack_q4_0, _add_with_minimum),
-    Q4_1.code: _compiled(Q4_1, _unpack_q4_1, _add_with_minimum),
-    Q4_K.code: _compiled(Q4_K, _unpack_q4_k, _add_with_minimum),
-    Q5_K.code: _compiled(Q5_K, _unpack_q5_k, _add_with_minimum),
-    Q6_K.code: _compiled(Q6_K, _unpack_q6_k, _add_less_32),
+    Q8_0.code: _compiled(Q8_0, unpack_q8_0, _add_with_minimum),
+    Q5_0.code: _compiled(Q5_0, unpack_q5_0, _add_with_minimum),
+    Q5_1.code: _compiled(Q5_1, unpack_q5_1, _add_with_minimum),
+    Q4_0.code: _compiled(Q4_0, unpack_q4_0, _add_with_minimum),
+    Q4_1.code: _compiled(Q4_1, unpack_q4_1, _add_with_minimum),
+    Q4_K.code: _compiled(Q4_K, unpack_q4_k, _add_with_minimum),
+    Q5_K.code: _compiled(Q5_K, unpack_q5_k, _add_with_minimum),
+    Q6_K.code: _compiled(Q6_K, unpack_q6_k, _add_less_32),
 }
 
 
@@ -414,6 +225,8 @@ def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows
     """What is made once of activations for all rows that meet them: the rows by format, what these take for x, what
     they take beside it, and the threads. Of an Int8Scratch int8 products; else `scratch` is as `linear` has it."""
     if isinstance(scratch, Int8Scratch):
+        if scratch.tiles is not None and len(x) >= FROM_TOKENS:
+            return linear_bf16.ROWS_OF, *linear_bf16.prepared(x, scratch.tiles), scratch.threads
         quantize_rows(x, scratch.codes, scratch.factors)
         return ROWS_OF, scratch.codes, scratch.factors, scratch.threads
     linear.prepare(code, x, scratch)
@@ -430,17 +243,8 @@ def can_share(matrices: Sequence[Matrix]) -> bool:
 
 def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
     """As `reference`."""
-    rows, codes, factors, threads = prepared(code, x, scratch)
-    multiply_one(rows[code], weights, bias, codes, factors, out, threads)
-
-
-def narrow(arguments: Arguments) -> Arguments:
-    """The same product for CHECKED_ROWS rows, in groups spread over the matrix."""
-    code, weights, bias, x, out, scratch = arguments
-    last = len(weights) // ROWS - 1
-    groups = np.unique(np.linspace(0, last, CHECKED_ROWS // ROWS).astype(np.int64))
-    rows = (groups[:, None] * ROWS + np.arange(ROWS)).reshape(-1)
-    return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
+    rows, x, beside, threads = prepared(code, x, scratch)
+    multiply_one(rows[code], weights, bias, x, beside, out, threads)
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:

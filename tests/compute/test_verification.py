@@ -11,6 +11,7 @@ import pytest
 
 from cbtop.compute.brick_specs import BRICKS
 from cbtop.compute.checks import Equivalent, Finding
+from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import all_kernels, attention, linear, products
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.verification import FAULTS, SIZES, Variant, variants, verified
@@ -18,7 +19,8 @@ from cbtop.compute.verification import FAULTS, SIZES, Variant, variants, verifie
 
 def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
     found = list(variants())
-    assert {variant.kernel.name for variant in found} >= {kernel.name for kernel in all_kernels()}
+    run_here = {kernel.name for kernel in all_kernels() if HAS_TILES or kernel.contract.name != "linear_bf16"}
+    assert {variant.kernel.name for variant in found} >= run_here
     assert {brick for variant in found for brick in variant.bricks} == {spec.name for spec in BRICKS}
 
 
