@@ -66,28 +66,36 @@ class CbtopApp(App[int]):
         Binding("shift+tab", "step_view(-1)", "previous view", show=False, priority=True),
         Binding("p", "phase", "phase"),
         Binding("r", "recent", "window"),
-        Binding("m", "merge", "merge: sum, slowest, side by side, off", show=False),
+        Binding("m", "merge", "merge: sum, slowest, side by side, off", show=False, tooltip="merge"),
         Binding("space", "pause", "pause"),
-        Binding("left_square_bracket", "seek(-1)", "back 1 s", show=False),
+        Binding("left_square_bracket", "seek(-1)", "back 1 s", show=False, tooltip="look back"),
         Binding("right_square_bracket", "seek(1)", "on 1 s", show=False),
         Binding("left_curly_bracket", "seek(-10)", "back 10 s", show=False),
         Binding("right_curly_bracket", "seek(10)", "on 10 s", show=False),
-        Binding("v", "range", "a range begins here; it ends here, and every view is of it", show=False),
+        Binding(
+            "v", "range", "a range begins here; it ends here, and every view is of it", show=False, tooltip="range"
+        ),
         Binding("escape", "leave_range", "leave the range", show=False, priority=True),
         Binding("end", "now", "from a look back to now", show=False, priority=True),
         Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
-        Binding("greater_than_sign", "step_source(1)", "next source", show=False),
+        Binding("greater_than_sign", "step_source(1)", "next source", show=False, tooltip="next source"),
         Binding("plus,equals_sign", "faster", "refresh more often", show=False),
         Binding("minus", "slower", "refresh less often", show=False),
-        Binding("b", "mark_baseline", "baseline: compare with the last seconds as they are now", show=False),
+        Binding(
+            "b",
+            "mark_baseline",
+            "baseline: compare with the last seconds as they are now",
+            show=False,
+            tooltip="baseline",
+        ),
         Binding("B", "clear_baseline", "no baseline", show=False),
         Binding("K", "kernels", "kernels: record those of its next 3 steps, for the graph", show=False),
         Binding("C", "measure_roofs", "roofs: measure those of this machine again, seconds at work", show=False),
         Binding("w", "save_history", "write the range, or the last minutes, to a file", show=False),
-        Binding("e", "export", "export this view: svg, json, csv, md or txt", show=False),
+        Binding("e", "export", "export this view: svg, json, csv, md or txt", show=False, tooltip="export"),
         Binding("t", "tree", Graph.title, show=False),
         Binding("T", "theme", "light or dark", show=False),
-        Binding("ctrl+p", "command_palette", "every key by its name", show=False),
+        Binding("ctrl+p", "command_palette", "every key by its name", show=False, tooltip="all keys"),
         Binding("question_mark,f1", "help", "help", key_display="?"),
         Binding("q", "quit", "quit"),
         Binding("ctrl+c,ctrl+q", "quit", "quit", show=False, priority=True),
@@ -264,13 +272,16 @@ class CbtopApp(App[int]):
         return None if past is None else past.replay()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The help and the filter keep their keys, and Esc and End mean something else where there is no range."""
-        if action in ("seek", "seek_to", "range", "leave_range", "now"):
-            is_here = len(self.screen_stack) == 1 and not isinstance(self.focused, Input)
-            return is_here and (action != "leave_range" or self._travel.chosen_s is not None) and (
-                action != "now" or self._travel.past is not None
-            )  # fmt: skip
-        return True
+        """The help and the filter keep their keys (None: until they close), and Esc and End mean something else where
+        there is no range."""
+        if action not in ("seek", "seek_to", "range", "leave_range", "now"):
+            return True
+        if (action == "leave_range" and self._travel.chosen_s is None) or (
+            action == "now" and self._travel.past is None
+        ):
+            return False
+        is_covered = len(self.screen_stack) > 1 or isinstance(self.focused, Input)
+        return None if is_covered else True
 
     def _show_content(self) -> None:
         source, view = self.source, self._views[self._tabs.active]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,13 @@ from cbtop.errors import CbtopError
 from cbtop.reports import REPORTS, VIEWS
 from cbtop.tui.errand import READ_S
 from cbtop.tui.views.base import View
+from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, clean
 from cbtop.viewmodels.model import ReplayView, SourceView
+
+_GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")  # a number of four digits or more, as the screen writes it
 
 # The key of each, its ending, and what it is.
 KINDS = {
@@ -99,10 +103,18 @@ def write_export(ending: str, view: View, source: SourceView, replay: ReplayView
 
 
 def as_csv(cells: Cells) -> str:
-    """The figures as the screen writes them."""
+    """The figures to as many digits as the screen has, as a program reads them; names without their glyphs."""
     written = io.StringIO()
-    csv.writer(written).writerows([cells.head, *cells.rows])
+    csv.writer(written).writerows([cells.head, *([_as_read(cell) for cell in row] for row in cells.rows)])
     return written.getvalue()
+
+
+def _as_read(cell: str) -> str:
+    return cell.replace(",", "") if _GROUPED.fullmatch(cell) else cell.removeprefix(_glyph_of(cell))
+
+
+def _glyph_of(cell: str) -> str:
+    return next((f"{look.glyph} " for look in CATEGORY_LOOKS.values() if cell.startswith(f"{look.glyph} ")), "")
 
 
 def _cells(view: View) -> Cells:

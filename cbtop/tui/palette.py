@@ -26,10 +26,11 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(_text(binding)), press)
 
     def _bindings(self) -> Iterator[Binding]:
-        """One an action, those of the focus first."""
+        """One an action, those of the focus first; also what waits for the palette to close, but none of Textual's
+        own."""
         told: set[str] = set()
         for active in self.screen.active_bindings.values():
-            if active.enabled and active.binding.action not in (*told, "command_palette"):
+            if active.node is not self.screen and active.binding.action not in (*told, "command_palette"):
                 told.add(active.binding.action)
                 yield active.binding
 

@@ -22,14 +22,15 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
     """Space holds the recording, not only the screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
-        Binding("w", "save_history", "write the range to a file", show=False),
         _seek("left", "seek(-5)", "back 5 s", show=True),
         _seek("right", "seek(5)", "on 5 s", show=True),
         _seek("pageup,shift+left", "seek(-60)", "back 1 min"),
         _seek("pagedown,shift+right", "seek(60)", "on 1 min"),
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
+        Binding("w", "save_history", "write the range to a file", show=False),
+        # Last, for the footer keeps the last two the longest: help and quit.
+        *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
     ]
 
     def __init__(self, feed: ReplayFeed, *, interval_s: float = 0.5, section: str = "all") -> None:

@@ -24,7 +24,7 @@ class Books(SourceDrawing):
             return []
         if source.books is None and source.merged is not None:
             why = "  n/a: what is taken from several ranks adds up to nothing"
-            return [rule((("books", "dim"),), width), ((why, "dim"),)]
+            return [rule((("books", "dim"),), width), fit_line(((why, "dim"),), width)]
         if source.books is None:
             return [rule((("books", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
         equation = fit_line((("  ", ""), *books_equation(source.books, recorded_steps(source), width - 2)), width)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.events import Resize
+from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input
 
@@ -25,7 +25,7 @@ from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.node_detail import LEAST_LINES, NodeDetail
 from cbtop.tui.widgets.bars import bar
-from cbtop.tui.widgets.columns import Column
+from cbtop.tui.widgets.columns import Column, Placed, head_line
 from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
@@ -41,9 +41,10 @@ Place = GraphRow | Node  # what lies where, whatever was measured of it
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A node in sight, with the connectors in front of it; `at` is its place in the graph."""
+    """A node in sight, with the connectors in front of it; `at` is its place in the graph, `line` among the rows."""
 
     at: int
+    line: int
     id: int
     parent: int | None
     connectors: str
@@ -51,13 +52,18 @@ class TreeRow:
     unfolded: bool
 
 
-def visible_rows(places: Sequence[Place], unfolded: frozenset[int]) -> list[TreeRow]:
-    """The nodes whose ancestors are all unfolded, in drawing order, with their connectors."""
+def visible_rows(
+    places: Sequence[Place], unfolded: frozenset[int], ranks: Mapping[int, float] | None = None
+) -> list[TreeRow]:
+    """The nodes whose ancestors are all unfolded, in drawing order, with their connectors: as they ran or, by the
+    `ranks` of nodes, those of one parent from the lowest on."""
     outside = places[0].parent if places else None
-    last_child: dict[int | None, int] = {place.parent: place.id for place in places}
+    order = range(len(places)) if ranks is None else _ranked(places, ranks)
+    last_child: dict[int | None, int] = {places[at].parent: places[at].id for at in order}
     rows: list[TreeRow] = []
     indents: dict[int | None, str] = {}  # of the children of a node in sight and unfolded
-    for at, place in enumerate(places):
+    for at in order:
+        place = places[at]
         if place.parent in (None, outside):
             parent, connectors, indent = None, "", ""
         elif place.parent in indents:
@@ -67,10 +73,29 @@ def visible_rows(places: Sequence[Place], unfolded: frozenset[int]) -> list[Tree
         else:
             continue
         is_unfolded = place.id in unfolded
-        rows.append(TreeRow(at, place.id, parent, connectors, place.id in last_child, is_unfolded))
+        rows.append(TreeRow(at, len(rows), place.id, parent, connectors, place.id in last_child, is_unfolded))
         if is_unfolded:
             indents[place.id] = indent
     return rows
+
+
+def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int]:
+    """Where the nodes are in `places`, each before its children, and these by rank."""
+    children: dict[int | None, list[int]] = {}
+    for at, place in enumerate(places):
+        children.setdefault(place.parent, []).append(at)
+
+    def next_last(found: Sequence[int]) -> list[int]:
+        return sorted(found, key=lambda at: ranks[places[at].id])[::-1]
+
+    order: list[int] = []
+    outside = places[0].parent if places else None
+    waiting = next_last([*children.get(outside, []), *(children.get(None, []) if outside is not None else [])])
+    while waiting:
+        at = waiting.pop()
+        order.append(at)
+        waiting += next_last(children.get(places[at].id, []))
+    return order
 
 
 def graph_columns(
@@ -85,9 +110,7 @@ def graph_columns(
 
     def of(row: TreeRow) -> GraphRow:
         if row.at not in made:
-            held = rows()
-            first = bisect_left(held, row.at, key=attrgetter("at"))
-            places = [row.at, *(other.at for other in held[first + 1 : first + DRAWN_TOGETHER])]
+            places = [row.at, *(other.at for other in rows()[row.line + 1 : row.line + DRAWN_TOGETHER])]
             made.update(zip(places, rows_at(graph, places), strict=True))
         return made[row.at]
 
@@ -138,6 +161,12 @@ def graph_columns(
     )
 
 
+def _columns_of(source: SourceView, rows: Callable[[], Sequence[TreeRow]]) -> tuple[Column[TreeRow], ...]:
+    path = source.critical_path
+    has_slack = path is not None and path.nodes < path.timed_nodes
+    return graph_columns(source.graph, rows, slack=has_slack, burst=has_burst(source.graph))
+
+
 def path_line(path: CriticalPathView) -> Line:
     """`critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why there is none."""
     return (("  ", ""), (clean(formatting.critical_path(path)), "warn" if path.unknown else "dim"))
@@ -161,6 +190,31 @@ class PathLine(SourceDrawing):
         return [fit_line(path_line(path), width)] if path else []
 
 
+class TreeTable(Table[TreeRow]):
+    """Its head says what children are sorted by, and a click on it asks for another order."""
+
+    sort_by = ""  # the title of a column; "": as they ran
+    descending = True
+
+    class HeadClicked(Message):
+        """Somebody wants the order of that column."""
+
+        def __init__(self, title: str) -> None:
+            super().__init__()
+            self.title = title
+
+    def draw_head(self, placed: Sequence[Placed[TreeRow]]) -> Line:
+        return head_line(placed, self.sort_by, self.descending)
+
+    def choose_column(self, column: Column[TreeRow]) -> None:
+        self.post_message(self.HeadClicked(column.title))
+
+    @property
+    def orders(self) -> list[str]:
+        """What children may be sorted by now."""
+        return ["", *(column.title for column in self.visible_columns if column.sort_key is not None)]
+
+
 class Graph(View):
     """Which kernels ran for which brick of which layer."""
 
@@ -172,8 +226,9 @@ class Graph(View):
         "like `cbtop kernels`, lets a process on an NVIDIA GPU record its kernels in a burst, its next 3 steps: what "
         "was measured in them stands in a column of its own and behind a kernel's launch, and is no part of these "
         "times. Where async tasks, dependencies or transfers are in the graph, the critical path is marked and the "
-        "other nodes show their slack, of the mean run. In the room that rows leave stands the node under the "
-        "cursor: its figures and, of a layer or a brick, what is known of that in all layers."
+        "other nodes show their slack, of the mean run. Sorted, the children of each node stand in the order that "
+        "their figures had when the key was pressed: rows stand still. In the room that rows leave stands the node "
+        "under the cursor: its figures and, of a layer or a brick, what is known of that in all layers."
     )
     columns_doc = tuple((column.title, column.doc) for column in graph_columns((), tuple, slack=True, burst=True))
 
@@ -182,6 +237,9 @@ class Graph(View):
         Binding("h,left", "fold", "fold", show=False),
         Binding("l,right", "unfold", "unfold", show=False),
         Binding("z", "toggle_all", "all"),
+        Binding("s,full_stop", "sort(1)", "sort"),
+        Binding("comma", "sort(-1)", "sort by the previous column", show=False),
+        Binding("S", "reverse", "reverse", show=False),
         Binding("slash", "find", "find", key_display="/"),
         Binding("n", "match(1)", "next match", show=False),
         Binding("N", "match(-1)", "previous match", show=False),
@@ -194,7 +252,8 @@ class Graph(View):
         self._fold_state_of = ""
         self._places: Sequence[Place] = ()
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None  # what the rows in the table were made of
-        self._table: Table[TreeRow] = Table(
+        self._ranks: dict[int, float] | None = None  # of nodes, in their order; None: as they ran
+        self._table = TreeTable(
             graph_columns((), tuple, slack=False, burst=False),
             lambda row: row.id,
             empty="(empty graph)",
@@ -215,13 +274,7 @@ class Graph(View):
 
     def show_source(self, source: SourceView) -> None:
         self._places = places_of(source.graph)
-        path = source.critical_path
-        self._table.columns = graph_columns(
-            source.graph,
-            lambda: self._table.rows,
-            slack=path is not None and path.nodes < path.timed_nodes,
-            burst=has_burst(source.graph),
-        )
+        self._table.columns = _columns_of(source, lambda: self._table.rows)
         self._path.show_source(source)
         if self._fold_state_of != source.key and self._places:
             self._fold_state_of = source.key
@@ -269,8 +322,42 @@ class Graph(View):
         if self._drawn and self._drawn[0] is self._places and self._drawn[1] == self._unfolded:
             self._table.redraw()
             return
+        if self._drawn is None or self._drawn[0] is not self._places:
+            self._rank()
         self._drawn = self._places, self._unfolded
-        self._table.show_rows(visible_rows(self._places, self._unfolded))
+        self._table.show_rows(visible_rows(self._places, self._unfolded, self._ranks))
+
+    def _rank(self) -> None:
+        """Take the order of the figures as they are now."""
+        self._ranks = None
+        if self.source is None or not self._table.sort_by:
+            return
+        rows = visible_rows(self._places, frozenset(place.id for place in self._places))
+        columns = _columns_of(self.source, lambda: rows)
+        sort_key = next((column.sort_key for column in columns if column.title == self._table.sort_by), None)
+        if sort_key is not None:
+            sign = -1 if self._table.descending else 1
+            self._ranks = {row.id: sign * float(sort_key(row)) for row in rows}
+
+    def _sort_by(self, title: str, *, descending: bool) -> None:
+        self._table.sort_by, self._table.descending = title, descending
+        self._drawn = None
+        self._show_tree()
+
+    def action_sort(self, columns: int) -> None:
+        """Sort the children of each node by the next column; behind the last comes the order in which they ran."""
+        orders = self._table.orders
+        at = orders.index(self._table.sort_by) if self._table.sort_by in orders else 0
+        self._sort_by(orders[(at + columns) % len(orders)], descending=True)
+
+    def action_reverse(self) -> None:
+        self._sort_by(self._table.sort_by, descending=not self._table.descending)
+
+    def on_tree_table_head_clicked(self, event: TreeTable.HeadClicked) -> None:
+        if event.title == self._table.sort_by:
+            self.action_reverse()
+        elif event.title in self._table.orders:
+            self._sort_by(event.title, descending=True)
 
     def action_find(self) -> None:
         self._filter.open()

@@ -69,7 +69,7 @@ def source_columns(
                "left", 1, 24),
         column("rank", 6, 10, lambda row, _: figure(formatting.placed_rank(row), "accent"),
                "which rank of how many, as its launcher says (static)"),
-        column("state", 12, 1, _state, "whether it runs and goes on, and for how long it has not", "left"),
+        column("state", 12, 1, _state, "whether it runs and goes on, and for how long it has not", "left", 3, 18),
         column("tokens/s", 9, 2, lambda row, _: figure(_rate(row), "strong"),
                "tokens of the phase shown a second of wall-clock time, in the time shown (derived)"),
         column("steps/s", 8, 6, lambda row, _: figure(formatting.number(row.steps_per_sec)),

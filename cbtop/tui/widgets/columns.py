@@ -106,16 +106,19 @@ class Cells:
 
 
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
-    """The titles, the sorted column's with an arrow."""
+    """The titles, the sorted column's with an arrow, in the gap behind it where the title fills the column."""
     spans: list[Span] = []
     for index, place in enumerate(placed):
-        title, role = place.column.title, "dim"
+        title, role, width = place.column.title, "dim", place.width
+        gap = COLUMN_GAP if index < len(placed) - 1 else 0
         if title == sorted_by:
             role = "accent"
+            if gap and len(title) == width:
+                width, gap = width + 1, gap - 1
             title += "▼" if descending else "▲"
-        spans.append((fit(title, place.width, place.column.align), role))
-        if index < len(placed) - 1:
-            spans.append((" " * COLUMN_GAP, ""))
+        spans.append((fit(title, width, place.column.align), role))
+        if gap:
+            spans.append((" " * gap, ""))
     return tuple(spans)
 
 

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +35,8 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import VIEWS as REPORTED
 from cbtop.reports.text import text_report
 from cbtop.tui.app import INTERVALS_S, CbtopApp
-from cbtop.tui.export import KINDS
+from cbtop.tui.export import KINDS, as_csv
+from cbtop.tui.palette import KeysByName
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.selection import Selection
 from cbtop.tui.terminal_watch import HANG_UP_EXIT
@@ -48,11 +50,12 @@ from cbtop.tui.views.roofline import Roofline
 from cbtop.tui.views.sources import Sources
 from cbtop.tui.views.timeline import Timeline
 from cbtop.tui.views.timeline_map import TimelineMap
+from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import GraphRows
-from cbtop.viewmodels.model import RooflineView, SourceSummary, SourceView
+from cbtop.viewmodels.model import GraphRow, RooflineView, SourceSummary, SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples, seen_timelines
 from tests.cbtop.asked_host import Host, answers
@@ -369,6 +372,45 @@ async def unfolds_the_node_or_goes_to_its_first_child(pilot: AppPilot, key: str)
     assert "downprojection_kernel" in await press(pilot, key)
 
 
+def children_in_sight(pilot: AppPilot) -> dict[int | None, list[GraphRow]]:
+    """The nodes of the graph that are drawn, by what they lie in."""
+    found: dict[int | None, list[GraphRow]] = defaultdict(list)
+    source = app_of(pilot).source
+    graph = source.graph if source else ()
+    for row in pilot.app.query_one("#graph-table", Table).rows:
+        found[row.parent].append(graph[row.at])
+    return found
+
+
+def head_of_graph(text: str) -> str:
+    return next(line for line in text.splitlines() if "layer → brick" in line)
+
+
+async def sorts_the_children_of_each_node(pilot: AppPilot, key: str) -> None:
+    as_they_ran = children_in_sight(pilot) if await press(pilot, "6", "z", "z") else {}
+    assert "incl avg µs▼" in await press(pilot, "s")
+    if key == "comma":
+        assert "▼" not in head_of_graph(await press(pilot, key))
+        assert children_in_sight(pilot) == as_they_ran
+        return
+    by_time = children_in_sight(pilot)
+    assert by_time.keys() == as_they_ran.keys()
+    for parent, rows in by_time.items():
+        assert rows == sorted(as_they_ran[parent], key=lambda row: -(row.avg_inclusive_us or -1))
+    assert by_time != as_they_ran
+    while "▼" in head_of_graph(await press(pilot, key)):
+        pass
+    assert children_in_sight(pilot) == as_they_ran
+
+
+async def turns_the_order_of_children_round(pilot: AppPilot, key: str) -> None:
+    assert "incl avg µs▼" in await press(pilot, "6", "z", "z", "s")
+    before = children_in_sight(pilot)[None]
+    assert "incl avg µs▲" in await press(pilot, key)
+    times = [row.avg_inclusive_us or -1 for row in children_in_sight(pilot)[None]]
+    assert times == sorted(row.avg_inclusive_us or -1 for row in before)
+
+
 async def folds_or_unfolds_everything(pilot: AppPilot, key: str) -> None:
     assert "▾" not in await press(pilot, "6", key)
     assert "▸" not in await press(pilot, key)
@@ -555,6 +597,9 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Graph, "back"): looks_for_nothing_any_more,
     (Graph, "app.kernels"): says_that_the_process_does_not_run_here,
     (Graph, "toggle_all"): folds_or_unfolds_everything,
+    (Graph, "sort(1)"): sorts_the_children_of_each_node,
+    (Graph, "sort(-1)"): sorts_the_children_of_each_node,
+    (Graph, "reverse"): turns_the_order_of_children_round,
     (Pager, "scroll_down"): scrolls_the_help,
     (Pager, "scroll_up"): scrolls_the_help_back,
     (Pager, "page_down"): scrolls_the_help,
@@ -859,6 +904,17 @@ async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: Scripted
         assert "filter" not in footer
 
 
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+async def test_the_footer_names_as_many_keys_as_it_has_room_for(feed: ScriptedFeed, width: int) -> None:
+    app = CbtopApp(feed, section="bricks", interval_s=60)
+    async with app.run_test(size=(width, 40)) as pilot:
+        footer = (await press(pilot)).splitlines()[-1].rstrip()
+        assert footer.endswith("? help  q quit")
+        assert ("^p all keys" in footer) == (width >= 120)
+        more = ("m merge", "[ look back", "v range", "> next source", "b baseline", "e export")
+        assert all(key in footer for key in more) == (width == 200)
+
+
 async def test_a_workload_that_failed_ends_the_app_with_its_exit_code(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
@@ -969,6 +1025,21 @@ async def test_a_filter_finds_names_and_categories_and_says_how_many_of_all(
         assert found not in await press(pilot, "escape")
 
 
+async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, section="bricks", interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await press(pilot)
+        app.action_command_palette()
+        await pilot.pause()
+        here = app.screen_stack[0]
+        offered = {binding.action for binding in KeysByName(here)._bindings()}
+        ours = {binding.action for owner, binding in BINDINGS if owner in (CbtopApp, Bricks, SortedTable)}
+        elsewhere = {"command_palette", "leave_range", "now"}  # the one that is open; there is no range and no past
+        assert ours - elsewhere <= offered
+        assert "seek(-1)" in offered
+        assert not any("copy_text" in action for action in offered)
+
+
 async def test_a_click_on_a_head_sorts_on_a_key_presses_it_and_two_on_a_row_are_enter(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
@@ -1023,6 +1094,11 @@ async def test_e_writes_the_view_shown_into_a_new_file_and_names_it(
         rows = list(csv.reader(text.splitlines())) if ending == "csv" else text.splitlines()
         assert len(rows) == len(cells.rows) + (1 if ending == "csv" else 2)
         assert all(title in rows[0] for title in cells.head)
+
+
+def test_numbers_and_names_of_a_csv_are_what_a_program_reads() -> None:
+    cells = Cells(("brick", "µs/tok", "a change", "note"), (("■ Down, Up", "15,024", "-1,234.5", "n/a"),))
+    assert list(csv.reader(as_csv(cells).splitlines()))[1] == ["Down, Up", "15024", "-1234.5", "n/a"]
 
 
 async def test_what_cannot_be_written_is_said(

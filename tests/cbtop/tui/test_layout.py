@@ -28,6 +28,7 @@ SIZES = {
     "imperfect": [LEAST, (80, 24), (120, 40), (200, 60)],
     "COMPILING": [LEAST, (99, 19)],
     "HOSTILE": [LEAST, (99, 19)],
+    "SIDE_BY_SIDE": [LEAST, (118, 10)],
 }
 MATRIX = [(width, height) for width in range(40, 301, 26) for height in range(10, 101, 15)]
 # Of the cells under the tabs so many percent are used, at 120×40 and at 200×60: those before the last mark of their

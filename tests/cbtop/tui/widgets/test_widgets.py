@@ -148,6 +148,13 @@ def test_the_footer_gives_up_what_works_everywhere_but_help_and_quit_before_the_
         assert plain(footer_line(here, everywhere, width)).split() == words
 
 
+@given(st.integers(min_value=20, max_value=60))
+def test_help_and_quit_are_cut_nowhere(width: int) -> None:
+    everywhere = [Binding(key, "phase", "phase") for key in "abcdef"]
+    everywhere += [Binding("f1", "help", "help"), Binding("q", "quit", "quit")]
+    assert plain(footer_line([], everywhere, width)).endswith("f1 help  q quit ")
+
+
 @given(st.integers(min_value=20, max_value=90))
 def test_a_click_on_the_footer_finds_the_key_that_is_drawn_there(width: int) -> None:
     here = [Binding("s", "sort", "sort"), Binding("enter", "open", "details")]
