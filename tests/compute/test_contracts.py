@@ -15,7 +15,7 @@ from cbtop.compute.contracts import all_names, contract, read
 from cbtop.compute.errors import ContractError
 from cbtop.compute.kernels import all_kernels
 from cbtop.compute.kernels.base import Kernel, from_bits, with_copies
-from cbtop.compute.verification import FAULTS, SEED, SIZES, planted
+from cbtop.compute.verification import FAULTS, SEED, SIZES, planted, variants
 
 CONTRACTS = [contract(name) for name in all_names()]
 README = Path(__file__).parents[2] / "README.md"
@@ -53,7 +53,8 @@ def right_call(kernel: Kernel, size: int) -> tuple[Any, Any]:
 def found_of(name: str) -> dict[str, list[bool]]:
     """Of each fault and condition of a contract, whether it was found, at each size where it could be planted."""
     found: dict[str, list[bool]] = {}
-    kernel = next(kernel for kernel in all_kernels() if kernel.contract.name == name)
+    kernels = *(variant.kernel for variant in variants()), *all_kernels()  # not all of which may run here
+    kernel = next(kernel for kernel in kernels if kernel.contract.name == name)
     for size in SIZES:
         for fault, noticed in planted(kernel, *right_call(kernel, size)):
             found.setdefault(fault, []).append(noticed)
