@@ -90,8 +90,9 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
             sequence.append(decoder.decode(sequence[-1]))
         return sequence
 
-    warm = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=3)
+    # Warm for Gemma, too, whose logits of the token before lie far above all others.
+    warm = Sampling(temperature=20, top_k=0, top_p=1.0, seed=3)
     assert tokens(warm) == tokens(warm) == tokens(warm, threads=2)
-    assert tokens(warm) != tokens(Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=4))
+    assert tokens(warm) != tokens(Sampling(temperature=20, top_k=0, top_p=1.0, seed=4))
     # Two logits of the tiny models lie within 2e-4 of one another where a processor has no VNNI.
     assert tokens(Sampling(temperature=1e-6)) == tokens(Sampling())

@@ -78,7 +78,8 @@ def test_a_fault_that_few_calls_have_is_found(name: str, fault: Callable[[Any], 
 
         return verified(replace(variant, kernel=replace(variant.kernel, implementation=wrong))).passed
 
-    assert not all(passes(variant) for variant in variants() if variant.kernel.name == name)
+    names = name, name.replace("int8", "bf16")  # with tiles products of many tokens are of bfloat16
+    assert not all(passes(variant) for variant in variants() if variant.kernel.name in names)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
