@@ -26,13 +26,15 @@ class CompiledRows:
 
     function: Any
     unit: int = 1
-    _address: int = field(default=0, init=False)
+    _addresses: dict[str, int] = field(default_factory=dict, init=False)
 
-    def address(self, *arguments: Any) -> int:
-        """Of the machine code for arguments as these, which are of the same types in every call."""
-        if not self._address:
-            self._address = address_of(self.function, *arguments, 0, 1)
-        return self._address
+    def address(self, weights: Any, bias: Any, x: Any, beside: Any, out: Any) -> int:
+        """Of the machine code for arguments of these types: each has its own, or it would read one as another."""
+        kinds = weights.dtype.char + bias.dtype.char + x.dtype.char + beside.dtype.char + out.dtype.char
+        address = self._addresses.get(kinds)
+        if address is None:
+            address = self._addresses[kinds] = address_of(self.function, weights, bias, x, beside, out, 0, 1)
+        return address
 
 
 @jit_parallel

@@ -19,7 +19,7 @@ from cbtop.compute.kernels.base import with_copies
 from cbtop.compute.kernels.linear import kernel_for
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
-from cbtop.compute.verification import FAULTS, Variant, variants, verified
+from cbtop.compute.verification import FAULTS, SIZES, Variant, variants, verified
 
 
 def case(variant: Variant) -> Any:
@@ -76,6 +76,17 @@ def test_columns_that_lie_one_after_the_other_are_multiplied_rightly_or_refused(
         with suppress(NumbaError, ValueError):
             kernel.implementation(code, *arguments, out, scratch)
         np.testing.assert_allclose(out, expected, atol=1e-4)
+
+
+def test_over_two_threads_activations_of_another_type_are_not_read_as_those_before_them() -> None:
+    kernel = kernel_for(FORMATS[0], tokens=2, threads=2)
+    arguments = list(kernel.examples(np.random.default_rng(1), max(SIZES)))
+    for dtype in (np.float32, np.float64):
+        arguments[3], arguments[4] = arguments[3].astype(dtype), np.zeros_like(arguments[4])
+        expected = with_copies(tuple(arguments), kernel.outputs)
+        kernel.reference(*expected)
+        kernel.implementation(*arguments)
+        np.testing.assert_allclose(arguments[4], expected[4], atol=1e-3)
 
 
 ONE_FORMAT = """
