@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.compile import jit, jit_inlined
+from cbtop.compute.jit.vectors import larger, multiply, multiply_add, power_of_two, rounded, splat
 
 EXPONENTIAL_FLOPS = 19  # as written below, the clamping not counted
 LOG2_E = np.float32(1.4426950408889634)
@@ -35,6 +36,22 @@ def exponential(value: Any) -> Any:
     polynomial = ((((C0 * r + C1) * r + C2) * r + C3) * r + C4) * r + C5
     power_of_two = np.int32(np.int32(np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
     return np.float32(polynomial * r * r + r + np.float32(1)) * power_of_two
+
+
+@jit_inlined
+def exponential_of_negative(values: Any) -> Any:
+    """Of each lane of a Floats16, none above 0, as `exponential`."""
+    values = larger(values, splat(SMALLEST))
+    k = rounded(multiply(values, splat(LOG2_E)))
+    r = multiply_add(k, splat(np.float32(-LN2_LOW)), multiply_add(k, splat(np.float32(-LN2_HIGH)), values))
+    polynomial = multiply_add(splat(C0), r, splat(C1))
+    polynomial = multiply_add(polynomial, r, splat(C2))
+    polynomial = multiply_add(polynomial, r, splat(C3))
+    polynomial = multiply_add(polynomial, r, splat(C4))
+    polynomial = multiply_add(polynomial, r, splat(C5))
+    below = multiply_add(multiply(polynomial, r), r, r)
+    power = power_of_two(k)
+    return multiply_add(below, power, power)
 
 
 @jit

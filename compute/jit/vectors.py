@@ -379,3 +379,46 @@ def total_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
         return builder.call(function, [ir.FloatType()(0.0), values[0]], fastmath=_FAST)
 
     return types.float32(_floats), generate
+
+
+@_intrinsic
+def larger(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
+    """The larger of each lane of two Floats16; the first where one is NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.select(builder.fcmp_unordered(">=", *values), *values)
+
+    return _floats(_floats, _floats), generate
+
+
+@_intrinsic
+def largest_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
+    """The largest of a Floats16's lanes; they are not NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.FloatType(), [_FLOATS])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fmax.v16f32")
+        return builder.call(function, values, fastmath=_FAST)
+
+    return types.float32(_floats), generate
+
+
+@_intrinsic
+def rounded(typing: Any, vector: Any) -> tuple[Any, Codegen]:
+    """Each lane of a Floats16 to the nearest whole number, to an even one where two are as near."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _called(builder, "llvm.rint.v16f32", _FLOATS, values)
+
+    return _floats(_floats), generate
+
+
+@_intrinsic
+def power_of_two(typing: Any, vector: Any) -> tuple[Any, Codegen]:
+    """2 to the power of each lane of a Floats16: whole numbers of -126 to 127."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        exponent = builder.add(builder.fptosi(values[0], _INTS), _INTS([127] * LANES))
+        return builder.bitcast(builder.shl(exponent, _INTS([23] * LANES)), _FLOATS)
+
+    return _floats(_floats), generate

@@ -3,8 +3,8 @@
 reference    NumPy, float64: scores, softmax, weighted sum
 numba        64 positions at a time with a running maximum and sum (Milakov and Gimelshein 2018; Rabe and Staats
              2021), so that no buffer grows with the context. Four rows, each a token's head, share every reading of
-             keys and values: the heads of a group, and in a prompt its tokens. Of one or two that are left each
-             reads twice as much at a time. One thread, or some groups for each.
+             keys and values: the heads of a group, and in a prompt its tokens. Of one or two that are left, and with
+             AVX-512 of all, each reads twice as much at a time. One thread, or some groups for each.
 
 Keys lie sixteen positions beside each other, so that scores need no sum across a register; values lie as they come.
 """
@@ -17,13 +17,34 @@ import numpy as np
 
 from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import copy_of, jit, jit_parallel, prange
-from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, TANGENT_FLOPS, exponential, tangent
-from cbtop.compute.jit.vectors import LANES, load_floats, load_widened, multiply_add, splat, store_floats
+from cbtop.compute.jit.cpu import HAS_VNNI
+from cbtop.compute.jit.exponential import (
+    EXPONENTIAL_FLOPS,
+    TANGENT_FLOPS,
+    exponential,
+    exponential_of_negative,
+    tangent,
+)
+from cbtop.compute.jit.vectors import (
+    LANES,
+    add,
+    larger,
+    largest_of,
+    load_floats,
+    load_widened,
+    multiply_add,
+    prefetch,
+    splat,
+    store_floats,
+    total_of,
+)
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats, from_bits
 
 CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what holds the numbers of a KV cache: uint16 the bits of f16
 POSITIONS = 64  # looked at together; a cache has a whole number of them
 TILE, PAIR = 4, 2  # rows that share a reading: as many sums at a time fill the registers of AVX2
+WIDE = HAS_VNNI  # AVX-512 has twice the registers, and a row of four twice the sums
+AHEAD = POSITIONS  # keys and values are asked for when those as many positions before them are read
 MAX_ROWS = 64  # of one piece of work
 LOWEST = np.float32(-1e30)  # below any score; an infinity would be undefined under fastmath
 PARALLEL_FROM = 1 << 17  # products of a query and a key; some 20 us of one thread's work
@@ -104,6 +125,7 @@ def _scores(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query:
     a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
     for i in range(head_dim):
         key = load_widened(keys, first + i, np.uint64(0))
+        prefetch(keys, first + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
         a = multiply_add(key, splat(scratch[row, query + i]), a)
         b = multiply_add(key, splat(scratch[row + one, query + i]), b)
         c = multiply_add(key, splat(scratch[row + two, query + i]), c)
@@ -115,12 +137,47 @@ def _scores(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query:
 
 
 @jit
+def _scores_of_eight_sums(
+    keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query: Any, column: Any
+) -> None:
+    """scratch[row : row + 4, column : column + 32] = the queries of these rows times thirty-two keys."""
+    one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
+    after, low, high = np.uint64(LANES), first, first + head_dim
+    a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
+    e, f, g, h = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
+    for i in range(head_dim):
+        key, other = load_widened(keys, low + i, np.uint64(0)), load_widened(keys, high + i, np.uint64(0))
+        prefetch(keys, low + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
+        prefetch(keys, high + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
+        q, r = splat(scratch[row, query + i]), splat(scratch[row + one, query + i])
+        s, t = splat(scratch[row + two, query + i]), splat(scratch[row + three, query + i])
+        a = multiply_add(key, q, a)
+        e = multiply_add(other, q, e)
+        b = multiply_add(key, r, b)
+        f = multiply_add(other, r, f)
+        c = multiply_add(key, s, c)
+        g = multiply_add(other, s, g)
+        d = multiply_add(key, t, d)
+        h = multiply_add(other, t, h)
+    store_floats(scratch, row, column, a)
+    store_floats(scratch, row + one, column, b)
+    store_floats(scratch, row + two, column, c)
+    store_floats(scratch, row + three, column, d)
+    store_floats(scratch, row, column + after, e)
+    store_floats(scratch, row + one, column + after, f)
+    store_floats(scratch, row + two, column + after, g)
+    store_floats(scratch, row + three, column + after, h)
+
+
+@jit
 def _scores_of_pair(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query: Any, column: Any) -> None:
     """scratch[row : row + 2, column : column + 32] = the queries of these rows times thirty-two keys."""
     one, after, low, high = np.uint64(1), np.uint64(LANES), first, first + head_dim
     a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
     for i in range(head_dim):
         key, other = load_widened(keys, low + i, np.uint64(0)), load_widened(keys, high + i, np.uint64(0))
+        prefetch(keys, low + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
+        prefetch(keys, high + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
         a = multiply_add(key, splat(scratch[row, query + i]), a)
         b = multiply_add(other, splat(scratch[row, query + i]), b)
         c = multiply_add(key, splat(scratch[row + one, query + i]), c)
@@ -154,22 +211,33 @@ def _hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
 @jit
 def _weigh(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
     """Scores of visible positions after the hidden ones to powers, the rest to zeros; the sums to the new maximum."""
+    positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
+    if visible <= hidden:
+        for p in range(positions):
+            scratch[row, p] = np.float32(0)
+        return
+    for p in range(hidden):
+        scratch[row, p] = np.float32(LOWEST)
+    for p in range(visible, positions):
+        scratch[row, p] = np.float32(LOWEST)
     before = scratch[row, state]
-    largest = before
-    for p in range(hidden, visible):
-        largest = max(largest, scratch[row, p])
-    total = np.float32(0)
+    most = splat(before)
+    for p in range(np.uint64(0), positions, lanes):
+        most = larger(load_floats(scratch, row, p), most)
+    largest = largest_of(most)
+    less, sums = splat(np.float32(-largest)), splat(np.float32(0))
+    for p in range(np.uint64(0), positions, lanes):
+        powers = exponential_of_negative(add(load_floats(scratch, row, p), less))
+        store_floats(scratch, row, p, powers)
+        sums = add(sums, powers)
+    # Of those that are not seen the powers are not quite nothing: 1e-38 of the sum, which does not show there.
     for p in range(hidden):
         scratch[row, p] = np.float32(0)
-    for p in range(hidden, visible):
-        power = exponential(np.float32(scratch[row, p] - largest))
-        scratch[row, p] = power
-        total += power
-    for p in range(visible, np.uint64(POSITIONS)):
+    for p in range(visible, positions):
         scratch[row, p] = np.float32(0)
     factor = exponential(np.float32(before - largest))
     scratch[row, state] = largest
-    scratch[row, state + np.uint64(1)] = scratch[row, state + np.uint64(1)] * factor + total
+    scratch[row, state + np.uint64(1)] = scratch[row, state + np.uint64(1)] * factor + total_of(sums)
     if factor != np.float32(1):
         for i in range(head_dim):
             scratch[row, output + i] *= factor
@@ -186,6 +254,7 @@ def _add_values(
     c, d = load_floats(scratch, row + two, at), load_floats(scratch, row + three, at)
     for p in range(skipped, count):
         value = load_widened(values, first + p, column)
+        prefetch(values, first + p + np.uint64(AHEAD), column)
         a = multiply_add(value, splat(scratch[row, p]), a)
         b = multiply_add(value, splat(scratch[row + one, p]), b)
         c = multiply_add(value, splat(scratch[row + two, p]), c)
@@ -194,6 +263,40 @@ def _add_values(
     store_floats(scratch, row + one, at, b)
     store_floats(scratch, row + two, at, c)
     store_floats(scratch, row + three, at, d)
+
+
+@jit
+def _add_values_in_eight_sums(
+    values: Any, first: Any, skipped: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any
+) -> None:
+    """scratch[row : row + 4, output + column : + 32] += as `_add_values`."""
+    one, two, three, low, high = np.uint64(1), np.uint64(2), np.uint64(3), column, column + np.uint64(LANES)
+    at, to = output + low, output + high
+    a, b = load_floats(scratch, row, at), load_floats(scratch, row + one, at)
+    c, d = load_floats(scratch, row + two, at), load_floats(scratch, row + three, at)
+    e, f = load_floats(scratch, row, to), load_floats(scratch, row + one, to)
+    g, h = load_floats(scratch, row + two, to), load_floats(scratch, row + three, to)
+    for p in range(skipped, count):
+        value, other = load_widened(values, first + p, low), load_widened(values, first + p, high)
+        prefetch(values, first + p + np.uint64(AHEAD), low)
+        q, r = splat(scratch[row, p]), splat(scratch[row + one, p])
+        s, t = splat(scratch[row + two, p]), splat(scratch[row + three, p])
+        a = multiply_add(value, q, a)
+        e = multiply_add(other, q, e)
+        b = multiply_add(value, r, b)
+        f = multiply_add(other, r, f)
+        c = multiply_add(value, s, c)
+        g = multiply_add(other, s, g)
+        d = multiply_add(value, t, d)
+        h = multiply_add(other, t, h)
+    store_floats(scratch, row, at, a)
+    store_floats(scratch, row + one, at, b)
+    store_floats(scratch, row + two, at, c)
+    store_floats(scratch, row + three, at, d)
+    store_floats(scratch, row, to, e)
+    store_floats(scratch, row + one, to, f)
+    store_floats(scratch, row + two, to, g)
+    store_floats(scratch, row + three, to, h)
 
 
 @jit
@@ -206,6 +309,7 @@ def _add_values_of_pair(
     c, d = load_floats(scratch, row + one, output + low), load_floats(scratch, row + one, output + high)
     for p in range(skipped, count):
         value, other = load_widened(values, first + p, low), load_widened(values, first + p, high)
+        prefetch(values, first + p + np.uint64(AHEAD), low)
         a = multiply_add(value, splat(scratch[row, p]), a)
         b = multiply_add(other, splat(scratch[row, p]), b)
         c = multiply_add(value, splat(scratch[row + one, p]), c)
@@ -275,11 +379,13 @@ def _attend_any(
                     continue
                 count = min(positions, seen - p)
                 skipped = lowest - p if lowest > p else np.uint64(0)
-                at_once = lanes + lanes if is_pair else lanes
+                at_once = lanes + lanes if is_pair or WIDE else lanes
                 for place in range(skipped // at_once * at_once, count, at_once):
                     key = (kv_head * (context // lanes) + (p + place) // lanes) * head_dim
                     if is_pair:
                         _scores_of_pair(keys, key, head_dim, scratch, base + r, query, place)
+                    elif WIDE:
+                        _scores_of_eight_sums(keys, key, head_dim, scratch, base + r, query, place)
                     else:
                         _scores(keys, key, head_dim, scratch, base + r, query, place)
                 for one in range(r, last + np.uint64(1)):  # in rows that nobody asked for all scores are 0
@@ -293,6 +399,9 @@ def _attend_any(
                 column: Any = np.uint64(0)
                 while is_pair and column + lanes < padded:
                     _add_values_of_pair(values, first, skipped, count, scratch, base + r, output, column)
+                    column += lanes + lanes
+                while WIDE and column + lanes < padded:
+                    _add_values_in_eight_sums(values, first, skipped, count, scratch, base + r, output, column)
                     column += lanes + lanes
                 while column < padded:
                     _add_values(values, first, skipped, count, scratch, base + r, output, column)

@@ -78,3 +78,29 @@ def test_a_score_far_above_the_others_takes_all_and_nothing_overflows() -> None:
     assert out[0, 0] == 83
     attention(-q, k_cache, v_cache, 120, 1.0, 0, 0.0, out, scratch_for(1, 16))
     np.testing.assert_allclose(out[0, 0], np.delete(np.arange(121), 83).mean(), rtol=1e-6)
+
+
+@given(
+    position=st.integers(0, 130),
+    group=st.integers(1, 6),
+    is_in_value=st.booleans(),
+    cap=st.sampled_from([0.0, 50.0]),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=20)
+def test_what_is_no_number_in_a_key_or_value_that_is_seen_is_none_in_the_output(
+    position: int, group: int, is_in_value: bool, cap: float, seed: int
+) -> None:
+    rng, start, head_dim = np.random.default_rng(seed), 130, 32
+    k_cache, v_cache = empty_caches(2, start + 1, head_dim, np.float32)
+    k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
+    if is_in_value:
+        v_cache[1, position] = np.nan
+    else:
+        k_cache[1, position // 16, :, position % 16] = np.nan
+    q = floats(rng, 1, 2 * group * head_dim)
+    out = np.zeros_like(q)
+    attention(q, k_cache, v_cache, start, head_dim**-0.5, 0, cap, out, scratch_for(1, head_dim))
+    sound, other = np.split(out[0], 2)
+    assert np.isfinite(sound).all()
+    assert np.isnan(other).all()
