@@ -134,7 +134,10 @@ class Decoder:
         self._sequence += 1
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary."""
+        """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary.
+
+        Where it ends in an error or an interrupt, none of them is appended.
+        """
         self._check(tokens)
         with self._profiler.step("prefill", tokens=len(tokens)):
             return self._guarded(tokens, self._run(observe))
@@ -200,6 +203,14 @@ class Decoder:
                 )
 
     def _forward(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
+        start = self.position
+        try:
+            return self._whole_pass(tokens, run, scope)
+        except BaseException:  # Ctrl-C, too: what is given again must not come after a part of itself
+            self.position = start
+            raise
+
+    def _whole_pass(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
         for first in range(0, len(tokens), MOST_TOGETHER):
             space = self._through_layers(tokens[first : first + MOST_TOGETHER], run, scope)
         model, head, bricks = self.model, self.model.lm_head, self.bricks

@@ -200,6 +200,27 @@ def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check
     assert failed >= {"QkvProjection", "OutputProjection", *feed_forward}
 
 
+def test_a_prompt_that_was_interrupted_leaves_nothing_behind(
+    model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder_module, "MOST_TOGETHER", 3)
+    decoder = decoder_for(model, 1)
+    expected = decoder.prefill(PROMPT)
+    decoder.restart()
+    bricks = []
+
+    def interrupt(brick: Any, calls: Any) -> None:
+        bricks.append(brick)
+        if bricks.count(decoder.bricks.embedding) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        decoder.prefill(PROMPT, interrupt)
+    assert decoder.position == 0
+    assert decoder.prefill(PROMPT) == expected
+    assert decoder.position == len(PROMPT)
+
+
 def test_a_full_context_is_refused(model: Model, decoder_for: MakeDecoder) -> None:
     decoder = decoder_for(model, 1)
     with pytest.raises(ComputeError, match="do not fit a context of 64"):
