@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.philox import philox, uniform
 from cbtop.compute.kernels.sampling import drawn, drawn_reference
 from cbtop.compute.settings import Sampling
@@ -96,3 +97,16 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
     assert tokens(warm) != tokens(Sampling(temperature=20, top_k=0, top_p=1.0, seed=4))
     # Two logits of the tiny models lie within 2e-4 of one another where a processor has no VNNI.
     assert tokens(Sampling(temperature=1e-6)) == tokens(Sampling())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": float("nan")}, {"temperature": float("inf")}, {"temperature": -1.0}, {"top_k": -1},
+        {"top_p": 0.0}, {"top_p": 1.5}, {"top_p": float("nan")}, {"seed": -1}, {"seed": 1 << 64},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_draw_nothing_sensible_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ComputeError, match=f"^{next(iter(wrong))} is "):
+        Sampling(**wrong)  # type: ignore[arg-type]
