@@ -23,6 +23,10 @@ SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
 
 
+# GNU OpenMP ends a fork (SIGTERM) in which something spreads over threads that its parent has started.
+_launched: set[int] = set()  # the processes, of this one and those it is a fork of, in which Numba has launched
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """Compiled kernels on `threads` CPU threads. `label` is what screens show: `numba-omp×2`."""
@@ -84,21 +88,43 @@ def torch_on(threads: int) -> Any:
     return torch
 
 
+def is_fork_of_launched() -> bool:
+    """Whether this process is a fork of one in which kernels have run on threads, which are not here."""
+    return bool(_launched) and os.getpid() not in _launched
+
+
+def refuse_threads_of_fork(threads: int) -> None:
+    """ComputeError for more than one thread in a fork, which would be ended by it."""
+    if threads > 1 and is_fork_of_launched():
+        raise ComputeError(
+            f"{threads} threads in a fork of a process whose kernels have run on threads: GNU OpenMP would end it; "
+            'decode with one thread, or start it by "spawn" or "forkserver"'
+        )
+
+
 def cpu_backend(threads: int | None = None) -> Backend:
     """Numba set to use `threads` threads; when None, all that this process may run on but one.
 
     The last is left to whoever watches: a parallel product waits for its slowest thread, and the screen on the same
-    core makes one slow. ComputeError for none, or more than Numba was started with (NUMBA_NUM_THREADS).
+    core makes one slow. ComputeError for none, more than Numba was started with (NUMBA_NUM_THREADS), more than one in
+    a fork of a process that has run kernels, and where Numba cannot start them.
     """
     limit = int(settings.NUMBA_NUM_THREADS)
     if threads is not None and not (isinstance(threads, int) and 1 <= threads <= limit):
         raise ComputeError(f"{threads} threads: this process may use 1 to {limit}")
     wanted = threads or max(1, min(available_threads() - 1, limit))
+    untyped: Any = numba  # its stubs do not export threading_layer
+    if is_fork_of_launched():
+        refuse_threads_of_fork(wanted)
+        return Backend(wanted, str(untyped.threading_layer()))  # one thread needs no launch
     if "OMP_WAIT_POLICY" not in os.environ:
         # Read when libgomp is loaded, which is when Numba launches for the first time.
         os.environ.setdefault("GOMP_SPINCOUNT", str(GOMP_SPIN_COUNT))
-    numba.set_num_threads(wanted)
-    # Numba knows its threading layer only once something has run in parallel.
-    _launch(np.zeros(wanted, np.int64))
-    untyped: Any = numba  # its stubs do not export threading_layer
+    try:
+        numba.set_num_threads(wanted)
+        # Numba knows its threading layer only once something has run in parallel.
+        _launch(np.zeros(wanted, np.int64))
+    except ValueError as error:  # of a layer that NUMBA_THREADING_LAYER names and that is not there
+        raise ComputeError(f"Numba starts no threads ({str(error).splitlines()[0]})") from error
+    _launched.add(os.getpid())
     return Backend(wanted, str(untyped.threading_layer()))

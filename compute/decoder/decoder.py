@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.compute.backends import refuse_threads_of_fork
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
@@ -97,6 +98,7 @@ class Decoder:
         self.backend = backend
         self.context = context
         self.position = 0  # tokens in the KV cache
+        self._threads = threads
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if check_contracts else _timed
         self._sampling = sampling
@@ -188,6 +190,7 @@ class Decoder:
         return summary(findings)
 
     def _check(self, tokens: Sequence[int]) -> None:
+        refuse_threads_of_fork(self._threads)
         count, vocabulary = len(tokens), self.model.vocabulary
         if not count:
             raise ComputeError("no token to begin with: give a prompt of one or more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -55,3 +56,44 @@ def test_without_torch_it_is_said_that_it_is_missing(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ComputeError, match="torch is not installed"):
         backends.torch_on(1)
+
+
+_IN_A_FORK = """
+import os, sys
+from pathlib import Path
+from cbtop.compute.backends import cpu_backend
+from cbtop.compute.decoder.base import read_model
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.workload import bare_decoder
+
+model = read_model(Path(sys.argv[1]), FAMILIES)
+expected = bare_decoder(model, 2, 16).prefill([3, 1, 4])
+several = bare_decoder(model, 2, 16)
+if os.fork() == 0:
+    for refused in (lambda: several.prefill([3, 1, 4]), lambda: cpu_backend(2)):
+        try:
+            refused()
+        except ComputeError as error:
+            assert "2 threads in a fork" in str(error)
+        else:
+            os._exit(1)
+    os._exit(0 if bare_decoder(model, 1, 16).prefill([3, 1, 4]) == expected else 2)
+assert os.wait()[1] == 0
+assert several.prefill([3, 1, 4]) == expected
+"""
+
+
+def test_a_fork_of_a_process_that_decodes_is_told_so_where_openmp_would_end_it(model_files: dict[str, Path]) -> None:
+    environment = os.environ | {"NUMBA_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", _IN_A_FORK, str(model_files["qwen2"])]
+    subprocess.run(command, check=True, timeout=300, env=environment)
+
+
+def test_threads_that_numba_cannot_start_are_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(threads: int) -> None:
+        raise ValueError("No threading layer could be loaded.\nHINT: install it")
+
+    monkeypatch.setattr("numba.set_num_threads", fail)
+    with pytest.raises(ComputeError, match=r"^Numba starts no threads \(No threading layer could be loaded\.\)$"):
+        backends.cpu_backend(1)
