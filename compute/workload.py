@@ -26,9 +26,15 @@ ShouldStop = Callable[[], bool]
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
+WHOLE_PASS = "logits are those of float64"  # the check of `verify_pass`
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
 VERIFIED_TOKENS = 6  # five together, not a whole number of fours, and one alone
+# Of a whole pass: more together than a pass takes at once, then some alone.
+PASS_TOKENS, PASS_DECODED = 140, 7
+# How far logits may be from those of float64, in their standard deviations. Static. Exact products are off by what a
+# KV cache of float16 rounds: 0.1 %; int8 activations by 2 % of the demo, as are llama.cpp's (`benchmarks compute`).
+PASS_TOLERANCE = {True: 3e-3, False: 0.15}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,49 @@ def verify_model(path: Path, threads: int, *, is_exact: bool) -> list[CheckResul
     model = model_to_run(path, is_exact=is_exact)
     decoder = bare_decoder(model, threads, min(2 * PROMPT_TOKENS, model.context_length))
     return decoder.verify(_prompt(model, decoder.context)[:VERIFIED_TOKENS])
+
+
+def verify_pass(path: Path, threads: int, *, is_exact: bool) -> CheckResult:
+    """Whether the logits of the model at `path` are those of a float64 pass in NumPy: what no check of single bricks
+    sees, whose arguments may be wrong already. ModelError where it cannot be run.
+
+    The error is the root of the mean square of what a token's logits are off, in their standard deviations: the
+    largest of all compared tokens, of a mixture of experts their median: where two experts are about as good for a
+    token, rounding chooses.
+    """
+    import numpy as np
+
+    from cbtop.compute.decoder.int8 import model_to_run
+    from cbtop.compute.decoder.reference import forward_reference
+    from cbtop.protocol.messages import CheckResult
+
+    model = model_to_run(path, is_exact=is_exact)
+    decoder = bare_decoder(model, threads, min(PASS_TOKENS, model.context_length))
+    tokens = np.random.default_rng(PROMPT_SEED).integers(0, model.vocabulary, decoder.context).tolist()
+    together = max(len(tokens) - PASS_DECODED, 1)
+    decoder.prefill(tokens[:together])
+    found = [decoder.logits.copy()]
+    for token in tokens[together:]:
+        decoder.decode(token)
+        found.append(decoder.logits.copy())
+    expected = forward_reference(model, tokens, decoder.context)[together - 1 :]
+    off = np.sqrt(((np.array(found) - expected) ** 2).mean(axis=1)) / expected.std(axis=1)
+    error, tolerance = float(np.median(off) if model.experts else off.max()), PASS_TOLERANCE[is_exact]
+    is_known = bool(np.isfinite(error))
+    return CheckResult(
+        brick="LmHead",
+        assertion=WHOLE_PASS,
+        passed=is_known and error <= tolerance,
+        max_error=error if is_known else None,
+        tolerance=tolerance,
+        not_finite="" if is_known else "NaN or infinity",
+        note=_unseen(model, len(tokens)),
+    )
+
+
+def _unseen(model: Model, tokens: int) -> str:
+    slides = model.window and any(layer.slides for layer in model.layers)
+    return f"the window of {model.window:,} tokens is not reached" if slides and model.window >= tokens else ""
 
 
 def bare_decoder(model: Model, threads: int, context: int, cache_type: str = "f16") -> Decoder:

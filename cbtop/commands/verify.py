@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,8 @@ DESCRIPTION = (
     "Run every kernel, as a decoder may run it (each weight format, one token and many, one thread and two, each "
     "type of KV cache), on inputs of four sizes, compare it with its reference, and check what its contract says "
     "must hold before and after a call. Then plant the faults that the contract names; one that no check finds is a "
-    "failure, too. With --model also every brick of a model, in both kinds of pass."
+    "failure, too. With --model also every brick of a model, in both kinds of pass, and its logits beside those of a "
+    "pass in float64 over 140 random tokens."
 )
 EPILOG = """\
 examples:
@@ -86,17 +87,23 @@ def _chosen(all_of_them: Sequence[Variant], brick: str | None) -> Sequence[Varia
 
 
 def _of_model(path: Path, line: ProgressLine) -> list[CheckResult]:
-    """Of every brick of a model its checks in both kinds of pass: with one thread and with as many as there are, with
-    products as fast as they can be and with exact ones."""
+    """Of every brick of a model its checks in both kinds of pass, and of whole passes that their logits are right.
+
+    With one thread and with as many as there are, with products as fast as they can be and with exact ones.
+    """
     from cbtop.compute.backends import available_threads
     from cbtop.compute.errors import ComputeError
-    from cbtop.compute.workload import verify_model
+    from cbtop.compute.workload import verify_model, verify_pass
 
     found: list[CheckResult] = []
     try:
         for threads, is_exact in product(sorted({1, available_threads()}), (False, True)):
-            line.show(f"verifying the model: {threads} thread{'s' * (threads > 1)}")
-            found += verify_model(path, threads, is_exact=is_exact)
+            how = f"{threads} thread{'s' * (threads > 1)}, {'exact' if is_exact else 'as fast as it can'}"
+            line.show(f"verifying the model's bricks: {how}")
+            results = verify_model(path, threads, is_exact=is_exact)
+            line.show(f"verifying whole passes of the model: {how}; in float64 that takes its time")
+            results.append(verify_pass(path, threads, is_exact=is_exact))
+            found += [replace(one, note=", ".join(filter(None, (how, one.note)))) for one in results]
     except ComputeError as error:
         raise UsageError(str(error)) from error
     return found
@@ -118,7 +125,7 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     lines = [table(rows, left=3)]
     lines += [f"✗ {_name(one)}: fails {', '.join(one.failed)}" for one in kernels if one.failed]
     if model:
-        rows = [("", "brick of the model", "check", "error", "allowed")]
+        rows = [("", "brick of the model", "check", "error", "allowed", "with")]
         rows += [
             (
                 "✓" if one.passed else "✗",
@@ -126,6 +133,7 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
                 one.assertion,
                 "" if one.tolerance is None else _error(one.max_error),
                 "" if one.tolerance is None else f"{one.tolerance:.0e}",
+                one.note,
             )
             for one in model
         ]
@@ -162,7 +170,11 @@ def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     _suite(suites, "kernels", of_kernels)
     if model:
         of_bricks = [
-            (one.brick, one.assertion, [] if one.passed else [f"error {_error(one.max_error)} of {one.tolerance}"])
+            (
+                one.brick,
+                f"{one.assertion} ({one.note})",
+                [] if one.passed else [f"error {_error(one.max_error)} of {one.tolerance}"],
+            )
             for one in model
         ]
         _suite(suites, "model", of_bricks)
@@ -192,6 +204,10 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     checked = dict.fromkeys([contract_of[one.contract].name for one in kernels])
     checked |= dict.fromkeys([contract_of[one.brick].name for one in model])
     rules = {(name, rule.means): rule for name in checked for rule in _rules(contract_of[name])}
+    for one in model:  # also what is checked of whole passes, which no contract names
+        name = contract_of[one.brick].name
+        file = f"compute/contracts/{name}.yaml"
+        rules.setdefault((name, one.assertion), Rule(f"{name}/{one.assertion}", one.assertion, file, 1))
     return sarif(list(rules.values()), [Failure(rules[contract.name, what], said) for contract, what, said in failed])
 
 

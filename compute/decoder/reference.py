@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection, Rope
+from cbtop.compute.quantization.interleaved import Matrix
 
 Wide = NDArray[np.float64]
+TOGETHER = 1 << 22  # numbers of a matrix
 
 
 def forward_reference(model: Model, tokens: Sequence[int], context: int | None = None) -> Wide:
@@ -17,7 +19,7 @@ def forward_reference(model: Model, tokens: Sequence[int], context: int | None =
 
     They are of a context of that size; None: the model's.
     """
-    x = model.embedding.dequantized()[np.asarray(tokens)].astype(np.float64)  # (tokens, hidden)
+    x = model.embedding.dequantized(np.asarray(tokens)).astype(np.float64)  # (tokens, hidden)
     x *= model.embedding_scale
     context = context or model.context_length
     for layer in model.layers:
@@ -46,8 +48,15 @@ def _activated(model: Model, gate: Wide) -> Wide:
 
 
 def _times(x: Wide, projection: Projection) -> Wide:
-    y: Wide = x @ projection.weight.dequantized().astype(np.float64).T
+    y = _product(x, projection.weight, 0, projection.weight.rows)
     return y + projection.bias if projection.bias.size else y
+
+
+def _product(x: Wide, matrix: Matrix, first: int, end: int) -> Wide:
+    """x times these rows of the matrix, some at a time: all of a model's output matrix would be gigabytes."""
+    step = max(TOGETHER // matrix.columns, 1)
+    parts = [np.arange(at, min(at + step, end)) for at in range(first, end, step)]
+    return np.concatenate([x @ matrix.dequantized(rows).astype(np.float64).T for rows in parts], axis=-1)
 
 
 def _norm(x: Wide, weight: NDArray[np.float32], epsilon: float) -> Wide:
@@ -117,15 +126,17 @@ def _feed_forward(model: Model, layer: LayerWeights, x: Wide) -> Wide:
         return _times(_activated(model, gate) * _times(x, layer.up), layer.down)
     chances = np.exp(_times(x, layer.router))
     chances /= chances.sum(axis=1, keepdims=True)
-    shape = model.experts.count, model.feed_forward, model.hidden
-    gates, ups = (one.weight.dequantized().astype(np.float64).reshape(shape) for one in (layer.gate, layer.up))
-    downs = layer.down.weight.dequantized().astype(np.float64).reshape(shape[0], shape[2], shape[1])
+    weights, chosen = np.zeros_like(chances), np.argsort(-chances, axis=1, kind="stable")[:, : model.experts.used]
+    np.put_along_axis(weights, chosen, np.take_along_axis(chances, chosen, 1), 1)
+    if model.experts.normalised:
+        weights /= weights.sum(axis=1, keepdims=True)
     out = np.zeros_like(x)
-    for token, row in enumerate(x):
-        chosen = np.argsort(-chances[token], kind="stable")[: model.experts.used]
-        total = chances[token, chosen].sum() if model.experts.normalised else 1.0
-        for expert in chosen:
-            gate = gates[expert] @ row
-            inner = _activated(model, gate) * (ups[expert] @ row)
-            out[token] += model.experts.scale * chances[token, expert] / total * (downs[expert] @ inner)
+    for expert in range(model.experts.count):
+        took = np.flatnonzero((chosen == expert).any(axis=1))
+        if not took.size:
+            continue
+        inside, outside = (np.array([expert, expert + 1]) * rows for rows in (model.feed_forward, model.hidden))
+        gate, up = (_product(x[took], one.weight, *inside) for one in (layer.gate, layer.up))
+        found = _product(_activated(model, gate) * up, layer.down.weight, *outside)
+        out[took] += model.experts.scale * weights[took, expert, None] * found
     return out

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Places = NDArray[np.int64]
 
 LARGEST_HALF = 65504.0  # the largest binary16, which is what scales are stored in
 
@@ -106,9 +107,10 @@ class QuantizedMatrix:
     def size_bytes(self) -> int:
         return self.data.nbytes
 
-    def dequantized(self) -> Floats:
-        """The whole matrix as float32 (rows, columns): for references and checks, never to compute with."""
-        return self.format.dequantize(self.data)
+    def dequantized(self, rows: Places | None = None) -> Floats:
+        """The matrix, or these rows of it, as float32 (rows, columns): for references and checks, never to compute
+        with."""
+        return self.format.dequantize(self.data if rows is None else self.data[rows])
 
     @classmethod
     def of(cls, block_format: BlockFormat, weights: Floats) -> QuantizedMatrix:

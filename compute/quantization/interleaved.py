@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, QuantizedMatrix
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, Places, QuantizedMatrix
 from cbtop.compute.quantization.q4_0 import Q4_0
 from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -58,9 +58,9 @@ class InterleavedMatrix:
     def size_bytes(self) -> int:
         return self.data.nbytes
 
-    def dequantized(self) -> Floats:
-        """The whole matrix as float32 (rows, columns): for references and checks, never to compute with."""
-        return self.format.dequantize(rows_of(self.format, self.data, np.arange(self.rows)))
+    def dequantized(self, rows: Places | None = None) -> Floats:
+        """As `QuantizedMatrix.dequantized`."""
+        return self.format.dequantize(rows_of(self.format, self.data, np.arange(self.rows) if rows is None else rows))
 
     @classmethod
     def of(cls, matrix: QuantizedMatrix) -> InterleavedMatrix:

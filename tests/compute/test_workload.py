@@ -5,18 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cbtop.compute import ceilings
+from cbtop.compute import ceilings, workload
 from cbtop.compute.decoder import FAMILIES
-from cbtop.compute.decoder.base import read_model
+from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.demo_model import TINY_GEMMA2, write_model
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gguf import GgufFile
 from cbtop.compute.tokenizer import read_tokenizer
-from cbtop.compute.workload import WorkloadOptions, run
+from cbtop.compute.workload import WorkloadOptions, run, verify_model, verify_pass
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
 
@@ -151,3 +154,39 @@ def test_the_options_do_not_load_numba() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_whole_pass_agrees_with_float64_and_says_which_window_it_does_not_reach(
+    tmp_path: Path, is_exact: bool
+) -> None:
+    for name, shape, unseen in (("narrow", TINY_GEMMA2, ""), ("wide", replace(TINY_GEMMA2, window=4096), "4,096")):
+        path = tmp_path / f"{name}.gguf"
+        write_model(path, shape, lambda *_: None)
+        found = verify_pass(path, 1, is_exact=is_exact)
+        assert found.passed
+        assert found.note == (f"the window of {unseen} tokens is not reached" if unseen else "")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(
+            lambda model: replace(model, attention_scale=1.5 * model.attention_scale), id="attention's scale"
+        ),
+        pytest.param(lambda model: replace(model, window=0), id="no window"),
+        pytest.param(lambda model: replace(model, layers=model.layers[:-1]), id="a layer less"),
+        pytest.param(lambda model: replace(model, rope=replace(model.rope, layout="normal")), id="RoPE's layout"),
+        pytest.param(lambda model: replace(model, embedding_scale=1.0), id="the embedding's scale"),
+    ],
+)
+def test_a_decoder_that_puts_sound_bricks_together_wrongly_fails_as_a_whole_though_no_brick_does(
+    fault: Callable[[Model], Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = workload.bare_decoder
+    monkeypatch.setattr(workload, "bare_decoder", lambda model, *rest: right(fault(model), *rest))
+    path = tmp_path / "model.gguf"
+    write_model(path, TINY_GEMMA2, lambda *_: None)
+    assert all(one.passed for one in verify_model(path, 1, is_exact=True))
+    assert not verify_pass(path, 1, is_exact=True).passed
+    assert not verify_pass(path, 1, is_exact=False).passed
