@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +21,7 @@ from cbtop.client.store import Store
 from cbtop.client.window import reaches_back_s
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
-from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, RecordBatch, StatsUpdate
+from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, RecordBatch, SourceCatalog, StatsUpdate
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView, TimeView
@@ -33,6 +34,8 @@ MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
 RECENT_NS = 10_000_000_000  # a timeline is made of the newest records of so long, of what ended before of its last,
 RANGE_RECENT_NS = 60_000_000_000  # or of a range's
 MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
+STEPS_WITHIN_NS = 300_000_000_000  # so far from here steps are looked for,
+FEW_STEPS_NS = 10_000_000_000  # at first so far back
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,50 @@ class ReplayFeed(StoreViews):
         """Show the moment `to_s`, or the end of the recording that is nearer."""
         self.aim(to_s)
         self.advance()
+
+    def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
+        """Where it is so many `steps` of source `key` (None: the first one) on from a moment, back where negative:
+        the moment at which that many more, or fewer, had ended there; and how many of them were found.
+
+        It is looked for in the five minutes before or after. Steps that were told together, four times a second,
+        are one.
+        """
+        from_ns = self._moment_ns(from_s)
+        known = self.sources()
+        key = key if any(key == one.key for one in known) else known[0].key if known else None
+        if key is None:
+            return from_s, 0
+        if steps > 0:
+            told = self._steps_told(key, from_ns, from_ns + STEPS_WITHIN_NS)
+            moments = list(islice((at_ns for at_ns in told if at_ns > from_ns), steps))
+        else:
+            for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
+                # What is shown at a moment is what was told last: with that one ends the step that goes first.
+                moments = list(self._steps_told(key, from_ns - within_ns, from_ns))[:-1][::-1]
+                if len(moments) > -steps:  # the oldest is where reading began
+                    break
+        found = moments[: abs(steps)]
+        if not found:
+            return from_s, 0
+        return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
+
+    def _steps_told(self, key: str, begin_ns: int, end_ns: int) -> Iterator[int]:
+        """When more steps of a source had ended than before, as its daemon told it, and what it told first."""
+        steps, scratch = -1, Store()
+        for frame in self._reader.frames(self._reader.keyframe_before(begin_ns), SHOWN):
+            at_ns = min(frame.time_ns, self._reader.end_ns)
+            if at_ns > end_ns:
+                return
+            decode = self._decode if frame.kind == FrameKind.KEYFRAME else codec.decode
+            try:
+                for message in frame.messages(decode):
+                    if isinstance(message, SourceCatalog | StatsUpdate) and message.source == key:
+                        scratch.apply(message)
+            except DecodeError:
+                continue  # it is among the damaged once it is shown
+            if key in scratch.sources and (now := scratch.sources[key].steps_ended) > steps:
+                yield at_ns
+                steps = now
 
     def select(self, one_s: float, other_s: float) -> None:
         """Set out for the range between two moments: its steps alone are shown then, until `aim` goes elsewhere.

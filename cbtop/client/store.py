@@ -137,6 +137,11 @@ class SourceRecord:
         return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
 
     @property
+    def steps_ended(self) -> int:
+        """How many of its steps are counted."""
+        return sum(int(self.stats.column("count")[step.id]) for step in _steps(self))
+
+    @property
     def sample_every(self) -> int:
         """Of its steps it records one in so many."""
         if self.sampling is not None:

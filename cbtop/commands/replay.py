@@ -30,9 +30,9 @@ if TYPE_CHECKING:  # it loads numpy
     from cbtop.client.replay import ReplayFeed
 
 DESCRIPTION = (
-    "Show a recording on the same screens as what runs, labelled REPLAY with its date. [ ] move by a second, ← → by "
-    "5, { } by 10, PgUp PgDn by a minute, Home and End to its ends; Space holds it. v chooses a range, w writes it "
-    "to a file, which opens as that range."
+    "Show a recording on the same screens as what runs, labelled REPLAY with its date. [ ] move by a step, { } by "
+    "ten, and hold it; ← → by 5 seconds, ( ) by 10, PgUp PgDn by a minute, Home and End to its ends; Space holds it. "
+    "v chooses a range, w writes it to a file, which opens as that range."
 )
 EPILOG = """\
 examples:

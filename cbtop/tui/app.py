@@ -68,10 +68,18 @@ class CbtopApp(App[int]):
         Binding("r", "recent", "window"),
         Binding("m", "merge", "merge: sum, slowest, side by side, off", show=False, tooltip="merge"),
         Binding("space", "pause", "pause"),
-        Binding("left_square_bracket", "seek(-1)", "back 1 s", show=False, tooltip="look back"),
-        Binding("right_square_bracket", "seek(1)", "on 1 s", show=False),
-        Binding("left_curly_bracket", "seek(-10)", "back 10 s", show=False),
-        Binding("right_curly_bracket", "seek(10)", "on 10 s", show=False),
+        Binding(
+            "left_square_bracket",
+            "steps(-1)",
+            "back one step; what was told together is one",
+            show=False,
+            tooltip="look back",
+        ),
+        Binding("right_square_bracket", "steps(1)", "on one step", show=False),
+        Binding("left_curly_bracket", "steps(-10)", "back ten steps", show=False),
+        Binding("right_curly_bracket", "steps(10)", "on ten steps", show=False),
+        Binding("left_parenthesis", "seek(-10)", "back 10 s", show=False),
+        Binding("right_parenthesis", "seek(10)", "on 10 s", show=False),
         Binding(
             "v", "range", "a range begins here; it ends here, and every view is of it", show=False, tooltip="range"
         ),
@@ -159,7 +167,13 @@ class CbtopApp(App[int]):
         yield self._time_bar
 
     def _time_travel(self) -> TimeTravel:
-        return TimeTravel(self, self.show, self.arrive, self._notice.show_progress, ask=self._ask_back)
+        return TimeTravel(
+            self, self.show, self.arrive, self._notice.show_progress, self._source_key, ask=self._ask_back
+        )
+
+    def _source_key(self) -> str | None:
+        """The source that is shown."""
+        return None if self.source is None else self.source.key
 
     @property
     def _shown_feed(self) -> AppFeed:
@@ -274,7 +288,7 @@ class CbtopApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The help and the filter keep their keys (None: until they close), and Esc and End mean something else where
         there is no range."""
-        if action not in ("seek", "seek_to", "range", "leave_range", "now"):
+        if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
             return True
         if (action == "leave_range" and self._travel.chosen_s is None) or (
             action == "now" and self._travel.past is None
@@ -357,8 +371,13 @@ class CbtopApp(App[int]):
         else:
             self.show()
 
+    def action_steps(self, steps: int) -> None:
+        """Move in time by steps of the process shown; what is shown now is held, and looked back from."""
+        self._hold()
+        self._travel.move_steps(steps)
+
     def action_seek(self, by_s: float) -> None:
-        """Move in time; what is shown now is held, and looked back from."""
+        """Move in time."""
         self._hold()
         self._travel.move(by_s)
 

@@ -39,7 +39,9 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         self.window = False
 
     def _time_travel(self) -> TimeTravel:
-        return TimeTravel(self, self.show, self.arrive, self._notice.show_progress, past=self._recording)
+        return TimeTravel(
+            self, self.show, self.arrive, self._notice.show_progress, self._source_key, past=self._recording
+        )
 
     def action_pause(self) -> None:
         """Hold the recording where it is, or let it go on; from a range, from its end."""
@@ -49,6 +51,13 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         else:
             self._recording.is_playing = False
             self._freeze()
+
+    def action_steps(self, steps: int) -> None:
+        """Move by steps of the process shown, and stay there."""
+        if not self.paused:
+            self._recording.is_playing = False
+            self._freeze()
+        super().action_steps(steps)
 
     def action_seek_to(self, share: float) -> None:
         """Move to a share of the whole: 0 is the beginning, 1 the end."""

@@ -23,13 +23,14 @@ from cbtop.viewmodels.model import TimeView
 
 ADVANCE_S, ANSWER_S = 0.05, 0.005  # a recording is read for so long, and then keys are answered for so long
 AskBack = Callable[[], Callable[[], ReplayFeed]]  # gives what waits, in a thread, for what a daemon remembers
+Way = Callable[[ReplayFeed, float], float]  # from a moment of it to another, in seconds from its beginning
 NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
     """Moves in `past`, a recording; where there is none, in what `ask` gives, until `leave` goes back to now.
 
-    Where it is `show` draws, after it went elsewhere `arrive`.
+    Where it is `show` draws, after it went elsewhere `arrive`. Steps are those of `source`.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class TimeTravel:
         show: Callable[[], None],
         arrive: Callable[[], None],
         show_progress: Progress,
+        source: Callable[[], str | None],
         past: ReplayFeed | None = None,
         ask: AskBack | None = None,
         clock_s: Callable[[], float] = time.monotonic,
@@ -52,7 +54,10 @@ class TimeTravel:
         self._clock_s = clock_s
         self._held_s = 0.0  # when the screen was held, by our clock
         self._asked_s: float | None = None  # when the daemon was asked, while it is waited for
-        self._by_s = 0.0  # how far from there it goes, once there is something to go in
+        self._ways: list[Way] = []  # how it goes from there, once there is something to go in
+        self._begins_after: int | None = None  # how many of these a range begins behind
+        self._source = source
+        self._told_none = False  # that none were found, until some are
 
     @property
     def can_look_back(self) -> bool:
@@ -82,17 +87,24 @@ class TimeTravel:
         """Back to now; what is still being fetched is not wanted any more."""
         if self._asked_s is not None or (self.past is not None and self.past.on_its_way is not None):
             self._show_progress("")
-        self._asked_s = self.begun_s = None
+        self._asked_s = self.begun_s = self._begins_after = None
         if self.past is not None:
             self.past.close()
             self.past = None
 
     def move(self, by_s: float) -> None:
         """Go so many seconds on; from now, look back first."""
-        if self.past is not None:
-            self.go_to(self.past.at_s + by_s)
+        self._move(lambda _, from_s: from_s + by_s)
+
+    def move_steps(self, steps: int) -> None:
+        """Go so many steps on, likewise."""
+        self._move(partial(self._steps_away, steps))
+
+    def _move(self, way: Way) -> None:
+        if self.past is None:
+            self._look_back(way)
         else:
-            self._look_back(by_s)
+            self.go_to(way(self.past, self.past.at_s))
 
     def go_to(self, at_s: float) -> None:
         """Go to a moment, out of a range if one is shown."""
@@ -103,7 +115,7 @@ class TimeTravel:
         """Let a range begin at the moment shown, or end there and be shown."""
         past = self.past
         if past is None:
-            self._look_back(0, begins_range=True)
+            self._look_back(begins_range=True)
         elif self.begun_s is None:
             if past.range_s is not None:
                 self.go_to(past.at_s)
@@ -117,7 +129,7 @@ class TimeTravel:
 
     def leave_range(self) -> None:
         """Show the moment at its end instead."""
-        self.begun_s = None
+        self.begun_s = self._begins_after = None
         if self.past is not None and self.past.range_s is not None:
             self.go_to(self.past.at_s)
         else:
@@ -138,16 +150,26 @@ class TimeTravel:
     def tell(self, text: str, severity: SeverityLevel = "information") -> None:
         self._app.notify(clean(text), title="time", severity=severity, timeout=READ_S, markup=False)
 
-    def _look_back(self, by_s: float, *, begins_range: bool = False) -> None:
+    def _steps_away(self, steps: int, past: ReplayFeed, from_s: float) -> float:
+        """Where that many more had ended, or fewer; where no step is near, a second for each."""
+        to_s, found = past.steps_away(from_s, steps, self._source())
+        if not found and not self._told_none:
+            where = "before" if steps < 0 else "after"
+            self.tell(f"no step of it ended in the minutes {where}: it goes by seconds", severity="warning")
+        self._told_none = not found
+        return to_s if found else from_s + steps
+
+    def _look_back(self, *ways: Way, begins_range: bool = False) -> None:
         if self._ask is None:
             self.tell(NO_HISTORY, severity="warning")
             return
+        is_asked = self._asked_s is not None
+        self._ways = [*(self._ways if is_asked else ()), *ways]
         if begins_range:
-            self.begun_s = self._by_s if self._asked_s is not None else 0.0
-        if self._asked_s is not None:
-            self._by_s += by_s
+            self._begins_after = len(self._ways)
+        if is_asked:
             return
-        self._by_s, self._asked_s = by_s, self._clock_s()
+        self._asked_s = self._clock_s()
         self._show_progress("asking the daemon what it remembers")
         self._app.run_worker(partial(self._fetch, self._ask(), self._asked_s), thread=True, group="time")
 
@@ -169,10 +191,12 @@ class TimeTravel:
             found.close()
             return
         self._asked_s, self.past = None, found
-        held_at_s = found.duration_s - (asked_s - self._held_s)
-        if self.begun_s is not None:
-            self.begun_s = min(max(held_at_s + self.begun_s, 0), found.duration_s)
-        self.go_to(held_at_s + self._by_s)
+        moments_s = [found.duration_s - (asked_s - self._held_s)]
+        for way in self._ways:
+            moments_s.append(min(max(way(found, moments_s[-1]), 0), found.duration_s))
+        if self._begins_after is not None:
+            self.begun_s, self._begins_after = max(0, moments_s[self._begins_after]), None
+        self.go_to(moments_s[-1])
 
     def _set_out(self, aim: Callable[[], None]) -> None:
         assert self.past is not None

@@ -275,20 +275,22 @@ async def press(pilot: Pilot[int], *keys: str) -> str:
         (("shift+left",), 0),
         (("home",), 0),
         (("end",), SECONDS),
-        (("left_square_bracket",), 59),
-        (("right_square_bracket", "right_square_bracket"), 62),
-        (("left_curly_bracket",), 50),
-        (("right_curly_bracket", "3", "right_square_bracket"), 71),
+        (("left_square_bracket",), 59.5),  # a step ends every half a second
+        (("right_square_bracket", "right_square_bracket"), 61),
+        (("left_curly_bracket",), 55),
+        (("right_curly_bracket", "3", "right_square_bracket"), 65.5),
+        (("left_parenthesis",), 50),
+        (("right_parenthesis", "3", "right_square_bracket"), 70.5),
         (("5", "left"), 55),
         (("3", "end"), SECONDS),
     ],
 )
-async def test_every_key_that_moves_in_time_does(feed: ReplayFeed, keys: tuple[str, ...], at_s: int) -> None:
+async def test_every_key_that_moves_in_time_does(feed: ReplayFeed, keys: tuple[str, ...], at_s: float) -> None:
     feed.seek(60)
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
         text = await press(pilot, *keys)
         assert (feed.at_s, steps(feed)) == (at_s, 2 * at_s)
-        assert f"{at_s // 60}:{at_s % 60:02}/2:10" in text
+        assert f"{int(at_s) // 60}:{int(at_s) % 60:02}/2:10" in text
 
 
 async def test_it_is_labelled_with_its_date_and_space_holds_it(feed: ReplayFeed) -> None:
@@ -383,6 +385,45 @@ async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
         assert feed.at_s == 60
         await press(pilot, "escape", "left")
         assert feed.at_s == 55
+
+
+async def test_a_step_goes_to_where_one_more_or_less_had_ended_and_a_replay_stays_there() -> None:
+    with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
+        feed.seek(12.0)  # it stands still there, from before 8 s to after 13 s
+
+        def ended() -> int:
+            view = feed.view()
+            assert view is not None
+            return sum(phase.count for phase in view.phases)
+
+        async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
+            stuck, counts = ended(), list[int]()
+            for _ in range(3):
+                await press(pilot, "left_square_bracket")
+                counts.append(ended())
+            assert stuck > counts[0] > counts[1] > counts[2]
+            assert "PAUSED" in screen_text(pilot.app)  # type: ignore[arg-type]
+            for count in (counts[1], counts[0], stuck):
+                await press(pilot, "right_square_bracket")
+                assert ended() == count
+            await press(pilot, "right_square_bracket")
+            assert ended() > stuck
+            assert feed.at_s > 13
+            before_s = feed.at_s
+            await press(pilot, "right_curly_bracket", "left_curly_bracket")
+            assert feed.at_s == before_s
+
+
+async def test_where_no_step_ends_it_goes_by_seconds_and_says_so_once() -> None:
+    with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
+        async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
+            await press(pilot, "end", *["right_square_bracket"] * 2)
+            assert feed.at_s == feed.duration_s
+            said = [note.message for note in pilot.app._notifications]
+            assert said == ["no step of it ended in the minutes after: it goes by seconds"]
+            feed.seek(0.01)
+            await press(pilot, "left_curly_bracket")
+            assert feed.at_s == 0
 
 
 async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_shown(

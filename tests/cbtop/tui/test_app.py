@@ -553,7 +553,8 @@ CHECKS: dict[tuple[type, str], Check] = {
     (CbtopApp, "merge"): merges_all_like_it,
     (CbtopApp, "mark_baseline"): marks_a_baseline,
     (CbtopApp, "clear_baseline"): clears_the_baseline,
-    **{(CbtopApp, f"seek({by})"): says_that_there_is_no_memory_to_look_into for by in (-10, -1, 1, 10)},
+    **{(CbtopApp, f"steps({by})"): says_that_there_is_no_memory_to_look_into for by in (-10, -1, 1, 10)},
+    **{(CbtopApp, f"seek({by})"): says_that_there_is_no_memory_to_look_into for by in (-10, 10)},
     (CbtopApp, "range"): says_that_there_is_no_memory_to_look_into,
     (CbtopApp, "leave_range"): does_nothing_where_there_is_no_range,
     (CbtopApp, "now"): does_nothing_where_there_is_no_range,
@@ -1036,7 +1037,7 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         ours = {binding.action for owner, binding in BINDINGS if owner in (CbtopApp, Bricks, SortedTable)}
         elsewhere = {"command_palette", "leave_range", "now"}  # the one that is open; there is no range and no past
         assert ours - elsewhere <= offered
-        assert "seek(-1)" in offered
+        assert "steps(-1)" in offered
         assert not any("copy_text" in action for action in offered)
 
 
