@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("standard output is closed; there is nowhere to print to", 1)
     for stream in (sys.stdout, sys.__stderr__):  # reports are written to the one, the screen to the other
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=signs.ERRORS)
+            is_ascii = stream.isatty() and signs.are_wanted()  # a file or a program reads what it is given
+            stream.reconfigure(encoding="ascii" if is_ascii else None, errors=signs.ERRORS)
     debug = False
     try:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))

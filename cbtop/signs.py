@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import os
+import sys
+from collections.abc import Mapping
 
 ERRORS = "cbtop.signs"  # the name under which Python finds it as an error handler
 
@@ -43,6 +46,24 @@ def replace(error: UnicodeError) -> tuple[str, int]:
         raise error
     met = error.object[error.start : error.end]
     return "".join(SIGNS.get(ord(one)) or one.encode("ascii", "backslashreplace").decode() for one in met), error.end
+
+
+def are_wanted(
+    environment: Mapping[str, str] = os.environ, *, is_utf8_mode: bool = bool(sys.flags.utf8_mode)
+) -> bool:
+    """Whether the locale that the user has set has no UTF-8, though Python writes it: in C and POSIX, and where a locale
+    is not installed, it does (PEP 538, PEP 540), and puts LC_CTYPE=C.UTF-8 into the environment beside a LANG of C.
+
+    As htop does, which asks the C library for the locale's codeset; but where none is set at all, as in a container,
+    nobody has asked for ASCII, and terminals read UTF-8.
+    """
+    if not is_utf8_mode or environment.get("PYTHONUTF8") == "1" or environment.get("PYTHONIOENCODING"):
+        return False  # Python goes by the locale, or by what it was told
+    set_by_python = "" if environment.get("LC_ALL") else "C.UTF-8"
+    ctype = environment.get("LC_CTYPE", "")
+    name = environment.get("LC_ALL") or (ctype if ctype != set_by_python else "") or environment.get("LANG", "")
+    codeset = name.partition(".")[2].partition("@")[0].replace("-", "").lower()
+    return name in ("C", "POSIX") or codeset not in ("", "utf8")
 
 
 codecs.register_error(ERRORS, replace)

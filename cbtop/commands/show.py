@@ -82,7 +82,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ascii", action=argparse.BooleanOptionalAction,
-        help="draw with ASCII alone (default: where the terminal's encoding has no more)",
+        help="draw with ASCII alone (default: where the terminal's encoding has no more, or the locale is C or POSIX)",
     )  # fmt: skip
     group.add_argument(
         "--color",
@@ -172,8 +172,7 @@ def print_report(views: Sequence[SourceView], options: argparse.Namespace, repla
     """One report on stdout; `replay` says where in which recording it was found."""
     from cbtop.row_choice import RowChoice
 
-    if options.ascii:
-        draw_in_ascii()
+    settle_signs(options)
     sections = list(VIEWS) if options.view == "all" else [options.view]
     rows = RowChoice(options.sort or "", options.filter)
     sys.stdout.write(REPORTS[options.format](views, sections, replay, rows) + "\n")
@@ -250,15 +249,17 @@ def dress(app: CbtopApp, options: argparse.Namespace) -> None:
     app.rows = RowChoice(options.sort or "", options.filter)
     app.orders = remembered_orders()
     app.choose_theme(options.theme)
-    if options.ascii:
-        draw_in_ascii()
+    settle_signs(options)
 
 
-def draw_in_ascii() -> None:
-    """Write one ASCII character for each of our signs, on stdout and where the screen is drawn."""
+def settle_signs(options: argparse.Namespace) -> None:
+    """Where it is asked for, write one ASCII character for each of our signs, on stdout and where the screen is drawn;
+    with `--no-ascii` the signs, whatever the locale says."""
+    if options.ascii is None:
+        return
     for stream in (sys.stdout, sys.__stderr__):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="ascii", errors=signs.ERRORS)
+            stream.reconfigure(encoding="ascii" if options.ascii else "utf-8", errors=signs.ERRORS)
 
 
 def endpoint(text: str) -> str:
@@ -343,7 +344,7 @@ SETTINGS = {
     "sort": Setting(_column),
     "filter": Setting(str, ""),
     "theme": Setting(_theme),
-    "ascii": Setting(yes_or_no, False),
+    "ascii": Setting(yes_or_no),
     "color": Setting(yes_or_no),
     "silence": Setting(_verdict, (), is_list=True),
 }

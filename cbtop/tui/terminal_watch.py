@@ -36,7 +36,7 @@ class TerminalWatch:
     def begin(self) -> None:
         # Not the loop's own handlers: one that waits for room on the terminal calls none. Nor does a handler raise:
         # an exception out of it is lost where Python ignores exceptions, as in a `__del__`.
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._watch, name="cbtop-terminal", daemon=True).start()
 

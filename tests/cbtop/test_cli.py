@@ -108,6 +108,29 @@ def test_what_an_encoding_lacks_is_written_in_ascii_of_the_same_width(encoding: 
     assert written.replace("µ", "u") == "|#| - us #. * +2 _ \\u6ce8"
 
 
+@pytest.mark.parametrize(
+    ("environment", "is_wanted"),
+    [
+        ({"LC_ALL": "C"}, True),
+        ({"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, True),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # as Python leaves it that found LANG=C
+        ({"LANG": "de_DE.ISO-8859-1", "LC_CTYPE": "C.UTF-8"}, True),  # one that is not installed
+        ({"LC_CTYPE": "C.UTF-8"}, False),  # as Python leaves it that found nothing
+        ({}, False),
+        ({"LC_ALL": "C", "PYTHONUTF8": "1"}, False),
+        ({"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, False),
+        ({"LANG": "de_DE.UTF-8@euro"}, False),
+        ({"LANG": "de_DE.utf8"}, False),
+        ({"LANG": "C.UTF-8"}, False),
+    ],
+)
+def test_a_locale_without_utf_8_asks_for_ascii_and_none_at_all_for_nothing(
+    environment: dict[str, str], *, is_wanted: bool
+) -> None:
+    assert signs.are_wanted(environment, is_utf8_mode=True) is is_wanted
+    assert not signs.are_wanted(environment, is_utf8_mode=False)  # Python goes by the locale then
+
+
 def test_the_glyphs_of_categories_are_told_apart_in_ascii_too() -> None:
     glyphs = [look.glyph.encode("ascii", signs.ERRORS) for look in CATEGORY_LOOKS.values()]
     assert len(set(glyphs)) == len(glyphs)

@@ -30,7 +30,7 @@ COLUMNS, ROWS = 120, 34
 class Terminal:
     """A pseudo-terminal with a process on it, and the screen as a person would see it."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], **environment: str) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self.before = termios.tcgetattr(slave)
@@ -38,7 +38,8 @@ class Terminal:
         self._screen = pyte.Screen(COLUMNS, ROWS)
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
-        environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        known = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
+        environment = os.environ | known | environment
         for name in ("COLUMNS", "LINES"):  # a test runner's workers have them, and the app would believe them
             environment.pop(name, None)
         self.process = subprocess.Popen(
@@ -89,8 +90,8 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
-    opened = Terminal([*CBTOP, *arguments])
+def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
+    opened = Terminal([*CBTOP, *arguments], **environment)
     try:
         yield opened
     finally:
@@ -123,7 +124,9 @@ def quit_leaves_a_clean_terminal_and_no_process(screen: Terminal, key: str) -> N
     eventually(lambda: not any(process.is_running() for process in started))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_a_signal_leaves_a_clean_terminal_and_its_own_exit_code(model: str, number: signal.Signals) -> None:
     with terminal("demo", "--model", model) as screen:
         screen.wait_for("costliest bricks")
@@ -243,8 +246,11 @@ def test_who_quits_while_a_process_is_asked_for_its_kernels_leaves_a_clean_termi
 RECORDING = str(Path(__file__).parents[1] / "cbtop" / "imperfect.cbtop")
 
 
-def test_in_ascii_not_one_byte_of_the_screen_is_anything_else() -> None:
-    with terminal("replay", RECORDING, "--ascii", "--view", "bricks", "--filter", "att") as screen:
+@pytest.mark.parametrize(
+    ("options", "locale"), [(["--ascii"], "C.UTF-8"), pytest.param([], "C", marks=pytest.mark.slow)]
+)
+def test_in_ascii_not_one_byte_of_the_screen_is_anything_else(options: list[str], locale: str) -> None:
+    with terminal("replay", RECORDING, *options, "--view", "bricks", "--filter", "att", LC_ALL=locale) as screen:
         shown = screen.wait_for("AttentionScore", "3 of 9")
         assert "#" in shown
         for key, words in (("1", "one step"), ("3", "whole layer"), ("4", "bricks"), ("5", "GFLOP/s"), ("6", "+-- ")):

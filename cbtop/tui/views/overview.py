@@ -165,8 +165,8 @@ def _layers(source: SourceView, width: int, height: int) -> list[Line]:
     if layers is None:
         return []
     title: Line = ((f"{len(layers.rows)} layers", "dim"),)
-    if height <= 2:
-        return [fit_line(slowest_line(layers), width), *whole_layers(layers, width, 1)[-1:]]
+    if height <= 3:  # the marks over the bars are worth more than a rule
+        return [fit_line(slowest_line(layers), width), *whole_layers(layers, width, height - 1)]
     return [rule(title, width), fit_line(slowest_line(layers), width), *whole_layers(layers, width, height - 2)]
 
 
@@ -248,13 +248,15 @@ def _of(limit: float | None, unit: str) -> Line:
 
 
 def _cost(source: SourceView, width: int, height: int) -> list[Line]:
-    """What was lost, what recording costs the process, as far as it measures that, and what this viewer does."""
+    """What was lost, what recording costs the process, as far as it measures that, and what cbtop itself does."""
     loss = source.loss
     records: Line = ((formatting.count(loss.received), ""), (" records, ", "dim"))
     records += ((f"{formatting.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)
     parts: list[Line] = [(("  cbtop: ", "dim"), *records)]
     if source.overhead is not None:
         parts.append(((formatting.overhead(source.overhead), ""),))
-    if source.listed and source.listed.costs and (percent := source.listed.costs[0].cpu_percent) is not None:
-        parts.append((("this viewer ", "dim"), (formatting.percent(percent), ""), (" of a core", "dim")))
+    for cost in source.listed.costs if source.listed else ():
+        if cost.cpu_percent is not None:
+            percent = formatting.percent(cost.cpu_percent)
+            parts.append(((f"{clean(cost.name)} ", "dim"), (percent, ""), (" of a core", "dim")))
     return [join_fitting(parts, width, " · ")]

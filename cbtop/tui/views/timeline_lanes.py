@@ -119,15 +119,17 @@ def _tick(least_ns: float) -> int:
 
 
 def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
-    """Of what is in sight of a row, the longest, in their order."""
+    """Of what is in sight of a row, the longest, in their order: when each began, from where the axis begins."""
     seen = [at for at in scale.about(row.parts) if scale.sees(row.parts[at])]
     seen.sort(key=lambda at: -row.parts[at].duration_ns)
-    found: list[Line] = [BLANK, rule(((f"the longest of {row.title} in sight", "dim"),), width)]
+    heads: Line = (("began, and took", "faint"),)
+    found: list[Line] = [BLANK, rule(((f"the longest of {row.title} in sight", "dim"),), width, heads)]
     for at in sorted(seen[: max(0, min(lines - len(found), MAX_LONGEST))]):
         part, block = row.parts[at], row.blocks[at]
         name = f"{block.glyph or GAP} {clean(part.name)}"
+        began = "before what is seen" if part.start_ns < scale.begin_ns else formatting.exact(part.start_ns - zero_ns)
         cells = (
-            fit(formatting.exact(part.start_ns - zero_ns), 18, "right"),
+            fit(began, 19, "right"),
             fit(formatting.exact(part.duration_ns), 18, "right"),
         )
         where = clean(" · ".join(part.where))
