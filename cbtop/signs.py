@@ -51,8 +51,8 @@ def replace(error: UnicodeError) -> tuple[str, int]:
 def are_wanted(
     environment: Mapping[str, str] = os.environ, *, is_utf8_mode: bool = bool(sys.flags.utf8_mode)
 ) -> bool:
-    """Whether the locale that the user has set has no UTF-8, though Python writes it: in C and POSIX, and where a locale
-    is not installed, it does (PEP 538, PEP 540), and puts LC_CTYPE=C.UTF-8 into the environment beside a LANG of C.
+    """Whether the locale that the user has set has no UTF-8, though Python writes it: in C, POSIX and one that is not
+    installed it does (PEP 538, PEP 540), and puts LC_CTYPE=C.UTF-8 into the environment beside a LANG of C.
 
     As htop does, which asks the C library for the locale's codeset; but where none is set at all, as in a container,
     nobody has asked for ASCII, and terminals read UTF-8.

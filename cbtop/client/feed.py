@@ -367,6 +367,11 @@ class Feed(Views):
         return tuple(": ".join(filter(None, (link.endpoint, link.trouble or link.no_daemon))) for link in silent)
 
     @property
+    def answered(self) -> tuple[str, ...]:
+        """The addresses of the daemons that have answered and are others than ours."""
+        return tuple(link.endpoint for link in self._links if link.is_complete and not link.is_daemon_inside)
+
+    @property
     def unread(self) -> tuple[str, ...]:
         """The addresses whose daemon has said more than was read yet."""
         return tuple(link.endpoint for link in self._links if link.is_behind)

@@ -10,7 +10,10 @@ from tempfile import TemporaryDirectory
 
 from cbtop.client.feed import Feed
 from cbtop.client.replay import ReplayFeed
+from cbtop.client.store import HISTORY_S
 from cbtop.client.stream_recorder import save_history
+from cbtop.errors import CbtopError
+from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.keys import ViewerKeys
 
 
@@ -35,8 +38,31 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
     return fetch
 
 
-def _opened(endpoint: str, keys: ViewerKeys | None, window_s: float, selected: tuple[str, ...]) -> ReplayFeed:
+def remembered(feed: Feed) -> list[ReplayFeed]:
+    """What each daemon of `feed` remembers of the sources that are there now, at its end and without their curves.
+
+    It waits for that, a while of each that does not answer. They are to be closed.
+    """
+    found = []
+    for endpoint in feed.answered:
+        try:
+            past = _opened(endpoint, feed.keys, feed.window_s, tuple(feed.seen()), curves_s=0)
+        except (CbtopError, ProtocolError, OSError):
+            continue  # older, or it keeps none
+        past.is_playing = False
+        past.seek(past.duration_s)
+        found.append(past)
+    return found
+
+
+def _opened(
+    endpoint: str,
+    keys: ViewerKeys | None,
+    window_s: float,
+    selected: tuple[str, ...],
+    curves_s: float = HISTORY_S,
+) -> ReplayFeed:
     """In a file without a name: nothing is left of it once it is closed."""
     with TemporaryDirectory(prefix="cbtop-") as directory:
         saved = save_history(endpoint, keys, Path(directory))
-        return ReplayFeed(saved.path, window_s, selected=selected, is_history=True)
+        return ReplayFeed(saved.path, window_s, selected=selected, is_history=True, curves_s=curves_s)

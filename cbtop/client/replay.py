@@ -87,8 +87,9 @@ class ReplayFeed(StoreViews):
         clock_s: Callable[[], float] = time.monotonic,
         *,
         is_history: bool = False,
+        curves_s: float = store.HISTORY_S,
     ) -> None:
-        """`is_history`: it is what a daemon remembers."""
+        """`is_history`: it is what a daemon remembers. After a jump curves are of `curves_s`, or longer."""
         super().__init__(window_s, selected)
         self._is_history = is_history
         self.is_playing = True
@@ -107,7 +108,7 @@ class ReplayFeed(StoreViews):
         self._reason = ""  # why the last of them was refused
         # A jump begins so long before its target, at a keyframe, as the longest curve and the window reach back: what
         # is shown then is what is shown to who has played all that lies before.
-        self._reach_ns = round(max(store.HISTORY_S * SLACK, reaches_back_s(window_s)) * 1e9)
+        self._reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
         self._marks = Marks(self._reader.begin_ns)
         self._states: deque[_State] = deque(maxlen=MAX_STATES)
         self._range: _Range | None = None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 
 from cbtop.client.feed import Feed
+from cbtop.client.look_back import remembered
 from cbtop.client.store import SourceRecord
 from cbtop.commands.show import open_feed
 from cbtop.commands.top import (
@@ -97,8 +99,32 @@ def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
 
 
 def _rows(feed: Feed) -> list[SourceRow]:
-    """By host and rank."""
+    """By host and rank. Rates of what runs are of its last seconds, as on screen, where its daemon remembers them."""
+    found = {row.key: row for row in feed.listed().rows()}
+    if any(row.state is SourceStatus.LIVE for row in found.values()):
+        for past in remembered(feed):
+            with past:
+                for row in past.listed(window=True).rows():
+                    if row.state is SourceStatus.LIVE and row.window and row.key in found:
+                        found[row.key] = _with_rates(found[row.key], row)
     return sorted(
-        feed.listed().rows(),
+        found.values(),
         key=lambda row: (row.state is not SourceStatus.LIVE, row.rank or 0, row.host, row.pid),
+    )
+
+
+def _with_rates(row: SourceRow, lately: SourceRow) -> SourceRow:
+    """`row` with the steps of `lately`, and why these are not known."""
+    of_steps = ("steps_per_sec", "tokens_per_sec")
+    unknown = [one for one in row.unknown if one.figure not in of_steps]
+    unknown += [one for one in lately.unknown if one.figure in of_steps]
+    return replace(
+        row,
+        phase=lately.phase,
+        steps=lately.steps,
+        steps_per_sec=lately.steps_per_sec,
+        window=lately.window,
+        since_s=lately.since_s,
+        wall_us=lately.wall_us,
+        unknown=tuple(unknown),
     )

@@ -82,7 +82,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ascii", action=argparse.BooleanOptionalAction,
-        help="draw with ASCII alone (default: where the terminal's encoding has no more, or the locale is C or POSIX)",
+        help="draw with ASCII alone (default: where the terminal's encoding has no more, or the locale is C)",
     )  # fmt: skip
     group.add_argument(
         "--color",
@@ -253,8 +253,8 @@ def dress(app: CbtopApp, options: argparse.Namespace) -> None:
 
 
 def settle_signs(options: argparse.Namespace) -> None:
-    """Where it is asked for, write one ASCII character for each of our signs, on stdout and where the screen is drawn;
-    with `--no-ascii` the signs, whatever the locale says."""
+    """With `--ascii` write one ASCII character for each of our signs, on stdout and where the screen is drawn; with
+    `--no-ascii` the signs, whatever the locale says."""
     if options.ascii is None:
         return
     for stream in (sys.stdout, sys.__stderr__):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,21 @@ def test_it_lists_what_runs_and_text_and_json_agree() -> None:
         assert source["tokens_per_sec"] > 0
         assert source["produced"] > 0
         assert (source["clock_offset_us"], source["clock_uncertainty_us"]) == (0, 0)
+
+
+def test_rates_are_of_the_last_seconds_where_the_daemon_remembers_them_and_else_of_all_that_was_seen() -> None:
+    def only(*arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(ls("--format", "json", *arguments).stdout or '{"sources": [{}]}')
+        return next(iter(found["sources"]), {})
+
+    with daemon(), host():
+        source = eventually(lambda: (seen := only()).get("window_covers_s") and seen)
+        assert 1 <= source["window_covers_s"] < 12
+        assert source["tokens_per_sec"] * source["window_covers_s"] == pytest.approx(source["steps"])
+        assert " last " in ls().stdout
+    with daemon("--history", "0"), host():
+        source = eventually(lambda: (seen := only()).get("tokens_per_sec") and seen)
+        assert source["window_covers_s"] is None
 
 
 def test_it_names_the_straggler_of_several_ranks(runtime: Path) -> None:
