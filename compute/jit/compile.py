@@ -1,8 +1,5 @@
 """Numba as every kernel uses it: one typed decorator, one cache, and the bit tricks that all share."""
 
-# Numba's own cache key is the file that defines a function. An edit of a function that is called from
-# another file would go unnoticed, so the cache lies in a directory named by a hash of all our sources.
-
 from __future__ import annotations
 
 import hashlib
@@ -11,9 +8,11 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
+import llvmlite
 import numba
 import numpy as np
 
+from cbtop.compute.jit.function_cache import FunctionCache
 from cbtop.compute.jit.kernel_cache import use_directory
 from cbtop.protocol.cache import cache_dir
 
@@ -29,19 +28,20 @@ SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
 def _usable_numba_cache() -> Path | None:
     """The directory for our compiled kernels, made; None where nothing can be written."""
-    package = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(package.rglob("*.py")):
-        digest.update(source.read_bytes())
-    root = Path(settings.CACHE_DIR) if settings.CACHE_DIR else cache_dir()
-    return use_directory(root, digest.hexdigest()[:16])
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode()).hexdigest()
+    return use_directory(Path(settings.CACHE_DIR) if settings.CACHE_DIR else cache_dir(), digest[:16])
 
 
 NUMBA_CACHE = _usable_numba_cache()
-if NUMBA_CACHE is not None:
-    settings.CACHE_DIR = str(NUMBA_CACHE)
 
 prange = numba.prange
+
+
+def _compiled(function: Function, **options: Any) -> Function:
+    dispatcher: Any = numba.njit(error_model="numpy", nogil=True, **options)(function)
+    if NUMBA_CACHE is not None:
+        dispatcher._cache = FunctionCache(NUMBA_CACHE, function, dispatcher.targetoptions)
+    return cast(Function, dispatcher)
 
 
 def jit(function: Function) -> Function:
@@ -50,30 +50,23 @@ def jit(function: Function) -> Function:
     fastmath lets sums be reordered, hence vectorised. error_model="numpy": a division that raises on zero
     blocks vectorisation (8x on the softmax).
     """
-    decorate = numba.njit(cache=NUMBA_CACHE is not None, fastmath=True, error_model="numpy", nogil=True)
-    return cast(Function, decorate(function))
+    return _compiled(function, fastmath=True)
 
 
 def jit_as_written(function: Function) -> Function:
     """As `jit`, without fastmath: for what is rounded to whole numbers. LLVM may turn x * (1 / y) into x / y, and the
     last bit decides where a value halfway between two goes."""
-    return cast(Function, numba.njit(cache=NUMBA_CACHE is not None, error_model="numpy", nogil=True)(function))
+    return _compiled(function)
 
 
 def jit_inlined(function: Function) -> Function:
     """As `jit`, and always inlined by LLVM: for what is called for every row, with five arrays as arguments."""
-    decorate = numba.njit(
-        cache=NUMBA_CACHE is not None, fastmath=True, error_model="numpy", nogil=True, forceinline=True
-    )
-    return cast(Function, decorate(function))
+    return _compiled(function, fastmath=True, forceinline=True)
 
 
 def jit_parallel(function: Function) -> Function:
     """Compile with `prange` spread over Numba's threads."""
-    decorate = numba.njit(
-        cache=NUMBA_CACHE is not None, fastmath=True, error_model="numpy", nogil=True, parallel=True
-    )
-    return cast(Function, decorate(function))
+    return _compiled(function, fastmath=True, parallel=True)
 
 
 def copy_of(function: Function, name: str, **functions: Any) -> Function:

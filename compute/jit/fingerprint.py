@@ -1,0 +1,214 @@
+"""What a compiled function is made of, as one hash: the key of its place in the cache."""
+
+# A stale cache runs old code: what cannot be told apart for certain changes the hash.
+#
+# Rules
+# - From a function on is followed what its code names and its globals and cells hold, as Numba follows it when it
+#   compiles: functions, the Python that intrinsics run, numbers. That finds copies that have functions of their own,
+#   too, which what the file of their code imports does not.
+# - Of every function that is met its whole file counts, as bytecode: types, data models and overloads that stand
+#   beside it are found by no name. Comments and lines do not count.
+# - A plain function in compiled code is overloaded, nobody knows by what: what its file imports of us counts, too.
+# - A number counts by its value; of what is met and not known here, all of our files count.
+# - A file is read later than it was imported: where it has changed in between there is no hash.
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.core.dispatcher import Dispatcher
+from numba.core.extending import _Intrinsic
+
+NAME = "cbtop.compute"
+PACKAGE = Path(__file__).parents[1]
+_VERSIONS = f"{numba.__version__} {llvmlite.__version__}"
+_LIBRARIES = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}
+_NUMBERS = (int, float, str, bytes, type(None), np.generic)
+_NAMED: Any = (FunctionType, BuiltinFunctionType, Dispatcher, type)
+
+Stamp = tuple[int, int, int]
+
+
+class ChangedError(Exception):
+    """A file is no more what was imported, or cannot be read."""
+
+
+def _stamp(path: str) -> Stamp:
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+# As our files are when the first that compiles anything is imported.
+_STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
+
+
+def fingerprint(function: FunctionType, options: object) -> str:
+    """Of a Python function compiled with `options`: 32 hexadecimal digits. ChangedError where there are none."""
+    walk = _Walk()
+    walk.begin(function)
+    try:
+        files = sorted(f"{_relative(path)} {_hash_of_file(path, _checked(path))}" for path in walk.files)
+    except (OSError, ImportError, SyntaxError, ValueError) as error:
+        raise ChangedError from error
+    what = [_VERSIONS, function.__module__, function.__qualname__, repr(options), *files, *sorted(walk.values)]
+    return hashlib.sha256("\n".join(what).encode()).hexdigest()[:32]
+
+
+class _Walk:
+    """Follows a function: `files` and `values` are what it is made of."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.values: set[str] = set()
+        self._todo: list[tuple[Any, bool]] = []
+        self._met: dict[tuple[int, bool], Any] = {}  # with the objects: no id is used twice
+
+    def begin(self, function: FunctionType) -> None:
+        self._function(function, is_compiled=True)
+        while self._todo:
+            self._follow(*self._todo.pop())
+
+    def _meet(self, thing: Any, is_compiled: bool) -> None:
+        if (id(thing), is_compiled) not in self._met:
+            self._met[id(thing), is_compiled] = thing
+            self._todo.append((thing, is_compiled))
+
+    def _follow(self, thing: Any, is_compiled: bool) -> None:
+        if isinstance(thing, Dispatcher):
+            self.values.add(f"{thing.py_func.__qualname__} {thing.targetoptions!r}")
+            self._function(thing.py_func, is_compiled=True)
+        elif isinstance(thing, _Intrinsic):
+            self.values.add(f"{thing._defn.__qualname__} {thing._prefer_literal}")
+            self._function(thing._defn, is_compiled=False)
+        elif isinstance(thing, FunctionType):
+            self._function(thing, is_compiled)
+            if is_compiled:
+                self.files |= _imported_by(thing.__code__.co_filename)
+        elif isinstance(thing, type):
+            self._file_of(thing)
+        elif isinstance(thing, (types.Type, ir.Type, ir.Constant)):
+            self.values.add(f"{type(thing).__qualname__} {thing}")
+            self._file_of(type(thing))
+        elif isinstance(thing, (tuple, list)):
+            for one in thing:
+                self._value("", one, is_compiled)
+        else:
+            self.files |= set(_STAMPS)
+
+    def _file_of(self, kind: type) -> None:
+        if not _is_library(kind.__module__):
+            self.files.add(str(sys.modules[kind.__module__].__file__))
+
+    def _function(self, function: FunctionType, is_compiled: bool) -> None:
+        self.files.add(function.__code__.co_filename)
+        for name, value in _named_by(function):
+            self._value(f"{function.__qualname__} {name}", value, is_compiled)
+
+    def _value(self, name: str, value: Any, is_compiled: bool) -> None:
+        if isinstance(value, _NUMBERS):
+            self.values.add(f"{name} {type(value).__name__} {value!r}")
+        elif isinstance(value, _NAMED) and _is_library(value.__module__):
+            self.values.add(f"{name} {value.__module__}.{value.__name__}")
+        elif isinstance(value, np.ufunc) or (isinstance(value, ModuleType) and _is_library(value.__name__)):
+            self.values.add(f"{name} {value.__name__}")
+        else:
+            self._meet(value, is_compiled)
+            self.values.add(f"{name} {len(value) if isinstance(value, (tuple, list)) else ''}")
+
+
+def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What its code may read that lies outside of it. Names of attributes are among them, where a global has the
+    same: too much does no harm."""
+    for code in _codes(function.__code__):
+        for name in code.co_names:
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield name, cell.cell_contents
+    yield "defaults", function.__defaults__ or ()
+
+
+def _is_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in _LIBRARIES
+
+
+def _relative(path: str) -> str:
+    return os.path.relpath(path, PACKAGE) if path in _STAMPS else path
+
+
+def _checked(path: str) -> Stamp:
+    """Its stamp, which of ours is that of the import."""
+    stamp = _stamp(path)
+    if _STAMPS.get(path, stamp) != stamp:
+        raise ChangedError
+    return stamp
+
+
+def _code_of(path: str) -> CodeType:
+    code = SourceFileLoader(NAME, path).get_code(NAME)  # what importing it left: quicker than to compile it
+    assert code is not None
+    return code
+
+
+@cache
+def _hash_of_file(path: str, stamp: Stamp) -> str:
+    digest = hashlib.sha256()
+    for code in _codes(_code_of(path)):
+        numbers = code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+        names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+        digest.update(f"{numbers} {names} {[_written(one) for one in code.co_consts]}".encode())
+        digest.update(code.co_code + code.co_exceptiontable)
+    return digest.hexdigest()
+
+
+def _written(constant: object) -> str:
+    """As repr, which of a set has another order in every process."""
+    if isinstance(constant, CodeType):
+        return "code"
+    if isinstance(constant, frozenset):
+        return f"set {sorted(map(_written, constant))}"
+    if isinstance(constant, tuple):
+        return f"tuple {[_written(one) for one in constant]}"
+    return f"{type(constant).__name__} {constant!r}"
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _imported_by(path: str) -> set[str]:
+    """Of our files those that it imports, and all that these import."""
+    found: set[str] = set()
+    todo = [path]
+    while todo:
+        for one in _imports_of(todo.pop()) - found:
+            found.add(one)
+            todo.append(one)
+    return found
+
+
+@cache
+def _imports_of(path: str) -> set[str]:
+    found = set()
+    for code in _codes(_code_of(path)):
+        for module in (name for name in code.co_names if name.startswith(NAME)):
+            folder = PACKAGE.joinpath(*module.split(".")[NAME.count(".") + 1 :])
+            parts = (folder / part for part in code.co_names if part.isidentifier())
+            found |= {str(one.with_suffix(".py")) for one in (folder, *parts)} | {str(folder / "__init__.py")}
+    return found & _STAMPS.keys()

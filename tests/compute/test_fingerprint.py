@@ -1,0 +1,189 @@
+"""What a compiled function is made of decides whether it is compiled again, and nothing else does."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import cbtop
+from cbtop.compute.jit import compile as compiling
+from cbtop.compute.jit import fingerprint, kernel_cache
+from cbtop.compute.jit.kernel_cache import UNUSED_S
+
+FINGERPRINTS = """
+import json
+from cbtop.compute.jit.fingerprint import fingerprint
+from cbtop.compute.kernels import attention, kv_write, linear, linear_int8, products
+functions = {
+    "q4_k": linear.ROWS_OF[12].function, "q8_0": linear.ROWS_OF[8].function, "iq4_nl": linear.ROWS_OF[20].function,
+    "int8 q4_k": linear_int8.ROWS_OF[12].function, "attention": attention._attend, "products": products._one,
+    "kv_write": kv_write.kv_write,
+}
+print(json.dumps({name: fingerprint(one.py_func, one.targetoptions) for name, one in functions.items()}))
+"""
+COMMENT = "# as always\n\n"
+
+
+def fingerprints_in(folder: Path) -> dict[str, str]:
+    command = [sys.executable, "-c", FINGERPRINTS]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of ours to edit."""
+    ours = Path(cbtop.__file__).parent
+    for room in ("compute", "profiler", "protocol"):
+        shutil.copytree(ours / room, tmp_path / "cbtop" / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "version.py"):
+        shutil.copy(ours / name, tmp_path / "cbtop" / name)
+    return tmp_path
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1, (file, old)
+    file.write_text(text.replace(old, new))
+
+
+def test_an_edit_changes_what_it_is_inlined_into_and_a_comment_nothing(sources: Path) -> None:
+    before = fingerprints_in(sources)
+    assert len(set(before.values())) == len(before)
+    compute = sources / "cbtop" / "compute"
+    for file in compute.rglob("*.py"):
+        text = file.read_text()
+        file.write_text(
+            text.replace("from __future__", f"{COMMENT}from __future__", 1).replace("\n\n\n", "\n\n\n# so\n")
+        )
+    assert fingerprints_in(sources) == before
+
+    # A helper of Q4_K in a file of its own; what overloads a function that writes to a cache; a number of IQ4_NL; and
+    # files that none of these is made of.
+    edit(
+        compute / "quantization" / "six_bits.py",
+        "def byte_of(",
+        "def byte_of_all():\n    pass\n\n\n@jit\ndef byte_of(",
+    )
+    edit(
+        compute / "jit" / "halves.py",
+        "        return float_to_half(value)",
+        "        return float_to_half(value + 0)",
+    )
+    edit(compute / "quantization" / "iq4_nl.py", "BLOCK_BYTES = 18", "BLOCK_BYTES = 20")
+    edit(compute / "kernels" / "sampling.py", "from typing import Any\n", "from typing import Any\n\nUNUSED = 1\n")
+    edit(compute / "backends.py", "GOMP_SPIN_COUNT = 4_000", "GOMP_SPIN_COUNT = 4_001")
+    after = fingerprints_in(sources)
+    assert {name for name in before if before[name] != after[name]} == {"q4_k", "kv_write", "iq4_nl"}
+
+
+HELPER = "from cbtop.compute.jit.compile import jit\n\n@jit\ndef helper(x):\n    return x + 1\n"
+KERNEL = """
+from cbtop.compute.jit.compile import copy_of, jit
+from helper_of_a_test import helper
+NUMBER = 10
+def _plain(x):
+    return later(x) + NUMBER
+kernel = jit(_plain)
+@jit
+def later(x):
+    return 100 * helper(x)
+tens = jit(copy_of(_plain, "tens", NUMBER=20))
+"""
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ModuleType]:
+    """Imports a kernel and its helper as a new process would, their cache in a directory of the test."""
+    monkeypatch.setattr(compiling, "NUMBA_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    edits = iter(range(1, 100))
+
+    def imported(helper: str, kernel: str) -> ModuleType:
+        edited = next(edits)
+        for name, text in (("helper_of_a_test", helper), ("kernel_of_a_test", kernel)):
+            file = tmp_path / f"{name}.py"
+            file.write_text(text)
+            os.utime(file, (edited, edited))
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return importlib.import_module("kernel_of_a_test")
+
+    return imported
+
+
+def called(module: ModuleType) -> tuple[int, int, int]:
+    """What both kernels return, and how many of the two were in the cache."""
+    return (
+        module.kernel(1),
+        module.tens(1),
+        sum(sum(one.stats.cache_hits.values()) for one in (module.kernel, module.tens)),
+    )
+
+
+def test_the_cache_never_runs_old_code_and_is_found_again_after_a_comment(
+    imported: Callable[[str, str], ModuleType],
+) -> None:
+    assert called(imported(HELPER, KERNEL)) == (210, 220, 0)
+    assert called(imported(HELPER, KERNEL)) == (210, 220, 2)
+    assert called(imported(f"# a comment\n{HELPER}", f"# a comment\n{KERNEL}")) == (210, 220, 2)
+    assert called(imported(HELPER.replace("x + 1", "x + 2"), KERNEL)) == (310, 320, 0)
+    assert called(imported(HELPER, KERNEL.replace("NUMBER=20", "NUMBER=30")))[:2] == (210, 230)
+    assert called(imported(HELPER.replace("@jit", "def jit_(f): return jit(f)\n@jit_"), KERNEL))[:2] == (210, 220)
+    assert called(imported(HELPER, KERNEL)) == (210, 220, 2)
+
+
+def test_what_was_edited_after_it_was_imported_is_compiled_and_not_kept(
+    imported: Callable[[str, str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fingerprint._STAMPS, str(tmp_path / "helper_of_a_test.py"), (0, 0, 0))
+    assert called(imported(HELPER, KERNEL)) == (210, 220, 0)
+    assert not list(tmp_path.glob("cache/kernel_of_a_test._plain*"))
+    module = imported(HELPER, KERNEL)
+    with pytest.raises(fingerprint.ChangedError):
+        fingerprint.fingerprint(module.kernel.py_func, {})
+
+
+def test_what_is_not_known_is_made_of_all_our_files() -> None:
+    thing = object()
+
+    def function() -> Any:
+        return thing
+
+    found = fingerprint._Walk()
+    found.begin(function)
+    assert found.files > fingerprint._STAMPS.keys()
+
+
+def test_what_is_loaded_is_in_use_and_what_was_not_for_long_goes_once_something_is_compiled(
+    imported: Callable[[str, str], ModuleType], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    called(imported(HELPER, KERNEL))
+    for file in (*cache.iterdir(), *(cache / f"gone-0.py311{end}" for end in (".nbi", ".1.nbc", ".nbi.tmp.0"))):
+        file.touch()
+        os.utime(file, (0, time.time() - UNUSED_S - 1))
+    loaded = {file.name for file in cache.glob("kernel_of_a_test._plain*")} | {file.name for file in cache.glob("kernel_of_a_test.tens*")}
+    called(imported(HELPER, KERNEL))  # loads both, and so none that they are made of
+    kernel_cache.remove_unused_files(tmp_path / "none", time.time())
+    kernel_cache._LOOKED_AFTER.discard(cache)
+    kernel_cache.remove_unused_files(cache, time.time())
+    assert {file.name for file in cache.iterdir()} == loaded
+    old = cache / "old.nbi"
+    old.touch()
+    os.utime(old, (0, 0))
+    kernel_cache.remove_unused_files(cache, time.time())  # once a process
+    assert old.exists()
