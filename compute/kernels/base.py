@@ -64,6 +64,12 @@ def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
     return tuple(one.copy() if place in places else one for place, one in enumerate(arguments))
 
 
+def check_floats(x: Any) -> None:
+    """Raises ValueError where `x` is not of float32: code for vectors would read other numbers as these."""
+    if x.dtype != np.float32:
+        raise ValueError(f"activations are {x.dtype}; float32 are wanted: give x.astype(np.float32)")
+
+
 def from_bits(array: Any) -> Any:
     """What the numbers of `array` stand for: those of uint16 are the bits of float16, which Numba has no type for."""
     return array.view(np.float16) if array.dtype == np.uint16 else array

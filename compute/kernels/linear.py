@@ -14,7 +14,7 @@ import numpy as np
 
 from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import copy_of, jit
-from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, check_floats, floats
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.quantization import FORMATS, known
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
@@ -85,16 +85,19 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bloc
 
 
 def prepare(code: int, x: Any, scratch: Any) -> None:
-    """What rows of a format need of x besides x, before the first of them. ValueError where there is no such code."""
+    """What rows of a format need of x besides x, before the first of them. ValueError where there is no such code,
+    and where one token is not of float32."""
     prepare_format = FORMATS[known(code)].prepare
-    if prepare_format is not None and x.shape[0] == 1:
-        prepare_format(x, scratch)
+    if x.shape[0] == 1:
+        check_floats(x)
+        if prepare_format is not None:
+            prepare_format(x, scratch)
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
     """As `reference`. `scratch` is float32 (threads, columns or more): its rows are the threads to use.
 
-    Raises ValueError for the code of a format that is not known.
+    Raises ValueError for the code of a format that is not known, and for one token that is not of float32.
     """
     prepare(code, x, scratch)
     multiply_one(ROWS_OF[code], weights, bias, x, scratch, out, scratch.shape[0])

@@ -32,7 +32,7 @@ from cbtop.compute.jit.tiles import (
     zero_tile,
 )
 from cbtop.compute.jit.vectors import add, load_floats, multiply, multiply_add, splat, store_floats
-from cbtop.compute.kernels.base import Arguments, Kernel, floats
+from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
 from cbtop.compute.kernels.linear import work
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.kernels.unpacking import (
@@ -337,7 +337,8 @@ ROWS_OF: dict[int, CompiledRows] = {
 
 
 def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
-    """What rows take of activations: their tiles, and the scratch beside them."""
+    """What rows take of activations: their tiles, and the scratch beside them. ValueError where x is not float32."""
+    check_floats(x)
     _round_tokens(x, scratch.tiles)
     return scratch.tiles, scratch.panels
 

@@ -23,7 +23,7 @@ from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.jit.vectors import multiply, multiply_add, splat, store_floats, to_floats
 from cbtop.compute.kernels import linear, linear_bf16
-from cbtop.compute.kernels.base import Arguments, Kernel, floats
+from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
 from cbtop.compute.kernels.linear import work
 from cbtop.compute.kernels.linear_bf16 import FROM_TOKENS, TileScratch
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
@@ -223,8 +223,11 @@ ROWS_OF: dict[int, CompiledRows] = {
 
 def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:
     """What is made once of activations for all rows that meet them: the rows by format, what these take for x, what
-    they take beside it, and the threads. Of an Int8Scratch int8 products; else `scratch` is as `linear` has it."""
+    they take beside it, and the threads. Of an Int8Scratch int8 products; else `scratch` is as `linear` has it.
+
+    ValueError where x is not of float32; of `linear` more tokens than one may be of another kind."""
     if isinstance(scratch, Int8Scratch):
+        check_floats(x)
         if scratch.tiles is not None and len(x) >= FROM_TOKENS:
             return linear_bf16.ROWS_OF, *linear_bf16.prepared(x, scratch.tiles), scratch.threads
         quantize_rows(x, scratch.codes, scratch.factors)

@@ -176,7 +176,7 @@ def test_what_is_loaded_is_in_use_and_what_was_not_for_long_goes_once_something_
     for file in (*cache.iterdir(), *(cache / f"gone-0.py311{end}" for end in (".nbi", ".1.nbc", ".nbi.tmp.0"))):
         file.touch()
         os.utime(file, (0, time.time() - UNUSED_S - 1))
-    loaded = {file.name for file in cache.glob("kernel_of_a_test._plain*")} | {file.name for file in cache.glob("kernel_of_a_test.tens*")}
+    loaded = {file.name for name in ("_plain", "tens") for file in cache.glob(f"kernel_of_a_test.{name}*")}
     called(imported(HELPER, KERNEL))  # loads both, and so none that they are made of
     kernel_cache.remove_unused_files(tmp_path / "none", time.time())
     kernel_cache._LOOKED_AFTER.discard(cache)

@@ -14,8 +14,8 @@ import pytest
 from numba.core.errors import NumbaError
 
 from cbtop.compute.checks import Equivalent
-from cbtop.compute.kernels import all_kernels
-from cbtop.compute.kernels.base import with_copies
+from cbtop.compute.kernels import all_kernels, gated, linear, linear_bf16, linear_int8, qkv
+from cbtop.compute.kernels.base import Kernel, with_copies
 from cbtop.compute.kernels.linear import kernel_for
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
@@ -113,3 +113,26 @@ def test_of_all_formats_only_those_that_run_are_compiled_and_the_next_process_fi
 
     assert printed() == ["['Q8_0']", "[0, 0]"]
     assert printed() == ["[]", "[1, 1]"]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        *linear.LINEAR.values(),
+        *linear_int8.LINEAR_INT8.values(),
+        *linear_bf16.LINEAR_BF16.values(),
+        *qkv.QKV.values(),
+        *qkv.QKV_INT8.values(),
+        *gated.GATED.values(),
+        *gated.GATED_INT8.values(),
+    ],
+    ids=lambda kernel: kernel.name,
+)
+def test_a_product_of_activations_that_are_not_float32_is_refused(kernel: Kernel) -> None:
+    arguments = list(kernel.examples(np.random.default_rng(1), 8))
+    place = kernel.outputs[0] - 1  # x stands before what is written
+    for dtype in (np.float64, np.float16):
+        arguments[place] = arguments[place].astype(dtype)
+        with pytest.raises(ValueError, match="; float32 are wanted: give"):
+            kernel.implementation(*arguments)
+    assert not any(arguments[out].any() for out in kernel.outputs)
