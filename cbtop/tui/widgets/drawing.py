@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Self
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -24,6 +25,8 @@ class Drawing(Widget):
         super().__init__(id=id, classes=classes)
         self._lines: tuple[Line, ...] = ()
         self._role_styles: dict[str, Style] = {}
+        self._strips: dict[int, tuple[Line, Strip]] = {}  # by row what was painted there, and the line that it is of
+        self._painted_for: object = None  # in which width and colours
 
     @abstractmethod
     def draw(self, width: int, height: int) -> list[Line]:
@@ -34,15 +37,47 @@ class Drawing(Widget):
         width, height = self.size
         if not (width and height and self.is_mounted):
             return
-        before = self._lines
-        self._lines = tuple(self.draw(width, height)[:height])
-        changed = [
-            Region(cells[0], y, cells[1] - cells[0], 1)
-            for y in range(max(len(before), len(self._lines)))
-            if (cells := changed_cells(_line_at(before, y), _line_at(self._lines, y), width))
-        ]
+        before, lines = self._lines, self.draw(width, height)[:height]
+        changed = []
+        for y in range(max(len(before), len(lines))):
+            was, line = _line_at(before, y), _line_at(lines, y)
+            if line == was:
+                if line:
+                    lines[y] = was  # painted already
+            elif cells := changed_cells(was, line, width):
+                changed.append(Region(cells[0], y, cells[1] - cells[0], 1))
+        self._lines = tuple(lines)
         if changed:
             self.refresh(*changed)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The rows of `crop`, each painted once.
+
+        Textual's own way asks ten styles a row, and filters a row anew in each frame: it takes twice the time. What
+        has a border or padding goes that way all the same; no stylesheet of ours sets opacity or tints.
+        """
+        if self.styles.gutter:
+            return super().render_lines(crop)
+        (_, background), filters = self.background_colors, self.get_line_filters()
+        width = self.size.width
+        if (painted_for := (width, background, *filters)) != self._painted_for:
+            self._strips.clear()
+            self._painted_for = painted_for
+        strips = []
+        for y in crop.line_range:
+            line, known = _line_at(self._lines, y), self._strips.get(y)
+            if known is None or known[0] is not line:
+                strip = self.render_line(y)
+                for one in filters:
+                    strip = strip.apply_filter(one, background)
+                known = self._strips[y] = line, strip
+            strips.append(known[1])
+        return strips if crop.column_span == (0, width) else [strip.crop(*crop.column_span) for strip in strips]
+
+    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
+        if not regions:  # colours may be others
+            self._strips.clear()
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def render_line(self, y: int) -> Strip:
         joined: list[tuple[str, Style]] = []  # each change of colour takes as many bytes as a dozen cells
@@ -65,6 +100,7 @@ class Drawing(Widget):
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._role_styles.clear()
+        self._strips.clear()
 
     def _style(self, roles: str) -> Style:
         style = self._role_styles.get(roles)

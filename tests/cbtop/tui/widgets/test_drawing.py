@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.app import App, ComposeResult
 from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
 
 from cbtop.tui.widgets.drawing import Drawing, changed_cells
 from cbtop.tui.widgets.lines import ROLES, Line, width_of
@@ -134,3 +136,53 @@ async def test_a_drawing_asks_for_the_changed_cells_alone() -> None:
         counter.count = 1
         counter.redraw()
         assert counter.repainted == [Region(4, 1, 1, 1)]
+
+
+class Numbers(Drawing):
+    """Rows of which some change."""
+
+    def __init__(self) -> None:
+        super().__init__(id="numbers")
+        self.count = 0
+        self.painted: list[int] = []
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return [(("stays", "good"),), ((f"{self.count}", "bad"), (" of", "")), *[(("x", ""),)] * (self.count % 3)]
+
+    def render_line(self, y: int) -> Strip:
+        self.painted.append(y)
+        return super().render_line(y)
+
+
+class ShowsNumbers(ShowsSpans):
+    def compose(self) -> ComposeResult:
+        yield Numbers()
+
+
+async def test_rows_are_as_textual_would_paint_them_and_each_is_painted_once() -> None:
+    app = ShowsNumbers(())
+    async with app.run_test(size=(WIDTH, 6)) as pilot:
+        numbers = app.query_one(Numbers)
+        for turn in range(12):
+            numbers.count = turn
+            if turn == 5:
+                await pilot.resize_terminal(WIDTH - 4, 5)
+            if turn == 8:
+                app.theme = "textual-light"
+            numbers.redraw()
+            await pilot.pause()
+            whole = numbers.size.region
+            part = Region(3, 1, 5, 3)
+            for crop in (whole, part):
+                shown = numbers.render_lines(crop)
+                numbers._styles_cache.clear()
+                assert shown == Widget.render_lines(numbers, crop)
+            numbers.painted.clear()
+            numbers.render_lines(whole)
+            numbers.redraw()
+            numbers.render_lines(whole)
+            assert not numbers.painted
+            numbers.count += 3
+            numbers.redraw()
+            numbers.render_lines(whole)
+            assert numbers.painted == [1]
