@@ -38,6 +38,7 @@ from cbtop.viewmodels.on_demand import Later, OnDemand
 
 MAX_SPANS = 4_096  # so many records are shown, or one whole step of more
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
+_BEFORE_NEWEST = 0.1  # of its duration: so far before it everything is on its lanes
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
 
@@ -54,8 +55,8 @@ class TimelineView:
     missing: int  # records that were lost since the timeline was followed
     steps: int  # on all lanes
     lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
-    # The same as far as it can be in sight while the newest step is followed: each reaches back to a moment well
-    # before that at which nothing ran on it. Lanes and rows that only what ran before needed are not among them.
+    # The same as far as it can be in sight while the newest step is followed: each reaches back to a moment before
+    # that at which nothing ran on it. Lanes and rows that only what ran before needed are not among them.
     newest_lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
     # The newest step that was recorded whole, of the phase that is shown if there is one.
     newest: OnDemand[Span | None] = OnDemand()
@@ -112,7 +113,7 @@ def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> Timeli
     newest_span: Later[Span | None] = Later(lambda: None)
     if newest is not None:
         node, start_ns, end_ns = (int(column[newest]) for column in (batch.node, batch.start_ns, batch.end_ns))
-        newest_lanes = Later(lambda: _titled(make.about(start_ns - (end_ns - start_ns))))
+        newest_lanes = Later(lambda: _titled(make.about(start_ns - _BEFORE_NEWEST * (end_ns - start_ns))))
         newest_span = Later(lambda: _span_of(newest_lanes.value(), node, start_ns - begin_ns))
         if record.hello is not None:
             newest_s = (record.hello.realtime_ns + end_ns - record.hello.monotonic_ns) / 1e9
@@ -185,13 +186,14 @@ class _Records:
         begin_ns = int(steps.min()) if len(steps) else max(enough_ns, int(start_ns[0]))
         return begin_ns if newest is None else min(begin_ns, int(self.batch.start_ns[newest]))
 
-    def quiet_from(self, at: NDArray[np.int64], moment_ns: int) -> NDArray[np.int64]:
-        """Of the records `at`, by their start, those from the last one on that began before a moment and at which no
-        other ran on: what lies in what is the same as if all were there. All, where there is none."""
-        start_ns, end_ns = self.batch.start_ns[at], self.batch.end_ns[at]
-        is_quiet = start_ns < moment_ns
-        is_quiet[1:] &= np.maximum.accumulate(end_ns)[:-1] < start_ns[1:]  # what took no time lies in what ends then
-        return at[np.flatnonzero(is_quiet)[-1:].max(initial=0) :]
+    def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
+        """Of the records `at`, by their start, those since a time before a moment in which none of them ran, and when
+        that began: what lies in what is the same as if all were there. All, since 0, where there is no such time."""
+        start_ns = self.batch.start_ns[at]
+        ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
+        # What took no time lies in what ends then.
+        quiet = np.flatnonzero((ended_ns < start_ns[1:]) & (ended_ns <= moment_ns))
+        return (at[quiet[-1] + 1 :], int(ended_ns[quiet[-1]])) if len(quiet) else (at, 0)
 
 
 class _Lanes:
@@ -214,11 +216,11 @@ class _Lanes:
         for kind, at in self._groups:
             yield from self._of(kind, at, 0)
 
-    def about(self, moment_ns: int) -> Iterator[Lane]:
+    def about(self, moment_ns: float) -> Iterator[Lane]:
         """Each from a moment before that one on at which nothing ran on it."""
         for kind, at in self._groups:
-            near = self._found.quiet_from(at, moment_ns)
-            since_ns = 0 if len(near) == len(at) else int(self._found.batch.start_ns[near[0]]) - self._begin_ns
+            near, since_ns = self._found.quiet_from(at, moment_ns)
+            since_ns = max(0, since_ns - self._begin_ns)
             yield from self._of(kind, near, since_ns)
 
     def _of(self, kind: str, at: NDArray[np.int64], since_ns: int) -> Iterator[Lane]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import overload
 
 from cbtop import formatting
@@ -73,21 +74,31 @@ def _block(part: Span | Gap) -> Block:
 
 
 def _span(span: Span) -> Block:
-    name, us = clean(span.name), formatting.duration(span.duration_ns / 1e3)
     if span.kind is NodeKind.LAYER:
-        names = (f"{name} {us}", name, name.removeprefix("Layer "))
-        return Block(span.start_ns, span.end_ns, names, "dim", "track", "│")
+        return Block(span.start_ns, span.end_ns, partial(_layer_names, span), "dim", "track", "│")
     if span.category is None:
-        how = "timed as a whole" if span.is_plain else ""
-        names = (f"{name} {us} {how}".strip(), f"{name} {us}", name)
-        return Block(span.start_ns, span.end_ns, names, "strong", "cursor strong", "▸")
+        return Block(span.start_ns, span.end_ns, partial(_step_names, span), "strong", "cursor strong", "▸")
     look = CATEGORY_LOOKS[span.category]
-    return Block(span.start_ns, span.end_ns, (f"{name} {us}", name), look.role, look.fill, look.glyph)
+    return Block(span.start_ns, span.end_ns, partial(_names, span), look.role, look.fill, look.glyph)
 
 
 def _gap(gap: Gap) -> Block:
-    us = formatting.duration(gap.duration_ns / 1e3)
-    return Block(gap.start_ns, gap.end_ns, (f"{gap.name} {us}", gap.name), "gap")
+    return Block(gap.start_ns, gap.end_ns, partial(_names, gap), "gap")
+
+
+def _names(part: Span | Gap) -> tuple[str, ...]:
+    name = clean(part.name)
+    return f"{name} {formatting.duration(part.duration_ns / 1e3)}", name
+
+
+def _layer_names(span: Span) -> tuple[str, ...]:
+    names = _names(span)
+    return *names, names[-1].removeprefix("Layer ")
+
+
+def _step_names(span: Span) -> tuple[str, ...]:
+    names = _names(span)
+    return (f"{names[0]} timed as a whole", *names) if span.is_plain else names
 
 
 def label_width(width: int) -> int:

@@ -9,7 +9,7 @@ each block is in one place, and none is drawn longer than it is.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,14 +25,14 @@ SHADES, GAP = "░▒▓", "·"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """From one moment to another, in ns. Inside stands the first of `names` that there is room for; or the last, cut.
+    """From one moment to another, in ns. Inside stands the first of the names that there is room for; or the last, cut.
 
-    `role` colours text, `fill` the inside. A block without a `glyph` is a gap: it is dotted, and not counted.
+    They are made when they are asked for: most blocks lie in clusters, which have none. `role` colours text, `fill` the inside. A block without a `glyph` is a gap: it is dotted, and not counted.
     """
 
     start_ns: int
     end_ns: int
-    names: tuple[str, ...]
+    names: Callable[[], tuple[str, ...]]
     role: str
     fill: str = ""
     glyph: str = ""
@@ -112,11 +112,18 @@ class Place:
 
 def places(blocks: Sequence[Block], scale: Scale) -> list[Place]:
     """Where each of `blocks`, which are disjoint and in their order, is drawn or counted, from the left."""
+    return _places(_in_sight(blocks, scale), scale)
+
+
+def _in_sight(blocks: Sequence[Block], scale: Scale) -> dict[int, Block]:
+    """Those that are, by their number: each is asked for once."""
+    about = ((number, blocks[number]) for number in scale.about(blocks))
+    return {number: block for number, block in about if scale.sees(block)}
+
+
+def _places(blocks: Mapping[int, Block], scale: Scale) -> list[Place]:
     found: list[Place] = []
-    for number in scale.about(blocks):
-        block = blocks[number]
-        if not scale.sees(block):
-            continue
+    for number, block in blocks.items():
         last = found[-1] if found else None
         begin, end = scale.whole(block)
         if last and begin < last.end:
@@ -134,35 +141,37 @@ def places(blocks: Sequence[Block], scale: Scale) -> list[Place]:
 
 def time_row(blocks: Sequence[Block], scale: Scale, current: int | None = None) -> Line:
     """The line; the block `current` is lit."""
+    seen = _in_sight(blocks, scale)
     cells: list[tuple[str, str]] = []  # what is drawn so far, from the left
     at = 0
     before: Block | None = None  # the block that the last whole cells were of
-    for place in (*places(blocks, scale), None):
+    for place in (*_places(seen, scale), None):
         first = place.first if place else scale.width
-        after = blocks[place.blocks[0]] if place and not place.cells else None
+        after = seen[place.blocks[0]] if place and not place.cells else None
         cells += _edges(before, after, first - at, scale)
         if place is None:
             break
         at = place.end
         if place.cells:
-            cells += _cluster(blocks, place, scale, current)
+            cells += _cluster(seen, place, scale, current)
             before = None
         else:
             before = after
-            cells.append(_whole(blocks[place.blocks[0]], place.end - place.first, is_lit=place.blocks[0] == current))
+            cells.append(_whole(seen[place.blocks[0]], place.end - place.first, is_lit=place.blocks[0] == current))
     return _merged(cells)
 
 
 def _whole(block: Block, width: int, *, is_lit: bool) -> tuple[str, str]:
+    names = block.names()
     if not block.glyph:
-        name = next((f" {name} " for name in block.names if cell_len(name) + 4 <= width), "")
+        name = next((f" {name} " for name in names if cell_len(name) + 4 <= width), "")
         left = (width - cell_len(name)) // 2
         text = GAP * left + name + GAP * (width - left - cell_len(name))
         return text, "lit" if is_lit else block.role
     room = width - cell_len(block.glyph)
-    name = next((name for name in block.names if cell_len(name) <= room), "")
-    if not name and block.names and room >= LEAST_NAME:
-        name = block.names[-1]  # cut
+    name = next((name for name in names if cell_len(name) <= room), "")
+    if not name and names and room >= LEAST_NAME:
+        name = names[-1]  # cut
     return fit(block.glyph + name, width), "lit" if is_lit else block.fill
 
 
@@ -183,7 +192,7 @@ def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) 
     return [cell for cell in (left, (gap * free, "gap"), right) if cell[0]]
 
 
-def _cluster(blocks: Sequence[Block], place: Place, scale: Scale, current: int | None) -> list[tuple[str, str]]:
+def _cluster(blocks: Mapping[int, Block], place: Place, scale: Scale, current: int | None) -> list[tuple[str, str]]:
     """Each cell in the colour of what takes most in it, with the number of all in the middle."""
     inside: dict[int, list[int]] = {}
     for number, cell in zip(place.blocks, place.cells, strict=True):
@@ -194,7 +203,7 @@ def _cluster(blocks: Sequence[Block], place: Place, scale: Scale, current: int |
     drawn = []
     for cell in range(place.first, place.end):
         here = inside.get(cell, [])
-        lengths = {number: blocks[number].end_ns - blocks[number].start_ns for number in here}
+        lengths = {number: (block := blocks[number]).end_ns - block.start_ns for number in here}
         longest = max(lengths, key=lengths.__getitem__, default=None)
         role = "gap" if longest is None else "lit" if current in lengths else f"track {blocks[longest].role}"
         drawn.append((text.get(cell) or scale.shade(sum(lengths.values())), role))

@@ -61,13 +61,18 @@ def check_newest(found: TimelineView) -> None:
         assert any(since(since_ns, other) == (spans, gaps) for other in found.lanes)
         assert sum(lane.parts_ns(since_ns, found.length_ns).values()) == found.length_ns - since_ns
     if found.newest is not None:
-        sight_ns = found.newest.start_ns - found.newest.duration_ns
+        sight_ns = found.newest.start_ns - 0.1 * found.newest.duration_ns
         assert {span for lane in found.lanes for span in since(0, lane)[0] if span.end_ns > sight_ns} <= drawn
 
 
 def since(since_ns: int, lane: Lane) -> tuple[list[Span], list[Gap]]:
-    """What lies on a lane, and began at a moment or after it; in which of its rows is not told."""
-    spans = [replace(span, level=0) for row in lane.rows for span in row.spans if span.start_ns >= since_ns]
+    """What lies on a lane, and began at a moment or after it, and ended after it; in which of its rows is not told."""
+    spans = [
+        replace(span, level=0)
+        for row in lane.rows
+        for span in row.spans
+        if span.start_ns >= since_ns and span.end_ns > since_ns
+    ]
     return sorted(spans, key=lambda one: (one.start_ns, -one.end_ns, one.node)), [
         gap for gap in lane.gaps if gap.start_ns > since_ns
     ]

@@ -17,7 +17,7 @@ NAMES = ("DownProjection 1.2 ms", "DownProjection", "Down")
 
 
 def block(start_ns: int, end_ns: int, *, is_gap: bool = False, names: tuple[str, ...] = NAMES) -> Block:
-    return Block(start_ns, end_ns, names, "ffn", "" if is_gap else "fill-ffn", "" if is_gap else "■")
+    return Block(start_ns, end_ns, lambda: names, "ffn", "" if is_gap else "fill-ffn", "" if is_gap else "■")
 
 
 @st.composite
@@ -126,6 +126,6 @@ def test_of_blocks_far_away_none_is_looked_at() -> None:
             looked.append(at)
             return super().__getitem__(at)
 
-    blocks = Counted(Block(10 * at, 10 * at + 10, ("one",), "", "fill", "x") for at in range(4_096))
+    blocks = Counted(Block(10 * at, 10 * at + 10, tuple, "", "fill", "x") for at in range(4_096))
     assert len(places(blocks, Scale(20_000, 20_050, 50))) == 5
     assert len(looked) < 60
