@@ -1,6 +1,7 @@
 """What the screen costs on a real terminal of 120×40: CPU time and bytes a frame, and how soon the first is true.
 
-A process of 365 places writes 10,000 records a second. CPU time is that of the viewer's threads, as the kernel counts
+A process of 365 places writes 10,000 records a second. The floor is Textual alone: an app of that size in which one
+number changes as often. CPU time is that of the viewer's threads, as the kernel counts
 it: on a busy machine frames come later and cost about the same. Beside it stands a loop of plain Python, timed in the
 same round: its multiple is for comparing machines.
 """
@@ -19,7 +20,11 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
+
+from textual.app import App, ComposeResult
+from textual.widgets import Static
 
 from benchmarks.base import Figure, Ratio
 from benchmarks.load import BRICKS, LAYERS, daemon, decode_once
@@ -35,6 +40,9 @@ LEFT_STEPS = {"small": 100, "full": 720}  # 1.2 MB, and more than a ring of 8 Mi
 PATIENCE_S = 120.0
 TRUE = b"RmsNorm"  # a brick: with its measured time it stands on the screen, and nowhere before
 LOOP = "a loop of 100,000"
+FLOOR = "the floor"
+CBTOP = ["-m", "cbtop", "--interval", str(INTERVAL_S)]
+NUMBER = ["-c", "from benchmarks import screen; screen.show_number()"]
 
 
 def run() -> list[Figure]:
@@ -54,24 +62,27 @@ def run() -> list[Figure]:
 
 
 def frames(where: str) -> list[Figure]:
-    """Each view by turns, round by round: CPU time a frame against the loop, and what the terminal is sent."""
+    """Each view by turns, round by round: CPU time a frame against the floor's, and what the terminal is sent."""
     used: dict[str, list[float]] = {view.title: [] for view in VIEWS}
     sent: dict[str, list[float]] = {view.title: [] for view in VIEWS}
-    loops = []
-    with _Screen() as screen:
+    loops, floors = [], []
+    with _Screen(NUMBER) as number, _Screen(CBTOP) as screen:
         screen.wait_for(TRUE)
         for _ in range(ROUNDS):
             loops.append(_loop_ms())
+            number.watch(SETTLE_S)
+            floors.append(number.watch(WATCHED_S)[0] * INTERVAL_S / WATCHED_S)
             for key, view in enumerate(VIEWS, 1):
                 os.write(screen.terminal, b"%d" % key)
                 screen.watch(SETTLE_S)
                 ms, size_bytes = screen.watch(WATCHED_S)
                 used[view.title].append(ms * INTERVAL_S / WATCHED_S)
                 sent[view.title].append(size_bytes / WATCHED_S / 1024)
-    found = []
+    ratio = Ratio.of(floors, loops)
+    found = [Figure(f"a frame of Textual alone: {FLOOR}", statistics.median(floors), "ms CPU", LOOP, ratio)]
     for title, times in used.items():
-        ratio = Ratio.of(times, loops)
-        found.append(Figure(f"a frame of {title}, {where}", statistics.median(times), "ms CPU", LOOP, ratio))
+        ratio = Ratio.of(times, floors)
+        found.append(Figure(f"a frame of {title}, {where}", statistics.median(times), "ms CPU", FLOOR, ratio))
         found.append(Figure("  sent to the terminal", statistics.median(sent[title]), "KiB/s"))
     return found
 
@@ -80,7 +91,7 @@ def first_frame(beside: str) -> list[Figure]:
     """How long it takes until the screen is true, in CPU time and on the wall, and the memory then and later."""
     wall_s, cpu_s, first_mb, later_mb = [], [], [], []
     for _ in range(STARTS):
-        with _Screen() as screen:
+        with _Screen(CBTOP) as screen:
             wall_s.append(screen.wait_for(TRUE))
             cpu_s.append(screen.cpu_ms / 1e3)
             first_mb.append(screen.most_resident_mb)
@@ -95,16 +106,16 @@ def first_frame(beside: str) -> list[Figure]:
 
 
 class _Screen(AbstractContextManager["_Screen"]):
-    """`cbtop` on a terminal of its own."""
+    """A program in Python on a terminal of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: list[str]) -> None:
         self.terminal, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         environment = os.environ | {"TERM": "xterm-256color"}
         for name in ("COLUMNS", "LINES"):  # they would be believed
             environment.pop(name, None)
         self._begun_s = time.perf_counter()
-        command = [sys.executable, "-m", "cbtop", "--interval", str(INTERVAL_S)]
+        command = [sys.executable, *arguments]
         self._process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
         os.close(slave)
 
@@ -149,6 +160,26 @@ class _Screen(AbstractContextManager["_Screen"]):
             return os.read(self.terminal, 65536) if ready else b""
         except OSError:  # the other end is closed
             return b""
+
+
+class _Number(Static):
+    """It grows."""
+
+    def on_mount(self) -> None:
+        numbers = count()
+        self.set_interval(INTERVAL_S, lambda: self.update(str(next(numbers)), layout=False))
+
+
+class _ShowsNumber(App[None]):
+    CSS = "_Number { height: 1; }"
+
+    def compose(self) -> ComposeResult:
+        yield _Number()
+
+
+def show_number() -> None:
+    """Until it is killed."""
+    _ShowsNumber().run()
 
 
 def write() -> None:

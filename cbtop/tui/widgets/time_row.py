@@ -25,9 +25,10 @@ SHADES, GAP = "░▒▓", "·"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """From one moment to another, in ns. Inside stands the first of the names that there is room for; or the last, cut.
+    """From one moment to another, in ns. Inside stands the first of the names that has room, or the last, cut.
 
-    They are made when they are asked for: most blocks lie in clusters, which have none. `role` colours text, `fill` the inside. A block without a `glyph` is a gap: it is dotted, and not counted.
+    They are made when they are asked for: most blocks lie in clusters, which have none. `role` colours text, `fill`
+    the inside. A block without a `glyph` is a gap: it is dotted, and not counted.
     """
 
     start_ns: int

@@ -66,7 +66,7 @@ def check_newest(found: TimelineView) -> None:
 
 
 def since(since_ns: int, lane: Lane) -> tuple[list[Span], list[Gap]]:
-    """What lies on a lane, and began at a moment or after it, and ended after it; in which of its rows is not told."""
+    """What began on a lane at a moment or later, and ended after it; in which of its rows is not told."""
     spans = [
         replace(span, level=0)
         for row in lane.rows
