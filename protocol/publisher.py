@@ -155,6 +155,11 @@ class Publisher:
         """Whether there is a viewer or recorder."""
         return self._peers.follow((LIVE, RECORDS))
 
+    @property
+    def has_recorder(self) -> bool:
+        """Whether anybody wants each record."""
+        return self._peers.follow((RECORDS,))
+
     def questions(self, kind: bytes) -> list[bytes]:
         """The topics that begin with `kind`, by which viewers ask, and wait for an `answer`."""
         return self._peers.questions(kind)

@@ -248,8 +248,9 @@ class Feed(Views):
     """Connects to each of `endpoints`; with none, to this user's daemon, starting one inside where none runs.
 
     What one daemon does, or that it is gone, touches nothing that came from the others. With `selected` only the
-    sources that match one of these are there: a key, a pid or `rank=N`. Raises EndpointError for an address that
-    cannot be one, KeysError for another host's without `keys`.
+    sources that match one of these are there: a key, a pid or `rank=N`. A daemon inside remembers the last
+    `history_s` seconds. Raises EndpointError for an address that cannot be one, KeysError for another host's without
+    `keys`.
     """
 
     def __init__(
@@ -258,6 +259,7 @@ class Feed(Views):
         window_s: float = DEFAULT_WINDOW_S,
         keys: ViewerKeys | None = None,
         selected: Sequence[str] = (),
+        history_s: float = MAX_HISTORY_S,
     ) -> None:
         super().__init__()
         self.window_s = window_s
@@ -271,7 +273,7 @@ class Feed(Views):
             self._links: list[Link] = []
             budget = Budget()
             for endpoint in dict.fromkeys(endpoints or (None,)):
-                self._links.append(Link(endpoint, window_s, keys, budget))
+                self._links.append(Link(endpoint, window_s, keys, budget, history_s))
                 opened.callback(self._links[-1].close)
             self._close = opened.pop_all().close
 

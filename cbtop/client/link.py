@@ -7,6 +7,7 @@ from cbtop.client.clock_offset import ClockOffset
 from cbtop.client.collector import Collector
 from cbtop.client.own_daemon import DaemonIfNone
 from cbtop.client.store import Budget, Store
+from cbtop.daemon.history import MAX_HISTORY_S
 from cbtop.protocol.endpoint import stopped_holder
 from cbtop.protocol.keys import ViewerKeys
 
@@ -14,7 +15,8 @@ from cbtop.protocol.keys import ViewerKeys
 class Link:
     """Connects to `endpoint`; with None, to this user's daemon, starting one inside where none runs.
 
-    Raises EndpointError for an address that cannot be one, KeysError for another host's without `keys`.
+    That one remembers the last `history_s` seconds. Raises EndpointError for an address that cannot be one, KeysError
+    for another host's without `keys`.
     """
 
     def __init__(
@@ -23,9 +25,10 @@ class Link:
         window_s: float = DEFAULT_WINDOW_S,
         keys: ViewerKeys | None = None,
         budget: Budget | None = None,
+        history_s: float = MAX_HISTORY_S,
     ) -> None:
         self.store = Store(window_s, budget)
-        self._daemon = DaemonIfNone(endpoint)
+        self._daemon = DaemonIfNone(endpoint, history_s)
         self._collector = Collector(self._daemon.endpoint, self.store, keys=keys)
 
     def poll(self, timeout_ms: int = 0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from cbtop.daemon.daemon import DaemonInside
+from cbtop.daemon.history import MAX_HISTORY_S
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import EndpointError
 
@@ -15,14 +16,15 @@ class DaemonIfNone:
     """The daemon that a viewer listens to: the one at `endpoint`, or with None this user's.
 
     With None, one is started inside the viewer where none runs, and later where the one that ran falls silent.
+    It remembers the last `history_s` seconds.
     Raises EndpointError where there are too few descriptors for it.
     """
 
-    def __init__(self, endpoint: str | None) -> None:
+    def __init__(self, endpoint: str | None, history_s: float = MAX_HISTORY_S) -> None:
         self.endpoint = default_endpoint() if endpoint is None else endpoint
         self.inside: DaemonInside | None = None
         self.trouble = ""  # why none could be started inside
-        self._own = endpoint is None
+        self._own, self._history_s = endpoint is None, history_s
         self._tried_s = time.monotonic()
         if self._own:
             self._start()
@@ -42,7 +44,7 @@ class DaemonIfNone:
     def _start(self) -> None:
         self.trouble = ""
         try:
-            self.inside = DaemonInside(self.endpoint)
+            self.inside = DaemonInside(self.endpoint, history_s=self._history_s)
         except EndpointError as error:
             self.inside = None  # one runs already, or is about to: that is the one to listen to
             self.trouble = str(error)

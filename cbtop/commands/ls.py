@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with open_feed(options, options.source) as feed:
+    with open_feed(options, options.source, looks_back=False) as feed:
         _wait_for_answers(feed, options.timeout)
         if runs_ranks(feed):
             _poll_until(feed, time.monotonic() + RANKS_WATCH_S)

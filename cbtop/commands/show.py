@@ -128,12 +128,23 @@ def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False
     )
 
 
-def open_feed(options: argparse.Namespace, selected: Sequence[str] = (), window_s: float = DEFAULT_WINDOW_S) -> Feed:
-    """The feed that the options of `add_connect_arguments` name. Raises UsageError for keys that cannot be used."""
+def open_feed(
+    options: argparse.Namespace,
+    selected: Sequence[str] = (),
+    window_s: float = DEFAULT_WINDOW_S,
+    *,
+    looks_back: bool = True,
+) -> Feed:
+    """The feed that the options of `add_connect_arguments` name; whether anybody looks back in it.
+
+    Raises UsageError for keys that cannot be used.
+    """
     from cbtop.client.feed import Feed
+    from cbtop.daemon.history import MAX_HISTORY_S
 
     try:
-        return Feed(options.connect, window_s, viewer_keys(options), selected)
+        history_s = MAX_HISTORY_S if looks_back else 0.0
+        return Feed(options.connect, window_s, viewer_keys(options), selected, history_s)
     except KeysError as error:
         raise UsageError(str(error)) from error
 

@@ -283,6 +283,15 @@ class Daemon:
 
     def _publish(self) -> None:
         """Say what is new, the records before the counters that tell of them: what is missing then was lost."""
+        if self._history_s or self._publisher.has_recorder:
+            self._publish_records()
+        else:
+            for source in self._sources.values():
+                source.pass_over_records()
+        for source in self._sources.values():
+            self._say(FrameKind.LIVE, _frames_of(source, source.delta))
+
+    def _publish_records(self) -> None:
         together: list[bytes] = []
         size_bytes = 0
         for frame in (frame for source in self._sources.values() for frame in _frames_of(source, source.records)):
@@ -292,8 +301,6 @@ class Daemon:
                 self._say(FrameKind.RECORDS, together)
                 together, size_bytes = [], 0
         self._say(FrameKind.RECORDS, together)
-        for source in self._sources.values():
-            self._say(FrameKind.LIVE, _frames_of(source, source.delta))
 
     def _say_devices(self) -> None:
         """Say what the samplers have found meanwhile; they rest while nobody listens."""
@@ -395,9 +402,9 @@ class Daemon:
 class DaemonInside:
     """A daemon in a thread of this process, for a viewer that found none running."""
 
-    def __init__(self, endpoint: str, directory: Path | None = None) -> None:
+    def __init__(self, endpoint: str, directory: Path | None = None, history_s: float = MAX_HISTORY_S) -> None:
         self._stop = threading.Event()
-        self._daemon = Daemon(endpoint, directory)
+        self._daemon = Daemon(endpoint, directory, history_s=history_s)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="cbtop-daemon", daemon=True)
         self._thread.start()

@@ -208,6 +208,10 @@ class Source:
         fresh, self._fresh, self._handed_out = joined(self._fresh), [], produced
         return list(batches(self.key, first, produced, fresh)) if produced > first else []
 
+    def pass_over_records(self) -> None:
+        """Nobody wants the records until now: the next call of `records` gives what comes from now on."""
+        self._fresh, self._handed_out = [], self._ring.read_to
+
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some).
 

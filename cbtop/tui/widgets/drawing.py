@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Self
 
 from rich.cells import cell_len
@@ -158,5 +159,5 @@ def _placed(line: Line) -> list[tuple[int, str, str, int]]:
     return found
 
 
-def _line_at(lines: tuple[Line, ...], y: int) -> Line:
+def _line_at(lines: Sequence[Line], y: int) -> Line:
     return lines[y] if y < len(lines) else BLANK

@@ -380,6 +380,25 @@ def test_a_long_catalog_that_is_still_being_read_is_told_piece_by_piece_and_then
     profiler.close()
 
 
+@pytest.mark.parametrize(("history_s", "packed"), [(0.0, False), (60.0, True)])
+def test_records_are_packed_where_somebody_may_want_them(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, history_s: float, packed: bool
+) -> None:
+    profiler = BrickProfiler(recorder=RingRecorder(runtime))
+    daemon = Daemon(f"ipc://{runtime}/remembers.sock", runtime, history_s=history_s)
+    record([profiler])
+    daemon._discover()
+    record([profiler])
+    handed_out: list[int] = []
+    monkeypatch.setattr(Source, "records", lambda source: handed_out.append(source.waiting) or [])
+    daemon._read()
+    assert waiting(daemon) == 1
+    daemon._publish()
+    assert (handed_out, waiting(daemon)) == (([1], 1) if packed else ([], 0))
+    profiler.close()
+    daemon._publisher.close()
+
+
 def test_no_more_than_a_bound_of_what_was_read_waits_to_be_said(
     daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

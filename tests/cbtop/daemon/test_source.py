@@ -91,6 +91,23 @@ def test_what_is_left_unread_is_a_hello_and_a_count_until_it_is_wanted_and_then_
     profiler.close()
 
 
+def test_records_that_nobody_wants_are_passed_over_and_those_after_them_are_numbered_on(runtime: Path) -> None:
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a", 1):
+        pass
+    source = source_of(runtime)
+    source.poll()
+    source.pass_over_records()
+    assert (source.waiting, source.records()) == (0, [])
+    with profiler.brick("a", 1):
+        pass
+    source.poll()
+    (batch,) = source.records()
+    assert (batch.first, batch.produced, batch.count) == (1, 2, 1)
+    assert record_of(source).stats.received == 2
+    profiler.close()
+
+
 def test_a_process_that_says_goodbye_has_ended_and_is_read_to_its_last_record(runtime: Path) -> None:
     profiler = profiler_in(runtime, Clock())
     source = None
