@@ -48,13 +48,14 @@ class Finite:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """max|output - expected| <= tolerance * max|expected|."""
+    """max|output - expected| <= tolerance * max|expected|. `peer` is what has computed what is expected."""
 
     tolerance: float
+    peer: str = "reference"
 
     @property
     def name(self) -> str:
-        return "equals reference"
+        return f"equals {self.peer}"
 
     def evaluate(self, output: Output, expected: Output) -> Finding:
         if met := _not_finite(output) or _not_finite(expected):

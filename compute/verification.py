@@ -1,14 +1,15 @@
-"""Every kernel, as it may run, against its reference; and every check against outputs that are wrong on purpose.
+"""Every kernel, as it may run, beside what it must agree with; and every check beside outputs wrong on purpose.
 
 Rules
 - What is called is what a decoder calls: `implementation`, chosen by the same arguments.
+- `variants` is the one table of it, and the tolerance is everywhere that of the kernel's contract.
 - A check that lets a planted fault pass is itself a failure: it would vouch for anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,14 +68,41 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "drawn": (brick_specs.SAMPLING,),
 }
 OF_SEVERAL_SHAPES = ("attention", "gated", "kv_write", "qkv")  # what runs in a brick and has variants of its own
+REFERENCE, SINGLE_TOKENS, PARTS = "reference", "single tokens", "its parts"
+
+
+def _by_reference(kernel: Kernel, arguments: Arguments) -> None:
+    kernel.reference(*arguments)
+
+
+def _by_single_tokens(kernel: Kernel, arguments: Arguments) -> None:
+    for call in kernel.single_tokens(arguments):
+        kernel.implementation(*call)
+
+
+def _by_parts(kernel: Kernel, arguments: Arguments) -> None:
+    assert kernel.parts is not None
+    for part, call in kernel.parts(arguments):
+        part.implementation(*call)
+
+
+# What a kernel must agree with: its meaning, the same tokens one by one, and the kernels that it is fused of.
+PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
+    REFERENCE: _by_reference,
+    SINGLE_TOKENS: _by_single_tokens,
+    PARTS: _by_parts,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel as it may run: `how` says with what."""
+    """A kernel as it may run, `how` says with what, and which of PEERS it must agree with. Its examples have `tokens`
+    where they have a row for each."""
 
     kernel: Kernel
     how: str = ""
+    peer: str = REFERENCE
+    tokens: int = 3
 
     @property
     def bricks(self) -> tuple[str, ...]:
@@ -91,6 +119,7 @@ class Verified:
     contract: str
     bricks: tuple[str, ...]
     how: str
+    peer: str
     sizes: tuple[int, ...]
     max_error: float | None
     tolerance: float
@@ -104,29 +133,45 @@ class Verified:
 
 
 def variants() -> Iterator[Variant]:
-    """Every kernel of a decoder: each format, one token and more, one thread and two, each type of KV cache."""
+    """Every kernel of a decoder: each format, one token and more, one thread and two, each type of KV cache; beside
+    its reference, where it has several tokens beside these one by one, and where it is fused beside its parts."""
+    for variant in _beside_reference():
+        yield variant
+        if variant.tokens > 1 and variant.kernel.by_token and not _is_of_tiles_where_many(variant):
+            yield replace(variant, peer=SINGLE_TOKENS)
+        if variant.kernel.parts is not None:
+            yield replace(variant, peer=PARTS)
+
+
+def _is_of_tiles_where_many(variant: Variant) -> bool:
+    """Whether its many tokens are of bfloat16 and one would be of int8, which are other numbers."""
+    is_int8 = variant.kernel.parts is not None and variant.kernel.name.endswith("int8")
+    return HAS_TILES and is_int8 and variant.tokens >= linear_bf16.FROM_TOKENS
+
+
+def _beside_reference() -> Iterator[Variant]:
     for kernel in all_kernels():
         name = kernel.contract.name
         if name in BRICKS_OF and name not in OF_SEVERAL_SHAPES:
             yield Variant(kernel)
     for block_format in FORMATS.values():
         for tokens, threads in PRODUCTS_WITH:
-            yield Variant(linear.kernel_for(block_format, tokens, threads), _how(tokens, threads))
+            yield _of(linear.kernel_for(block_format, tokens, threads), tokens, threads)
     for code in linear_int8.LINEAR_INT8:
         for tokens, threads in PRODUCTS_WITH:
             many = HAS_TILES and tokens >= linear_bf16.FROM_TOKENS
             kernel_for = linear_bf16.kernel_for if many else linear_int8.kernel_for
-            yield Variant(kernel_for(FORMATS[code], tokens, threads), _how(tokens, threads))
+            yield _of(kernel_for(FORMATS[code], tokens, threads), tokens, threads)
     yield Variant(quantize_rows.QUANTIZE_ROWS)
     for tokens, threads in ((1, 1), (70, 2)):
         held = attention.kernel_for(tokens, threads, slides=True, cap=2.0)
-        yield Variant(held, f"{_how(tokens, threads)}, a window, a soft cap")
-        yield Variant(attention.kernel_for(tokens, threads, slides=True), f"{_how(tokens, threads)}, a window")
+        yield _of(held, tokens, threads, ", a window, a soft cap")
+        yield _of(attention.kernel_for(tokens, threads, slides=True), tokens, threads, ", a window")
     yield from _fused()
     for name, dtype in attention.CACHE_TYPES.items():
         yield Variant(kv_write.kernel_for(dtype), f"{name} cache")
         for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):
-            yield Variant(attention.kernel_for(tokens, threads, dtype), f"{_how(tokens, threads)}, {name} cache")
+            yield _of(attention.kernel_for(tokens, threads, dtype), tokens, threads, f", {name} cache")
 
 
 def _fused() -> Iterator[Variant]:
@@ -134,38 +179,42 @@ def _fused() -> Iterator[Variant]:
     for is_int8, codes in ((False, tuple(FORMATS)), (True, tuple(linear_int8.LINEAR_INT8))):
         for turn, code in enumerate(codes):
             tokens, threads = PRODUCTS_WITH[turn % len(PRODUCTS_WITH)]
-            how = _how(tokens, threads)
-            yield Variant(qkv.kernel_for((code,) * 3, tokens, threads, is_int8), how)
-            yield Variant(gated.kernel_for((code,) * 2, tokens, threads, is_int8), how)
+            yield _of(qkv.kernel_for((code,) * 3, tokens, threads, is_int8), tokens, threads)
+            yield _of(gated.kernel_for((code,) * 2, tokens, threads, is_int8), tokens, threads)
     for tokens, threads in PRODUCTS_WITH:
-        how = f"{_how(tokens, threads)}, mixed"
-        yield Variant(qkv.kernel_for((Q4_K.code, Q4_K.code, Q6_K.code), tokens, threads, is_int8=True), how)
-        yield Variant(gated.kernel_for((Q4_K.code, Q6_K.code), tokens, threads, is_int8=True), how)
+        three = qkv.kernel_for((Q4_K.code, Q4_K.code, Q6_K.code), tokens, threads, is_int8=True)
+        two = gated.kernel_for((Q4_K.code, Q6_K.code), tokens, threads, is_int8=True)
+        yield from (_of(kernel, tokens, threads, ", mixed") for kernel in (three, two))
 
 
-def _how(tokens: int, threads: int) -> str:
-    return f"{tokens} token{'s' * (tokens > 1)}, {threads} thread{'s' * (threads > 1)}"
+def _of(kernel: Kernel, tokens: int, threads: int, more: str = "") -> Variant:
+    how = f"{tokens} token{'s' * (tokens > 1)}, {threads} thread{'s' * (threads > 1)}{more}"
+    return Variant(kernel, how, tokens=tokens)
 
 
-def verified(variant: Variant) -> Verified:
-    """Runs the kernel on inputs of every size, and plants each fault that its contract names."""
-    kernel, contract = variant.kernel, variant.kernel.contract
-    equal = Equivalent(contract.tolerance)
+def verified(variant: Variant, sizes: Sequence[int] = SIZES) -> Verified:
+    """Runs the kernel on inputs of every size, and plants each fault that its contract names: those of arguments, and
+    what breaks its conditions, beside the reference alone."""
+    kernel, contract, peer = variant.kernel, variant.kernel.contract, variant.peer
+    equal = Equivalent(contract.tolerance, peer)
     errors: list[float | None] = []
     failed, missed, count = [], set(), 0
-    for size in SIZES:
+    for size in sizes:
         arguments = kernel.examples(np.random.default_rng([SEED, size]), size)
         earlier = with_copies(arguments, {*kernel.outputs, *contract.earlier})
         expected = with_copies(arguments, kernel.outputs)
         conditions = contract.check_before(numbers(arguments))
         kernel.implementation(*arguments)
-        kernel.reference(*expected)
+        PEERS[peer](kernel, expected)
         conditions += contract.check_after(numbers(arguments), numbers(earlier))
         failed += [f"{condition} at size {size}" for condition, holds in conditions if not holds]
-        failed += [f"{check} at size {size}" for check in _failed(kernel, arguments, expected)]
+        failed += [f"{check} at size {size}" for check in _failed(kernel, arguments, expected, peer)]
         for place in kernel.outputs:
             errors.append(equal.evaluate(from_bits(arguments[place]), from_bits(expected[place])).max_error)
-        for name, found in planted(kernel, earlier, expected):
+        plants = planted(kernel, earlier, expected)
+        if peer != REFERENCE:
+            plants = _found(kernel, _wrong_outputs(kernel, expected), expected)
+        for name, found in plants:
             count += 1
             if not found:
                 missed.add(name)
@@ -175,7 +224,8 @@ def verified(variant: Variant) -> Verified:
         contract.name,
         variant.bricks,
         variant.how,
-        SIZES,
+        peer,
+        tuple(sizes),
         max(known, default=None) if len(known) == len(errors) else None,
         contract.tolerance,
         tuple(failed),
@@ -184,9 +234,9 @@ def verified(variant: Variant) -> Verified:
     )
 
 
-def _failed(kernel: Kernel, found: Arguments, expected: Arguments) -> list[str]:
+def _failed(kernel: Kernel, found: Arguments, expected: Arguments, peer: str) -> list[str]:
     """The checks that the outputs among the arguments after a call fail."""
-    checks = Finite(), Equivalent(kernel.contract.tolerance)
+    checks = Finite(), Equivalent(kernel.contract.tolerance, peer)
     outputs = [(from_bits(found[place]), from_bits(expected[place])) for place in kernel.outputs]
     return [check.name for output in outputs for check in checks if not check.evaluate(*output).passed]
 
@@ -196,9 +246,13 @@ def planted(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tu
 
     `earlier` are the arguments before a call, `right` those after one that was right.
     """
-    for name, wrong in faults(kernel, earlier, right):
-        yield name, bool(_failed(kernel, wrong, right))
+    yield from _found(kernel, faults(kernel, earlier, right), right)
     yield from kernel.contract.broken(numbers(earlier), numbers(right))
+
+
+def _found(kernel: Kernel, wrong: Iterable[tuple[str, Arguments]], right: Arguments) -> Iterator[tuple[str, bool]]:
+    for name, arguments in wrong:
+        yield name, bool(_failed(kernel, arguments, right, REFERENCE))
 
 
 def faults(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, Arguments]]:
@@ -207,17 +261,21 @@ def faults(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tup
 
     `earlier` are the arguments before a call, `right` those after one that was right.
     """
+    yield from _wrong_outputs(kernel, right)
+    for change in kernel.contract.argument_faults:
+        wrong = with_copies(change.of(earlier), kernel.outputs)
+        kernel.reference(*wrong)
+        if not all([np.array_equal(wrong[place], right[place]) for place in kernel.outputs]):
+            yield change.name, wrong
+
+
+def _wrong_outputs(kernel: Kernel, right: Arguments) -> Iterator[tuple[str, Arguments]]:
     for name in kernel.contract.output_faults:
         for place in kernel.outputs:
             wrong = with_copies(right, {place})
             FAULTS[name](from_bits(wrong[place]))
             if not np.array_equal(wrong[place], right[place]):
                 yield name, wrong
-    for change in kernel.contract.argument_faults:
-        wrong = with_copies(change.of(earlier), kernel.outputs)
-        kernel.reference(*wrong)
-        if not all([np.array_equal(wrong[place], right[place]) for place in kernel.outputs]):
-            yield change.name, wrong
 
 
 def _scaled(values: Any) -> None:

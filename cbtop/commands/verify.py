@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # they load Numba
 
 DESCRIPTION = (
     "Run every kernel, as a decoder may run it (each weight format, one token and many, one thread and two, each "
-    "type of KV cache), on inputs of four sizes, compare it with its reference, and check what its contract says "
+    "type of KV cache), on inputs of four sizes, compare it with its reference, with the same tokens one by one and, "
+    "where it is fused, with the kernels that it is made of, and check what its contract says "
     "must hold before and after a call. Then plant the faults that the contract names; one that no check finds is a "
     "failure, too. With --model also every brick of a model, in both kinds of pass, and its logits beside those of a "
     "pass in float64 over 140 random tokens."
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         model = [result for result in model if result.brick == options.brick]
     sys.stdout.write(FORMATS[options.format](kernels, model))
     sys.stdout.flush()
-    failed = [f"{one.kernel} ({one.how or 'as it is'})" for one in kernels if not one.passed]
+    failed = [f"{one.kernel} ({one.how or 'as it is'}){_beside(one)}" for one in kernels if not one.passed]
     failed += [f"{one.brick} of the model" for one in model if not one.passed]
     if failed:
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
@@ -110,19 +111,20 @@ def _of_model(path: Path, line: ProgressLine) -> list[CheckResult]:
 
 
 def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
-    rows: Table = [("", "kernel", "with", "error", "allowed", "planted faults")]
+    rows: Table = [("", "kernel", "with", "beside", "error", "allowed", "planted faults")]
     rows += [
         (
             "✓" if one.passed else "✗",
             one.kernel,
             one.how,
+            one.peer,
             _error(one.max_error),
             f"{one.tolerance:.0e}",
             f"{one.planted} found" if not one.missed else "MISSED: " + ", ".join(one.missed),
         )
         for one in kernels
     ]
-    lines = [table(rows, left=3)]
+    lines = [table(rows, left=4)]
     lines += [f"✗ {_name(one)}: fails {', '.join(one.failed)}" for one in kernels if one.failed]
     if model:
         rows = [("", "brick of the model", "check", "error", "allowed", "with")]
@@ -145,7 +147,14 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
 
 
 def _name(one: Verified) -> str:
-    return " ".join(filter(None, (one.kernel, one.how)))
+    return " ".join(filter(None, (one.kernel, one.how))) + _beside(one)
+
+
+def _beside(one: Verified) -> str:
+    """What it failed beside, if that is not its reference, which every kernel stands beside."""
+    from cbtop.compute.verification import REFERENCE
+
+    return "" if one.peer == REFERENCE else f" beside {one.peer}"
 
 
 def _error(value: float | None) -> str:
@@ -164,7 +173,7 @@ def _json(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
 def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     suites = ET.Element("testsuites", name="cbtop verify")
     of_kernels = [
-        (one.kernel, one.how or one.kernel, [*one.failed, *(f"does not notice {fault}" for fault in one.missed)])
+        (one.kernel, _name(one), [*one.failed, *(f"does not notice {fault}" for fault in one.missed)])
         for one in kernels
     ]
     _suite(suites, "kernels", of_kernels)
@@ -213,7 +222,9 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
 
 def _rules(contract: Contract) -> Iterator[Rule]:
     """All that is checked of a kernel, with the line of its contract that says so."""
-    lines = {"finite": "equations", "equals reference": "tolerance"}
+    from cbtop.compute.verification import PEERS
+
+    lines = {"finite": "equations"} | {f"equals {peer}": "tolerance" for peer in PEERS}
     lines |= {one.name: one.expression.text for one in (*contract.preconditions, *contract.postconditions)}
     lines |= {fault: fault for fault in (*contract.output_faults, *(one.name for one in contract.argument_faults))}
     for what, text in lines.items():

@@ -75,6 +75,6 @@ def geglu_work() -> KernelWork:
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 8.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 
-SWIGLU = Kernel("swiglu", reference, swiglu, work, (2,), contract("swiglu"), _examples)
-GEGLU = Kernel("geglu", geglu_reference, geglu, geglu_work, (2,), contract("geglu"), _examples)
+SWIGLU = Kernel("swiglu", reference, swiglu, work, (2,), contract("swiglu"), _examples, by_token=(0, 1, 2))
+GEGLU = Kernel("geglu", geglu_reference, geglu, geglu_work, (2,), contract("geglu"), _examples, by_token=(0, 1, 2))
 ACTIVATIONS: Mapping[Activation, Kernel] = {"silu": SWIGLU, "gelu": GEGLU}

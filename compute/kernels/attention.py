@@ -500,6 +500,7 @@ def kernel_for(
         contract=contract("attention"),
         examples=_examples(tokens, threads, dtype, slides, cap),
         parallel=True,
+        by_token=(0, 7),
     )
 
 

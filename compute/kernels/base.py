@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class Kernel:
     `parallel` says whether it may spread over all threads of the backend; the others run on one.
     `narrow` cuts arguments down to what the reference can do in a moment: the same operation on fewer rows.
     `parts` says of a fused kernel what a call is instead: kernels in a row, each with its arguments.
+    `by_token` are the places of the arguments with a row for each token; none where tokens are no calls of their own.
     """
 
     name: str
@@ -54,6 +55,19 @@ class Kernel:
     narrow: Callable[[Arguments], Arguments] = everything
     parallel: bool = False
     parts: Callable[[Arguments], tuple[Part, ...]] | None = None
+    by_token: tuple[int, ...] = ()
+
+    def single_tokens(self, arguments: Arguments) -> Iterator[Arguments]:
+        """The call token by token: of each its arguments, which are views of those given."""
+        names = self.contract.arguments
+        start = names.index("start") if "start" in names else None
+        for token in range(len(arguments[self.by_token[0]])):
+            call = list(arguments)
+            for place in self.by_token:
+                call[place] = arguments[place][token : token + 1]
+            if start is not None:
+                call[start] += token
+            yield tuple(call)
 
 
 Part = tuple[Kernel, Arguments]

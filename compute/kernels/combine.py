@@ -48,4 +48,4 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, tokens * used, size), places, weights, np.zeros((tokens, size), np.float32)
 
 
-COMBINE = Kernel("combine", reference, combine, work, (3,), contract("combine"), _examples)
+COMBINE = Kernel("combine", reference, combine, work, (3,), contract("combine"), _examples, by_token=(1, 2, 3))

@@ -96,5 +96,6 @@ INTERLEAVED_EMBEDDING = Kernel(
     (4,),
     contract("embedding"),
     _interleaved_examples,
+    by_token=(2, 4),
 )
-EMBEDDING = Kernel("embedding", reference, embedding, work, (4,), contract("embedding"), _examples)
+EMBEDDING = Kernel("embedding", reference, embedding, work, (4,), contract("embedding"), _examples, by_token=(2, 4))

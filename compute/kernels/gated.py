@@ -101,6 +101,7 @@ def kernel_for(codes: Sequence[int], tokens: int = 1, threads: int = 1, is_int8:
         narrow=narrow,
         parallel=True,
         parts=parts,
+        by_token=(6, 7, 8, 9),
     )
 
 

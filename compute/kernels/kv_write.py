@@ -56,7 +56,9 @@ def _examples(dtype: Any) -> Any:
 
 def kernel_for(dtype: Any = np.uint16) -> Kernel:
     """The kernel; its examples are of a cache of `dtype`."""
-    return Kernel("kv_write", reference, kv_write, work, (3, 4), contract("kv_write"), _examples(dtype))
+    return Kernel(
+        "kv_write", reference, kv_write, work, (3, 4), contract("kv_write"), _examples(dtype), by_token=(0, 1)
+    )
 
 
 KV_WRITE = kernel_for()

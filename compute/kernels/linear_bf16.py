@@ -374,6 +374,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = FROM_TOKENS, threads: in
         examples=_examples(block_format, tokens, threads),
         narrow=narrow,
         parallel=True,
+        by_token=(3, 4),
     )
 
 

@@ -276,6 +276,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> 
         examples=_examples(block_format, tokens, threads),
         narrow=narrow,
         parallel=True,
+        by_token=(3, 4),
     )
 
 

@@ -104,6 +104,7 @@ def kernel_for(codes: Sequence[int], tokens: int = 1, threads: int = 1, is_int8:
         narrow=narrow,
         parallel=True,
         parts=parts,
+        by_token=(9, 10, 11, 12),
     )
 
 

@@ -91,4 +91,6 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return x, *empty_codes(3, BLOCK * size)
 
 
-QUANTIZE_ROWS = Kernel("quantize_rows", reference, quantize_rows, work, (1, 2), contract("quantize_rows"), _examples)
+QUANTIZE_ROWS = Kernel(
+    "quantize_rows", reference, quantize_rows, work, (1, 2), contract("quantize_rows"), _examples, by_token=(0, 1, 2)
+)

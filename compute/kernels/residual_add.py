@@ -38,4 +38,6 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, 3, size), floats(rng, 3, size)
 
 
-RESIDUAL_ADD = Kernel("residual_add", reference, residual_add, work, (0,), contract("residual_add"), _examples)
+RESIDUAL_ADD = Kernel(
+    "residual_add", reference, residual_add, work, (0,), contract("residual_add"), _examples, by_token=(0, 1)
+)

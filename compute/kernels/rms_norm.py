@@ -45,4 +45,4 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return x, floats(rng, size), 1e-6, np.zeros((3, size), np.float32)
 
 
-RMS_NORM = Kernel("rms_norm", reference, rms_norm, work, (3,), contract("rms_norm"), _examples)
+RMS_NORM = Kernel("rms_norm", reference, rms_norm, work, (3,), contract("rms_norm"), _examples, by_token=(0, 3))

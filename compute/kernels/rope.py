@@ -66,5 +66,7 @@ def _examples(neox: bool) -> Any:
     return examples
 
 
-ROPE_NORMAL = Kernel("rope_normal", reference, rope, work, (0,), contract("rope"), _examples(neox=False))
-ROPE_NEOX = Kernel("rope_neox", reference, rope, work, (0,), contract("rope"), _examples(neox=True))
+ROPE_NORMAL = Kernel(
+    "rope_normal", reference, rope, work, (0,), contract("rope"), _examples(neox=False), by_token=(0,)
+)
+ROPE_NEOX = Kernel("rope_neox", reference, rope, work, (0,), contract("rope"), _examples(neox=True), by_token=(0,))

@@ -107,5 +107,5 @@ def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, 1, 3 * size), 0.8, min(size, 40), 0.95, size, 7, 1, np.zeros(1, np.int64)
 
 
-GREEDY = Kernel("greedy", reference, greedy, work, (1,), contract("greedy"), _examples)
+GREEDY = Kernel("greedy", reference, greedy, work, (1,), contract("greedy"), _examples, by_token=(0, 1))
 DRAWN = Kernel("drawn", drawn_reference, drawn, work, (7,), contract("drawn"), _drawn_examples)

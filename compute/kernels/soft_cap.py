@@ -39,4 +39,4 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return 20 * floats(rng, 3, size), 15.0, np.zeros((3, size), np.float32)
 
 
-SOFT_CAP = Kernel("soft_cap", reference, soft_cap, work, (2,), contract("soft_cap"), _examples)
+SOFT_CAP = Kernel("soft_cap", reference, soft_cap, work, (2,), contract("soft_cap"), _examples, by_token=(0, 2))

@@ -39,4 +39,4 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, 6, size), np.array([1, 2, 5]), np.zeros((3, size), np.float32)
 
 
-TAKE_ROWS = Kernel("take_rows", reference, take_rows, work, (2,), contract("take_rows"), _examples)
+TAKE_ROWS = Kernel("take_rows", reference, take_rows, work, (2,), contract("take_rows"), _examples, by_token=(1, 2))

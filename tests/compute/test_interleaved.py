@@ -20,11 +20,12 @@ from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.jit import cpu
 from cbtop.compute.kernels import linear_int8
-from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes, quantize_rows, reference
+from cbtop.compute.kernels.quantize_rows import empty_codes, quantize_rows, reference
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import UNITS, InterleavedMatrix, can_interleave, interleave, rows_of
+from cbtop.compute.verification import SIZES
 from cbtop.profiler.profiler import BrickProfiler
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
@@ -92,16 +93,6 @@ def test_what_is_no_number_makes_none_of_what_its_token_is_multiplied_with(value
         assert np.isfinite(np.delete(out, 2, axis=0)).all()
 
 
-def test_rounding_is_verified_as_a_kernel() -> None:
-    arguments = QUANTIZE_ROWS.examples(np.random.default_rng(1), 9)
-    codes, factors = arguments[1:]
-    quantize_rows(*arguments)
-    expected = empty_codes(3, 32 * 9)
-    reference(arguments[0], *expected)
-    np.testing.assert_array_equal(codes, expected[0])
-    np.testing.assert_allclose(factors, expected[1], rtol=1e-6)
-
-
 def test_a_model_with_int8_products_is_as_far_from_float64_as_its_activations_rounding(
     model_files: dict[str, Path], profiler: BrickProfiler
 ) -> None:
@@ -148,50 +139,81 @@ def test_a_product_that_is_wrong_in_one_format_fails_its_check(
 
 # Of a processor without AVX-512, as LLVM names what it has.
 FEATURES_WITH_AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi2"
-needs_avx2 = pytest.mark.skipif(not cpu.HAS_AVX2, reason="this processor has no AVX2")
+AVX2, GENERIC = ("AVX2", "haswell", FEATURES_WITH_AVX2), ("generic", "generic", "")
+needs_another = pytest.mark.skipif(
+    not cpu.HAS_AVX2 or cpu.TIER == "AVX2", reason="AVX2 is what all kernels are compiled for here, or it has none"
+)
 
+# Rows of the table of `cbtop verify`: the first of each kernel beside each peer, or all.
 ON_ANY_PROCESSOR = """
 import sys
 from cbtop.compute.jit import cpu
-from cbtop.compute.kernels import attention, linear, linear_int8
-from cbtop.compute.quantization import FORMATS
-from cbtop.compute.verification import Variant, verified
-tier, instruction, *codes = sys.argv[1:]
+from cbtop.compute.verification import PEERS, variants, verified
+tier, sizes, is_whole, *names = sys.argv[1:]
 assert cpu.TIER == tier and cpu.HAS_F16C == (tier != "generic")
-products = [linear_int8.kernel_for(FORMATS[int(code)], tokens=5) for code in codes]
-for kernel in (attention.kernel_for(tokens=2), linear.LINEAR[1], *products):
-    found = verified(Variant(kernel))
-    assert found.passed, found
-for code in codes:
-    for machine_code in linear_int8.ROWS_OF[int(code)].function.inspect_asm().values():
-        assert instruction in machine_code and "vpdpbusd" not in machine_code and "zmm" not in machine_code
+rows = [one for one in variants() if one.kernel.name in names]
+firsts = {(one.kernel.name, one.peer): one for one in reversed(rows)}
+for one in rows if is_whole == "True" else firsts.values():
+    found = verified(one, tuple(map(int, sizes.split(","))))
+    assert found.passed and found.planted >= len(one.kernel.contract.output_faults), found
+assert {name for name, _ in firsts} == set(names) and {peer for _, peer in firsts} == set(PEERS)
 print("passed")
 """
+ALONE = "attention", "kv_write", "embedding", "rms_norm", "swiglu"
+
+
+def of_format(name: str) -> tuple[str, ...]:
+    return f"{name}_linear_int8", f"{name}_qkv_int8", f"{name}_gated_int8"
 
 
 @pytest.mark.parametrize(
-    ("name", "features", "tier", "instruction", "codes"),
+    ("tier", "formats", "is_whole"),
     [
-        ("generic", "", "generic", "", ["12"]),
-        pytest.param("haswell", FEATURES_WITH_AVX2, "AVX2", "vpmaddwd", ["8"], marks=needs_avx2),
-        pytest.param(
-            "haswell", FEATURES_WITH_AVX2, "AVX2", "vpmaddwd", list(map(str, UNITS)),
-            marks=[needs_avx2, pytest.mark.slow],
-        ),
+        (GENERIC, ["Q8_0"], False),
+        pytest.param(AVX2, ["Q8_0"], False, marks=needs_another),
+        pytest.param(GENERIC, [FORMATS[code].name for code in UNITS], True, marks=pytest.mark.slow),
+        pytest.param(AVX2, [FORMATS[code].name for code in UNITS], True, marks=[needs_another, pytest.mark.slow]),
     ],
-    ids=["generic", "AVX2", "AVX2, all formats"],
-)  # fmt: skip
-def test_kernels_run_on_a_processor_that_can_do_less(
-    name: str, features: str, tier: str, instruction: str, codes: list[str], tmp_path: Path
+    ids=["generic", "AVX2", "generic, all formats", "AVX2, all formats"],
+)
+def test_kernels_fused_and_apart_are_right_on_a_processor_that_can_do_less(
+    tier: tuple[str, str, str], formats: list[str], is_whole: bool
 ) -> None:
-    environment = os.environ | {
-        "NUMBA_CPU_NAME": name,
-        "NUMBA_CPU_FEATURES": features,
-        "XDG_CACHE_HOME": str(tmp_path),
-    }
-    command = [sys.executable, "-c", ON_ANY_PROCESSOR, tier, instruction, *codes]
+    name, processor, features = tier
+    # Numba's cache knows processors apart: what one run has compiled for this one serves the next.
+    environment = os.environ | {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features}
+    names = *ALONE, "f16_linear", *(kernel for one in formats for kernel in of_format(one.lower()))
+    sizes = ",".join(map(str, SIZES)) if is_whole else "7,200"
+    command = [sys.executable, "-c", ON_ANY_PROCESSOR, name, sizes, str(is_whole), *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "passed\n"), done.stderr
+
+
+MACHINE_CODE = """
+from numba import types
+from cbtop.compute.jit import cpu
+from cbtop.compute.kernels import linear_int8
+assert cpu.TIER == "AVX2"
+function, words = linear_int8.ROWS_OF[8].function, types.Array(types.uint8, 2, "C")
+numbers, bias = types.Array(types.float32, 2, "C"), types.Array(types.float32, 1, "C")
+function.compile((words, bias, words, numbers, numbers, types.int64, types.int64))
+print(next(iter(function.inspect_asm().values())))
+"""
+
+
+def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512() -> None:
+    _, processor, features = AVX2
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": processor,
+        "NUMBA_CPU_FEATURES": features,
+        "NUMBA_CACHE_DIR": os.devnull,  # cached code has no text
+    }
+    command = [sys.executable, "-c", MACHINE_CODE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "vpmaddwd" in done.stdout
+    assert "vpdpbusd" not in done.stdout
+    assert "zmm" not in done.stdout
 
 
 @pytest.mark.parametrize(

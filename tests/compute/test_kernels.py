@@ -1,10 +1,11 @@
-"""Every kernel against its NumPy reference, on its own examples."""
+"""Every kernel beside its reference, single tokens and its parts, on its own examples."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,40 +14,38 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from cbtop.compute.checks import Equivalent
 from cbtop.compute.kernels import all_kernels, gated, linear, linear_bf16, linear_int8, qkv
 from cbtop.compute.kernels.base import Kernel, with_copies
 from cbtop.compute.kernels.linear import kernel_for
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
-from cbtop.compute.verification import FAULTS, SIZES, Variant, variants, verified
+from cbtop.compute.verification import SIZES, Variant, variants, verified
+
+FEW = (7, 200)  # sizes: the last is work for two threads
+EVERY_WAY = "q4_k"  # of this format; of the others and of attention one by default, each another
 
 
-def case(variant: Variant) -> Any:
-    return pytest.param(variant, id=f"{variant.kernel.name} {variant.how}".strip())
+def table() -> Iterator[Any]:
+    """The table of `cbtop verify`: some rows of few sizes, and with `slow` all of every size."""
+    ways: dict[tuple[str, ...], list[Variant]] = {}
+    for variant in variants():
+        name = f"{variant.kernel.name} {variant.how} beside {variant.peer}"
+        yield pytest.param(variant, SIZES, id=f"{name}, all sizes", marks=pytest.mark.slow)
+        own = name if variant.kernel.name.startswith(EVERY_WAY) else ""
+        kind = variant.how.rpartition("thread")[2].removeprefix("s")
+        ways.setdefault((variant.kernel.name, variant.peer, kind, own), []).append(variant)
+    for turn, several in enumerate(ways.values()):
+        one = several[turn % len(several)]
+        yield pytest.param(one, FEW, id=f"{one.kernel.name} {one.how} beside {one.peer}")
 
 
-@pytest.mark.parametrize("variant", map(case, variants()))
-def test_a_kernel_agrees_with_its_reference_and_no_planted_fault_passes_its_checks(variant: Variant) -> None:
-    found = verified(variant)
+@pytest.mark.parametrize(("variant", "sizes"), table())
+def test_a_kernel_agrees_with_what_it_is_beside_and_no_planted_fault_passes(
+    variant: Variant, sizes: Sequence[int]
+) -> None:
+    found = verified(variant, sizes)
     assert (found.failed, found.missed) == ((), ())
-    assert found.planted >= len(FAULTS)
-
-
-FUSED = [variant for variant in variants() if variant.kernel.parts is not None]
-
-
-@pytest.mark.parametrize("variant", map(case, FUSED))
-def test_a_fused_kernel_computes_what_the_kernels_that_it_is_made_of_do(variant: Variant) -> None:
-    kernel = variant.kernel
-    assert kernel.parts is not None
-    arguments = kernel.examples(np.random.default_rng(1), 40)
-    apart = with_copies(arguments, kernel.outputs)
-    kernel.implementation(*arguments)
-    for part, call in kernel.parts(apart):
-        part.implementation(*call)
-    for place in kernel.outputs:
-        assert Equivalent(kernel.contract.tolerance).evaluate(arguments[place], apart[place]).passed
+    assert found.planted >= len(variant.kernel.contract.output_faults)
 
 
 @pytest.mark.parametrize("name", ["embedding", "f32_linear"])

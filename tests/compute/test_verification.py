@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ import pytest
 from cbtop.compute.brick_specs import BRICKS
 from cbtop.compute.checks import Equivalent, Finding
 from cbtop.compute.jit.cpu import HAS_TILES
-from cbtop.compute.kernels import all_kernels, attention, linear, products
+from cbtop.compute.kernels import all_kernels, attention, gated, linear, products
 from cbtop.compute.quantization import FORMATS
-from cbtop.compute.verification import FAULTS, SIZES, Variant, variants, verified
+from cbtop.compute.verification import FAULTS, PARTS, PEERS, SIZES, Variant, variants, verified
 
 
 def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
@@ -43,6 +44,29 @@ def test_a_product_verified_with_two_threads_has_work_for_two(monkeypatch: pytes
     kernel = linear.kernel_for(narrowest, 1, 2)
     kernel.implementation(*kernel.examples(np.random.default_rng(1), max(SIZES)))
     assert over_several
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_each_peer_finds_every_fault_in_a_kernel_of_several_tokens_alone(peer: str) -> None:
+    right = gated.kernel_for((8, 8), tokens=6)
+
+    def of_many(fault: str, *arguments: Any) -> None:
+        right.implementation(*arguments)
+        if len(arguments[6]) > 1:
+            FAULTS[fault](arguments[9])
+
+    found = {
+        fault: verified(Variant(replace(right, implementation=partial(of_many, fault)), peer=peer), (7,)).failed
+        for fault in FAULTS
+    }
+    assert all(f"equals {peer} at size 7" in failed for failed in found.values())
+    assert verified(Variant(right, peer=peer), (7,)).passed
+
+
+def test_a_fault_in_what_is_fused_alone_is_found_beside_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated, "multiply_gated", nothing)
+    found = {one.peer: verified(one, (7,)).failed for one in variants() if one.kernel.name == "q8_0_gated"}
+    assert "equals its parts at size 7" in found[PARTS]
 
 
 def late_tokens(arguments: Any) -> None:

@@ -15,6 +15,7 @@ from cbtop.cli import main
 from cbtop.commands.verify import FORMATS
 from cbtop.compute import verification
 from cbtop.compute.demo_model import TINY, write_model
+from cbtop.compute.kernels.activation import SWIGLU
 from cbtop.compute.kernels.sampling import GREEDY
 from cbtop.compute.verification import Variant, verified
 from cbtop.protocol.messages import CheckResult
@@ -25,16 +26,20 @@ def test_what_one_brick_runs_is_said_in_every_format(capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "✓  swiglu" in text
     assert "✓  geglu" in text
-    assert "2 of 2 pass; 118 faults were planted" in text
+    assert "4 of 4 pass; 148 faults were planted" in text
     assert main(["verify", "Activation", "--format", "json"]) == 0
     kernels = json.loads(capsys.readouterr().out)["kernels"]
-    assert [(kernel["kernel"], kernel["passed"]) for kernel in kernels] == [("swiglu", True), ("geglu", True)]
+    assert [(kernel["kernel"], kernel["peer"], kernel["planted"]) for kernel in kernels] == [
+        ("swiglu", "reference", 59), ("swiglu", "single tokens", 15),
+        ("geglu", "reference", 59), ("geglu", "single tokens", 15),
+    ]  # fmt: skip
     for kernel in kernels:
         assert kernel["bricks"] == ["Activation", "MoeExperts"]
-        assert (kernel["planted"], kernel["missed"]) == (59, [])
+        assert (kernel["passed"], kernel["missed"]) == (True, [])
     assert main(["verify", "Activation", "--format", "junit"]) == 0
     (suite,) = ET.fromstring(capsys.readouterr().out)
-    assert (suite.get("tests"), suite.get("failures"), len(suite)) == ("2", "0", 2)
+    assert (suite.get("tests"), suite.get("failures"), len(suite)) == ("4", "0", 4)
+    assert len({case.get("name") for case in suite}) == 4
 
 
 def test_a_kernel_that_is_wrong_is_named_with_exit_code_4(
@@ -140,3 +145,18 @@ def test_what_fails_is_in_sarif_at_the_line_of_its_contract() -> None:
     assert said["greedy: no check notices: the smallest"] == ("greedy/the smallest", "the smallest")
     assert said["LmHead of the model: fails equals reference"] == ("linear/equals reference", "tolerance")
     assert not any("fails finite" in text for text in said)
+
+
+def test_what_fails_beside_single_tokens_says_so_everywhere() -> None:
+    def wrong(gate: Any, up: Any, out: Any) -> None:
+        SWIGLU.implementation(gate, up, out)
+        out[1:] /= 2
+
+    found = verified(Variant(replace(SWIGLU, implementation=wrong), peer=verification.SINGLE_TOKENS), (7,))
+    assert found.failed == ("equals single tokens at size 7",)
+    run = run_of(json.loads(FORMATS["sarif"]([found], [])))
+    assert [result["message"]["text"] for result in run["results"]] == [
+        "swiglu beside single tokens: fails equals single tokens at size 7"
+    ]
+    assert "swiglu beside single tokens: fails" in FORMATS["text"]([found], [])
+    assert 'name="swiglu beside single tokens"' in FORMATS["junit"]([found], [])
