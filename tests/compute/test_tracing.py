@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cbtop.compute.brick import ComputeBrick
-from cbtop.compute.decoder import tracing
-from cbtop.compute.decoder.base import Model
+from cbtop.compute.contracts import contract
+from cbtop.compute.decoder import FAMILIES, tracing
+from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
+from cbtop.compute.decoder.probes import KvCacheProbe
 from cbtop.compute.decoder.tracing import TRACE_BRICK, DecodeTracing
-from cbtop.compute.kernels import rms_norm
-from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels import attention, linear, rms_norm, sampling
+from cbtop.compute.kernels.base import Arguments, Kernel
+from cbtop.compute.kernels.linear import CHECKED_ROWS
 from cbtop.compute.quantization.floats import F16
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
@@ -129,6 +133,87 @@ def test_the_error_of_an_int8_kernel_is_that_of_its_activations_and_is_not_told_
     errors = run(interleaved(model)).forward.quant_errors
     assert {error.source.value for error in errors} == {"kernel as it ran"}
     assert all(error.snr_db is not None and 30 < error.snr_db < 60 for error in errors)
+
+
+def violations(model: Model, traced: Traced) -> set[str]:
+    """The traces whose figures of a pass cannot be where the contracts of its kernels hold."""
+    forward, found = traced.forward, set()
+    for trace, weights in zip(forward.activations, model.layers, strict=True):
+        # rms_norm: abs(out) <= sqrt(columns(x)) * abs(weight)
+        bound = np.sqrt(model.hidden) * np.abs(weights.attention_norm).max() * (1 + contract("rms_norm").tolerance)
+        assert trace.post_norm.max is not None
+        assert trace.post_norm.min is not None
+        if max(trace.post_norm.max, -trace.post_norm.min) > bound:
+            found.add("MLT-01")
+    for attended in forward.attention:
+        # attention: a softmax, whose weights add up to 1
+        if (np.abs(attended.total - 1) > contract("attention").tolerance).any() or (attended.top_weights < 0).any():
+            found.add("MLT-02")
+    assert forward.logits is not None
+    # greedy: logits <= at(logits, out)
+    first = forward.logits.tokens[0]
+    if first.token != traced.chosen or any(
+        one.per_layer_logit[-1] > first.per_layer_logit[-1] for one in forward.logits.tokens
+    ):
+        found.add("MLT-03")
+    for error in forward.quant_errors:
+        # linear: max|difference| / max|reference|, of at most CHECKED_ROWS outputs
+        if error.source is ErrorSource.KERNEL:
+            assert error.snr_db is not None
+            largest = np.sqrt(CHECKED_ROWS * error.mse * 10 ** (error.snr_db / 10))
+            if error.max_abs_error > contract("linear").tolerance * largest:
+                found.add("MLT-04")
+    state = forward.kv_state
+    assert state is not None
+    if state.valid_positions > state.max_positions:  # kv_write: start + rows(k) <= extent(v_cache, 1)
+        found.add("MLT-05")
+    return found
+
+
+def test_every_trace_of_a_pass_keeps_the_contracts_of_its_kernels(model: Model, run: Callable[..., Traced]) -> None:
+    assert violations(model, run(model)) == set()
+
+
+def wrong(kernel: Kernel, place: int, change: Callable[[Any], None]) -> Kernel:
+    def implementation(*arguments: Any) -> None:
+        kernel.implementation(*arguments)
+        change(arguments[place])
+
+    return replace(kernel, implementation=implementation)
+
+
+def scaled(values: Any) -> None:
+    values[:] = 2 * values
+
+
+def too_large(values: Any) -> None:
+    values[0, 0] = 1e3
+
+
+def another_token(choice: Any) -> None:
+    choice += 1
+
+
+def test_a_fault_in_what_a_trace_looks_at_breaks_the_contract_there(
+    model_files: dict[str, Path], run: Callable[..., Traced], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = read_model(model_files["qwen2"], FAMILIES)
+    head, weights, made = model.lm_head.format.code, attention.attention_weights, KvCacheProbe.__init__
+
+    def in_a_context_of_the_prompt(probe: Any, bricks: Any, tracer: Any, context: int) -> None:
+        made(probe, bricks, tracer, len(PROMPT))
+
+    faults: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+        "MLT-01": lambda patch: patch.setattr(rms_norm, "RMS_NORM", wrong(rms_norm.RMS_NORM, 3, too_large)),
+        "MLT-02": lambda patch: patch.setattr(attention, "attention_weights", lambda *call: 1.001 * weights(*call)),
+        "MLT-03": lambda patch: patch.setattr(sampling, "GREEDY", wrong(sampling.GREEDY, 1, another_token)),
+        "MLT-04": lambda patch: patch.setitem(linear.LINEAR, head, wrong(linear.LINEAR[head], 4, scaled)),
+        "MLT-05": lambda patch: patch.setattr(KvCacheProbe, "__init__", in_a_context_of_the_prompt),
+    }
+    for trace, plant in faults.items():
+        with monkeypatch.context() as patch:
+            plant(patch)
+            assert violations(model, run(model)) == {trace}
 
 
 def test_where_the_float_weights_are_at_hand_more_bits_mean_less_error() -> None:
