@@ -1,6 +1,8 @@
-"""RMSNorm, SwiGLU and RoPE beside NumPy and, where it is installed, torch: one row of 128 to 32,768 float32.
+"""What a decoder does beside products, next to NumPy and, where it is installed, torch: 128 to 32,768 float32.
 
 One thread, processor time, in rounds that take turns. NumPy and torch are called as one writes them, in float32.
+Softmax is attention's own: pieces of 64 scores, which leave their sum to whoever divides by it. The transposition is
+that of keys and values into their cache. Adding reads two rows and writes one, as NumPy does in place.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ import numpy as np
 from benchmarks.base import Figure, Ratio
 from cbtop.compute.backends import cpu_backend, torch_on
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.activation import swiglu
+from cbtop.compute.kernels.attention import POSITIONS, _weigh, empty_caches
+from cbtop.compute.kernels.kv_write import kv_write
+from cbtop.compute.kernels.kv_write import reference as kv_write_reference
+from cbtop.compute.kernels.residual_add import residual_add
 from cbtop.compute.kernels.rms_norm import rms_norm
 from cbtop.compute.kernels.rope import angle_table, rope
 
@@ -34,7 +41,7 @@ def run() -> list[Figure]:
 
 def _figures(torch: Any) -> Iterator[Figure]:
     for size in SIZES:
-        for name, calls in (("RMSNorm", _norms), ("SwiGLU", _gates), ("RoPE", _rotations)):
+        for name, calls in CASES.items():
             taken = _times(calls(size, torch), max(ROUND_ELEMENTS // size, 1))
             own = taken.pop("own")
             for peer, each in taken.items():
@@ -102,3 +109,73 @@ def _rotations(size: int, torch: Any) -> Calls:
         a, b, c = (torch.from_numpy(one) for one in (heads, cos, sin))
         calls["torch"] = lambda: rotated(a, b, c, torch.stack)
     return calls
+
+
+@jit
+def _weigh_all(scores: Any, scratch: Any) -> None:
+    """scratch[i] = powers of the scores of piece i, its running maximum and its sum of all so far."""
+    positions, state = np.uint64(POSITIONS), np.uint64(POSITIONS)
+    for piece in range(np.uint64(scores.shape[0])):
+        for p in range(positions):
+            scratch[piece, p] = scores[piece, p]
+        for i in range(np.uint64(2)):
+            scratch[piece, state + i] = (
+                scratch[piece - np.uint64(1), state + i] if piece else np.float32(-1e30) * np.float32(1 - i)
+            )
+        _weigh(scratch, piece, np.uint64(0), positions, np.uint64(0), state, state)
+
+
+def _softmaxes(size: int, torch: Any) -> Calls:
+    x = _row(size)
+    scores, scratch = x.reshape(-1, POSITIONS), np.zeros((size // POSITIONS, POSITIONS + 2), np.float32)
+
+    def softmax() -> Any:
+        powers = np.exp(x - x.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+
+    calls: Calls = {"own": lambda: _weigh_all(scores, scratch), "NumPy": softmax}
+    if torch is not None:
+        a = torch.from_numpy(x)
+        calls["torch"] = lambda: torch.softmax(a, 1)
+    return calls
+
+
+def _transpositions(size: int, torch: Any) -> Calls:
+    """Keys and values of a head of HEAD_DIM, `size` numbers each."""
+    k, v = (_row(size).reshape(-1, HEAD_DIM) for _ in range(2))
+    tokens = len(k)
+    k_cache, v_cache = empty_caches(1, tokens, HEAD_DIM, np.float32)
+    calls: Calls = {
+        "own": lambda: kv_write(k, v, 0, k_cache, v_cache),
+        "NumPy": lambda: kv_write_reference(k, v, 0, k_cache, v_cache),
+    }
+    if torch is not None:
+        a, b, values = (torch.from_numpy(one) for one in (k, v, v_cache))
+        lanes = min(tokens, k_cache.shape[3])
+        keys = torch.from_numpy(k_cache).transpose(2, 3)[0, : -(-tokens // lanes), :lanes]
+
+        def write() -> None:
+            keys.copy_(a.view(-1, lanes, HEAD_DIM))
+            values[0, :tokens].copy_(b)
+
+        calls["torch"] = write
+    return calls
+
+
+def _additions(size: int, torch: Any) -> Calls:
+    x, delta = _row(size), np.zeros((1, size), np.float32)
+    calls: Calls = {"own": lambda: residual_add(x, delta), "NumPy": lambda: np.add(x, delta, out=x)}
+    if torch is not None:
+        a, b = torch.from_numpy(x), torch.from_numpy(delta)
+        calls["torch"] = lambda: a.add_(b)
+    return calls
+
+
+CASES: dict[str, Callable[[int, Any], Calls]] = {
+    "RMSNorm": _norms,
+    "SwiGLU": _gates,
+    "RoPE": _rotations,
+    "Softmax": _softmaxes,
+    "Transposition": _transpositions,
+    "Addition": _additions,
+}
