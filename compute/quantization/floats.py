@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.jit.compile import copy_of, half_to_float, jit, jit_inlined, load_half
+from cbtop.compute.jit.cpu import HAS_VNNI
 from cbtop.compute.jit.vectors import (
     LANES,
     add,
@@ -24,7 +25,9 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 
-AHEAD = np.uint64(1024)  # bytes that are asked for before they are needed
+# Bytes that are asked for before they are needed. Measured, of reading: an Emerald Rapids Xeon, which has VNNI, is at 0.89
+# to 0.96 with 4 KiB and at 0.69 with 1 KiB (F16, BF16); an EPYC without is at 0.63 with 4 KiB and at 0.85 with 1 KiB.
+AHEAD = np.uint64(4096 if HAS_VNNI else 1024)
 
 
 def _unpack_f32(blocks: Bytes) -> Floats:
