@@ -9,6 +9,7 @@ import tempfile
 
 from benchmarks import (
     compute,
+    contracts,
     decode,
     elementwise,
     faults,
@@ -30,6 +31,7 @@ from benchmarks.base import Figure
 BENCHMARKS = {
     "hot_path": hot_path.run,
     "compute": compute.run,
+    "contracts": contracts.run,
     "decode": decode.run,
     "instrument": instrument.run,
     "kernels": kernels.run,

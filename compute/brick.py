@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Finding, Output
-from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, from_bits, numbers, with_copies
+from cbtop.compute.jit.halves import from_bits
+from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, with_copies
 from cbtop.profiler.definitions import BrickDefinition, Budget, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
@@ -64,18 +65,24 @@ class ComputeBrick:
             implementation(*arguments)
         self._profiler.stop_brick(timer, elements)
 
-    def checked(self, elements: int, *calls: Arguments) -> Iterator[tuple[str, bool]]:
-        """Call it between the conditions of its kernels' contracts; yields (condition, whether it holds).
+    def violated(self, elements: int, *calls: Arguments) -> Iterator[str]:
+        """Call it between the conditions of its kernels' contracts; yields those that do not hold.
 
         The checks are not in the timing.
         """
-        together = tuple(zip(self.kernels, calls, strict=True))
-        for kernel, arguments in together:
-            yield from kernel.contract.check_before(numbers(arguments))
-        earlier = [with_copies(arguments, kernel.contract.earlier) for kernel, arguments in together]
+        for kernel, arguments in zip(self.kernels, calls, strict=True):
+            checks = kernel.contract.before
+            if failed := checks.failed(arguments):
+                yield from checks.names_of(failed)
+        earlier = [
+            with_copies(arguments, kernel.contract.earlier) if kernel.contract.earlier else arguments
+            for kernel, arguments in zip(self.kernels, calls, strict=True)
+        ]
         self(elements, *calls)
-        for (kernel, arguments), before in zip(together, earlier, strict=True):
-            yield from kernel.contract.check_after(numbers(arguments), numbers(before))
+        for kernel, arguments, before in zip(self.kernels, calls, earlier, strict=True):
+            checks = kernel.contract.after
+            if failed := checks.failed(arguments + before):
+                yield from checks.names_of(failed)
 
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
         """Run each kernel, then its reference on the same input; yields (brick, assertion, finding)."""

@@ -18,6 +18,7 @@ from cbtop.compute import brick_specs
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Equivalent, Finite
 from cbtop.compute.jit.cpu import HAS_TILES
+from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import (
     all_kernels,
     attention,
@@ -29,7 +30,7 @@ from cbtop.compute.kernels import (
     qkv,
     quantize_rows,
 )
-from cbtop.compute.kernels.base import Arguments, Kernel, from_bits, numbers, with_copies
+from cbtop.compute.kernels.base import Arguments, Kernel, with_copies
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
@@ -203,10 +204,10 @@ def verified(variant: Variant, sizes: Sequence[int] = SIZES) -> Verified:
         arguments = kernel.examples(np.random.default_rng([SEED, size]), size)
         earlier = with_copies(arguments, {*kernel.outputs, *contract.earlier})
         expected = with_copies(arguments, kernel.outputs)
-        conditions = contract.check_before(numbers(arguments))
+        conditions = contract.check_before(arguments)
         kernel.implementation(*arguments)
         PEERS[peer](kernel, expected)
-        conditions += contract.check_after(numbers(arguments), numbers(earlier))
+        conditions += contract.check_after(arguments, earlier)
         failed += [f"{condition} at size {size}" for condition, holds in conditions if not holds]
         failed += [f"{check} at size {size}" for check in _failed(kernel, arguments, expected, peer)]
         for place in kernel.outputs:
@@ -247,7 +248,7 @@ def planted(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tu
     `earlier` are the arguments before a call, `right` those after one that was right.
     """
     yield from _found(kernel, faults(kernel, earlier, right), right)
-    yield from kernel.contract.broken(numbers(earlier), numbers(right))
+    yield from kernel.contract.broken(earlier, right)
 
 
 def _found(kernel: Kernel, wrong: Iterable[tuple[str, Arguments]], right: Arguments) -> Iterator[tuple[str, bool]]:

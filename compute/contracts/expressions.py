@@ -3,8 +3,8 @@
 # Rules
 # - What is not in this file is refused where an expression is read, not where it is evaluated.
 # - No loop, no power, no attribute, no text: the work of an expression is its nodes times the sizes of its arrays.
-# - An expression becomes nested functions of one tuple: the values by their places. A comparison of a number with a
-#   constant takes some 100 ns that way.
+# - An expression becomes nested functions of one tuple: the values by their places. They are its meaning; what runs at
+#   every call of a kernel is made of the same syntax by `conditions`.
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ class ExpressionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression ready to evaluate. `earlier` holds the names whose values before the call it needs: `old(x)`."""
+    """An expression ready to evaluate, and its syntax once it was read. `earlier` holds the names whose values before
+    the call it needs: `old(x)`."""
 
     text: str
+    tree: ast.expr
     evaluate: Evaluate
     earlier: frozenset[str]
 
@@ -48,7 +50,7 @@ def parsed(text: str, names: Sequence[str]) -> Expression:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ExpressionError(f"{text!r} is no expression") from None
     reader = _Reader(text, {name: place for place, name in enumerate(names)})
-    return Expression(text, reader.read(tree.body), frozenset(reader.earlier))
+    return Expression(text, tree.body, reader.read(tree.body), frozenset(reader.earlier))
 
 
 def _at(values: Any, places: Any) -> Any:

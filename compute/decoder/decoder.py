@@ -55,13 +55,22 @@ def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
     """Runs bricks between the conditions of their contracts; of each is announced that it holds, and that it does not
     the first time that it does not."""
     said: dict[tuple[str, str], bool] = {}
+    known: set[ComputeBrick] = set()
+
+    def say(brick: ComputeBrick, condition: str, holds: bool) -> None:
+        key = brick.spec.name, condition
+        if key not in said or (said[key] and not holds):
+            said[key] = holds
+            announce(CheckResult(*key, holds, None, None))
 
     def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
-        for condition, holds in brick.checked(elements, *calls):
-            key = brick.spec.name, condition
-            if key not in said or (said[key] and not holds):
-                said[key] = holds
-                announce(CheckResult(*key, holds, None, None))
+        for condition in brick.violated(elements, *calls):
+            say(brick, condition, False)
+        if brick not in known:
+            known.add(brick)
+            for kernel in brick.kernels:
+                for held in kernel.contract.conditions:
+                    say(brick, held.name, True)
 
     return run
 

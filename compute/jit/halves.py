@@ -1,9 +1,10 @@
-"""float32 to the bits of IEEE binary16, and to whatever an array holds."""
+"""float32 to the bits of IEEE binary16, and to whatever an array holds; and what its bits stand for."""
 
 # By integers, as compile.half_to_float: a processor without F16C has no instruction for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,3 +50,20 @@ def _rounded_to(array: Any, value: Any) -> Any:
         return value
 
     return narrowed if array.dtype == types.uint16 else unchanged
+
+
+def from_bits(array: Any) -> Any:
+    """What the numbers of `array` stand for: those of uint16 are the bits of float16, which Numba has no type for."""
+    return array.view(np.float16) if array.dtype == np.uint16 else array
+
+
+def numbers(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with what their bits stand for."""
+    return tuple([from_bits(one) if isinstance(one, np.ndarray) else one for one in arguments])
+
+
+def bits(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """The reverse of `numbers`."""
+    return tuple([
+        one.view(np.uint16) if isinstance(one, np.ndarray) and one.dtype == np.float16 else one for one in arguments
+    ])  # fmt: skip

@@ -25,6 +25,7 @@ from cbtop.compute.jit.exponential import (
     exponential_of_negative,
     tangent,
 )
+from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.jit.vectors import (
     LANES,
     add,
@@ -38,7 +39,7 @@ from cbtop.compute.jit.vectors import (
     store_floats,
     total_of,
 )
-from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats, from_bits
+from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats
 
 CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what holds the numbers of a KV cache: uint16 the bits of f16
 POSITIONS = 64  # looked at together; a cache has a whole number of them

@@ -84,16 +84,6 @@ def check_floats(x: Any) -> None:
         raise ValueError(f"activations are {x.dtype}; float32 are wanted: give x.astype(np.float32)")
 
 
-def from_bits(array: Any) -> Any:
-    """What the numbers of `array` stand for: those of uint16 are the bits of float16, which Numba has no type for."""
-    return array.view(np.float16) if array.dtype == np.uint16 else array
-
-
-def numbers(arguments: Arguments) -> Arguments:
-    """The arguments with what their bits stand for."""
-    return tuple(from_bits(one) if isinstance(one, np.ndarray) else one for one in arguments)
-
-
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Normal random float32 of `shape`, for examples."""
     return rng.standard_normal(shape, dtype=np.float32)

@@ -12,9 +12,9 @@ import numpy as np
 
 from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
-from cbtop.compute.jit.halves import rounded_to
+from cbtop.compute.jit.halves import from_bits, rounded_to
 from cbtop.compute.kernels.attention import empty_caches
-from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats, from_bits
+from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 
 def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cbtop.compute import ceilings
-from cbtop.compute.contracts import Condition
+from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.kernels import rms_norm
@@ -60,7 +60,7 @@ def test_every_condition_of_every_brick_is_announced_once_and_holds_and_changes_
 def test_without_checks_no_condition_is_evaluated(
     model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(Condition, "holds")
+    monkeypatch.delattr(ComputeBrick, "violated")
     decoded(model, profiler, GREEDY, check=False)
     with pytest.raises(AttributeError):
         decoded(model, profiler, GREEDY, check=True)

@@ -13,8 +13,9 @@ import pytest
 
 from cbtop.compute.contracts import all_names, contract, read
 from cbtop.compute.errors import ContractError
+from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import all_kernels
-from cbtop.compute.kernels.base import Kernel, from_bits, with_copies
+from cbtop.compute.kernels.base import Kernel, with_copies
 from cbtop.compute.verification import FAULTS, SEED, SIZES, planted, variants
 
 CONTRACTS = [contract(name) for name in all_names()]
