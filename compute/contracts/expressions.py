@@ -3,8 +3,8 @@
 # Rules
 # - What is not in this file is refused where an expression is read, not where it is evaluated.
 # - No loop, no power, no attribute, no text: the work of an expression is its nodes times the sizes of its arrays.
-# - An expression becomes nested functions of one tuple: the values by their places. They are its meaning; what runs at
-#   every call of a kernel is made of the same syntax by `conditions`.
+# - An expression becomes nested functions of one tuple: the values by their places. They are its meaning; what runs
+#   at every call of a kernel is made of the same syntax by `conditions`.
 
 from __future__ import annotations
 
