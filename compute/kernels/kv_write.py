@@ -48,9 +48,9 @@ def kv_write(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
                 for i in range(head_dim):
                     k_cache[head, block, i, lane] = rounded_to(k_cache, k[t, first + i])
                 t += np.uint64(1)
-        for t in range(tokens):
+        for row in range(tokens):
             for i in range(head_dim):
-                v_cache[head, begin + t, i] = rounded_to(v_cache, v[t, first + i])
+                v_cache[head, begin + row, i] = rounded_to(v_cache, v[row, first + i])
 
 
 def work(cache_bytes: int) -> KernelWork:
