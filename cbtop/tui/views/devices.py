@@ -141,12 +141,15 @@ class DevicesPage(Page):
         super().__init__(id=id)
         self._machines: Sequence[MachineView] = ()
         self._height = 0  # of the pager
+        self._made: tuple[int, int, Sequence[Line]] | None = None  # for which width and height the lines
 
     def show_machines(self, machines: Sequence[MachineView]) -> None:
         if machines == self._machines:
             return
-        self._machines = machines
-        self.refresh(layout=True)
+        self._machines, self._made = machines, None
+        width, height = self.size
+        if len(self.text(width)) != height:  # laid out anew, all of the screen would be sent again
+            self.refresh(layout=True)
         self.redraw()
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -155,6 +158,11 @@ class DevicesPage(Page):
 
     def text(self, width: int) -> Sequence[Line]:
         """The tables, and under them curves, in what is left of the screen."""
+        if self._made is None or self._made[:2] != (width, self._height):
+            self._made = width, self._height, self._drawn(width)
+        return self._made[2]
+
+    def _drawn(self, width: int) -> Sequence[Line]:
         if not self._machines:
             return _wrapped("n/a: ", ["no sample of the devices has come yet"], width, "dim")
         lines: list[Line] = []

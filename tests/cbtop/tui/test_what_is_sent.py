@@ -13,10 +13,12 @@ from textual.screen import Screen
 
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
+from cbtop.tui.views.devices import Devices
 from cbtop.tui.views.timeline import Timeline
 from cbtop.viewmodels.model import SourceView
 from tests.cbtop import samples, seen_timelines
 from tests.cbtop.conftest import ScriptedFeed
+from tests.cbtop.made_machines import GPU, NVML, machine
 
 MOVE = re.compile(r"\x1b\[(\d+);(\d+)H")
 NUMBERS = [str(number) for number in range(1, len(VIEWS) + 1)]
@@ -104,3 +106,14 @@ async def test_of_a_figure_that_moved_its_line_is_sent_and_no_blank_one(sent: li
 @pytest.mark.parametrize("key", NUMBERS, ids=[view.title for view in VIEWS])
 async def test_beside_a_baseline_nothing_is_sent_either_while_nothing_changes(sent: list[str], key: str) -> None:
     assert await sent_in_a_tick(sent, key, samples.COMPARED, replace(samples.COMPARED)) == []
+
+
+async def test_of_a_sample_of_the_devices_what_moved_is_sent_and_no_line_that_did_not(sent: list[str]) -> None:
+    key = str(1 + VIEWS.index(Devices))
+    turns = []
+    for memory_bytes in (4_000_000_000, 5_123_456_789):
+        sampled = replace(NVML, devices=(replace(GPU, memory_used_bytes=memory_bytes),))
+        turns.append(replace(samples.LIVE, machines=(machine(sampled),)))
+    written = "".join(await sent_in_a_tick(sent, key, *turns))
+    rows = {row for row, _ in MOVE.findall(written)}
+    assert 1 <= len(rows) < 10, rows
