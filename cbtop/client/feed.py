@@ -35,6 +35,7 @@ from cbtop.viewmodels.model import (
     SourceView,
     StragglerView,
     TimeView,
+    Verdict,
 )
 from cbtop.viewmodels.on_demand import Later, with_parts
 from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
@@ -269,6 +270,8 @@ class Feed(Views):
         self._follows_records = False
         self._marks: Marks | None = None
         self._heard_ns = 0
+        # By what they are on: the verdicts made since the last heartbeat, and with which baselines.
+        self._verdicts: dict[object, tuple[Sequence[Snapshot], tuple[Verdict, ...]]] = {}
         with ExitStack() as opened:
             self._links: list[Link] = []
             budget = Budget()
@@ -289,6 +292,7 @@ class Feed(Views):
         if len(self._links) > 1 or heard_ns == self._heard_ns:
             return
         self._heard_ns = heard_ns
+        self._verdicts.clear()
         if self._marks is None or heard_ns < self._marks.begin_ns:
             self._marks = Marks(heard_ns)
         self._marks.look(heard_ns, (seen.record for seen in self.seen().values()))
@@ -300,11 +304,24 @@ class Feed(Views):
         return self._marks
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """What a source shows, of all that was seen or its window; None for `key` is the first of `sources()`."""
+        """What a source shows, of all that was seen or its window; None for `key` is the first of `sources()`.
+
+        Its verdicts are made once a heartbeat: sentences that change twice a second are not read.
+        """
         view = super().view(key, phase, window=window)
-        if view is not None and self._marks is not None:
-            self._marks.judge(self._heard_ns, view)
+        if view is None or self._marks is None:
+            return view
+        view = with_parts(view, verdicts=Later(partial(self._verdicts_on, view)))
+        self._marks.judge(self._heard_ns, view)
         return view
+
+    def _verdicts_on(self, view: SourceView) -> tuple[Verdict, ...]:
+        """Those of `view`, or of one like it since the last heartbeat."""
+        what = view.key, view.phase, view.window is None, frozenset(self.silenced)
+        known = self._verdicts.get(what)
+        if known is None or known[0] is not self.baselines:
+            known = self._verdicts[what] = self.baselines, view.verdicts
+        return known[1]
 
     def watched(self) -> TimeView | None:
         """The last minutes, as far as they were watched, and what stood out in them."""
