@@ -53,6 +53,7 @@ class BrickTrend:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS)
         self._begin_ns: int | None = None  # of the second that runs
         self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # then
+        self._us_made: dict[int, tuple[float | None, ...]] = {}  # what `us` gave since the last second ended
 
     @property
     def size_bytes(self) -> int:
@@ -82,11 +83,15 @@ class BrickTrend:
             work[:, at] -= before.work[:, known]
             self._seconds.append(_Second(monotonic_ns, now.brick, us, _known(work)))
         self._begin_ns, self._totals = monotonic_ns, now
+        self._us_made.clear()
 
     def us(self, brick: int) -> tuple[float | None, ...]:
         """Of a brick, by its first node: the time (µs) for a token, or for a call where it runs in no step, in each
         second of the last sixty, the oldest first; None where none ended in it."""
-        return tuple(None if us != us else us for _, us in self._us(brick))
+        found = self._us_made.get(brick)
+        if found is None:
+            found = self._us_made[brick] = tuple(None if us != us else us for _, us in self._us(brick))
+        return found
 
     def by_second(self, brick: int) -> dict[int, float]:
         """The same by the second of the daemon's clock in which each ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import median
 
 from cbtop import formatting
@@ -21,6 +22,7 @@ from cbtop.viewmodels.model import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 TREND_WIDTH = 10
+DRAWN_TRENDS = 64  # kept: a second's are drawn once, and most redraws come before it has ended
 
 
 def _name(row: BrickRow, width: int) -> Line:
@@ -52,17 +54,22 @@ def _budget(row: BrickRow) -> Line:
 
 
 def _trend(row: BrickRow, width: int) -> Line:
+    return _drawn_trend(row.trend_us, width, CATEGORY_LOOKS[row.category].role)
+
+
+@lru_cache(maxsize=DRAWN_TRENDS)
+def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> Line:
     """A second may have half a column, a quarter …: of those that share one the highest is drawn."""
-    if not any(row.trend_us):
+    if not any(trend_us):
         return ((formatting.NOT_MEASURED, "faint"),)
     each = -(-TREND_S // (width * DOTS_ACROSS))
-    us = row.trend_us[len(row.trend_us) % each :]
+    us = trend_us[len(trend_us) % each :]
     highest = [
         max((value for value in us[at : at + each] if value is not None), default=None)
         for at in range(0, len(us), each)
     ]
-    known = [value for value in row.trend_us if value is not None]
-    return sparkline(highest, width, usual_top(known, median(known)), CATEGORY_LOOKS[row.category].role)
+    known = [value for value in trend_us if value is not None]
+    return sparkline(highest, width, usual_top(known, median(known)), role)
 
 
 def limit_cell(row: BrickRow) -> Line:
