@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import Stretch
@@ -159,6 +159,9 @@ class _Parts:
         self, record: SourceRecord, found: Shown, phase: str | None, ceilings: Iterable[Ceiling] | None
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
+        # Rows hold these, and not what holds the rows: a circle would wait for the garbage collector.
+        self._cached = Later(partial(cached_by_second, record, phase))
+        self._batch = Later(partial(batch_by_second, record, phase))
 
     @cached_property
     def whole(self) -> PhaseTotals:
@@ -217,16 +220,8 @@ class _Parts:
             if not check.skipped:
                 passed.setdefault(check.brick, []).append(check.passed)
         trend = self._record.trend
-        rows = brick_rows(self.bricks, self.totals, passed, trend, lambda: self.cached, lambda: self.batch)
+        rows = brick_rows(self.bricks, self.totals, passed, trend, self._cached.value, self._batch.value)
         return under_roofs(rows, self.roofs, self.steps)
-
-    @cached_property
-    def cached(self) -> dict[int, float]:
-        return cached_by_second(self._record, self._phase)
-
-    @cached_property
-    def batch(self) -> dict[int, float]:
-        return batch_by_second(self._record, self._phase)
 
     @cached_property
     def graph(self) -> tuple[GraphRows, CriticalPathView | None]:

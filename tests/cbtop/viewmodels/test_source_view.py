@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import weakref
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -52,6 +54,19 @@ def test_a_brick_is_summed_over_its_layers(view: SourceView) -> None:
     qkv = view.bricks[1]
     assert (qkv.flops, qkv.bytes) == (1280 * 128, 20 * 4096 + 1280 * 4)
     assert qkv.gflops == pytest.approx(1280 * 128 / 400_000)
+
+
+def test_what_a_view_was_made_of_goes_with_it_and_does_not_wait_for_the_garbage_collector(runtime: Path) -> None:
+    record = decode_run(runtime)
+    gc.disable()
+    try:
+        view = source_view(record)
+        row = weakref.ref(view.bricks[0])
+        view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times  # noqa: B018 - makes them
+        del view
+        assert row() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("at_once", [1.04, 2.98])
