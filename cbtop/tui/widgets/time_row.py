@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rich.cells import cell_len
 
@@ -23,8 +23,7 @@ LEAST_NAME = 4  # cells: less of a name says nothing
 SHADES, GAP = "░▒▓", "·"
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """From one moment to another, in ns. Inside stands the first of the names that has room, or the last, cut.
 
     They are made when they are asked for: most blocks lie in clusters, which have none. `role` colours text, `fill`
@@ -98,8 +97,7 @@ class Scale:
         return max(1, self.end_ns - self.begin_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The cells from `first` to before `end`, and the blocks there by their number: one, or those of a cluster.
 
     Of a cluster `cells` says which of its cells each is counted in.

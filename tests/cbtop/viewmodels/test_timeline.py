@@ -68,7 +68,7 @@ def check_newest(found: TimelineView) -> None:
 def since(since_ns: int, lane: Lane) -> tuple[list[Span], list[Gap]]:
     """What began on a lane at a moment or later, and ended after it; in which of its rows is not told."""
     spans = [
-        replace(span, level=0)
+        span._replace(level=0)
         for row in lane.rows
         for span in row.spans
         if span.start_ns >= since_ns and span.end_ns > since_ns

@@ -242,7 +242,7 @@ def hostile() -> SourceView:
                 replace(
                     row,
                     spans=tuple(
-                        replace(span, name=names[number % len(names)], where=names[:3], backend=names[5])
+                        span._replace(name=names[number % len(names)], where=names[:3], backend=names[5])
                         for number, span in enumerate(row.spans)
                     ),
                 )
