@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import math
 import os
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
+YOUNG_OBJECTS = 5_000  # a frame makes some 2,000 that are let go with the next one
 THEMES = ("dark", "light")
 TABS = {"overview": "all", "graph": "tree"}  # what the screen calls them
 ALL = math.inf  # no last seconds, but all that was seen
@@ -214,6 +216,9 @@ def show_on_screen(
 ) -> int:
     """Open the screen on `feed`, with what `program` writes as one of the views; the exit code when it closes."""
     settle_colours(options)
+    # What is loaded until the screen opens stays: looked through for garbage meanwhile, and again later, it would
+    # cost a tenth of the start, and every ten seconds as much as several frames.
+    gc.disable()
     # Textual takes a fifth of a second to load; reports and --help should not pay for it.
     from cbtop.client.look_back import look_back
     from cbtop.client.replay import ReplayFeed
@@ -237,6 +242,9 @@ def show_on_screen(
             )
     app.phase, app.window, app.merge = options.phase, shows_window(options, by_default=app.window), merge
     dress(app, options)
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+    gc.enable()
     code = app.run()
     remember_orders(app.chosen_orders)
     end = feed.finished()
