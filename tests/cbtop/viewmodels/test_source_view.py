@@ -62,7 +62,7 @@ def test_what_a_view_was_made_of_goes_with_it_and_does_not_wait_for_the_garbage_
     try:
         view = source_view(record)
         row = weakref.ref(view.bricks[0])
-        view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times  # noqa: B018 - makes them
+        view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times  # which makes them
         del view
         assert row() is None
     finally:
