@@ -174,7 +174,7 @@ class SourceRecord:
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            self.window.tick(now_ns)  # whatever it says first has ended after now
+            self.window.tick(now_ns, losses=Losses())  # whatever it says first has ended after now
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns
         if len(self.stats):
@@ -498,7 +498,8 @@ class Store:
             if self._range_from_ns is None or not isinstance(said, HostHello):
                 continue
             if not record.window.has_begun and said.monotonic_ns >= self._range_from_ns:
-                record.window.tick(said.monotonic_ns)  # it has begun since: all that it did is of the range
+                # It has begun since: all that it did is of the range.
+                record.window.tick(said.monotonic_ns, losses=Losses())
 
 
 def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
@@ -593,7 +594,7 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
     """It is `monotonic_ns` there, and the statistics have grown. The last seconds of what has ended end with it."""
     if record.has_ended:
         monotonic_ns = record.window.now_ns or monotonic_ns
-    state, losses = record.state, Losses()
+    state, losses = record.state, None
     if state is not None:
         losses = Losses(
             state.overwritten + state.rejected - state.before_attach, state.produced - state.before_attach

@@ -62,7 +62,7 @@ class Block:
 @dataclass(slots=True)
 class _Slice:
     begin_ns: int
-    losses: Losses  # until then
+    losses: Losses | None  # until then, as far as somebody has said so
     parts: list[Growth] = field(default_factory=list)
     before_ns: dict[int, int] = field(default_factory=dict)  # as of the stretch that begins with it
 
@@ -91,7 +91,7 @@ class Window:
         self._slices: deque[_Slice] = deque()
         self.now_ns = 0  # on the daemon's clock, as it was said last
         self._is_told = False  # when steps ran
-        self._losses = Losses()
+        self._losses: Losses | None = None
         # What was counted in the window, while somebody looks: what comes is added, what is too old is taken off.
         self._sum: NodeStats | None = None
         self._before = 0  # so many of the oldest slices are not in it
@@ -121,6 +121,9 @@ class Window:
         What was said again (in a keyframe) begins none: not every viewer hears it.
         """
         self.now_ns = monotonic_ns
+        if self._losses is None:  # what was lost before anybody said so is of no slice
+            for one in self._slices:
+                one.losses = losses
         self._losses = losses = losses or self._losses
         if growth is not None and self._slices:  # what was there before anybody watched is of no slice
             self._slices[-1].parts.append(growth)
@@ -203,10 +206,8 @@ class Window:
     @property
     def losses(self) -> Losses:
         """What was lost in the window."""
-        if not self._slices:
-            return Losses()
-        before, now = self._slices[self._first()].losses, self._losses
-        return Losses(now.lost - before.lost, now.seen - before.seen)
+        before, now = self._slices[self._first()].losses if self._slices else None, self._losses
+        return Losses(now.lost - before.lost, now.seen - before.seen) if before and now else Losses()
 
     def _first(self) -> int:
         """The slice with which the window begins."""

@@ -317,6 +317,22 @@ def test_records_lost_in_the_window_are_said_however_many_were_seen_before(tmp_p
     made.profiler.close()
 
 
+def test_records_lost_before_a_viewer_came_are_not_of_its_last_seconds(tmp_path: Path) -> None:
+    made = Paced(tmp_path, ring_bytes=1 << 12)
+    made.run(1)
+    for _ in range(70):
+        made.step()
+    made.look()
+    made.store = Store()  # of one who comes now, and is told the statistics before the state
+    made.run(3)
+    assert made.view().loss.lost > 0
+    said = {window: DATA_INCOMPLETE.judge(made.view(window=window)) for window in (True, False)}
+    assert said[True] == said[False] is not None
+    losses = made.record.window.losses
+    assert (losses.lost, losses.seen > 0) == (0, True)
+    made.profiler.close()
+
+
 def test_the_last_seconds_of_a_sum_are_those_of_members_that_run_and_say_so(tmp_path: Path) -> None:
     members = [Paced(tmp_path / str(at)) for at in range(3)]
     for member in members:
