@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Self
 
@@ -24,6 +24,7 @@ from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, RecordBatch, SourceCatalog, StatsUpdate
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.baseline import Snapshot
+from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView, TimeView
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters and a timeline
@@ -166,33 +167,38 @@ class ReplayFeed(StoreViews):
         self.advance()
 
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
-        """Where it is so many `steps` of source `key` (None: the first one) on from a moment, back where negative:
-        the moment at which that many more, or fewer, had ended there; and how many of them were found.
+        """Where it is so many `steps` of source `key` on from a moment, back where negative: the moment at which that
+        many more, or fewer, had ended there; and how many of them were found.
 
-        It is looked for in the five minutes before or after. Steps that were told together, four times a second,
-        are one.
+        Of a sum they are those of its members; of None, or where nothing was told of it, those of any source. It is
+        looked for in the five minutes before or after. Steps that were told together, four times a second, are one.
         """
         from_ns = self._moment_ns(from_s)
-        known = self.sources()
-        key = key if any(key == one.key for one in known) else known[0].key if known else None
-        if key is None:
-            return from_s, 0
-        if steps > 0:
-            told = self._steps_told(key, from_ns, from_ns + STEPS_WITHIN_NS)
-            moments = list(islice((at_ns for at_ns in told if at_ns > from_ns), steps))
-        else:
-            for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
-                # What is shown at a moment is what was told last: with that one ends the step that goes first.
-                moments = list(self._steps_told(key, from_ns - within_ns, from_ns))[:-1][::-1]
-                if len(moments) > -steps:  # the oldest is where reading began
-                    break
-        found = moments[: abs(steps)]
+        # It need not be known at the moment shown: what is looked back in begins before what runs later.
+        keys = None if key is None else frozenset(key.split(KEYS_JOINED_BY))
+        found = self._steps_from(from_ns, steps, keys)
+        if found is None:
+            found = self._steps_from(from_ns, steps, None)
         if not found:
             return from_s, 0
         return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
 
-    def _steps_told(self, key: str, begin_ns: int, end_ns: int) -> Iterator[int]:
-        """When more steps of a source had ended than before, as its daemon told it, and what it told first."""
+    def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
+        """When the next `steps` of these sources ended, or the last ones; None where nothing was told of them."""
+        if steps > 0:
+            told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)
+            if (first := next(told, None)) is None:
+                return None
+            return list(islice((at_ns for at_ns in chain([first], told) if at_ns > from_ns), steps))
+        for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
+            moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
+            if len(moments) > 1 - steps:  # the oldest is where reading began
+                break
+        # What is shown at a moment is what was told last: with that one ends the step that goes first.
+        return moments[:-1][::-1][:-steps] if moments else None
+
+    def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:
+        """When more steps of these sources (None: of any) had ended than before, as told, and what was told first."""
         steps, scratch = -1, Store()
         for frame in self._reader.frames(self._reader.keyframe_before(begin_ns), SHOWN):
             at_ns = min(frame.time_ns, self._reader.end_ns)
@@ -201,11 +207,14 @@ class ReplayFeed(StoreViews):
             decode = self._decode if frame.kind == FrameKind.KEYFRAME else codec.decode
             try:
                 for message in frame.messages(decode):
-                    if isinstance(message, SourceCatalog | StatsUpdate) and message.source == key:
+                    if not isinstance(message, SourceCatalog | StatsUpdate):
+                        continue
+                    if keys is None or message.source in keys:
                         scratch.apply(message)
             except DecodeError:
                 continue  # it is among the damaged once it is shown
-            if key in scratch.sources and (now := scratch.sources[key].steps_ended) > steps:
+            now = sum(record.steps_ended for record in scratch.sources.values())
+            if scratch.sources and now > steps:
                 yield at_ns
                 steps = now
 

@@ -44,6 +44,8 @@ from cbtop.viewmodels.steps import tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.stretch import since_s
 
+KEYS_JOINED_BY = "+"  # the key of a sum is that of its members
+
 # Two places are one when they lie in the same place and all that is static about them is the same.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
@@ -235,7 +237,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
 
     first = taken[0]
     summed = SourceRecord(
-        key="+".join(record.key for record in taken),
+        key=KEYS_JOINED_BY.join(record.key for record in taken),
         window=_WindowOfAll(first.window.length_s, bool(watched), windows),
         hello=first.hello,
         nodes=table,

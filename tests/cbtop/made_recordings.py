@@ -36,10 +36,11 @@ def made_recording(
     each_s: float = 0.5,
     ends: bool = False,
     ended_s: int = 0,
+    begins_s: int = 0,
 ) -> None:
     """One decode step of 100 µs ends `each_s`, and is said at once; after t whole seconds there were 2t of them.
 
-    Where it `ends`, that is said for `ended_s` more.
+    Where it `ends`, that is said for `ended_s` more. For `begins_s` at the beginning nobody is there.
     """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
@@ -48,8 +49,10 @@ def made_recording(
     source = source_of(runtime)
     source.poll()
     writer = RecordingWriter(path, Origin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
+    if begins_s:
+        writer.append(frame(FrameKind.KEYFRAME, 0, HELLO, Heartbeat(0, ())))
     for number in range(round(seconds / each_s) + 1):
-        at_s = number * each_s
+        at_s = begins_s + number * each_s
         if number:
             with profiler.step("decode", tokens=1), profiler.brick("a", 8):
                 clock.sleep_us(100)

@@ -20,6 +20,7 @@ from cbtop.client.replay import RECENT_NS, ReplayFeed, baselines_in
 from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.widgets.curve import NO_CURVE
+from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.model import Mark, MergeMode
 from tests.cbtop.conftest import screen_text
 from tests.cbtop.made_recordings import BEGIN_NS, keyframe, made_recording
@@ -412,6 +413,17 @@ async def test_a_step_goes_to_where_one_more_or_less_had_ended_and_a_replay_stay
             before_s = feed.at_s
             await press(pilot, "right_curly_bracket", "left_curly_bracket")
             assert feed.at_s == before_s
+
+
+def test_steps_are_found_of_who_began_after_what_is_looked_back_in_did(runtime: Path, tmp_path: Path) -> None:
+    made_recording(runtime, tmp_path / "run.cbtop", 20, begins_s=10)
+    with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
+        feed.seek(30)
+        (key,) = (one.key for one in feed.sources())
+    for asked in (key, f"another{KEYS_JOINED_BY}{key}", None, "another"):
+        with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:  # it is at its beginning, where nobody is
+            assert feed.steps_away(30, -1, asked) == (29.5, 1)
+            assert feed.steps_away(20, 3, asked) == (21.5, 3)
 
 
 async def test_where_no_step_ends_it_goes_by_seconds_and_says_so_once() -> None:
