@@ -101,7 +101,8 @@ def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unr
     if row.clock is None:
         yield Unknown("clock_offset_us", NO_CLOCK if no_lag is NO_CLOCK else NOT_RECORDED)
     if is_live and row.devices is None:
-        yield Unknown("devices", OTHER_NAMESPACE if machine and row.key in machine.elsewhere else NO_LIST)
+        is_elsewhere = machine is not None and machine.devices and row.key in machine.elsewhere
+        yield Unknown("devices", OTHER_NAMESPACE if is_elsewhere else NO_LIST)
     if row.overhead is None or row.overhead.overhead_percent is None:
         why = NOT_COMPARED if row.overhead is None else TOO_FEW
         yield Unknown("overhead_percent", NOT_READ if is_unread else why)
