@@ -354,6 +354,8 @@ class Daemon:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
+            # The window of who joins begins now: what ran before, and is not read yet, would count in it.
+            self._read()
             self._publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self._sources.values())])
 

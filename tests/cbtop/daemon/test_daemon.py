@@ -28,6 +28,7 @@ from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.messages import DeviceSample, HostHello, Message, Node, SourceCatalog, StatsUpdate
 from cbtop.protocol.process import process_start
+from cbtop.protocol.publisher import JOIN_PREFIX
 from cbtop.protocol.recording import FrameKind
 from cbtop.protocol.ring import RECORD_BYTES, Batch, RingReader, RingWriter
 from cbtop.protocol.vocabulary import SourceStatus
@@ -377,6 +378,23 @@ def test_a_long_catalog_that_is_still_being_read_is_told_piece_by_piece_and_then
     daemon._keyframe()
     catalogs = [message for message in said if isinstance(message, SourceCatalog) and message.complete]
     assert [sum(isinstance(one, Node) for one in catalog.messages) for catalog in catalogs] == [30]
+    profiler.close()
+
+
+def test_who_joins_is_told_what_ran_until_then_and_not_until_the_last_look(
+    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bytes] = []
+    monkeypatch.setattr(daemon._publisher, "questions", lambda prefix: [prefix] if prefix == JOIN_PREFIX else [])
+    monkeypatch.setattr(daemon._publisher, "answer_frames", lambda _, frames: told.extend(frames))
+    profiler = BrickProfiler(recorder=RingRecorder(runtime))
+    record([profiler])
+    daemon._discover()
+    daemon._read()
+    record([profiler])
+    daemon._answer()
+    (update,) = (said for said in map(codec.decode, told) if isinstance(said, StatsUpdate))
+    assert update.received == 2
     profiler.close()
 
 
