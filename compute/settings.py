@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 
 from cbtop.compute.errors import ComputeError
 
@@ -38,5 +40,57 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Crossovers:
+    """From how much work on it is done the other way.
+
+    `product_bytes`: bytes of weights times tokens of a product, from which on it is spread over threads.
+    `attention_products`: products of a number of a query and one of a key, from which on attention is.
+    `bf16_tokens`: tokens from which on products are of bfloat16, where the processor has AMX; fewer are of int8.
+    `measured` names those that were measured on this machine; the others are static.
+
+    ComputeError for what is no whole number from 1.
+    """
+
+    product_bytes: int = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
+    attention_products: int = 1 << 17  # some 20 us of one thread's work
+    bf16_tokens: int = 12  # 1.35x of int8's speed there; 0.92x with 8, which are twice its four
+    measured: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name in CROSSOVERS:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ComputeError(f"{name} is {value!r:.40}; a whole number from 1 is wanted")
+
+
+CROSSOVERS = tuple(field.name for field in fields(Crossovers) if field.name != "measured")
+STATIC_CROSSOVERS = Crossovers()
+_in_effect = STATIC_CROSSOVERS
+
+
+def crossovers() -> Crossovers:
+    """Those of this process: kernels ask before every call, in Python, so that others compile nothing anew."""
+    return _in_effect
+
+
+def use_crossovers(wanted: Crossovers) -> None:
+    """From now on `wanted` are those of this process: for whoever starts a decoder."""
+    global _in_effect
+    _in_effect = wanted
+
+
+@contextmanager
+def with_crossovers(wanted: Crossovers) -> Iterator[None]:
+    """`wanted` for a while: to run, or to check, both sides of one."""
+    before = crossovers()
+    use_crossovers(wanted)
+    try:
+        yield
+    finally:
+        use_crossovers(before)
+
 
 GUARD_REACTIONS = ("stop", "log", "fallback")  # to what the guard meets

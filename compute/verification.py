@@ -34,6 +34,7 @@ from cbtop.compute.kernels.base import Arguments, Kernel, with_copies
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
+from cbtop.compute.settings import crossovers, with_crossovers
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
@@ -147,7 +148,7 @@ def variants() -> Iterator[Variant]:
 def _is_of_tiles_where_many(variant: Variant) -> bool:
     """Whether its many tokens are of bfloat16 and one would be of int8, which are other numbers."""
     is_int8 = variant.kernel.parts is not None and variant.kernel.name.endswith("int8")
-    return HAS_TILES and is_int8 and variant.tokens >= linear_bf16.FROM_TOKENS
+    return HAS_TILES and is_int8 and variant.tokens >= crossovers().bf16_tokens
 
 
 def _beside_reference() -> Iterator[Variant]:
@@ -160,7 +161,7 @@ def _beside_reference() -> Iterator[Variant]:
             yield _of(linear.kernel_for(block_format, tokens, threads), tokens, threads)
     for code in linear_int8.LINEAR_INT8:
         for tokens, threads in PRODUCTS_WITH:
-            many = HAS_TILES and tokens >= linear_bf16.FROM_TOKENS
+            many = HAS_TILES and tokens >= crossovers().bf16_tokens
             kernel_for = linear_bf16.kernel_for if many else linear_int8.kernel_for
             yield _of(kernel_for(FORMATS[code], tokens, threads), tokens, threads)
     yield Variant(quantize_rows.QUANTIZE_ROWS)
@@ -195,7 +196,15 @@ def _of(kernel: Kernel, tokens: int, threads: int, more: str = "") -> Variant:
 
 def verified(variant: Variant, sizes: Sequence[int] = SIZES) -> Verified:
     """Runs the kernel on inputs of every size, and plants each fault that its contract names: those of arguments, and
-    what breaks its conditions, beside the reference alone."""
+    what breaks its conditions, beside the reference alone.
+
+    What has threads takes them at every size, wherever it pays: what one thread runs has variants of its own.
+    """
+    with with_crossovers(replace(crossovers(), product_bytes=1, attention_products=1)):
+        return _verified(variant, sizes)
+
+
+def _verified(variant: Variant, sizes: Sequence[int]) -> Verified:
     kernel, contract, peer = variant.kernel, variant.kernel.contract, variant.peer
     equal = Equivalent(contract.tolerance, peer)
     errors: list[float | None] = []

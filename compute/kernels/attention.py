@@ -40,6 +40,7 @@ from cbtop.compute.jit.vectors import (
     total_of,
 )
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats
+from cbtop.compute.settings import crossovers
 
 CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what holds the numbers of a KV cache: uint16 the bits of f16
 POSITIONS = 64  # looked at together; a cache has a whole number of them
@@ -48,7 +49,6 @@ WIDE = HAS_VNNI  # AVX-512 has twice the registers, and a row of four twice the 
 AHEAD = POSITIONS  # keys and values are asked for when those as many positions before them are read
 MAX_ROWS = 64  # of one piece of work
 LOWEST = np.float32(-1e30)  # below any score; an infinity would be undefined under fastmath
-PARALLEL_FROM = 1 << 17  # products of a query and a key; some 20 us of one thread's work
 
 
 def reference(
@@ -451,7 +451,8 @@ def attention(
     tokens, columns = q.shape
     group = columns // head_dim // kv_heads
     seen = min(start + tokens, window) if window else start + tokens
-    chunks = scratch.shape[0] // MAX_ROWS if columns * tokens * seen >= PARALLEL_FROM else 1
+    threads = scratch.shape[0] // MAX_ROWS
+    chunks = threads if threads > 1 and columns * tokens * seen >= crossovers().attention_products else 1
     # A group is taken apart where there are fewer of them than threads, or where its heads are more rows than fit.
     parts = max(min(group, -(-chunks // kv_heads)), -(-group // MAX_ROWS))
     keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])

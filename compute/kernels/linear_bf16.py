@@ -59,9 +59,9 @@ from cbtop.compute.quantization.q5_1 import Q5_1
 from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.settings import STATIC_CROSSOVERS
 
 U = np.uint64
-FROM_TOKENS = 12  # 1.35x of linear_int8's speed there; 0.92x with 8, which are twice its four
 TOKENS = 16  # of a tile
 STEP = 32  # columns of a tile
 WORDS = 256  # 32-bit ones, of a tile
@@ -362,7 +362,7 @@ def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Callable[
     return examples
 
 
-def kernel_for(block_format: BlockFormat, tokens: int = FROM_TOKENS, threads: int = 1) -> Kernel:
+def kernel_for(block_format: BlockFormat, tokens: int = STATIC_CROSSOVERS.bf16_tokens, threads: int = 1) -> Kernel:
     """The kernel for interleaved weights of one format; its examples are of `tokens` and `threads`."""
     return Kernel(
         name=f"{block_format.name.lower()}_linear_bf16",

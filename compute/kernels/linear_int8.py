@@ -25,7 +25,7 @@ from cbtop.compute.jit.vectors import multiply, multiply_add, splat, store_float
 from cbtop.compute.kernels import linear, linear_bf16
 from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
 from cbtop.compute.kernels.linear import work
-from cbtop.compute.kernels.linear_bf16 import FROM_TOKENS, TileScratch
+from cbtop.compute.kernels.linear_bf16 import TileScratch
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, quantize_rows
 from cbtop.compute.kernels.quantize_rows import reference as quantize
@@ -51,6 +51,7 @@ from cbtop.compute.quantization.q5_1 import Q5_1
 from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.settings import crossovers
 
 U = np.uint64
 
@@ -67,17 +68,18 @@ class Int8Scratch:
 
     @classmethod
     def of(cls, tokens: int, columns: int, threads: int) -> Int8Scratch:
-        tiles = TileScratch.of(tokens, columns, threads) if HAS_TILES and tokens >= FROM_TOKENS else None
+        takes_tiles = HAS_TILES and tokens >= crossovers().bf16_tokens
+        tiles = TileScratch.of(tokens, columns, threads) if takes_tiles else None
         return cls(*empty_codes(tokens, columns), threads, tiles)
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
     """out[tokens, rows] = x'[tokens, columns] @ W.T + bias, where x' is x as `quantize_rows` rounds it.
 
-    `weights` are interleaved; `bias` has no elements where there is none. Of FROM_TOKENS and more, with tiles in the
-    scratch: as `linear_bf16`.
+    `weights` are interleaved; `bias` has no elements where there is none. Of `bf16_tokens` (Crossovers) and more,
+    with tiles in the scratch: as `linear_bf16`.
     """
-    if scratch.tiles is not None and len(x) >= FROM_TOKENS:
+    if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
         linear_bf16.reference(code, weights, bias, x, out, scratch.tiles)
         return
     codes, factors = empty_codes(*x.shape)
@@ -228,7 +230,7 @@ def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows
     ValueError where x is not of float32; of `linear` more tokens than one may be of another kind."""
     if isinstance(scratch, Int8Scratch):
         check_floats(x)
-        if scratch.tiles is not None and len(x) >= FROM_TOKENS:
+        if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
             return linear_bf16.ROWS_OF, *linear_bf16.prepared(x, scratch.tiles), scratch.threads
         quantize_rows(x, scratch.codes, scratch.factors)
         return ROWS_OF, scratch.codes, scratch.factors, scratch.threads

@@ -14,8 +14,7 @@ import numpy as np
 from cbtop.compute.jit.addresses import address_of, call_rows
 from cbtop.compute.jit.compile import jit_parallel, prange
 from cbtop.compute.kernels.activation import swiglu, swiglu_columns
-
-PARALLEL_FROM_BYTES = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
+from cbtop.compute.settings import crossovers
 
 
 @dataclass(slots=True)
@@ -73,7 +72,7 @@ def _gated(
 
 def multiply_one(rows: CompiledRows, weights: Any, bias: Any, x: Any, beside: Any, out: Any, threads: int) -> None:
     """out = x @ weights.T + bias."""
-    if threads == 1 or weights.size * out.shape[0] < PARALLEL_FROM_BYTES:
+    if threads == 1 or weights.size * out.shape[0] < crossovers().product_bytes:
         rows.function(weights, bias, x, beside, out, 0, 1)
     else:
         address = rows.address(weights, bias, x, beside, out)
@@ -88,7 +87,7 @@ def multiply_three(q: Part, k: Part, v: Part, x: Any, beside: Any, threads: int)
     rows, a, a_bias, a_out = q
     b_rows, b, b_bias, b_out = k
     c_rows, c, c_bias, c_out = v
-    if threads == 1 or (a.size + b.size + c.size) * a_out.shape[0] < PARALLEL_FROM_BYTES:
+    if threads == 1 or (a.size + b.size + c.size) * a_out.shape[0] < crossovers().product_bytes:
         rows.function(a, a_bias, x, beside, a_out, 0, 1)
         b_rows.function(b, b_bias, x, beside, b_out, 0, 1)
         c_rows.function(c, c_bias, x, beside, c_out, 0, 1)
@@ -102,7 +101,7 @@ def multiply_gated(gate: Part, up: Part, x: Any, beside: Any, out: Any, threads:
     """Of both parts their product; then out = silu(gate's) * up's."""
     rows, a, a_bias, a_out = gate
     b_rows, b, b_bias, b_out = up
-    if threads == 1 or (a.size + b.size) * out.shape[0] < PARALLEL_FROM_BYTES:
+    if threads == 1 or (a.size + b.size) * out.shape[0] < crossovers().product_bytes:
         rows.function(a, a_bias, x, beside, a_out, 0, 1)
         b_rows.function(b, b_bias, x, beside, b_out, 0, 1)
         swiglu(a_out, b_out, out)

@@ -23,13 +23,15 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.jit import cpu
 from cbtop.compute.kernels import linear_bf16, linear_int8
-from cbtop.compute.kernels.linear_bf16 import FROM_TOKENS, TileScratch
+from cbtop.compute.kernels.linear_bf16 import TileScratch
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.floats import BF16
 from cbtop.compute.quantization.interleaved import UNITS
 from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.settings import STATIC_CROSSOVERS
 from cbtop.compute.verification import Variant, verified
 
+FROM_TOKENS = STATIC_CROSSOVERS.bf16_tokens
 PROMPT = np.random.default_rng(5).integers(0, 512, 2 * FROM_TOKENS + 11).tolist()  # no whole number of tiles
 # A third of a minute for each format where there are no tiles, half of it to compile.
 SOON = {Q4_K.code}
