@@ -34,7 +34,7 @@ class RecordingError(ProtocolError):
 
 
 class RoofsError(ProtocolError):
-    """Measured roofs that cannot be read or kept."""
+    """What was measured of this machine, roofs or crossovers, that cannot be read or kept."""
 
 
 class RequestError(ProtocolError):

@@ -2,34 +2,27 @@
 
 Rules
 - A profiled process reads it once, as a model is attached: nothing of a GPU and nothing but this file is asked there.
-- What is in it is hostile until read: its size, its lists and every field are checked as those of a message are.
-- What may be missing is asked for first: an exception that is caught in a host keeps its frames, and the model in
-  them, until the garbage is collected.
-- It is replaced whole or not at all, with mode 0600.
 - What a roof was measured of is named by what it depends on: of a processor its model and the number of threads, of a
   GPU its UUID, its multiprocessors (fewer in a MIG instance), its driver's version and its power limit.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
-import stat
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cbtop.protocol.cache import cache_dir
 from cbtop.protocol.codec import plain_for, reader_for
-from cbtop.protocol.errors import DecodeError, RoofsError
+from cbtop.protocol.errors import RoofsError
+from cbtop.protocol.kept_file import keep, kept, try_to_write
 from cbtop.protocol.messages import Ceiling
 
 SCHEMA = "cbtop.roofs/1"
-MAX_FILE_BYTES = 1 << 20
 MAX_DEVICES = 32  # the newest are kept
 MAX_CEILINGS = 8  # of one device
 _FIRST_PROCESSOR_BYTES = 4096  # of /proc/cpuinfo: what follows is of the others, and takes the kernel time to say
@@ -84,14 +77,8 @@ def roofs_file() -> Path:
 
 def known_roofs() -> tuple[DeviceRoofs, ...]:
     """All that are kept, the newest last; none where there is no file. Raises RoofsError where it cannot be read."""
-    path = roofs_file()
-    try:
-        text = _bytes_of(path)
-        return () if text is None else _decoded(text)
-    except OSError as error:
-        raise RoofsError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: no JSON, no UTF-8
-        raise RoofsError(f"{path} holds no roofs: {error}") from error
+    found = kept(roofs_file(), SCHEMA, "devices", MAX_DEVICES, _device)
+    return () if found is None else found
 
 
 def keep_roofs(measured: Iterable[DeviceRoofs]) -> None:
@@ -101,29 +88,13 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> None:
         known = known_roofs()
     except RoofsError:
         known = ()  # what nobody can read is no loss
-    kept = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
-    document = {"schema": SCHEMA, "devices": [_plain(one) for one in kept]}
-    with _writing() as path:
-        _replace(path, json.dumps(document, indent=1).encode())
+    devices = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
+    keep(roofs_file(), SCHEMA, "devices", [_plain(one) for one in devices])
 
 
 def try_to_keep() -> None:
     """Raise RoofsError where `keep_roofs` could not write beside its file; nothing is left there."""
-    with _writing() as path:
-        descriptor, beside = _beside(path)
-        os.close(descriptor)
-        os.unlink(beside)
-
-
-@contextmanager
-def _writing() -> Iterator[Path]:
-    """The file of roofs, once its directory is there. Raises RoofsError."""
-    path = roofs_file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield path
-    except OSError as error:
-        raise RoofsError(f"{error.filename or path}: {error.strerror or error}") from error
+    try_to_write(roofs_file())
 
 
 def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int, weights_bytes: int | None = None) -> DeviceRoofs | None:
@@ -159,52 +130,8 @@ def driver_version() -> str:
     return found[1] if found else ""
 
 
-def _bytes_of(path: Path) -> bytes | None:
-    """What is in the file; None where there is none. What is no plain file is not waited for."""
-    if not os.access(path, os.F_OK):
-        return None
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no file")
-        text = file.read(MAX_FILE_BYTES + 1)
-    if len(text) > MAX_FILE_BYTES:
-        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
-    return text
-
-
-def _decoded(text: bytes) -> tuple[DeviceRoofs, ...]:
-    document = json.loads(text)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"its schema is not {SCHEMA}")
-    devices = document.get("devices")
-    if not isinstance(devices, list) or len(devices) > MAX_DEVICES:
-        raise ValueError(f"a list of at most {MAX_DEVICES} devices was wanted")
-    return tuple(map(_device, devices))
-
-
-def _device(raw: object) -> DeviceRoofs:
-    if not isinstance(raw, dict):
-        raise ValueError("a device is no map")
+def _device(raw: dict[str, Any]) -> DeviceRoofs:
     found: DeviceRoofs = _read(raw)
     if len(found.ceilings) > MAX_CEILINGS:
         raise ValueError(f"a device of {len(found.ceilings)} roofs; at most {MAX_CEILINGS} are taken")
     return found
-
-
-def _beside(path: Path) -> tuple[int, str]:
-    return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Write beside it and rename: whoever reads finds the old or the new, whole."""
-    descriptor, beside = _beside(path)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise

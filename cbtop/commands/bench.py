@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.errors import UsageError
@@ -109,6 +110,9 @@ def run(options: argparse.Namespace) -> int:
         if longest.tokens > model.context_length:
             raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")
         cpu_backend(max(threads))  # too many are refused before anything is measured
+        if said := use_kept_crossovers():
+            line.clear()
+            sys.stderr.write(f"{said}\n")
         measured = _measured(model, tests, options, line)
         for part in OUTPUTS[options.output](path, model, measured):
             line.clear()

@@ -1,17 +1,21 @@
-"""`cbtop calibrate`: measure this machine's roofs, and keep them for the roofline of torch programs."""
+"""`cbtop calibrate`: measure this machine's roofs and crossovers, and keep them for what runs here later."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
 
 from cbtop import formatting as fmt
+from cbtop.commands.shared.crossovers import crossover_lines
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.errors import NoDataError, UsageError
+from cbtop.protocol.crossovers import MachineCrossovers, crossovers_file, keep_crossovers, known_crossovers
 from cbtop.protocol.roofs import (
     DeviceRoofs,
     cpu_name,
@@ -21,26 +25,37 @@ from cbtop.protocol.roofs import (
     roofs_file,
     try_to_keep,
 )
+from cbtop.version import __version__
 from cbtop.viewmodels.model import CeilingRow
 from cbtop.viewmodels.roofline import ceiling_rows
 
 DESCRIPTION = (
     "Measure how fast this machine reads memory and computes: its processor with one thread, a thread a core and all "
     "threads, and each NVIDIA GPU. Takes seconds for each; the machine should do nothing else. What is measured is "
-    "kept, and is the roof over the models that `cbtop run` and cbtop.attach show."
+    "kept, and is the roof over the models that `cbtop run` and cbtop.attach show. Measured, too, are the crossovers "
+    "that `cbtop demo`, bench and verify go by here: from how much work on threads are faster than one, and bfloat16 "
+    "than int8 where there is AMX."
 )
 EPILOG = """\
 A GPU is measured through torch or CuPy, whichever is installed; with nvidia-ml-py its power limit is noted, and
 whether others used it. Roofs are shown to programs that start later, on the same processor with as many threads, or
 on the same GPU with the same driver. Measured again, they are replaced.
+
+A crossover is the first size of work from which on the other way is faster beyond the spread of 51 rounds, there and
+at every larger size. Where that is not clear, or there is one thread, the default stays, and is called static. Those
+of another machine, another number of processors or another version of cbtop are not used.
 """
 
+SCHEMA = "cbtop.calibrate/1"
 INSTALL = "install torch for CUDA, or CuPy (cupy-cuda12x, cupy-cuda13x)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", action="store_true", help="print what is known, and measure nothing")
-    parser.add_argument("--threads", type=count, metavar="N", help="the processor with N threads alone")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--threads", type=count, metavar="N", help="the roofs of the processor with N threads, and nothing else"
+    )
     parser.add_argument(
         "--weights", type=count, metavar="BYTES",
         help="measure reading as many bytes as a model's weights, too: those of a small one may stay in the cache",
@@ -49,32 +64,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.show:
-        return _show()
+        return _show(options.json)
     try_to_keep()  # before seconds are measured for nothing
     line = ProgressLine(sys.stderr)
-    measured = []
-    for roofs, missing in _measured(options.threads, options.weights, line):
+    measured: list[DeviceRoofs] = []
+    absent: list[str] = []
+    crossovers = None
+    for found, missing in _measured(options.threads, options.weights, line):
         line.clear()
-        if roofs is not None:
-            measured.append(roofs)
-        sys.stdout.write(_text(roofs, missing))
-        sys.stdout.flush()  # the next takes seconds
+        absent += missing
+        if isinstance(found, MachineCrossovers):
+            crossovers = found
+        elif found is not None:
+            measured.append(found)
+        if not options.json:
+            sys.stdout.write(_text(found, missing))
+            sys.stdout.flush()  # the next takes seconds
     keep_roofs(measured)
-    sys.stdout.write(f"kept in {roofs_file()}\n")
+    files = str(roofs_file())
+    if crossovers is not None:
+        keep_crossovers(crossovers)
+        files += f" and {crossovers_file().name}"
+    if options.json:
+        sys.stdout.write(_json(measured, [crossovers] if crossovers else [], absent))
+    else:
+        sys.stdout.write(f"kept in {files}\n")
     return 0
 
 
-def _show() -> int:
-    known = known_roofs()
-    if not known:
+def _show(as_json: bool) -> int:
+    roofs, crossovers = known_roofs(), known_crossovers()
+    if not roofs and not crossovers:
         raise NoDataError("no roofs are known: run `cbtop calibrate`")
-    sys.stdout.write("".join(_text(roofs) for roofs in known))
+    known: list[DeviceRoofs | MachineCrossovers] = [*roofs, *crossovers]
+    sys.stdout.write(_json(roofs, crossovers) if as_json else "".join(map(_text, known)))
     return 0
 
 
 def _measured(
     threads: int | None, weights_bytes: int | None, line: ProgressLine
-) -> Iterator[tuple[DeviceRoofs | None, Sequence[str]]]:
+) -> Iterator[tuple[DeviceRoofs | MachineCrossovers | None, Sequence[str]]]:
     """What is measured of each device in turn, and in words what could not be."""
     # Numba, torch and CuPy take their time to load.
     from cbtop.compute.backends import available_threads, cpu_backend, physical_cores
@@ -86,6 +115,8 @@ def _measured(
         cpu_backend(threads or available_threads())
     except ComputeError as error:
         raise UsageError(str(error)) from error
+    if not threads:  # before torch is loaded, whose threads are others
+        yield _crossovers(line), ()
     for number in [threads] if threads else sorted({1, physical_cores(), available_threads()}):
         yield _processor(number, weights_bytes, line)
     if threads:
@@ -113,9 +144,30 @@ def _processor(threads: int, weights_bytes: int | None, line: ProgressLine) -> t
     return replace(roofs, ceilings=tuple(ceilings)), missing
 
 
-def _text(roofs: DeviceRoofs | None, missing: Sequence[str] = ()) -> str:
+def _crossovers(line: ProgressLine) -> MachineCrossovers:
+    from cbtop.compute.backends import available_threads
+    from cbtop.compute.crossovers import measure_crossovers
+
+    threads, now = available_threads(), datetime.now().astimezone().isoformat(timespec="seconds")
+    found = measure_crossovers(threads, lambda name: line.show(f"measuring crossovers: {name}"))
+    return MachineCrossovers(cpu_name(), threads, __version__, now, found)
+
+
+def _json(roofs: Iterable[DeviceRoofs], crossovers: Iterable[MachineCrossovers], missing: Sequence[str] = ()) -> str:
+    document = {
+        "schema": SCHEMA,
+        "roofs": [asdict(one) for one in roofs],
+        "crossovers": [asdict(one) for one in crossovers],
+        "missing": list(missing),
+    }
+    return json.dumps(document, allow_nan=False) + "\n"
+
+
+def _text(roofs: DeviceRoofs | MachineCrossovers | None, missing: Sequence[str] = ()) -> str:
     lines = []
-    if roofs is not None:
+    if isinstance(roofs, MachineCrossovers):
+        lines += crossover_lines(roofs)
+    elif roofs is not None:
         rows = ceiling_rows(roofs.ceilings, time.time())
         age = fmt.age(max((row.age_s for row in rows if row.age_s is not None), default=None))
         lines.append(f"{roofs.title} ({roofs.measured_on or fmt.NOT_MEASURED}, age {age})")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared.names import unknown
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.sarif import Failure, Rule, sarif
@@ -57,6 +58,9 @@ def run(options: argparse.Namespace) -> int:
     # Numba takes its time to load.
     from cbtop.compute.verification import variants, verified
 
+    if said := use_kept_crossovers():
+        line.clear()
+        sys.stderr.write(f"{said}\n")
     try:
         chosen = _chosen(list(variants()), options.brick)
         kernels = []

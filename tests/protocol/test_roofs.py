@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cbtop.protocol import roofs
+from cbtop.protocol import kept_file, roofs
 from cbtop.protocol.errors import RoofsError
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, keep_roofs, known_roofs, roofs_of_cpu, roofs_of_gpu
@@ -139,10 +139,10 @@ def test_a_damaged_file_is_replaced(damage: str, file: Path) -> None:
         (b"[]", "its schema"),
         (b'{"schema": "cbtop.roofs/2", "devices": []}', "its schema"),
         (b'{"schema": "cbtop.roofs/1"}', "a list of at most"),
-        (b'{"schema": "cbtop.roofs/1", "devices": [1]}', "a device is no map"),
+        (b'{"schema": "cbtop.roofs/1", "devices": [1]}', "one of its devices is no map"),
         (b'{"schema": "cbtop.roofs/1", "devices": [' + b"{}," * 40 + b"{}]}", "a list of at most"),
         (b"[" * 100_000, "holds no roofs"),
-        (b" " * (roofs.MAX_FILE_BYTES + 1), "larger than"),
+        (b" " * (kept_file.MAX_FILE_BYTES + 1), "larger than"),
         (b'{"schema": ' + b"9" * 10_000 + b"}", "holds no roofs"),
         (b"\xff\xfe\x00", "holds no roofs"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,13 +12,21 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.compute import backends, ceilings, gpu_ceilings
+from cbtop.compute import crossovers as compute_crossovers
 from cbtop.compute.errors import ComputeError
+from cbtop.protocol.crossovers import Crossover, known_crossovers
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, try_to_keep
 from cbtop.protocol.vocabulary import Provenance
+from cbtop.version import __version__
 
 READ = Ceiling("memory_read", "bandwidth", 3188.0, "GB/s", Provenance.MEASURED, 3186.0, 3177.0, "2026-11-22")
 BUSY = replace(READ, median=2500.0, load_percent=40.0)
+FOUND = (
+    Crossover("product_bytes", 1 << 16, Provenance.MEASURED, "", 12.0, 9.0, 3.0),
+    Crossover("attention_products", 1 << 17, Provenance.STATIC, "unsure at 3,670,016", 309.0, 304.0, 40.0),
+    Crossover("bf16_tokens", 12, Provenance.STATIC, "no AMX"),
+)
 GPU = DeviceRoofs("Made 100", (BUSY,), None, "18a9-c4", 132, "580.159.04", 700)
 
 
@@ -42,13 +51,20 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "measure_ceilings", lambda threads, weights_bytes: [READ])
     monkeypatch.setattr(ceilings, "measure_product", product)
     monkeypatch.setattr(gpu_ceilings, "measure_gpus", gpus)
+    monkeypatch.setattr(compute_crossovers, "measure_crossovers", lambda threads, progress: FOUND)
 
 
 @pytest.mark.usefixtures("made")
 def test_every_device_is_measured_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate"]) == 0
     said = capsys.readouterr()
-    assert said.out.splitlines()[:4] == [
+    assert said.out.splitlines()[:8] == [
+        f"{cpu_name()}, 4 threads: crossovers ({known_crossovers()[0].day})",
+        "  products go to threads from        65,536 bytes of weights x tokens  "
+        "measured, one thread 12.00 us, threads 9.00 us, spread 3.0 %",
+        "  attention goes to threads from    131,072 products                   "
+        "static (unsure at 3,670,016), one thread 309.0 us, threads 304.0 us, spread 40.0 %",
+        "  products are of bfloat16 from          12 tokens                     static (no AMX)",
         f"{cpu_name()}, 1 thread (2026-11-22, age n/a)",
         "  memory_read            3,188 GB/s      median 3,186, lowest 3,177, spread 0.1 %, load n/a",
         "  matmul_bfloat16 n/a: torch is not installed",
@@ -60,12 +76,14 @@ def test_every_device_is_measured_printed_and_kept(tmp_path: Path, capsys: pytes
         "  ⚠ unsure: memory_read (spread 21.6 %)",
         "  ⚠ may be low: others used up to 40 % of the machine meanwhile",
         "  matmul_float32 n/a: CUDA error",
-        f"kept in {tmp_path / 'roofs.json'}",
+        f"kept in {tmp_path / 'roofs.json'} and crossovers.json",
     ]
     assert "looking for GPUs …" in said.err
     known = known_roofs()
     assert [roofs.threads for roofs in known] == [1, 2, 4, None]
     assert known[-1] == GPU
+    (kept,) = known_crossovers()
+    assert (kept.device, kept.threads, kept.version, kept.crossovers) == (cpu_name(), 4, __version__, FOUND)
 
 
 @pytest.mark.usefixtures("made")
@@ -81,6 +99,7 @@ def test_with_weights_they_are_kept_apart_from_the_roofs_of_other_models() -> No
 def test_with_threads_the_processor_alone_is_measured_with_so_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "--threads", "3"]) == 0
     assert [roofs.threads for roofs in known_roofs()] == [3]
+    assert known_crossovers() == ()
     assert "GPU" not in capsys.readouterr().out
 
 
@@ -92,21 +111,48 @@ def test_show_prints_what_is_known_and_measures_nothing(
     assert "run `cbtop calibrate`" in capsys.readouterr().err
     assert main(["calibrate"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    for module in (ceilings, gpu_ceilings):
+    for module in (ceilings, compute_crossovers, gpu_ceilings):
         monkeypatch.setitem(sys.modules, module.__name__, None)
     assert main(["calibrate", "--show"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown == [line for line in printed if "n/a:" not in line and not line.startswith("kept in")]
+    assert sorted(shown) == sorted(line for line in printed if "n/a:" not in line and not line.startswith("kept in"))
 
 
-def test_a_damaged_file_is_one_line_and_calibrating_replaces_it(
-    tmp_path: Path, made: None, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("made")
+def test_json_holds_what_was_measured_what_is_known_and_what_could_not_be(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "roofs.json").write_text("{")
+    assert main(["calibrate", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["schema"] == "cbtop.calibrate/1"
+    assert measured["missing"] == [
+        *["matmul_bfloat16 n/a: torch is not installed"] * 3,
+        "matmul_float32 n/a: CUDA error",
+    ]
+    assert [one["threads"] for one in measured["roofs"]] == [1, 2, 4, None]
+    (machine,) = measured["crossovers"]
+    assert machine["threads"] == 4
+    assert [(one["name"], one["value"], one["provenance"]) for one in machine["crossovers"]] == [
+        ("product_bytes", 65536, "measured"),
+        ("attention_products", 131072, "static"),
+        ("bf16_tokens", 12, "static"),
+    ]
+    assert machine["crossovers"][2]["note"] == "no AMX"
+    assert main(["calibrate", "--json", "--show"]) == 0
+    assert json.loads(capsys.readouterr().out) == measured | {"missing": []}
+
+
+@pytest.mark.parametrize("name", ["roofs", "crossovers"])
+def test_a_damaged_file_is_one_line_and_calibrating_replaces_it(
+    name: str, tmp_path: Path, made: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"{name}.json"
+    path.write_text("{")
     assert main(["calibrate", "--show"]) == 1
-    assert capsys.readouterr().err.startswith(f"cbtop: {tmp_path / 'roofs.json'} holds no roofs: ")
+    assert capsys.readouterr().err.startswith(f"cbtop: {path} holds no {name}: ")
     assert main(["calibrate"]) == 0
     assert known_roofs()
+    assert known_crossovers()
 
 
 def test_where_nothing_can_be_kept_nothing_is_measured(
@@ -125,7 +171,7 @@ def test_trying_the_directory_leaves_what_is_kept(tmp_path: Path, made: None) ->
     before = known_roofs()
     try_to_keep()
     assert known_roofs() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["roofs.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"roofs.json", "crossovers.json"}
 
 
 def test_more_threads_than_there_are_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,61 @@
+"""What `cbtop calibrate` found of crossovers: taken by whoever starts a decoder, and put in words."""
+
+from __future__ import annotations
+
+from cbtop import formatting as fmt
+from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, Crossovers, use_crossovers
+from cbtop.protocol.crossovers import Crossover, MachineCrossovers, crossovers_of
+from cbtop.protocol.errors import RoofsError
+from cbtop.protocol.roofs import cpu_name
+from cbtop.protocol.vocabulary import Provenance
+
+TITLES = {
+    "product_bytes": "products go to threads from",
+    "attention_products": "attention goes to threads from",
+    "bf16_tokens": "products are of bfloat16 from",
+}
+UNITS = {"product_bytes": "bytes of weights x tokens", "attention_products": "products", "bf16_tokens": "tokens"}
+WAYS = {"bf16_tokens": ("int8", "bfloat16")}  # of the others it is one thread, and all
+
+
+def use_kept_crossovers() -> str:
+    """Have kernels go by what was measured of this machine; a line that says so, or why what is kept is not used.
+
+    Empty where nothing is kept, or nothing of it was measured: then the defaults are in effect.
+    """
+    from cbtop.compute.backends import available_threads  # loads Numba
+
+    try:
+        found = crossovers_of(cpu_name(), available_threads())
+    except RoofsError as error:
+        use_crossovers(STATIC_CROSSOVERS)
+        return f"crossovers are static: {error}; `cbtop calibrate` measures them"
+    measured = _measured(found) if found else {}
+    use_crossovers(Crossovers(**measured, measured=frozenset(measured)))
+    if found is None or not measured:
+        return ""
+    values = ", ".join(f"{name} {value:,}" for name, value in measured.items())
+    return f"crossovers measured on {found.day} with {found.threads} threads: {values}"
+
+
+def _measured(found: MachineCrossovers) -> dict[str, int]:
+    return {
+        one.name: one.value
+        for one in found.crossovers
+        if one.provenance is Provenance.MEASURED and one.name in CROSSOVERS
+    }
+
+
+def crossover_lines(found: MachineCrossovers) -> list[str]:
+    """For a terminal."""
+    return [f"{found.title}: crossovers ({found.day or fmt.NOT_MEASURED})", *map(_line, found.crossovers)]
+
+
+def _line(one: Crossover) -> str:
+    title, unit = TITLES.get(one.name, f"{one.name} from"), UNITS.get(one.name, "")
+    said = [f"{one.provenance}{f' ({one.note})' if one.note else ''}"]
+    if one.before_us is not None and one.after_us is not None and one.spread_percent is not None:
+        before, after = WAYS.get(one.name, ("one thread", "threads"))
+        said.append(f"{before} {fmt.number(one.before_us)} us, {after} {fmt.number(one.after_us)} us")
+        said.append(f"spread {one.spread_percent:.1f} %")
+    return f"  {title:<31}{one.value:>10,} {unit:<25}  {', '.join(said)}"

@@ -1,0 +1,191 @@
+"""From how much work on threads, or bfloat16, win on this machine: a decoder's own kernels, timed on both sides."""
+
+# Rules
+# - By the wall's clock: what is asked is whether several threads end sooner.
+# - Rounds go over all sizes and both ways in turn, so that what disturbs a machine for a while disturbs all of them.
+# - Before each call lies the pause that lies between the bricks of a decoder: threads that wait may sleep by then.
+# - A crossover is the first size from which on the other way wins beyond the spread, there and at every larger size.
+#   Where it does not at the largest, nothing is known, and what is static stays.
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.cpu import HAS_TILES, TIER
+from cbtop.compute.kernels import attention, linear, linear_int8
+from cbtop.compute.kernels.linear_bf16 import TileScratch
+from cbtop.compute.kernels.quantize_rows import empty_codes
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix
+from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, Crossovers, with_crossovers
+from cbtop.protocol.crossovers import Crossover
+from cbtop.protocol.vocabulary import Provenance
+
+ROUNDS = 51
+PAUSE_NS = 20_000  # Python and small kernels between two products of a decoder
+COLUMNS = 768  # of the products, as of a small model, whose work is the smallest
+PRODUCT_ROWS = tuple(ROWS << step for step in range(10))  # 7 KB to 3.5 MB of Q4_K
+HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
+POSITIONS = tuple(16 << step for step in range(9))  # 14 K to 3.7 M products
+TOKENS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
+TOKEN_ROWS = 768
+SEED = 11
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """Work of a size: as it is done below the crossover, and from there on."""
+
+    size: int
+    before: Run
+    after: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long a call took, one way and the other, in each round."""
+
+    size: int
+    before_ns: list[int]
+    after_ns: list[int]
+
+    @property
+    def wins(self) -> bool:
+        """Whether the other way wins beyond the spread: three quarters of its rounds were faster than three quarters
+        of those of the first."""
+        return statistics.quantiles(self.after_ns)[2] < statistics.quantiles(self.before_ns)[0]
+
+    @property
+    def spread_percent(self) -> float:
+        """The middle half of the rounds, in percent of their median: the larger of both."""
+        quartiles = [statistics.quantiles(each) for each in (self.before_ns, self.after_ns)]
+        return max((100 * (high - low) / middle if middle else 0.0) for low, middle, high in quartiles)
+
+
+def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda what: None) -> tuple[Crossover, ...]:
+    """Each of `Crossovers`, of one thread beside `threads`, in seconds; the first call compiles what is not kept."""
+    ladders: dict[str, Callable[[], Sequence[Rung]] | str] = {
+        "product_bytes": partial(_products, threads) if threads > 1 else "one thread",
+        "attention_products": partial(_attentions, threads) if threads > 1 else "one thread",
+        "bf16_tokens": _tokens if HAS_TILES else "no AMX",
+    }
+    found = []
+    for name in CROSSOVERS:
+        ladder = ladders[name]
+        if isinstance(ladder, str):
+            found.append(Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, ladder))
+            continue
+        progress(name)
+        # What is spread over threads at all, or given tiles, takes them at every size.
+        with with_crossovers(Crossovers(1, 1, 1)):
+            found.append(crossover(name, timed(ladder())))
+    return tuple(found)
+
+
+def timed(
+    rungs: Sequence[Rung], clock_ns: Callable[[], int] = time.perf_counter_ns, pause_ns: int = PAUSE_NS
+) -> list[Times]:
+    """The times of ROUNDS rounds over a ladder of sizes."""
+    found = [Times(rung.size, [], []) for rung in rungs]
+    for rung in rungs:
+        rung.before()  # the first call compiles, or loads what was compiled
+        rung.after()
+    for _ in range(ROUNDS):
+        for rung, times in zip(rungs, found, strict=True):
+            for run, each_ns in ((rung.before, times.before_ns), (rung.after, times.after_ns)):
+                _busy(clock_ns, pause_ns)
+                begun_ns = clock_ns()
+                run()
+                each_ns.append(clock_ns() - begun_ns)
+    return found
+
+
+def crossover(name: str, ladder: Sequence[Times]) -> Crossover:
+    """What the times at growing sizes say of one: measured, or static with the reason."""
+    at = len(ladder)
+    while at and ladder[at - 1].wins:
+        at -= 1
+    times = ladder[min(at, len(ladder) - 1)]
+    before_us, after_us = (statistics.median(each) / 1e3 for each in (times.before_ns, times.after_ns))
+    figures = before_us, after_us, times.spread_percent
+    if at < len(ladder):
+        return Crossover(name, times.size, Provenance.MEASURED, "", *figures)
+    return Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, f"unsure at {times.size:,}", *figures)
+
+
+def _busy(clock_ns: Callable[[], int], pause_ns: int) -> None:
+    until_ns = clock_ns() + pause_ns
+    while clock_ns() < until_ns:
+        pass
+
+
+def _products(threads: int) -> list[Rung]:
+    """Of one token, as most of a decoder's are: Q4_K, of int8 where those of this processor are."""
+    x, no_bias = _floats(1, COLUMNS), np.zeros(0, np.float32)
+    if TIER == "generic":
+        run: Callable[..., None] = linear.linear
+        weights = _weights(PRODUCT_ROWS[-1]).data
+        scratches: list[Any] = [np.zeros((count, COLUMNS), np.float32) for count in (1, threads)]
+    else:
+        run = linear_int8.linear_int8
+        weights = InterleavedMatrix.of(_weights(PRODUCT_ROWS[-1])).data
+        codes, factors = empty_codes(1, COLUMNS)
+        scratches = [linear_int8.Int8Scratch(codes, factors, count, None) for count in (1, threads)]
+    found = []
+    for rows in PRODUCT_ROWS:
+        out = np.zeros((1, rows), np.float32)
+        ways = [partial(run, Q4_K.code, weights[:rows], no_bias, x, out, scratch) for scratch in scratches]
+        found.append(Rung(weights[:rows].size, *ways))
+    return found
+
+
+def _attentions(threads: int) -> list[Rung]:
+    """Of one token over a cache of float16."""
+    q, out = _floats(1, HEADS * HEAD_DIM), np.zeros((1, HEADS * HEAD_DIM), np.float32)
+    caches = attention.empty_caches(KV_HEADS, POSITIONS[-1], HEAD_DIM, np.uint16)
+    for cache in caches:
+        cache[:] = _floats(*cache.shape).astype(np.float16).view(np.uint16)
+    scratches = [attention.scratch_for(count, HEAD_DIM) for count in (1, threads)]
+    found = []
+    for positions in POSITIONS:
+        start, scale = positions - 1, HEAD_DIM**-0.5
+        ways = [partial(attention.attention, q, *caches, start, scale, 0, 0.0, out, each) for each in scratches]
+        found.append(Rung(q.size * positions, *ways))
+    return found
+
+
+def _tokens() -> list[Rung]:
+    """On one thread: int8, and bfloat16 by tiles."""
+    weights, no_bias = InterleavedMatrix.of(_weights(TOKEN_ROWS)).data, np.zeros(0, np.float32)
+    found = []
+    for tokens in TOKENS:
+        x, out = _floats(tokens, COLUMNS), np.zeros((tokens, TOKEN_ROWS), np.float32)
+        codes = empty_codes(tokens, COLUMNS)
+        scratches = [
+            linear_int8.Int8Scratch(*codes, 1, tiles) for tiles in (None, TileScratch.of(tokens, COLUMNS, 1))
+        ]
+        ways = [partial(linear_int8.linear_int8, Q4_K.code, weights, no_bias, x, out, each) for each in scratches]
+        found.append(Rung(tokens, *ways))
+    return found
+
+
+def _weights(rows: int) -> QuantizedMatrix:
+    """Sixteen rows of weights again and again: to find the scales of all would take seconds."""
+    few = QuantizedMatrix.of(Q4_K, _floats(ROWS, COLUMNS))
+    data = np.tile(few.data, (rows // ROWS, 1))
+    data.flags.writeable = False  # or other code is compiled than a decoder runs
+    return QuantizedMatrix(Q4_K, data, COLUMNS)
+
+
+def _floats(*shape: int) -> Any:
+    return np.random.default_rng(SEED).standard_normal(shape, dtype=np.float32)

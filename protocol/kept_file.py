@@ -1,0 +1,108 @@
+"""What was measured of this machine, as a list in a JSON file under the user's cache directory.
+
+Rules
+- What is in it is hostile until read: its size, its list and every field are checked as those of a message are.
+- What may be missing is asked for first: an exception that is caught in a host keeps its frames, and the model in
+  them, until the garbage is collected.
+- It is replaced whole or not at all, with mode 0600.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cbtop.protocol.errors import DecodeError, RoofsError
+
+T = TypeVar("T")
+
+MAX_FILE_BYTES = 1 << 20
+
+
+def kept(path: Path, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...] | None:
+    """What `read` makes of each of at most `most` maps in the list `name`; None where there is no file.
+
+    `read` may raise ValueError and DecodeError. RoofsError where the file cannot be read.
+    """
+    try:
+        text = _bytes_of(path)
+        return None if text is None else _decoded(text, schema, name, most, read)
+    except OSError as error:
+        raise RoofsError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: no JSON, no UTF-8
+        raise RoofsError(f"{path} holds no {path.stem}: {error}") from error
+
+
+def keep(path: Path, schema: str, name: str, maps: Sequence[dict[str, object]]) -> None:
+    """Write the list `name` of these, in place of what was there. Raises RoofsError."""
+    document = {"schema": schema, name: maps}
+    with _writing(path):
+        _replace(path, json.dumps(document, indent=1).encode())
+
+
+def try_to_write(path: Path) -> None:
+    """Raise RoofsError where `keep` could not write beside its file; nothing is left there."""
+    with _writing(path):
+        descriptor, beside = _beside(path)
+        os.close(descriptor)
+        os.unlink(beside)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Its directory is there. Raises RoofsError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise RoofsError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    """What is in the file; None where there is none. What is no plain file is not waited for."""
+    if not os.access(path, os.F_OK):
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no file")
+        text = file.read(MAX_FILE_BYTES + 1)
+    if len(text) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+    return text
+
+
+def _decoded(text: bytes, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("schema") != schema:
+        raise ValueError(f"its schema is not {schema}")
+    found = document.get(name)
+    if not isinstance(found, list) or len(found) > most:
+        raise ValueError(f"a list of at most {most} {name} was wanted")
+    if not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"one of its {name} is no map")
+    return tuple(map(read, found))
+
+
+def _beside(path: Path) -> tuple[int, str]:
+    return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+
+
+def _replace(path: Path, text: bytes) -> None:
+    """Write beside it and rename: whoever reads finds the old or the new, whole."""
+    descriptor, beside = _beside(path)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise

@@ -1,0 +1,102 @@
+"""Demo, bench and verify go by what was measured of this machine, and by nothing else; they say so in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbtop.cli import main
+from cbtop.commands.shared.crossovers import use_kept_crossovers
+from cbtop.compute import verification, workload
+from cbtop.compute.backends import available_threads
+from cbtop.compute.demo_model import TINY, write_model
+from cbtop.compute.settings import STATIC_CROSSOVERS, Crossovers, crossovers, use_crossovers, with_crossovers
+from cbtop.compute.verification import Variant
+from cbtop.protocol.crossovers import Crossover, MachineCrossovers, keep_crossovers
+from cbtop.protocol.roofs import cpu_name
+from cbtop.protocol.vocabulary import Provenance
+from cbtop.version import __version__
+
+THREADS = available_threads()
+FOUND = Crossover("product_bytes", 65_536, Provenance.MEASURED, "", 12.0, 9.0, 3.0)
+UNSURE = Crossover("attention_products", 99, Provenance.STATIC, "unsure at 3,670,016")
+UNKNOWN = Crossover("of another kind", 5, Provenance.MEASURED)
+HERE = MachineCrossovers(cpu_name(), THREADS, __version__, "2026-11-24T08:00:00+01:00", (FOUND, UNSURE, UNKNOWN))
+LINE = f"crossovers measured on 2026-11-24 with {THREADS} threads: product_bytes 65,536"
+IN_EFFECT = Crossovers(product_bytes=65_536, measured=frozenset({"product_bytes"}))
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)  # compiled kernels stay where they are
+    with with_crossovers(STATIC_CROSSOVERS):
+        yield tmp_path / "crossovers.json"
+
+
+def test_what_was_measured_here_is_in_effect_and_what_stayed_unsure_is_the_default() -> None:
+    keep_crossovers(HERE)
+    assert use_kept_crossovers() == LINE
+    assert crossovers() == IN_EFFECT
+
+
+def test_where_nothing_was_measured_the_defaults_are_in_effect_and_nothing_is_said() -> None:
+    assert use_kept_crossovers() == ""
+    keep_crossovers(replace(HERE, crossovers=(UNSURE,)))
+    assert use_kept_crossovers() == ""
+    assert crossovers() == STATIC_CROSSOVERS
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (replace(HERE, device="Another"), "is of Another"),
+        (replace(HERE, threads=THREADS + 1), f"is of {cpu_name()}, {THREADS + 1} threads; this is"),
+        (replace(HERE, version="0.0.1"), "is by cbtop 0.0.1"),
+        (None, "holds no crossovers"),
+    ],
+    ids=["machine", "processors", "version", "damaged"],
+)
+def test_what_cannot_be_used_is_said_in_one_line_and_the_defaults_are_in_effect(
+    kept: MachineCrossovers | None, reason: str, file: Path
+) -> None:
+    file.write_text("{")
+    if kept is not None:
+        keep_crossovers(kept)
+    use_crossovers(Crossovers(1, 1, 1))
+    (line,) = use_kept_crossovers().splitlines()
+    assert line.startswith(f"crossovers are static: {file} {reason}")
+    assert line.endswith("; `cbtop calibrate` measures them")
+    assert crossovers() == STATIC_CROSSOVERS
+
+
+@pytest.mark.parametrize("command", ["demo", "bench", "verify"])
+def test_what_starts_a_decoder_goes_by_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_crossovers(HERE)
+    met: list[Crossovers] = []
+
+    def variants() -> Iterator[Variant]:
+        met.append(crossovers())
+        yield from ()
+
+    bare_decoder = workload.bare_decoder
+
+    def bare(*arguments: object) -> object:
+        met.append(crossovers())
+        return bare_decoder(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(verification, "variants", variants)
+    monkeypatch.setattr(workload, "bare_decoder", bare)
+    monkeypatch.setattr(workload, "run", lambda *_: met.append(crossovers()))
+    model = tmp_path / "tiny.gguf"
+    write_model(model, TINY, lambda *_: None)
+    options = {"demo": ["--serve-only"], "bench": [str(model), "-p", "1", "-n", "0", "-r", "1", "-t", "1"]}
+    assert main([command, *options.get(command, [])]) == 0
+    assert met == [IN_EFFECT]
+    said = capsys.readouterr()
+    assert said.err.splitlines().count(LINE) == 1
+    assert LINE not in said.out
